@@ -1,0 +1,83 @@
+# Everything here works on a fresh machine with Python 3.11+, make and gcc; `make install` brings the rest.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+SOURCES := $(wildcard fxlib service workers tests examples benchmarks)
+STUBS ?= .
+PYTEST := $(BIN)/python -m pytest
+# Two test processes share the cores, and each test's tensors are small: more threads would only be in each other's way.
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n 2
+SYSTEM_PACKAGES := chromium:chromium prometheus:prometheus dot:graphviz ip:iproute2
+
+.PHONY: help install check lint types arrows protos-lint fast test system demo bench protos format clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+install: $(INSTALLED) ## the project and its tools, in .venv
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[service,worker,dev]'
+	@touch $@
+
+check: lint types arrows protos-lint fast ## all that needs no cluster
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(INSTALLED)
+	$(BIN)/mypy $(SOURCES)
+
+arrows: $(INSTALLED)
+	$(BIN)/lint-imports
+
+protos-lint: $(INSTALLED)
+	$(BIN)/buf lint protos
+
+fast: $(INSTALLED)
+	$(PARALLEL) -m "not slow and not cluster"
+
+test: $(INSTALLED) system ## every test: first those that can share the machine, then those that cannot
+	@status=0; \
+	$(PARALLEL) -m "not cluster" || status=$$?; \
+	$(PYTEST) -m cluster || status=$$?; \
+	exit $$status
+
+system: ## Debian packages that some tests and the demo use, where this user may install them
+	@missing=""; \
+	for pair in $(SYSTEM_PACKAGES); do \
+		command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
+	done; \
+	if [ -z "$$missing" ]; then \
+		echo "system packages: all there"; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "system packages: skipped$$missing (needs root and apt-get)"; \
+	elif log=$$(export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; \
+			apt-get update -qq 2>&1 && apt-get install -qq -y --no-install-recommends $$missing 2>&1 </dev/null); then \
+		echo "system packages: installed$$missing"; \
+	else \
+		echo "system packages: could not install$$missing:"; echo "$$log" | tail -n 3; \
+	fi
+
+demo: $(INSTALLED) ## one model, from its own module to a faster one, with a report in demo-report/
+	$(BIN)/python -m examples.dlrm.demo
+
+bench: $(INSTALLED) ## all benchmarks; refreshes docs/benchmarks.md
+	$(BIN)/python -m benchmarks
+
+protos: $(INSTALLED) ## the stubs of protos/, into fxlib/v1/ (or under STUBS)
+	$(BIN)/python -m grpc_tools.protoc --proto_path=protos \
+		--python_out=$(STUBS) --pyi_out=$(STUBS) --grpc_python_out=$(STUBS) protos/fxlib/v1/*.proto
+
+format: $(INSTALLED) ## code as `make check` wants it
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+clean: ## caches, builds and reports away; .venv stays
+	rm -rf build dist *.egg-info demo-report .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find $(SOURCES) -type d -name __pycache__ -prune -exec rm -rf {} +

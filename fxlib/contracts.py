@@ -1,0 +1,101 @@
+"""What a remote function does to the world, as its author or its caller declares it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fxlib.errors import ContractError
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_ATTRIBUTE = "__fxlib_contract__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """Effects of one remote function; resources are names scoped to the call's destination.
+
+    No contract at all means: ordered with every other effect. `Contract(pure=True)` touches no state; `reads` and
+    `writes` name the state that is read or written (a write may also read). `commutes`: two such writes may swap and
+    leave the same bits. `gradient`: the remote function that takes this one's gradient. `batched_by`: the remote
+    function that serves many of these calls at once. `returns`: the result's structure, a nest of tuples, lists and
+    dicts with `None` for each leaf, so that it can be unpacked while tracing.
+    """
+
+    pure: bool = False
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+    commutes: bool = False
+    gradient: str | None = None
+    batched_by: str | None = None
+    returns: object = None
+    """Structure of the result; `None`: a single leaf or unknown."""
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions.
+
+        Raises:
+            ContractError: the contract is pure and yet touches state, or commutes without writing.
+        """
+        if self.pure and (self.reads or self.writes):
+            raise ContractError("a pure remote function reads and writes nothing", hint="Drop pure=, or reads= and writes=.")
+        if self.commutes and not self.writes:
+            raise ContractError("commutes= speaks of writes, and none are declared", hint="Name them with writes=.")
+        for name in (self.gradient, self.batched_by):
+            if name is not None and ":" not in name and not name.startswith("."):
+                raise ContractError(f"{name!r} does not name a remote function", hint='Write "package.module:function".')
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the call changes nothing on the server, so that it may be issued early and repeated."""
+        return self.pure or (bool(self.reads) and not self.writes)
+
+
+PURE = Contract(pure=True)
+
+
+def remote(
+    *,
+    pure: bool = False,
+    reads: str | Iterable[str] = (),
+    writes: str | Iterable[str] = (),
+    commutes: bool = False,
+    gradient: str | None = None,
+    batched_by: str | None = None,
+    returns: object = None,
+) -> Callable[[F], F]:
+    """Declare the contract of a remote function where it is defined.
+
+    >>> @remote(reads="tables", gradient="my.ps:push")
+    ... def lookup(table, indices): ...
+
+    Raises:
+        ContractError: the declaration contradicts itself.
+    """
+    contract = Contract(
+        pure=pure,
+        reads=_names(reads),
+        writes=_names(writes),
+        commutes=commutes,
+        gradient=gradient,
+        batched_by=batched_by,
+        returns=returns,
+    )
+
+    def mark(function: F) -> F:
+        setattr(function, _ATTRIBUTE, contract)
+        return function
+
+    return mark
+
+
+def contract_of(function: object) -> Contract | None:
+    """Return the contract declared on a function, method or class, or None."""
+    found = getattr(function, _ATTRIBUTE, None)
+    return found if isinstance(found, Contract) else None
+
+
+def _names(value: str | Iterable[str]) -> frozenset[str]:
+    return frozenset([value] if isinstance(value, str) else value)

@@ -1,0 +1,54 @@
+"""Every error that fxlib raises on purpose: what was wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+
+class FxlibError(Exception):
+    """Base of the tree. `where` names the place: a node, a field, or file:line of the user's model."""
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+        """Compose the sentence a person reads: place, problem, way out."""
+        text = f"{where}: {message}" if where else message
+        super().__init__(f"{text} {hint}" if hint else text)
+        self.where = where
+        self.hint = hint
+
+
+class CaptureError(FxlibError):
+    """The model holds something that cannot be recorded faithfully; names the user's file and line."""
+
+
+class ContractError(FxlibError):
+    """A remote function's contract contradicts itself or names something that is not there."""
+
+
+class WireError(FxlibError):
+    """A graph, or a part of it, cannot be encoded, or received bytes are not a valid graph; names node and field."""
+
+
+class LimitError(WireError):
+    """Received data exceeds a limit (nodes, nesting, bytes, shapes)."""
+
+
+class PassError(FxlibError):
+    """A pass broke its own declaration, or does not apply to this module."""
+
+
+class WorkloadError(FxlibError):
+    """A workload does not describe a step that can run; names the field."""
+
+
+class RemoteError(FxlibError):
+    """Something between the launcher and the service went wrong."""
+
+
+class ServiceUnavailableError(RemoteError):
+    """The service cannot be reached, or did not answer within the deadline."""
+
+
+class RejectedError(RemoteError):
+    """The service refused the request; the message says which field and why."""
+
+
+class JobFailedError(RemoteError):
+    """The job ended without an answer; the message carries the service's reason."""

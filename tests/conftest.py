@@ -1,0 +1,10 @@
+"""What every test relies on."""
+
+from hypothesis import HealthCheck, settings
+
+# The same programs on every run, so that a failure belongs to a change; `--hypothesis-profile=explore` seeks new ones.
+settings.register_profile("fxlib", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "explore", settings.get_profile("fxlib"), derandomize=False, print_blob=True, max_examples=1000
+)
+settings.load_profile("fxlib")

@@ -1,0 +1,66 @@
+"""What has to agree with each other does: stubs with protocol, versions with pins, commands with documents."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+APPLICATIONS = ["ray", "service", "workers", "prometheus_client", "sqlalchemy"]
+
+
+def pins() -> dict[str, Requirement]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {canonicalize_name(pin.name): pin for pin in map(Requirement, (line for line in lines if line[0] != "#"))}
+
+
+def requirements() -> list[Requirement]:
+    extras = PROJECT["optional-dependencies"].values()
+    return [Requirement(line) for group in [PROJECT["dependencies"], *extras] for line in group]
+
+
+def stubs(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob("*_pb2*.py*")}
+
+
+def test_committed_stubs_are_what_the_protocol_generates(tmp_path: Path) -> None:
+    protos = sorted(str(path) for path in (ROOT / "protos").rglob("*.proto"))
+    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={ROOT / 'protos'}", *outputs, *protos]
+    subprocess.run(command, check=True)
+
+    fresh, committed = stubs(tmp_path / "fxlib" / "v1"), stubs(ROOT / "fxlib" / "v1")
+
+    stale = sorted(name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
+    assert not stale, "run `make protos`"
+
+
+def test_the_library_loads_no_application() -> None:
+    program = f"import sys, fxlib; print(*sorted(sys.modules.keys() & {set(APPLICATIONS)}))"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert loaded == []
+
+
+def test_the_installed_version_is_the_project_s() -> None:
+    assert version("fxlib") == PROJECT["version"], "run `make install`"
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=str)
+def test_a_requirement_is_pinned_to_a_version_that_it_allows(requirement: Requirement) -> None:
+    pinned = str(pins()[canonicalize_name(requirement.name)].specifier).removeprefix("==")
+    assert pinned in requirement.specifier
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_documented_make_command_exists(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    documented = set(re.findall(r"(?:^|`|&& |\$ )make ([a-z-]+)", document.read_text(), re.MULTILINE))
+    assert documented <= targets
