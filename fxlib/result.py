@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from torch.fx import GraphModule
+from torch import nn
 
 from fxlib.reasons import Declined, Reason
+
+Decision = Literal["adopt", "keep_original"]
+Action = Literal["moved", "merged", "left_alone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,7 @@ class CallReport:
     node: str
     function: str
     to: str
-    action: Literal["moved", "merged", "left_alone"]
+    action: Action
     reason: Reason
     detail: str = ""
     remedy: str = ""
@@ -65,14 +69,17 @@ class PassReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """The answer to `client.optimize`. `module` is ready to train: rewritten if `decision` is "adopt", else the original."""
+class Report:
+    """What a worker found out about one job: everything in a `Result` but the module itself.
 
-    module: GraphModule
-    decision: Literal["adopt", "keep_original"]
+    QPS are samples per second; `gain` is relative (0.10: 10% more samples per second). `explanation` says in a
+    sentence what `reason` names. `not_reproduced` names what the original does not reproduce of itself, and so was
+    left out of *bitwise*; `assumptions` are statements taken on the user's word.
+    """
+
+    decision: Decision
     reason: Reason | None
     explanation: str
-    job_id: str = ""
     qps_original: Estimate | None = None
     qps_optimized: Estimate | None = None
     gain: Estimate | None = None
@@ -83,6 +90,41 @@ class Result:
     assumptions: tuple[str, ...] = ()
     timeline_original: Timeline | None = None
     timeline_optimized: Timeline | None = None
-    phase_seconds: dict[str, float] = field(default_factory=dict)
+    blocks: int = 0
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
     hardware: str = ""
+    torch_version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Report):
+    """The answer to `client.optimize`. `module` is ready to train: rewritten if `decision` is "adopt", else the original.
+
+    `reason` is None where the job never got an answer (no service, no time); `explanation` then says what happened.
+    """
+
+    module: nn.Module
+    job_id: str = ""
     cached: bool = False
+
+    @classmethod
+    def of(cls, report: Report, *, module: nn.Module, job_id: str, cached: bool) -> Result:
+        """Join a worker's report with the module that it speaks of."""
+        told = {each.name: getattr(report, each.name) for each in fields(Report)}
+        return cls(**told, module=module, job_id=job_id, cached=cached)
+
+    @classmethod
+    def original(cls, module: nn.Module, explanation: str, *, job_id: str = "") -> Result:
+        """Keep the original, because the service gave no answer."""
+        return cls(module=module, decision="keep_original", reason=None, explanation=explanation, job_id=job_id)
+
+    @property
+    def adopted(self) -> bool:
+        """Whether `module` is a rewritten one."""
+        return self.decision == "adopt"
+
+    def __str__(self) -> str:
+        """Lay everything out as plain text, for a person."""
+        from fxlib.rendering import render
+
+        return render(self)

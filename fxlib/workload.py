@@ -2,61 +2,65 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypedDict
 
 import torch
 from torch.fx import GraphModule
+from typing_extensions import Unpack
 
+from fxlib.batches import Batch, BatchSpec, Range, Tensors, describe, normalize
 from fxlib.contracts import Contract
 from fxlib.errors import WorkloadError
 
+__all__ = [
+    "LOSSES",
+    "OPTIMIZERS",
+    "Batch",
+    "BatchSpec",
+    "Dense",
+    "Mode",
+    "Optimizer",
+    "RemoteObject",
+    "Server",
+    "Table",
+    "Tensors",
+    "Workload",
+]
+
 Mode = Literal["forward", "local", "distributed"]
+Assume = Literal["", "reads", "pure"]
+TableOptimizer = Literal["sgd", "adagrad"]
+
 LOSSES = ("mean", "sum", "mse", "bce_with_logits", "cross_entropy")
+LOSSES_WITH_TARGET = ("mse", "bce_with_logits", "cross_entropy")
 OPTIMIZERS = ("none", "sgd", "adagrad", "adam", "adamw")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tensors:
-    """Description of one tensor of a batch.
-
-    Floats are drawn from N(0, 1), or uniformly from [low, high) when bounds are given; integers from [low, high).
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """One batch: positional inputs and keyword inputs of the forward, and the loss's target, as tensors."""
-
-    inputs: tuple[torch.Tensor, ...]
-    kwargs: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    target: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSpec:
-    """Batches described by shape, dtype and index range; `count` different ones are drawn from the workload's seed."""
-
-    inputs: tuple[Tensors, ...]
-    kwargs: Mapping[str, Tensors] = field(default_factory=dict)
-    target: Tensors | None = None
-    count: int = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """The trainer's own optimizer. `name` is one of OPTIMIZERS."""
+    """The trainer's own optimizer. `name` is one of OPTIMIZERS.
+
+    Raises:
+        WorkloadError: the name is unknown, or a figure is negative or not finite.
+    """
 
     name: str = "sgd"
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check name and figures."""
+        if self.name not in OPTIMIZERS:
+            raise WorkloadError(
+                f"unknown optimizer {self.name!r}", where="Workload.optimizer", hint=f"One of {', '.join(OPTIMIZERS)}."
+            )
+        for figure in ("lr", "momentum", "weight_decay"):
+            if not (math.isfinite(getattr(self, figure)) and getattr(self, figure) >= 0):
+                raise WorkloadError("must be finite and not negative", where=f"Workload.optimizer.{figure}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,7 @@ class Table:
     name: str
     rows: int
     dim: int
-    optimizer: Literal["sgd", "adagrad"] = "sgd"
+    optimizer: TableOptimizer = "sgd"
     lr: float = 0.01
 
 
@@ -76,7 +80,7 @@ class Dense:
 
     name: str
     shape: tuple[int, ...]
-    optimizer: Literal["sgd", "adagrad"] = "sgd"
+    optimizer: TableOptimizer = "sgd"
     lr: float = 0.01
 
 
@@ -88,6 +92,9 @@ class Server:
     "pkg.mod:function" of a module that the operator allowed, called as `function(name, seed)` before each arm.
     `service_time_s` is added to each call that the reference server answers: it stands for the network and the load
     of the real one.
+
+    Raises:
+        WorkloadError: the name is empty, or the service time is negative or not finite.
     """
 
     name: str
@@ -95,6 +102,13 @@ class Server:
     dense: tuple[Dense, ...] = ()
     setup: str | None = None
     service_time_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check name and service time."""
+        if not self.name:
+            raise WorkloadError("a server needs the name that calls are sent to", where="Server.name")
+        if not (math.isfinite(self.service_time_s) and self.service_time_s >= 0):
+            raise WorkloadError("must be finite and not negative", where=f"Server({self.name!r}).service_time_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +121,29 @@ class RemoteObject:
     kwargs: Mapping[str, object] = field(default_factory=dict)
 
 
+class Step(TypedDict, total=False):
+    """The fields of a `Workload` besides its batches."""
+
+    targets: Sequence[torch.Tensor] | None
+    loss: str | GraphModule
+    optimizer: str | Optimizer
+    mode: Mode
+    threads: int
+    trainers: int
+    servers: Sequence[Server]
+    rrefs: Mapping[str, RemoteObject]
+    contracts: Mapping[str, Contract]
+    assume: Assume
+    seed: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """The user's step: inputs, loss, optimizer, autograd mode, and the processes around the trainer.
 
     Args:
-        batches: real batches (each a tensor, a tuple of tensors, or a `Batch`), or a `BatchSpec`.
+        batches: real batches (each a tensor, a tuple or dict of tensors, or a `Batch`), or a `BatchSpec`. Real
+            batches leave the job; `Workload.describe` sends their description in their place.
         targets: one target per batch, unless each `Batch` carries its own.
         loss: a name from LOSSES ("mean" and "sum" of the output; the others compare it with the target), or a
             captured graph (output, target) -> scalar.
@@ -124,7 +155,7 @@ class Workload:
         rrefs: object behind each RRef, by the name of its placeholder or attribute in the graph.
         contracts: contracts by remote function, for functions that declare none.
         assume: "reads" or "pure" for every remote function without a contract: the user's word, recorded as such.
-        seed: seeds weights that were not sent, described batches and server state.
+        seed: seeds weights that were not sent, described batches and server state; 0 to 2**63 - 1.
 
     Raises:
         WorkloadError: a field does not describe a step that can run.
@@ -137,74 +168,101 @@ class Workload:
     mode: Mode = "local"
     threads: int = 1
     trainers: int = 1
-    servers: tuple[Server, ...] = ()
+    servers: Sequence[Server] = ()
     rrefs: Mapping[str, RemoteObject] = field(default_factory=dict)
     contracts: Mapping[str, Contract] = field(default_factory=dict)
-    assume: Literal["", "reads", "pure"] = ""
+    assume: Assume = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check names, counts and batches; normalize batches to `Batch` objects and the optimizer to an `Optimizer`."""
-        if isinstance(self.loss, str) and self.loss not in LOSSES:
-            raise WorkloadError(f"unknown loss {self.loss!r}", where="Workload.loss", hint=f"One of {', '.join(LOSSES)}, or a captured graph.")
+        """Normalize batches, targets, optimizer and servers; check the rest."""
         optimizer = Optimizer(name=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
-        if optimizer.name not in OPTIMIZERS:
-            raise WorkloadError(f"unknown optimizer {optimizer.name!r}", where="Workload.optimizer", hint=f"One of {', '.join(OPTIMIZERS)}.")
+        object.__setattr__(self, "optimizer", optimizer)
+        object.__setattr__(self, "servers", tuple(self.servers))
+        if not isinstance(self.batches, BatchSpec):
+            object.__setattr__(self, "batches", normalize(self.batches, self.targets))
+            object.__setattr__(self, "targets", None)
+        elif self.targets is not None:
+            raise WorkloadError("a description carries its own target", where="Workload.targets")
+        self._check_choices()
+        self._check_loss()
+        self._check_processes()
+
+    @classmethod
+    def describe(
+        cls,
+        batches: Sequence[object],
+        *,
+        count: int = 4,
+        ranges: Mapping[str, Range] | None = None,
+        **step: Unpack[Step],
+    ) -> Workload:
+        """Make a workload that describes its batches by shape, dtype and index range: no value leaves the job.
+
+        Args:
+            batches: real batches, as for `Workload`; shapes are the first one's.
+            count: how many different batches a trial draws.
+            ranges: [low, high) by tensor (`input.0`, `kwarg.NAME`, `target`). Without an entry an integer tensor has
+                the range of its values in `batches`, and a float tensor is drawn from N(0, 1).
+            **step: the other fields of a `Workload`.
+
+        Raises:
+            WorkloadError: the batches differ in structure, a range names no tensor, or another field is wrong.
+        """
+        real = cls(batches=batches, **step)
+        return replace(real, batches=describe(real.real_batches, count=count, ranges=ranges or {}))
+
+    @property
+    def spec(self) -> BatchSpec | None:
+        """The description of the batches, unless they are real."""
+        return self.batches if isinstance(self.batches, BatchSpec) else None
+
+    @property
+    def real_batches(self) -> tuple[Batch, ...]:
+        """The real batches; none when they are described."""
+        return () if isinstance(self.batches, BatchSpec) else normalize(self.batches, None)
+
+    @property
+    def trainer_optimizer(self) -> Optimizer:
+        """The trainer's optimizer, whichever way it was given."""
+        return Optimizer(name=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+
+    def _check_choices(self) -> None:
+        if isinstance(self.loss, str) and self.loss not in LOSSES:
+            raise WorkloadError(
+                f"unknown loss {self.loss!r}",
+                where="Workload.loss",
+                hint=f"One of {', '.join(LOSSES)}, or a captured graph.",
+            )
         if self.mode not in ("forward", "local", "distributed"):
-            raise WorkloadError(f"unknown mode {self.mode!r}", where="Workload.mode", hint='"forward", "local" or "distributed".')
+            raise WorkloadError(
+                f"unknown mode {self.mode!r}", where="Workload.mode", hint='"forward", "local" or "distributed".'
+            )
         if self.assume not in ("", "reads", "pure"):
-            raise WorkloadError(f"unknown assumption {self.assume!r}", where="Workload.assume", hint='"reads" or "pure".')
+            raise WorkloadError(
+                f"unknown assumption {self.assume!r}", where="Workload.assume", hint='"reads" or "pure".'
+            )
+        if not 0 <= self.seed < 2**63:
+            raise WorkloadError(f"{self.seed} is out of range", where="Workload.seed", hint="0 to 2**63 - 1.")
+
+    def _check_loss(self) -> None:
+        sample = self.batches if isinstance(self.batches, BatchSpec) else self.real_batches[0]
+        if self.mode != "forward" and self.loss in LOSSES_WITH_TARGET and sample.target is None:
+            raise WorkloadError(
+                f"the loss {self.loss!r} needs a target", where="Workload.targets", hint="Pass targets=[...]."
+            )
+
+    def _check_processes(self) -> None:
         for name in ("threads", "trainers"):
             if getattr(self, name) < 1:
                 raise WorkloadError("must be at least 1", where=f"Workload.{name}")
         names = [server.name for server in self.servers]
-        if len(set(names)) != len(names):
-            raise WorkloadError("two servers have one name", where="Workload.servers")
-        object.__setattr__(self, "optimizer", optimizer)
-        if not isinstance(self.batches, BatchSpec):
-            object.__setattr__(self, "batches", _as_batches(self.batches, self.targets))
-
-    @staticmethod
-    def describe(batches: Sequence[object], *, targets: Sequence[torch.Tensor] | None = None, count: int = 4) -> BatchSpec:
-        """Describe batches by shape, dtype and index range, so that no value leaves the job.
-
-        Raises:
-            WorkloadError: there is no batch, or the batches differ in structure.
-        """
-        real = _as_batches(batches, targets)
-        first = real[0]
-        if any(len(b.inputs) != len(first.inputs) or b.kwargs.keys() != first.kwargs.keys() for b in real):
-            raise WorkloadError("batches differ in structure", where="Workload.batches")
-        return BatchSpec(
-            inputs=tuple(_describe([b.inputs[i] for b in real]) for i in range(len(first.inputs))),
-            kwargs={name: _describe([b.kwargs[name] for b in real]) for name in first.kwargs},
-            target=None if first.target is None else _describe([b.target for b in real if b.target is not None]),
-            count=count,
-        )
-
-
-def _as_batches(batches: Sequence[object], targets: Sequence[torch.Tensor] | None) -> tuple[Batch, ...]:
-    if not batches:
-        raise WorkloadError("no batch given", where="Workload.batches", hint="Pass real batches, or Workload.describe(...).")
-    if targets is not None and len(targets) != len(batches):
-        raise WorkloadError(f"{len(targets)} targets for {len(batches)} batches", where="Workload.targets")
-    result = []
-    for index, batch in enumerate(batches):
-        target = targets[index] if targets is not None else None
-        if isinstance(batch, Batch):
-            result.append(Batch(inputs=batch.inputs, kwargs=batch.kwargs, target=batch.target if target is None else target))
-            continue
-        inputs = (batch,) if isinstance(batch, torch.Tensor) else tuple(batch) if isinstance(batch, (tuple, list)) else ()
-        if not inputs or not all(isinstance(value, torch.Tensor) for value in inputs):
-            raise WorkloadError("a batch is a tensor, a tuple of tensors, or an fxlib.Batch", where=f"Workload.batches[{index}]")
-        result.append(Batch(inputs=inputs, target=target))
-    return tuple(result)
-
-
-def _describe(tensors: Sequence[torch.Tensor]) -> Tensors:
-    first = tensors[0]
-    low = high = None
-    if not first.is_floating_point() and not first.is_complex() and first.dtype != torch.bool and all(t.numel() for t in tensors):
-        low = float(min(int(t.min()) for t in tensors))
-        high = float(max(int(t.max()) for t in tensors) + 1)
-    return Tensors(shape=tuple(first.shape), dtype=first.dtype, low=low, high=high)
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise WorkloadError(f"two servers are called {twice[0]!r}", where="Workload.servers")
+        for name in self.contracts:
+            if ":" not in name and not name.startswith("."):
+                raise WorkloadError(
+                    f"{name!r} names no remote function",
+                    where="Workload.contracts",
+                    hint='Write "package.module:function" or ".method".',
+                )
