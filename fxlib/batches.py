@@ -151,9 +151,7 @@ def _check(batch: Batch, first: Batch, where: str) -> None:
     if not batch.inputs and not batch.kwargs:
         raise WorkloadError("no input", where=where)
     if batch.named.keys() != first.named.keys():
-        raise WorkloadError(
-            f"has {', '.join(batch.named)}, and the first batch {', '.join(first.named)}", where=where
-        )
+        raise WorkloadError(f"has {', '.join(batch.named)}, and the first batch {', '.join(first.named)}", where=where)
 
 
 def _describe(name: str, tensors: Sequence[torch.Tensor], bounds: Range | None) -> Tensors:

@@ -11,6 +11,7 @@ from fxlib.errors import ContractError
 F = TypeVar("F", bound=Callable[..., object])
 
 _ATTRIBUTE = "__fxlib_contract__"
+_DECLARED: dict[str, Callable[..., object]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,11 @@ class Contract:
             raise ContractError("a pure remote function reads and writes nothing", hint="Drop pure=, or reads= and writes=.")
         if self.commutes and not self.writes:
             raise ContractError("commutes= speaks of writes, and none are declared", hint="Name them with writes=.")
+        if self.gradient is not None and self.returns is not None:
+            raise ContractError(
+                "gradient= speaks of one tensor, and returns= declares several",
+                hint="Return one tensor, or drop gradient= and push by hand.",
+            )
         for name in (self.gradient, self.batched_by):
             if name is not None and ":" not in name and not name.startswith("."):
                 raise ContractError(f"{name!r} does not name a remote function", hint='Write "package.module:function".')
@@ -85,10 +91,17 @@ def remote(
     )
 
     def mark(function: F) -> F:
-        setattr(function, _ATTRIBUTE, contract)
+        target = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
+        setattr(target, _ATTRIBUTE, contract)
+        _DECLARED[f"{target.__module__}:{target.__qualname__}"] = target
         return function
 
     return mark
+
+
+def declared(name: str) -> Callable[..., object] | None:
+    """Return the function that was marked with `@remote` under the name "package.module:qualname", or None."""
+    return _DECLARED.get(name)
 
 
 def contract_of(function: object) -> Contract | None:

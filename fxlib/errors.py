@@ -9,7 +9,7 @@ class FxlibError(Exception):
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         """Compose the sentence a person reads: place, problem, way out."""
         text = f"{where}: {message}" if where else message
-        super().__init__(f"{text} {hint}" if hint else text)
+        super().__init__(f"{text.rstrip('.')}. {hint}" if hint else text)
         self.where = where
         self.hint = hint
 
@@ -30,6 +30,10 @@ class LimitError(WireError):
     """Received data exceeds a limit (nodes, nesting, bytes, shapes)."""
 
 
+class OpaqueError(FxlibError):
+    """Something was called that only the process which captured the graph has; names the class or function."""
+
+
 class PassError(FxlibError):
     """A pass broke its own declaration, or does not apply to this module."""
 
@@ -47,8 +51,17 @@ class ServiceUnavailableError(RemoteError):
 
 
 class RejectedError(RemoteError):
-    """The service refused the request; the message says which field and why."""
+    """The service refused the request; the message says which field and why. `code` is one of its error catalogue."""
+
+    def __init__(self, message: str, *, code: str = "", where: str = "", hint: str = "") -> None:
+        """Keep the code for programs."""
+        super().__init__(message, where=where, hint=hint)
+        self.code = code
 
 
 class JobFailedError(RemoteError):
     """The job ended without an answer; the message carries the service's reason."""
+
+
+class FxlibWarning(UserWarning):
+    """Something kept the original module in use, and the training job goes on with it."""

@@ -67,25 +67,3 @@ class Job:
     def done(self) -> bool:
         """Whether nothing more will happen to the job."""
         return self.state in TERMINAL
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialOptions:
-    """How a trial measures and decides.
-
-    Args:
-        min_gain: the least relative gain in QPS worth adopting (0.02 is 2%).
-        confidence: level of the interval whose lower end is compared with `min_gain`.
-        budget_s: wall-clock budget of sameness and QPS measurement together, in seconds.
-        sameness_steps: steps whose results are compared bit for bit.
-        step_timeout_s: the longest that one step may take, in seconds; a longer one counts as hung.
-
-    Raises:
-        WorkloadError: a figure is out of its range.
-    """
-
-    min_gain: float = 0.02
-    confidence: float = 0.95
-    budget_s: float = 60.0
-    sameness_steps: int = 3
-    step_timeout_s: float = 60.0

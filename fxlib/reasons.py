@@ -24,6 +24,9 @@ class Reason(Enum):
     ALREADY_ASYNC = "the program already issues and waits for the call itself"
     NO_ASYNC_FORM = "the call has no asynchronous form"
     RANDOM_ORDER = "random operators keep their relative order"
+    ORDERED_BEFORE_WRITE = "a later call may write, and a write is issued only after all earlier waits"
+    MODE_BLOCK = "a grad-mode or autocast block begins or ends in the way; nothing crosses it"
+    NOT_SCHEDULED = "no pass of this recipe schedules calls"
 
     # About a whole job.
     FASTER = "measured faster: the interval's lower end is above the minimum gain"
@@ -43,6 +46,9 @@ class Reason(Enum):
     REWRITE_FAILED = "the rewrite failed: {detail}"
     REWRITE_LIMIT = "the rewrite exceeded its time or memory limit: {detail}"
     CANCELLED = "the job was cancelled"
+
+    # Named by a newer service, worker or library than this one.
+    OTHER = "{detail}"
 
     def sentence(self, detail: str = "") -> str:
         """Fill `{detail}` in."""

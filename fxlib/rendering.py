@@ -67,9 +67,10 @@ def _calls(result: Report) -> list[str]:
     counted = ", ".join(f"{count} {action.replace('_', ' ')}" for action, count in actions.items())
     rows = [_call(call) for call in result.calls]
     header = ["call", "function", "to", "action", "exposed", "after", "why"]
-    return [f"remote calls ({counted}); exposed: time per step that the trainer stood blocked", *table(
-        [header, *rows], right=(4, 5)
-    )]
+    return [
+        f"remote calls ({counted}); exposed: time per step that the trainer stood blocked",
+        *table([header, *rows], right=(4, 5)),
+    ]
 
 
 def _call(call: CallReport) -> list[str]:

@@ -98,8 +98,9 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Report):
-    """The answer to `client.optimize`. `module` is ready to train: rewritten if `decision` is "adopt", else the original.
+    """The answer to `client.optimize`, with a `module` that is ready to train.
 
+    It is the rewritten one if `decision` is "adopt", else the original.
     `reason` is None where the job never got an answer (no service, no time); `explanation` then says what happened.
     """
 

@@ -1,1 +1,1 @@
-"""The optimization service: takes jobs over gRPC, keeps them and their blobs, leases them to workers, tells the answers."""
+"""The optimization service: takes jobs over gRPC, keeps them, leases them to workers, and tells the answers."""

@@ -41,6 +41,8 @@ class Job:
         attempts: leases given so far, without those given back.
         token: of the present or last lease.
         hardware: fingerprint of the machine that the present or last lease went to.
+        cached: the answer is another job's.
+        reusable: the answer holds for equal jobs, too.
     """
 
     id: str
@@ -63,6 +65,7 @@ class Job:
     finished_at: float | None = None
     failure: Failure | None = None
     cached: bool = False
+    reusable: bool = False
     last_sequence: int = 0
 
 

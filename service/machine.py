@@ -44,11 +44,12 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """The worker has the answer."""
+    """The worker has the answer; `reusable` if an equal job may have it, too."""
 
     token: str
     result: bytes
     message: str
+    reusable: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,7 @@ def _under_lease(job: Job, happened: Reported | Completed | Failed | Released, n
         case Reported():
             return _report(job, happened, now)
         case Completed():
-            done = replace(job, state=State.SUCCEEDED, phase="done", finished_at=now)
+            done = replace(job, state=State.SUCCEEDED, phase="done", finished_at=now, reusable=happened.reusable)
             return _next(done, now, happened.message, result=happened.result)
         case Failed():
             return _fail(job, happened.failure, now)
@@ -194,11 +195,7 @@ def _fail(job: Job, failure: Failure, now: float) -> Transition:
     return _next(failed, now, f"{failure.code}: {failure.message}")
 
 
-def _next(
-    job: Job, now: float, message: str, *, progress: float = -1.0, result: bytes | None = None
-) -> Transition:
+def _next(job: Job, now: float, message: str, *, progress: float = -1.0, result: bytes | None = None) -> Transition:
     sequence = job.last_sequence + 1
-    event = Event(
-        sequence=sequence, at=now, state=job.state, phase=job.phase, message=message, progress=progress
-    )
+    event = Event(sequence=sequence, at=now, state=job.state, phase=job.phase, message=message, progress=progress)
     return Transition(job=replace(job, last_sequence=sequence), event=event, result=result)

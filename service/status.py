@@ -1,4 +1,4 @@
-"""How an error of the catalogue travels: gRPC status, and google.rpc details for programs. The only place that knows."""
+"""How an error of the catalogue travels: gRPC status, and google.rpc details. The only place that knows."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """The store at a glance. `oldest_queued_at`: when the job at the head of the queue was accepted, None if there is none."""
+    """The store at a glance. `oldest_queued_at`: when the oldest queued job was accepted, None if there is none."""
 
     by_state: Mapping[State, int]
     oldest_queued_at: float | None
@@ -101,7 +101,7 @@ class JobStore(ABC):
     def heads(self, torch_version: str) -> Sequence[Head]:
         """Return the oldest claimable job of each namespace.
 
-        A queued job is claimable for workers of its torch version, unless an equal one runs whose answer will be its own.
+        A queued job is claimable by workers of its torch version, unless an equal one runs: its answer will serve both.
         """
 
     @abstractmethod
@@ -114,19 +114,19 @@ class JobStore(ABC):
 
     @abstractmethod
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:
-        """Return the newest job with this key that a worker on such hardware answered."""
+        """Return the newest job with this key that a worker on such hardware gave a reusable answer to."""
 
     @abstractmethod
     def recent_answers(self, limit: int) -> Sequence[Job]:
-        """Return the jobs that workers answered last, oldest first."""
+        """Return the jobs that workers answered last, the latest first."""
 
     @abstractmethod
-    def see(self, worker: Worker) -> None:
-        """Keep a worker's description, in place of its last one."""
+    def see(self, worker: Worker, *, forget_before: float) -> None:
+        """Keep a worker's description, in place of its last one; forget those not seen since `forget_before`."""
 
     @abstractmethod
-    def workers(self, *, since: float) -> Sequence[Worker]:
-        """Return the workers seen at or after `since`; if there are none, those of the last one's kind that was seen."""
+    def workers(self) -> Sequence[Worker]:
+        """Return the workers that are not forgotten, the last seen first."""
 
     @abstractmethod
     def stats(self) -> Stats:

@@ -1,0 +1,1 @@
+"""Measurements, side by side in one run; each `python -m benchmarks.NAME --json FILE [--quick]`."""

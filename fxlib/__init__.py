@@ -1,0 +1,107 @@
+"""fxlib makes distributed training jobs faster without touching the model.
+
+Every public name is imported when it is first used, so that a command or a server that needs no torch does not load it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fxlib.capture import capture
+    from fxlib.client import Client, Handle, Tls, connect
+    from fxlib.contracts import Contract, remote
+    from fxlib.errors import FxlibError
+    from fxlib.files import load, save
+    from fxlib.gradients import push_gradients
+    from fxlib.reasons import Reason
+    from fxlib.recipes import optimize
+    from fxlib.result import Result
+    from fxlib.trial import TrialOptions
+    from fxlib.verify import verify
+    from fxlib.workload import Batch, BatchSpec, Dense, Optimizer, RemoteObject, Server, Table, Tensors, Workload
+
+__all__ = [
+    "Batch",
+    "BatchSpec",
+    "Client",
+    "Contract",
+    "Dense",
+    "FxlibError",
+    "Handle",
+    "Optimizer",
+    "Reason",
+    "RemoteObject",
+    "Result",
+    "Server",
+    "Table",
+    "Tensors",
+    "Tls",
+    "TrialOptions",
+    "Workload",
+    "capture",
+    "connect",
+    "load",
+    "optimize",
+    "push_gradients",
+    "remote",
+    "save",
+    "verify",
+]
+
+__version__ = version("fxlib")
+
+_HOMES = {
+    "fxlib.capture": ("capture",),
+    "fxlib.client": ("Client", "Handle", "Tls", "connect"),
+    "fxlib.contracts": ("Contract", "remote"),
+    "fxlib.errors": ("FxlibError",),
+    "fxlib.files": ("load", "save"),
+    "fxlib.gradients": ("push_gradients",),
+    "fxlib.reasons": ("Reason",),
+    "fxlib.recipes": ("optimize",),
+    "fxlib.result": ("Result",),
+    "fxlib.trial": ("TrialOptions",),
+    "fxlib.verify": ("verify",),
+    "fxlib.workload": (
+        "Batch",
+        "BatchSpec",
+        "Dense",
+        "Optimizer",
+        "RemoteObject",
+        "Server",
+        "Table",
+        "Tensors",
+        "Workload",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name's home, and keep the name."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(globals().keys() | set(__all__))
+
+
+class _Package(ModuleType):
+    """A package in which `fxlib.capture` stays the function, although a submodule has the same name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Leave out what the import system does: to bind a submodule over the public name."""
+        if not (isinstance(value, ModuleType) and name in _HOME_OF):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,118 @@
+"""What each node of a graph does, before anything is known of how its values share memory.
+
+A node is one of a few parts of a program: a place where values come from, local work, one half of a call, or a fence
+that nothing may cross, because it may do anything or because it begins or ends a grad-mode or autocast block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.modules import module_operator
+from fxlib.analysis.operators import Operator, operator_of
+from fxlib.reasons import Reason
+from fxlib.runtime import ops
+from fxlib.runtime.calls import is_call, is_issue, is_wait
+
+
+class Part(Enum):
+    """The part that a node plays."""
+
+    INPUT = auto()
+    """A placeholder."""
+    STATE = auto()
+    """A `get_attr`: a parameter, a buffer, or another object of the module."""
+    LOCAL = auto()
+    """Work in this process."""
+    CALL = auto()
+    """A call in its blocking form."""
+    ISSUE = auto()
+    """The first half of a call, or the creation of an RRef, which has no second half."""
+    WAIT = auto()
+    """The second half."""
+    FENCE = auto()
+    """Nothing crosses it."""
+    OUTPUT = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Behaviour:
+    """One node. `operator` says what local work does to its arguments; `fence`, why nothing crosses."""
+
+    part: Part
+    operator: Operator | None = None
+    fence: Reason | None = None
+
+
+_FIXED = {part: Behaviour(part=part) for part in (Part.INPUT, Part.STATE, Part.CALL, Part.ISSUE, Part.WAIT, Part.OUTPUT)}
+_OPAQUE = Behaviour(part=Part.FENCE, fence=Reason.OPAQUE_NEIGHBOUR)
+_OUTSIDE_PAIR = Behaviour(part=Part.FENCE, fence=Reason.ALREADY_ASYNC)
+_MODE = Behaviour(part=Part.FENCE, fence=Reason.MODE_BLOCK)
+_TRACK = Behaviour(part=Part.LOCAL, operator=Operator(name="track_gradient", shares=True, raises=True))
+_PARTS = {"placeholder": Part.INPUT, "get_attr": Part.STATE, "output": Part.OUTPUT}
+
+_MODES: frozenset[object] = frozenset(
+    {
+        torch._C._set_grad_enabled,
+        torch.amp.autocast_mode._enter_autocast,
+        torch.amp.autocast_mode._exit_autocast,
+    }
+)
+
+
+class Behaviours:
+    """The behaviour of any node of one module; each operator and submodule is looked up once."""
+
+    def __init__(self, module: GraphModule) -> None:
+        """Take the submodules that `call_module` nodes name from `module`."""
+        self._module = module
+        self._local: dict[Operator, Behaviour] = {}
+        self._submodules: dict[object, Behaviour] = {}
+
+    def of(self, node: Node) -> Behaviour:
+        """Return what the node does."""
+        if (part := _PARTS.get(node.op)) is not None:
+            return _FIXED[part]
+        if node.op == "call_module":
+            return self._submodule(node.target)
+        return self._call_of(node) or self._operator(node)
+
+    def _operator(self, node: Node) -> Behaviour:
+        if node.target in _MODES:
+            return _MODE
+        operator = operator_of(node)
+        if operator is None:
+            return _OPAQUE
+        if operator not in self._local:
+            self._local[operator] = Behaviour(part=Part.LOCAL, operator=operator)
+        return self._local[operator]
+
+    def _submodule(self, target: object) -> Behaviour:
+        if target not in self._submodules:
+            operator = module_operator(_submodule(self._module, str(target)))
+            known = operator is not None
+            self._submodules[target] = Behaviour(part=Part.LOCAL, operator=operator) if known else _OPAQUE
+        return self._submodules[target]
+
+    @staticmethod
+    def _call_of(node: Node) -> Behaviour | None:
+        if is_call(node):
+            return _FIXED[Part.CALL]
+        if is_issue(node):
+            return _FIXED[Part.ISSUE] if all(is_wait(user) for user in node.users) else _OUTSIDE_PAIR
+        if is_wait(node):
+            future = node.args[0]
+            paired = isinstance(future, Node) and is_issue(future) and all(is_wait(user) for user in future.users)
+            return _FIXED[Part.WAIT] if paired else _OUTSIDE_PAIR
+        if node.target is ops.create:
+            return _FIXED[Part.ISSUE]
+        return _TRACK if node.target is ops.track_gradient else None
+
+
+def _submodule(module: GraphModule, target: str) -> nn.Module:
+    return module.get_submodule(target)

@@ -1,0 +1,120 @@
+"""`fxlib.capture`: from a model to a graph in which every remote call is one node."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, Tracer
+
+from fxlib.capture import source
+from fxlib.capture.declarations import Declarations
+from fxlib.capture.eager import EagerCalls
+from fxlib.capture.hooks import install
+from fxlib.capture.intercept import Interception, is_capturing
+from fxlib.capture.metadata import annotate
+from fxlib.capture.remote import RemoteCalls
+from fxlib.capture.rrefs import RRefPlaces
+from fxlib.capture.state import remote_modules_aside, unchanged
+from fxlib.capture.tracer import RemoteTracer, tracer_for
+from fxlib.contracts import Contract
+from fxlib.errors import CaptureError, FxlibError
+from fxlib.runtime import CapturedModule
+
+_one_at_a_time = threading.Lock()
+Model = nn.Module | Callable[..., Any]
+
+
+def capture(
+    model: Model,
+    *,
+    tracer_class: type[Tracer] | None = None,
+    leaf_modules: Collection[type[nn.Module] | nn.Module | str] = (),
+    wrap: Collection[Callable[..., Any]] = (),
+    concrete_args: Mapping[str, Any] | None = None,
+    contracts: Mapping[str, Contract] | None = None,
+) -> CapturedModule:
+    """Trace the forward of a model, symbolically, into a module in which every remote call is one node.
+
+    No remote call is made, save one question for the class behind each live RRef whose method is called and has no
+    stated contract. The model is left as it was, and so is everything else; other threads may go on training.
+
+    Args:
+        model: a module, or a function of tensors (such as a loss).
+        tracer_class: a `torch.fx.Tracer` of the caller's own, made without arguments; its overrides are kept.
+        leaf_modules: modules to keep as one node each: classes, instances or qualified names.
+        wrap: Python functions to keep as one node each, by whichever alias they are called.
+        concrete_args: arguments to be fixed while tracing, as in `torch.fx.symbolic_trace`.
+        contracts: contracts of remote functions by name ("package.module:function", "package.module:Class.method", or
+            ".method" for any object behind an RRef); they take precedence over declared ones.
+
+    Raises:
+        CaptureError: the forward does something that a graph cannot hold; says where, and what to do.
+    """
+    if is_capturing():
+        raise CaptureError("a forward cannot capture a model", where=source.here(), hint="Capture it before.")
+    with _one_at_a_time:
+        tracer = tracer_for(tracer_class)
+        root = model if isinstance(model, nn.Module) else nn.Module()
+        calls = RemoteCalls(tracer, Declarations(contracts or {}))
+        tracer.prepare(calls, RRefPlaces(root), frozenset(leaf_modules), sys._getframe())
+        _check_root(model)
+        try:
+            with remote_modules_aside(model):
+                graph = _trace(tracer, model, dict(concrete_args) if concrete_args else None, wrap)
+            return _finish(tracer, graph, model)
+        finally:
+            for name in getattr(tracer, "added", ()):
+                if isinstance(model, nn.Module):
+                    delattr(model, name)
+
+
+def _trace(
+    tracer: RemoteTracer, model: Model, concrete_args: dict[str, Any] | None, wrap: Collection[Callable[..., Any]]
+) -> Graph:
+    with _modes_restored(), unchanged(model), Interception() as interception:
+        try:
+            install(interception, tracer, wrap)
+            with EagerCalls(tracer):
+                return tracer.trace(model, concrete_args)
+        except FxlibError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"the forward cannot be traced: {type(error).__name__}: {error}",
+                where=source.of_error(error) or source.of_definition(getattr(type(model), "forward", model)),
+                hint="What depends on values belongs out of the forward, or into a leaf (wrap=, leaf_modules=).",
+            ) from error
+
+
+def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
+    annotate(graph, tracer.root)
+    for node in graph.nodes:
+        # Generated code would otherwise wrap the function again at every recompile, and for good.
+        node.meta.pop("is_wrapped", None)
+    if not isinstance(model, nn.Module):
+        return CapturedModule(tracer.root, graph, class_name=getattr(model, "__name__", None))
+    return CapturedModule(tracer.root, graph, original=model)
+
+
+def _check_root(model: Model) -> None:
+    if isinstance(model, nn.Module) and "forward" in model.__dict__:
+        raise CaptureError(
+            "the model's forward was replaced on the instance, and torch.fx traces that of its class",
+            where=type(model).__qualname__,
+            hint="Override forward in a subclass.",
+        )
+
+
+@contextmanager
+def _modes_restored() -> Iterator[None]:
+    grad_enabled = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad_enabled)

@@ -1,0 +1,91 @@
+"""Which contract a remote call has: as the request states it, as its author declares it, or as torch's own code has it."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.distributed import rpc
+from torch.fx import Node, Proxy
+
+from fxlib.capture import known
+from fxlib.capture.intercept import suspended
+from fxlib.contracts import Contract, contract_of
+from fxlib.errors import CaptureError
+
+_TYPE_QUERY_TIMEOUT_S = 10.0
+
+
+class Declarations:
+    """Finds contracts.
+
+    Args:
+        stated: contracts by "package.module:qualname", or by ".method" for methods of objects behind RRefs.
+    """
+
+    def __init__(self, stated: Mapping[str, Contract]) -> None:
+        for name, contract in stated.items():
+            if not isinstance(contract, Contract):
+                raise CaptureError(f"{contract!r} is no Contract", where=f"contracts[{name!r}]", hint="Use fxlib.Contract.")
+        self._stated = stated
+        self._classes: dict[object, type | None] = {}
+        self._values: dict[Node, Contract | None] = {}
+        self._alive: list[object] = []
+
+    def of_function(self, name: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Contract | None:
+        """Return the contract of a function called by name, or None if it is unknown."""
+        return self._stated.get(name) or contract_of(function) or known.of_function(name, kwargs)
+
+    def of_method(self, rref: Any, method: str) -> Contract | None:
+        """Return the contract of a method of the object behind an RRef, or None if it is unknown."""
+        if (stated := self._stated.get(f".{method}")) is not None:
+            return stated
+        cls = self._class_behind(rref)
+        if cls is None:
+            return None
+        for base in cls.__mro__:
+            if method in base.__dict__:
+                stated = self._stated.get(f"{base.__module__}:{base.__qualname__}.{method}")
+                declared = stated or contract_of(base.__dict__[method]) or contract_of(getattr(base, method))
+                return declared or known.of_method(cls, method)
+        return known.of_method(cls, method)
+
+    def of_value(self, rref: Any) -> Contract | None:
+        """Return the effects of fetching an RRef's value: those of the read that made the value, else unknown."""
+        made = self._values.get(rref.node) if isinstance(rref, Proxy) else None
+        return made if made is not None and made.is_read else None
+
+    def note_created(self, function: Callable[..., Any], node: Node, contract: Contract | None) -> None:
+        """Remember what a call that left its result on the server made."""
+        self._values[node] = contract
+        if isinstance(function, type):
+            self._classes[node] = function
+
+    def _class_behind(self, rref: Any) -> type | None:
+        key = rref.node if isinstance(rref, Proxy) else id(rref)
+        if key not in self._classes:
+            self._classes[key] = _annotated(rref.node) if isinstance(rref, Proxy) else _asked(rref)
+            self._alive.append(rref)  # an id is good for as long as the object lives
+        return self._classes[key]
+
+
+def _annotated(node: Node) -> type | None:
+    """The class that the forward's signature names: `table: RRef[Embedding]`."""
+    arguments = typing.get_args(node.type)
+    return arguments[0] if arguments and isinstance(arguments[0], type) else None
+
+
+def _asked(rref: Any) -> type | None:
+    """Ask the owner for the class: the one question that a capture may put to a server."""
+    if not rpc.api._is_current_rpc_agent_set():
+        return None
+    with suspended():
+        try:
+            if rref.is_owner():
+                return type(rref.local_value())
+            # Asked in the blocking way, a later asynchronous question would get the class where it expects a future.
+            found = rref._get_type(_TYPE_QUERY_TIMEOUT_S, blocking=False).wait()
+        except Exception:  # noqa: BLE001 - an owner that does not answer leaves the contract unknown, and no more
+            return None
+    return found if isinstance(found, type) else None

@@ -1,0 +1,68 @@
+"""Torch calls that see no traced value: recorded all the same, so that nothing is computed once and kept.
+
+torch.fx runs `torch.rand(3)`, `torch.zeros(2)` or an operation on a plain tensor attribute while it traces, and keeps
+the result as a constant: every later step sees the same random numbers, or a buffer of zeros that earlier steps wrote
+to. Here they become nodes. Questions about a tensor that needs no computation (`shape`, `dtype`) are answered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Proxy
+from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
+from typing_extensions import override
+
+from fxlib.capture.intercept import is_capturing
+from fxlib.capture.tracer import RemoteTracer
+
+_ANSWERED = frozenset(
+    {"size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "get_device"}
+    | {"__len__", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}
+    | {"item", "tolist", "numpy", "__array__", "type", "equal", "allclose", "data_ptr", "result_type", "can_cast"}
+    | {"promote_types", "has_names", "__hash__", "__reduce_ex__", "__deepcopy__", "untyped_storage"}
+)
+
+
+class EagerCalls(TorchFunctionMode):
+    """Hands torch calls without a traced argument to the tracer."""
+
+    def __init__(self, tracer: RemoteTracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch._C._set_grad_enabled:
+            return self._set_grad_enabled(*args)
+        traced = any(issubclass(each, Proxy) for each in types)
+        if traced or self._tracer.depth or not is_capturing():
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _ANSWERED or name.startswith(("is_", "_is_", "_has_")) or isinstance(func, type):  # torch.device
+            return func(*args, **kwargs)
+        if name == "__get__":
+            return self._attribute(func, args[0])
+        if name == "__iter__":
+            return iter([args[0][index] for index in range(args[0].shape[0])])
+        return self._record(func, args, kwargs)
+
+    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tracer = self._tracer
+        if is_tensor_method_or_property(func):
+            return tracer.create_proxy("call_method", func.__name__, args, kwargs)
+        name = tracer.graph._target_to_str(func)
+        return tracer.create_proxy("call_function", func, args, kwargs, name=name)
+
+    def _attribute(self, getter: Any, tensor: torch.Tensor) -> Any:
+        value = getter(tensor)
+        if not isinstance(value, torch.Tensor):
+            return value
+        return self._tracer.create_proxy("call_function", getattr, (tensor, getter.__self__.__name__), {})
+
+    def _set_grad_enabled(self, mode: bool) -> None:
+        if not self._tracer.depth and is_capturing() and mode is not torch.is_grad_enabled():
+            self._tracer.create_proxy("call_function", torch._C._set_grad_enabled, (mode,), {})
+        torch._C._set_grad_enabled(mode)

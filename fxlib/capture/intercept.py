@@ -1,0 +1,107 @@
+"""Interception of calls during a capture: every alias of a function, in the capturing thread alone, always undone.
+
+A function such as `rpc_sync` may have been imported under any name, held by a closure, a default argument or a
+`functools.partial`. Patching names would miss some of them, so the function object itself is given other code for the
+time of the capture: all of its aliases follow, wherever they are. The code asks whether this thread captures; if it
+does not, the original runs.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import CodeType, FunctionType
+from typing import Any, cast
+
+Call = Callable[..., Any]
+Hook = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
+"""`hook(original, args, kwargs)` runs in place of a call."""
+
+_SLOT = "the redirection stands here"
+_thread = threading.local()
+
+
+class Interception:
+    """The hooks of one capture, seen by the thread that entered it. One capture at a time may hold any."""
+
+    def __init__(self) -> None:
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Interception:
+        _thread.capturing = True
+        self._undo.callback(_thread.__dict__.pop, "capturing", None)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._undo.close()
+
+    def function(self, function: FunctionType, hook: Hook) -> None:
+        """Send calls of a Python function, through whatever alias, to the hook."""
+        code = function.__code__
+        original = FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
+        original.__defaults__, original.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+
+        def redirection(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return hook(original, args, kwargs) if is_capturing() else original(*args, **kwargs)
+
+        self._undo.callback(setattr, function, "__code__", code)
+        function.__code__ = _code_that_calls(redirection, code)
+
+    def method(self, owner: type, name: str, hook: Hook) -> None:
+        """Send calls of a method that an extension defines, in C or C++, to the hook."""
+        original = owner.__dict__[name]
+
+        def redirected(*args: Any, **kwargs: Any) -> Any:
+            return hook(original, args, kwargs) if is_capturing() else original(*args, **kwargs)
+
+        self._undo.callback(setattr, owner, name, original)
+        setattr(owner, name, redirected)
+
+
+def is_capturing() -> bool:
+    """Whether calls of this thread are being captured right now."""
+    return getattr(_thread, "capturing", False)
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Let calls of this thread through to the originals."""
+    before, _thread.capturing = is_capturing(), False
+    try:
+        yield
+    finally:
+        _thread.capturing = before
+
+
+def _open_template(*args: Any, **kwargs: Any) -> Any:
+    redirection: Any = "the redirection stands here"
+    return redirection(args, kwargs)
+
+
+def _closed_template(variable: object) -> FunctionType:
+    def template(*args: Any, **kwargs: Any) -> Any:
+        redirection: Any = "the redirection stands here"
+        return redirection(args, kwargs) if variable is variable else None  # noqa: PLR0124 - makes it a free variable
+
+    return cast(FunctionType, template)
+
+
+def _code_that_calls(redirection: Call, code: CodeType) -> CodeType:
+    """Code that passes its arguments on, with as many free variables as `code` has: the function keeps its closure.
+
+    The redirection is a constant of the code, so a call that began before the undoing still finds it.
+    """
+    template = _closed_template(None).__code__ if code.co_freevars else _open_template.__code__
+    constants = tuple(redirection if value == _SLOT else value for value in template.co_consts)
+    if not code.co_freevars:
+        return template.replace(co_consts=constants, co_name=code.co_name)
+    # The first instruction copies the closure's cells into the frame; its argument says how many they are.
+    if template.co_code[0] != dis.opmap["COPY_FREE_VARS"]:
+        raise RuntimeError(f"fxlib does not know the code of Python {sys.version}")
+    copying = bytes([template.co_code[0], len(code.co_freevars)]) + template.co_code[2:]
+    return template.replace(
+        co_consts=constants, co_name=code.co_name, co_freevars=code.co_freevars, co_code=copying
+    )

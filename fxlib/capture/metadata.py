@@ -1,0 +1,60 @@
+"""What capture notes on every node once the graph is whole: its place in the program, and whether it takes a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+
+from fxlib.runtime import ops
+
+# Their results are integers or booleans, whatever they are given.
+_WITHOUT_GRADIENT = frozenset(
+    {"long", "int", "bool", "byte", "short", "char", "argmax", "argmin", "argsort", "eq", "ne", "lt", "le", "gt", "ge"}
+    | {"isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "logical_xor", "nonzero", "bincount"}
+    | {"searchsorted", "bucketize", "detach", "size", "dim", "numel", "randint", "randperm", "get_worker_info", "resolve"}
+)
+
+
+def annotate(graph: Graph, root: nn.Module) -> None:
+    """Set `meta["order"]` on every node, and `meta["requires_grad"]` where it is known."""
+    grad_enabled = torch.is_grad_enabled()
+    for order, node in enumerate(graph.nodes):
+        node.meta["order"] = order
+        if node.target is torch._C._set_grad_enabled:
+            grad_enabled = bool(node.args[0])
+        known = _requires_grad(node, root, grad_enabled=grad_enabled)
+        if known is not None:
+            node.meta["requires_grad"] = known
+
+
+def _requires_grad(node: Node, root: nn.Module, *, grad_enabled: bool) -> bool | None:
+    if node.op == "get_attr":
+        return bool(getattr(_attribute(root, str(node.target)), "requires_grad", False))
+    if node.op in ("placeholder", "output") or node.kwargs.get("requires_grad"):
+        return None
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.target is ops.track_gradient and grad_enabled:
+        return None  # takes one if the result is of a floating type, which only the server knows
+    if name in _WITHOUT_GRADIENT and node.op != "call_module":
+        return False
+    if node.target in (ops.remote_call, ops.wait, ops.fetch) or node.op == "call_module" or node.target is getattr:
+        return None
+    return _from_inputs(node, name, grad_enabled=grad_enabled)
+
+
+def _from_inputs(node: Node, name: str, *, grad_enabled: bool) -> bool | None:
+    """Of nothing that takes a gradient comes nothing that does; a gradient goes in without coming out only unknowably."""
+    inputs = [value.meta.get("requires_grad") for value in node.all_input_nodes]
+    if all(value is False for value in inputs) and not name.endswith("requires_grad_"):
+        return False
+    in_place = name.endswith("_") or name in ("setitem", "__setitem__") or "out" in node.kwargs
+    return None if grad_enabled or in_place else False
+
+
+def _attribute(root: Any, path: str) -> Any:
+    for part in path.split("."):
+        root = getattr(root, part, None)
+    return root

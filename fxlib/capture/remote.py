@@ -1,0 +1,216 @@
+"""Recording of remote calls: each becomes one node on an operator of `fxlib.runtime`, in whichever idiom it was written."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+import torch
+from torch.distributed import rpc
+from torch.fx import Node, Proxy
+from torch.fx.node import map_aggregate
+
+from fxlib.capture import source
+from fxlib.capture.declarations import Declarations
+from fxlib.capture.values import FutureValue, RRefCalls, value_of
+from fxlib.contracts import Contract
+from fxlib.errors import CaptureError, ContractError
+from fxlib.runtime import functions, ops
+
+Style = Literal["sync", "async", "remote"]
+_OPERATORS = {"sync": ops.remote_call, "async": ops.issue_call, "remote": ops.create}
+
+
+class Recorder(Protocol):
+    """What recording needs of the tracer."""
+
+    def create_proxy(
+        self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None
+    ) -> Proxy:
+        """Append a node."""
+
+    def constant(self, value: object, hint: str) -> Proxy:
+        """Return the node that reads an object kept beside the graph."""
+
+    def rref(self, value: Any) -> Proxy:
+        """Return the node that reads a live RRef."""
+
+
+class RemoteCalls:
+    """Records the remote calls of one capture."""
+
+    def __init__(self, tracer: Recorder, declarations: Declarations) -> None:
+        self._tracer = tracer
+        self._declarations = declarations
+        self._tracked = 0
+
+    def call(
+        self, style: Style, to: Any, function: Any, args: Any = None, kwargs: Any = None, timeout: Any = None
+    ) -> Any:
+        """Record `rpc_sync`, `rpc_async` or `remote`, called with these arguments."""
+        function, args, kwargs = _unfold(function, _sequence(args), dict(kwargs or {}))
+        if _is_remote_forward(function, args):
+            return self.method_call(style, args[0], "forward", args[3:], kwargs, timeout)
+        try:
+            name = functions.register(function)
+        except ContractError as error:
+            raise CaptureError(f"cannot call this function remotely: {error}", where=source.here()) from error
+        contract = self._declarations.of_function(name, function, kwargs)
+        call = (self._destination(to), name, self._values(args), self._values(kwargs), _seconds(timeout))
+        return self._record(style, call, contract, functools.partial(self._declarations.note_created, function))
+
+    def method_call(
+        self, style: Style, rref: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: Any = None
+    ) -> Any:
+        """Record a call of a method of the object behind an RRef."""
+        contract = self._declarations.of_method(rref, method)
+        to = rref if isinstance(rref, Proxy) else self._tracer.rref(rref)
+        call = (to, f".{method}", self._values(args), self._values(kwargs), _seconds(timeout))
+        return self._record(style, call, contract, None)
+
+    def method_calls(self, style: Style, rref: Any, timeout: Any = None) -> RRefCalls:
+        """Return the helper that `rref.rpc_sync()` and its kin return."""
+        return RRefCalls(lambda method, args, kwargs: self.method_call(style, rref, method, args, kwargs, timeout))
+
+    def fetch(self, rref: Any, timeout: Any = None) -> Proxy:
+        """Record `rref.to_here()`."""
+        contract = self._declarations.of_value(rref)
+        proxy = rref if isinstance(rref, Proxy) else self._tracer.rref(rref)
+        result = self._emit(ops.fetch, (proxy, _seconds(timeout)), "fetch", contract)
+        return value_of(result, contract.returns if contract is not None else None)
+
+    def _record(
+        self,
+        style: Style,
+        call: tuple[Any, ...],
+        contract: Contract | None,
+        created: Callable[[Node, Contract | None], None] | None,
+    ) -> Any:
+        hint = call[1].replace(":", ".").rpartition(".")[2]
+        node_name = {"sync": hint, "async": f"issue_{hint}", "remote": f"create_{hint}"}[style]
+        proxy = self._emit(_OPERATORS[style], call, node_name, contract)
+        if style == "async":
+            return FutureValue(proxy.node, proxy.tracer, lambda future: self._wait(future, call, contract))
+        if style == "remote":
+            if created is not None:
+                created(proxy.node, contract)
+            return proxy
+        return self._result(proxy, call, contract)
+
+    def _wait(self, future: Proxy, call: tuple[Any, ...], contract: Contract | None) -> Proxy:
+        node = future.node
+        hint = node.name.replace("issue_", "wait_", 1)
+        result = self._tracer.create_proxy("call_function", ops.wait, (future,), {}, name=hint)
+        result.node.meta["call"] = node.meta["call"]
+        return self._result(result, call, contract)
+
+    def _result(self, result: Proxy, call: tuple[Any, ...], contract: Contract | None) -> Proxy:
+        if contract is None:
+            return result
+        if contract.gradient is None:
+            return value_of(result, contract.returns)
+        to, _, args, kwargs, timeout = call
+        tracked = (result, to, contract.gradient, args, kwargs, timeout, self._tracked)
+        self._tracked += 1
+        self._register_gradient(contract.gradient)
+        return self._tracer.create_proxy("call_function", ops.track_gradient, tracked, {})
+
+    def _register_gradient(self, name: str) -> None:
+        try:
+            if not name.startswith("."):
+                functions.resolve(name)
+        except ContractError as error:
+            raise CaptureError(f"the gradient of a remote result cannot be pushed: {error}", where=source.here()) from error
+
+    def _emit(self, operator: Any, args: tuple[Any, ...], name: str, contract: Contract | None) -> Proxy:
+        proxy = self._tracer.create_proxy("call_function", operator, args, {}, name=name)
+        proxy.node.meta["call"] = proxy.node.name
+        if contract is not None:
+            proxy.node.meta["contract"] = contract
+        return proxy
+
+    def _destination(self, to: Any) -> Any:
+        if isinstance(to, rpc.WorkerInfo):
+            return to.name
+        if isinstance(to, Proxy):
+            node = to.node
+            named = node.target is rpc.get_worker_info and node.args and isinstance(node.args[0], str)
+            return node.args[0] if named else to
+        if isinstance(to, int) and not isinstance(to, bool) and rpc.api._is_current_rpc_agent_set():
+            return rpc.get_worker_info(to).name
+        return self._value(to)
+
+    def _values(self, values: Any) -> Any:
+        return map_aggregate(values, self._value)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str) and "Proxy(" in value:
+            raise CaptureError(
+                f"the text {value!r} was made from a traced value, whose run-time value is not in it",
+                where=source.here(),
+                hint="Send the value itself, or make the text before the capture.",
+            )
+        if isinstance(value, _PLAIN):
+            return value
+        if inspect.isroutine(value) or isinstance(value, type):
+            return self._function_value(value)
+        if isinstance(value, torch.nn.Module) or hasattr(value, "__fx_create_arg__"):
+            return value
+        return self._tracer.constant(value, type(value).__name__)
+
+    def _function_value(self, function: Any) -> Proxy:
+        try:
+            name = functions.register(function)
+        except ContractError as error:
+            raise CaptureError(f"cannot send this function: {error}", where=source.here()) from error
+        hint = name.rpartition(":")[2].rpartition(".")[2]
+        return self._tracer.create_proxy("call_function", functions.resolve, (name,), {}, name=hint)
+
+
+_PLAIN = (
+    *(Proxy, str, int, float, bool, complex, type(None), type(...), torch.Tensor, torch.dtype, torch.device),
+    *(torch.Size, torch.layout, torch.memory_format, rpc.PyRRef, rpc.WorkerInfo),
+)
+
+
+def _sequence(args: Any) -> tuple[Any, ...]:
+    if args is None:
+        return ()
+    if isinstance(args, (tuple, list)):
+        return tuple(args)
+    raise CaptureError(
+        f"the arguments of a remote call are a {type(args).__name__}, whose length only a run knows",
+        where=source.here(),
+        hint="Write args=(first, second, ...).",
+    )
+
+
+def _seconds(timeout: Any) -> Any:
+    if timeout is None or isinstance(timeout, Proxy):
+        return timeout
+    return None if timeout == rpc.constants.UNSET_RPC_TIMEOUT else float(timeout)
+
+
+def _unfold(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+    """Write partials and bound methods as the function that they call; they travel as such, and do the same."""
+    while isinstance(function, functools.partial):
+        args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
+    if inspect.ismethod(function) and not isinstance(function.__self__, type):
+        return function.__func__, (function.__self__, *args), kwargs
+    if getattr(function, "__fx_already_patched", False):  # torch.fx.wrap, for the time of the trace
+        return function.__wrapped__, args, kwargs
+    if isinstance(function, Proxy) or not callable(function):
+        raise CaptureError(
+            "the remote function is not known before the model runs", where=source.here(), hint="Name it in the program."
+        )
+    return function, args, kwargs
+
+
+def _is_remote_forward(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether this is how a `RemoteModule` calls its forward. It moves arguments to CUDA devices, and else only calls."""
+    generated = getattr(function, "__name__", "") == "_remote_forward"
+    return generated and len(args) >= 3 and torch.device(args[1]).type != "cuda"

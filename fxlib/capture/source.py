@@ -1,0 +1,63 @@
+"""Where in the user's program something happens."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_LIBRARIES = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parent) + "/", "<")
+_GENERATED = "_remote_module_"  # torch writes the methods of a RemoteModule into a temporary file
+
+
+def user_frames(frame: FrameType | None, end: FrameType | None) -> Iterator[tuple[CodeType, int]]:
+    """Yield code and line of the user's frames, innermost first, up to (without) the frame `end`."""
+    while frame is not None and frame is not end:
+        code = frame.f_code
+        if is_users(code):
+            yield code, frame.f_lineno
+        frame = frame.f_back
+
+
+def here(end: FrameType | None = None) -> str:
+    """Return file:line of the user's statement that is running now, or "" if there is none."""
+    for code, line in user_frames(sys._getframe(1), end):
+        return f"{code.co_filename}:{line}"
+    return ""
+
+
+def of_error(error: BaseException) -> str:
+    """Return file:line of the user's statement in which the error arose, or "" if there is none."""
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if is_users(frame.f_code):
+            where = f"{frame.f_code.co_filename}:{line}"
+    return where
+
+
+def of_definition(thing: object) -> str:
+    """Return file:line of a Python function's definition, or "" if it has none."""
+    code = getattr(thing, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if isinstance(code, CodeType) else ""
+
+
+@functools.cache
+def is_users(code: CodeType) -> bool:
+    """Whether the code is neither torch's, nor capture's own, nor generated."""
+    return not code.co_filename.startswith(_LIBRARIES) and _GENERATED not in code.co_filename
+
+
+@functools.lru_cache(maxsize=4096)
+def trace_line(code: CodeType, line: int) -> str:
+    """Return one entry of a stack trace, as `traceback` formats it."""
+    text = linecache.getline(code.co_filename, line).strip()
+    entry = f'  File "{code.co_filename}", line {line}, in {code.co_name}'
+    return f"{entry}\n    {text}" if text else entry
+
+

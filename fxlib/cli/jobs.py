@@ -1,0 +1,148 @@
+"""`fxlib jobs`: list, show, watch and cancel."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from fxlib.cli.options import add_service, client_of, label
+
+NAME = "jobs"
+
+if TYPE_CHECKING:
+    from fxlib.cli.options import Commands
+    from fxlib.jobs import Job
+
+_STATES = ("queued", "running", "succeeded", "failed", "cancelled")
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command and its own commands."""
+    parser = commands.add_parser(
+        NAME,
+        help="list the service's jobs; show, watch or cancel one",
+        description="Without a command of its own: list.",
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add_list(actions.add_parser("list", help="jobs, the newest first"))
+    _add_action(actions, "show", "one job, with its result", _show)
+    _add_action(actions, "watch", "follow a job to its end", _watch)
+    _add_action(actions, "cancel", "cancel a job", _cancel)
+
+
+def spelled_out(arguments: Sequence[str]) -> list[str]:
+    """Return the command line with the action that it leaves out: `fxlib jobs --json` is `fxlib jobs list --json`."""
+    name, *rest = arguments
+    listing = not rest or (rest[0].startswith("-") and rest[0] not in ("-h", "--help"))
+    return [name, "list", *rest] if listing else [name, *rest]
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_list)
+    add_service(parser)
+    parser.add_argument("--namespace", default="", help="only these")
+    parser.add_argument("--name", default="", help="only of the model of this name")
+    parser.add_argument("--label", type=label, action="append", default=[], metavar="KEY=VALUE", help="repeatable")
+    parser.add_argument("--state", choices=_STATES, action="append", default=[], help="repeatable")
+    parser.add_argument("--limit", type=int, default=50, help="at most so many (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def _add_action(actions: Commands, name: str, summary: str, run: Callable[[argparse.Namespace], int]) -> None:
+    parser = actions.add_parser(name, help=summary)
+    parser.add_argument("job", metavar="JOB", help="its id")
+    add_service(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from fxlib.rendering import table
+
+    with client_of(options) as client:
+        found = client.jobs(
+            namespace=options.namespace,
+            name=options.name,
+            labels=dict(options.label),
+            states=options.state,
+            limit=options.limit,
+        )
+    if options.json:
+        for job in found:
+            print(_as_json(job))
+    elif not found:
+        print("no jobs", file=sys.stderr)
+    else:
+        header = ["job", "model", "namespace", "state", "phase", "created", "took"]
+        print("\n".join(table([header, *(_row(job) for job in found)], indent="")))
+    return 0
+
+
+def _row(job: Job) -> list[str]:
+    from fxlib.rendering import seconds
+
+    took = (job.finished_at - job.created_at).total_seconds() if job.finished_at and job.created_at else None
+    state = f"{job.state} (cached)" if job.cached else job.state
+    return [job.id, job.name, job.namespace, state, job.phase, _local(job.created_at), seconds(took)]
+
+
+def _show(options: argparse.Namespace) -> int:
+    with client_of(options) as client:
+        job = client.job(options.job)
+    _print(job, as_json=options.json)
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from fxlib.client.progress import display
+
+    with client_of(options) as client, display() as shown:
+        job = client.watch(options.job, shown.show)
+    _print(job, as_json=options.json)
+    return 0 if job.state == "succeeded" else 1
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    with client_of(options) as client:
+        job = client.cancel(options.job)
+    print(_as_json(job) if options.json else f"job {job.id}: {job.state}")
+    return 0
+
+
+def _print(job: Job, *, as_json: bool) -> None:
+    from fxlib.rendering import render
+
+    if as_json:
+        print(_as_json(job))
+        return
+    print(f"job {job.id}: {job.state}")
+    facts = {
+        "model": job.name,
+        "namespace": job.namespace,
+        "labels": ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items())),
+        "phase": "" if job.done else job.phase,
+        "worker": job.worker_id,
+        "attempts": str(job.attempts) if job.attempts > 1 else "",
+        "created": _local(job.created_at),
+        "finished": _local(job.finished_at),
+        "failure": f"{job.failure.message} ({job.failure.code})" if job.failure else "",
+    }
+    print("\n".join(f"  {name}: {value}" for name, value in facts.items() if value))
+    if job.report is not None:
+        print(f"\n{render(job.report)}")
+
+
+def _as_json(job: Job) -> str:
+    from google.protobuf.json_format import MessageToDict
+
+    from fxlib.protocol import job_to_proto
+
+    return json.dumps(MessageToDict(job_to_proto(job), preserving_proto_field_name=True))
+
+
+def _local(at: datetime | None) -> str:
+    return at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else ""

@@ -1,0 +1,60 @@
+"""The entry point: arguments in, exit code out, errors as one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from fxlib.cli import jobs, optimize, passes, serve, show, worker
+from fxlib.errors import FxlibError
+
+_EPILOG = """exit codes: 0 done; 1 it failed, or there is no answer; 2 the command line is wrong; 130 interrupted
+
+a first look:
+  fxlib serve                          a service and a worker on this machine
+  fxlib optimize my.models:factory     a model's answer, measured
+  fxlib jobs                           what the service did
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 failed, 2 misused, 130 interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == [worker.NAME]:  # all of its options are the worker's own, --help among them
+        return _guarded(lambda: worker.run(given[1:]))
+    if given[:1] == [jobs.NAME]:
+        given = jobs.spelled_out(given)
+    parsed = _parser().parse_args(given)
+    return _guarded(lambda: parsed.run(parsed))
+
+
+def _parser() -> argparse.ArgumentParser:
+    from fxlib import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="fxlib",
+        description="Make distributed training jobs faster without touching the model, and prove it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fxlib {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (serve, worker, optimize, jobs, passes, show):
+        command.add_to(commands)
+    return parser
+
+
+def _guarded(run: Callable[[], int]) -> int:
+    try:
+        return run()
+    except FxlibError as error:
+        print(f"fxlib: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of a pipe left: what is still buffered must not be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130

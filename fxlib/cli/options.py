@@ -1,0 +1,47 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from fxlib.client import Client
+
+    Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
+
+DEFAULT_SERVICE = "localhost:8470"
+
+
+def add_service(parser: argparse.ArgumentParser, *, default: str | None = DEFAULT_SERVICE) -> None:
+    """Add where the service is, and how to speak to it."""
+    shown = f" (default: {default})" if default else ""
+    parser.add_argument("--service", metavar="HOST:PORT", default=default, help=f"address of the service{shown}")
+    parser.add_argument("--tls", action="store_true", help="speak TLS, with the system's authorities")
+    parser.add_argument("--tls-ca", metavar="FILE", help="speak TLS; PEM file of the authority to trust")
+    parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of this client's certificate (mutual TLS)")
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM file of its key")
+
+
+def client_of(options: argparse.Namespace) -> Client:
+    """Connect as the options say.
+
+    Raises:
+        FxlibError: a file cannot be read.
+    """
+    from fxlib.client import Tls, connect
+    from fxlib.errors import FxlibError
+
+    tls = Tls(ca=options.tls_ca, certificate=options.tls_cert, key=options.tls_key)
+    try:
+        return connect(options.service, tls=tls if options.tls or tls != Tls() else False)
+    except OSError as error:
+        raise FxlibError(f"{error.strerror}: {error.filename}", where="TLS") from error
+
+
+def label(text: str) -> tuple[str, str]:
+    """Read KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value

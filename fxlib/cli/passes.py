@@ -1,0 +1,54 @@
+"""`fxlib passes`: the passes and recipes that there are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from fxlib.cli.options import add_service, client_of
+
+if TYPE_CHECKING:
+    from fxlib.cli.options import Commands
+    from fxlib.v1 import jobs_pb2
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "passes",
+        help="list passes and recipes, of this library or of a service",
+        description="List passes and recipes: this library's own, or with --service those of a service.",
+    )
+    add_service(parser, default=None)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print them."""
+    if options.service:
+        with client_of(options) as client:
+            known = client.passes()
+    else:
+        from fxlib.protocol import catalogue_to_proto
+
+        known = catalogue_to_proto()
+    if options.json:
+        from google.protobuf.json_format import MessageToDict
+
+        print(json.dumps(MessageToDict(known, preserving_proto_field_name=True), indent=2))
+    else:
+        print(_text(known))
+    return 0
+
+
+def _text(known: jobs_pb2.ListPassesResponse) -> str:
+    from fxlib.rendering import table
+
+    recipes = [["recipe", "passes", ""], *([each.name, ", ".join(each.passes), each.summary] for each in known.recipes)]
+    passes = [["pass", "preserves", "needs", "options", ""]]
+    for each in known.passes:
+        options = ", ".join(f"{option.name}={option.default_value}" for option in each.options)
+        passes.append([each.name, each.preserves, ", ".join(each.needs) or "-", options or "-", each.summary])
+    return "\n".join([*table(recipes, indent=""), "", *table(passes, indent="")])

@@ -1,0 +1,122 @@
+"""`fxlib show FILE`: what a saved graph holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxlib.errors import FxlibError
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+    from fxlib.cli.options import Commands
+    from fxlib.contracts import Contract
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "show",
+        help="print the nodes, remote calls and contracts of a saved graph (.fxg)",
+        description="Print what a file of fxlib.save holds; nothing in it is executed.",
+    )
+    parser.add_argument("file", metavar="FILE", type=Path)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--code", action="store_true", help="print the Python code of its forward instead")
+    shown.add_argument("--json", action="store_true", help="print JSON instead")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the file.
+
+    Raises:
+        FxlibError: the file cannot be read, or holds no valid graph.
+    """
+    import fxlib
+
+    try:
+        module = fxlib.load(options.file)
+    except OSError as error:
+        raise FxlibError(error.strerror or str(error), where=str(options.file)) from error
+    if options.code:
+        print(module.code.strip())
+    elif options.json:
+        print(json.dumps(_facts(module), indent=2))
+    else:
+        print(_text(module))
+    return 0
+
+
+def _facts(module: GraphModule) -> dict[str, object]:
+    return {
+        "nodes": [
+            {
+                "name": node.name,
+                "op": node.op,
+                "target": _target(node),
+                "args": str(node.args),
+                "kwargs": {name: str(value) for name, value in node.kwargs.items()},
+                "source": node.meta.get("source", ""),
+            }
+            for node in module.graph.nodes
+        ],
+        "calls": [dict(zip(_COLUMNS, _call(node), strict=True)) for node in _calls(module)],
+        "parameters": {name: list(value.shape) for name, value in module.named_parameters()},
+    }
+
+
+def _text(module: GraphModule) -> str:
+    from fxlib.rendering import table
+
+    nodes = list(module.graph.nodes)
+    counted = ", ".join(f"{count} {op}" for op, count in Counter(node.op for node in nodes).items())
+    elements = sum(value.numel() for value in module.parameters())
+    lines = [f"{type(module).__name__}: {len(nodes)} nodes ({counted}); {elements:,} parameter elements", ""]
+    rows = [[node.name, node.op, _target(node), _arguments(node)] for node in nodes]
+    lines += table([["node", "op", "target", "arguments"], *rows], indent="")
+    calls = [_call(node) for node in _calls(module)]
+    lines += ["", "remote calls: none"] if not calls else ["", "remote calls", *table([list(_COLUMNS), *calls])]
+    return "\n".join(lines)
+
+
+_COLUMNS = ("node", "kind", "function", "to", "contract", "source")
+
+
+def _calls(module: GraphModule) -> list[Node]:
+    from fxlib.runtime import is_call, is_issue
+
+    return [node for node in module.graph.nodes if is_call(node) or is_issue(node)]
+
+
+def _call(node: Node) -> list[str]:
+    from fxlib.runtime import is_issue
+
+    to, function = (str(value) for value in (*node.args, "", "")[:2])
+    kind = f"{_target(node).rpartition('.')[2]}{' (issued)' if is_issue(node) else ''}"
+    return [node.name, kind, function, to, _contract(node.meta.get("contract")), node.meta.get("source", "")]
+
+
+def _contract(contract: Contract | None) -> str:
+    if contract is None:
+        return "unknown: ordered with every other effect"
+    words = ["pure"] if contract.pure else []
+    words += [f"reads {', '.join(sorted(contract.reads))}"] if contract.reads else []
+    words += [f"writes {', '.join(sorted(contract.writes))}"] if contract.writes else []
+    words += ["commutes"] if contract.commutes else []
+    words += [f"gradient {contract.gradient}"] if contract.gradient else []
+    return "; ".join(words)
+
+
+def _target(node: Node) -> str:
+    return node._pretty_print_target(node.target)
+
+
+def _arguments(node: Node) -> str:
+    words = [str(each) for each in node.args] + [f"{name}={value}" for name, value in node.kwargs.items()]
+    text = ", ".join(words)
+    return text if len(text) <= 60 else f"{text[:57]}..."

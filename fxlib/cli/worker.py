@@ -1,0 +1,31 @@
+"""`fxlib worker`: a worker in place of this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from fxlib.cli.extras import require
+
+if TYPE_CHECKING:
+    from fxlib.cli.options import Commands
+
+NAME = "worker"
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the list; its options are read by the worker itself."""
+    commands.add_parser(NAME, help="claim jobs of a service, rewrite and measure them here (fxlib worker --help)")
+
+
+def run(arguments: Sequence[str]) -> NoReturn:
+    """Become `python -m workers`, with the same arguments.
+
+    Raises:
+        FxlibError: the extra `worker` is not installed.
+    """
+    require("worker")
+    # -P: a folder called `workers` where the command was given is the user's own.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "workers", *arguments])  # noqa: S606 - that is the command

@@ -1,0 +1,100 @@
+"""Blobs up and down: only what the service lacks, in chunks, resumed where an interrupted transfer ended."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from fxlib.client.connection import Connection
+from fxlib.client.deadline import Deadline
+from fxlib.errors import LimitError, WireError
+from fxlib.jobs import Blob
+from fxlib.protocol import blob_to_proto
+from fxlib.v1 import blobs_pb2, graph_pb2
+
+CHUNK_BYTES = 1 << 20
+PART_BYTES = 8 << 20
+"""Sent in one call: small enough for a slow link, within one call's time limit."""
+
+MAX_GRAPH_BYTES = 1 << 30
+_REFS_PER_CALL = 1000
+
+
+def upload(connection: Connection, blobs: Mapping[str, bytes], deadline: Deadline) -> int:
+    """Bring blobs to the service, by SHA-256; return how many bytes it lacked.
+
+    Raises:
+        ServiceUnavailableError: the service was not reached in time.
+        RejectedError: it refused one.
+    """
+    refs = [graph_pb2.BlobRef(sha256=sha256, size=len(data)) for sha256, data in blobs.items()]
+    missing: list[graph_pb2.BlobRef] = []
+    for start in range(0, len(refs), _REFS_PER_CALL):
+        missing += _missing(connection, refs[start : start + _REFS_PER_CALL], deadline)
+    for ref in missing:
+        part = _Part(connection, ref, blobs[ref.sha256])
+        while not connection.call("uploading a blob", part, deadline):
+            pass
+    return sum(ref.size for ref in missing)
+
+
+def download(connection: Connection, blob: Blob, deadline: Deadline) -> bytes:
+    """Fetch a blob.
+
+    Raises:
+        ServiceUnavailableError: the service was not reached in time.
+        RejectedError: it has no such blob.
+        WireError: the bytes are not those that the address names, or too many.
+    """
+    if blob.size > MAX_GRAPH_BYTES:
+        raise LimitError(f"{blob.size} bytes are more than {MAX_GRAPH_BYTES}", where=f"blob {blob.sha256}")
+    read = _Download(connection, blob, deadline)
+    connection.call("fetching the rewritten graph", read, deadline)
+    data = bytes(read.data)
+    if hashlib.sha256(data).hexdigest() != blob.sha256:
+        raise WireError("the bytes received are not those that were announced", where=f"blob {blob.sha256}")
+    return data
+
+
+def _missing(connection: Connection, refs: Sequence[graph_pb2.BlobRef], deadline: Deadline) -> list[graph_pb2.BlobRef]:
+    request = blobs_pb2.FindMissingRequest(blobs=refs)
+    answer = connection.call(
+        "asking for missing blobs", lambda left_s: connection.blobs.FindMissing(request, timeout=left_s), deadline
+    )
+    asked = {ref.sha256 for ref in refs}
+    return [ref for ref in answer.missing if ref.sha256 in asked]
+
+
+class _Part:
+    """The next part of a blob on its way up; calling it returns whether the service has all of the blob."""
+
+    def __init__(self, connection: Connection, ref: graph_pb2.BlobRef, data: bytes) -> None:
+        self._stub, self._ref, self._data = connection.blobs, ref, memoryview(data)
+
+    def __call__(self, left_s: float) -> bool:
+        stored = self._stub.QueryWrite(blobs_pb2.QueryWriteRequest(blob=self._ref), timeout=left_s)
+        if stored.complete:
+            return True
+        written = self._stub.Write(self._chunks(stored.committed_bytes), timeout=left_s)
+        return written.committed_bytes == self._ref.size
+
+    def _chunks(self, start: int) -> Iterator[blobs_pb2.WriteRequest]:
+        yield blobs_pb2.WriteRequest(blob=self._ref, offset=start)
+        for offset in range(start, min(start + PART_BYTES, self._ref.size), CHUNK_BYTES):
+            data = bytes(self._data[offset : min(offset + CHUNK_BYTES, start + PART_BYTES)])
+            yield blobs_pb2.WriteRequest(offset=offset, data=data)
+
+
+class _Download:
+    """One blob on its way down; each attempt goes on where the last one ended."""
+
+    def __init__(self, connection: Connection, blob: Blob, deadline: Deadline) -> None:
+        self._stub, self._blob, self._deadline = connection.blobs, blob, deadline
+        self.data = bytearray()
+
+    def __call__(self, left_s: float) -> None:
+        request = blobs_pb2.ReadRequest(blob=blob_to_proto(self._blob), offset=len(self.data))
+        for chunk in self._stub.Read(request, timeout=self._deadline.left_s):
+            self.data += chunk.data
+            if len(self.data) > self._blob.size:
+                raise WireError("more bytes than announced", where=f"blob {self._blob.sha256}")

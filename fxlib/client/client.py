@@ -1,0 +1,203 @@
+"""The launcher's side of the service: ask for a faster module, and train with the original if none comes."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Self
+
+from torch import nn
+from typing_extensions import Unpack
+
+from fxlib.client.ask import Outcome, ask, kept
+from fxlib.client.connection import Connection, Tls
+from fxlib.client.deadline import Deadline
+from fxlib.client.follow import follow, get_job
+from fxlib.client.handle import Handle
+from fxlib.client.progress import Progress, Silent, display
+from fxlib.client.request import Asked, Question, captured_of, prepare
+from fxlib.errors import FxlibWarning, WorkloadError
+from fxlib.jobs import Event, Job, State
+from fxlib.protocol import job_from_proto, state_to_proto
+from fxlib.result import Result
+from fxlib.v1 import jobs_pb2
+from fxlib.workload import Workload
+
+DISABLE = "FXLIB_DISABLE"
+"""Environment variable: set to anything but "" or "0", it has every launcher train with its original module."""
+
+_PAGE = 200
+
+
+def connect(address: str, *, tls: Tls | bool = False, patience_s: float = 5.0) -> Client:
+    """Return a client of the service at `address`; nothing is sent before it is first used.
+
+    Args:
+        address: "host:port"; the service's default port is 8470.
+        tls: True for TLS with the system's authorities, or a `Tls` with files of one's own.
+        patience_s: how long to try to reach the service, in seconds, before the original module is kept.
+
+    Raises:
+        OSError: a file of `tls` cannot be read.
+    """
+    return Client(address, tls=Tls() if tls is True else tls or None, patience_s=patience_s)
+
+
+class Client:
+    """A connection to the service. Use it in a `with` block, or call `close`."""
+
+    def __init__(self, address: str, *, tls: Tls | None = None, patience_s: float = 5.0) -> None:
+        """See `connect`."""
+        self._connection = Connection(address, tls=tls)
+        self._patience_s = patience_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; a submitted job that is not ready yet ends with its original module."""
+        self._connection.close()
+
+    def optimize(
+        self, model: nn.Module, workload: Workload, *, progress: bool = True, **asked: Unpack[Asked]
+    ) -> Result:
+        """Ask for a faster module, and wait for it.
+
+        Whatever goes wrong between here and the answer (no service, no time, a refusal, a graph that is not valid)
+        ends with a warning and the original module.
+
+        Args:
+            model: a captured module, or a module to capture.
+            workload: how its step runs.
+            progress: show progress on standard error.
+            **asked: see `Question`.
+
+        Raises:
+            TypeError, WorkloadError: the arguments make no sense.
+        """
+        run = self._begin(model, workload, Question(**asked))
+        with display() if progress and not disabled() else nullcontext(Silent()) as shown:
+            outcome = run(shown)
+        if outcome.problem:
+            warnings.warn(outcome.problem, FxlibWarning, stacklevel=2)
+        return outcome.result
+
+    def submit(self, model: nn.Module, workload: Workload, **asked: Unpack[Asked]) -> Handle:
+        """Ask for a faster module, and return at once: train with the original, and `swap` between two steps.
+
+        The model is captured and encoded before this returns; only what waits for the service runs on a thread. Keep
+        the client open until the handle is ready.
+
+        Args:
+            model: a captured module, or a module to capture.
+            workload: how its step runs.
+            **asked: see `Question`.
+
+        Raises:
+            TypeError, WorkloadError: the arguments make no sense.
+        """
+        run = self._begin(model, workload, Question(**asked))
+        return Handle(model, lambda: run(Silent()))
+
+    def job(self, job_id: str, *, timeout_s: float = 30.0) -> Job:
+        """Return one job.
+
+        Raises:
+            RemoteError: the service cannot be reached, or knows no such job.
+        """
+        return get_job(self._connection, job_id, self._reached(timeout_s))
+
+    def jobs(
+        self,
+        *,
+        namespace: str = "",
+        name: str = "",
+        labels: Mapping[str, str] | None = None,
+        states: Sequence[State] = (),
+        limit: int = 50,
+        timeout_s: float = 30.0,
+    ) -> list[Job]:
+        """List jobs without their results, the newest first; an empty argument matches any.
+
+        Raises:
+            RemoteError: the service cannot be reached, or refuses.
+        """
+        deadline, found = self._reached(timeout_s), list[Job]()
+        request = jobs_pb2.ListJobsRequest(
+            namespace=namespace, name=name, labels=labels or {}, states=[state_to_proto(state) for state in states]
+        )
+        while len(found) < limit:
+            request.page_size = min(limit - len(found), _PAGE)
+            answer = self._connection.call(
+                "listing jobs", lambda left_s: self._connection.jobs.ListJobs(request, timeout=left_s), deadline
+            )
+            found += [job_from_proto(job) for job in answer.jobs]
+            request.page_token = answer.next_page_token
+            if not request.page_token:
+                break
+        return found[:limit]
+
+    def watch(self, job_id: str, listener: Callable[[Event], None], *, timeout_s: float = 86_400.0) -> Job:
+        """Tell `listener` every event of a job from its beginning, and return the finished job.
+
+        Raises:
+            RemoteError: the service cannot be reached, knows no such job, or the time passed.
+        """
+        return follow(self._connection, job_id, self._reached(timeout_s), listener)
+
+    def cancel(self, job_id: str, *, timeout_s: float = 30.0) -> Job:
+        """Cancel a job; one that is done stays as it is.
+
+        Raises:
+            RemoteError: the service cannot be reached, or knows no such job.
+        """
+        request, deadline = jobs_pb2.CancelJobRequest(job_id=job_id), self._reached(timeout_s)
+        answer = self._connection.call(
+            "cancelling the job", lambda left_s: self._connection.jobs.CancelJob(request, timeout=left_s), deadline
+        )
+        return job_from_proto(answer.job)
+
+    def passes(self, *, timeout_s: float = 30.0) -> jobs_pb2.ListPassesResponse:
+        """Return the passes and recipes that the service knows.
+
+        Raises:
+            RemoteError: the service cannot be reached.
+        """
+        request, deadline = jobs_pb2.ListPassesRequest(), self._reached(timeout_s)
+        return self._connection.call(
+            "listing passes", lambda left_s: self._connection.jobs.ListPasses(request, timeout=left_s), deadline
+        )
+
+    def _reached(self, timeout_s: float) -> Deadline:
+        deadline = Deadline(timeout_s)
+        self._connection.reach(deadline.within(self._patience_s))
+        return deadline
+
+    def _begin(self, model: nn.Module, workload: Workload, question: Question) -> Callable[[Progress], Outcome]:
+        """Do what needs the caller's thread and the model at rest, and return the rest, which does not raise."""
+        for value, kind in ((model, nn.Module), (workload, Workload)):
+            if not isinstance(value, kind):
+                raise TypeError(f"a {kind.__name__} is wanted, not {type(value).__name__}")
+        deadline, original = Deadline(question.deadline_s), model
+        try:
+            # Captured even when disabled: fxlib.push_gradients works with captured modules alone.
+            original = captured = captured_of(model, workload)
+            if not disabled():
+                prepared = prepare(captured, workload, question)
+                return lambda progress: ask(self._connection, prepared, deadline, self._patience_s, progress)
+            outcome = Outcome(result=Result.original(captured, f"{DISABLE} is set"))
+        except WorkloadError:
+            raise
+        except Exception as error:  # noqa: BLE001 - promised: whatever cannot be rewritten trains as it is
+            outcome = kept(original, error)
+        return lambda _: outcome
+
+
+def disabled() -> bool:
+    """Whether the environment says that every module stays the original."""
+    return os.environ.get(DISABLE, "") not in ("", "0")

@@ -1,0 +1,136 @@
+"""A channel to the service, and calls over it that outlast a restart of the service."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from fxlib.client.deadline import Deadline
+from fxlib.client.failures import understand
+from fxlib.errors import ServiceUnavailableError
+from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc
+
+T = TypeVar("T")
+
+ATTEMPT_S = 30.0
+"""The longest that one call may take before it is tried again, in seconds."""
+
+OUTAGE_S = 60.0
+"""How long a service that was reached before may be away, e.g. for its restart, in seconds."""
+
+_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+_MAX_MESSAGE_BYTES = 64 << 20
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # A service that comes back is found within a second, not within gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A channel opened just after the service came up must not inherit the back-off of one that found it down.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM files: the authority behind the service's certificate (None: the system's), and one's own for mutual TLS.
+
+    `server_name` is the name in the service's certificate, where it differs from the address.
+    """
+
+    ca: Path | str | None = None
+    certificate: Path | str | None = None
+    key: Path | str | None = None
+    server_name: str = ""
+
+
+class Connection:
+    """Stubs of the service's two interfaces for clients, and the patience to call them."""
+
+    def __init__(self, address: str, *, tls: Tls | None = None) -> None:
+        """Prepare a channel; nothing is sent before the first call.
+
+        Args:
+            address: "host:port".
+            tls: None for an unencrypted channel.
+
+        Raises:
+            OSError: a file of `tls` cannot be read.
+        """
+        self.address = address
+        self._channel = _channel(address, tls)
+        self.jobs = jobs_pb2_grpc.OptimizerServiceStub(self._channel)
+        self.blobs = blobs_pb2_grpc.BlobServiceStub(self._channel)
+
+    def close(self) -> None:
+        """Close the channel; calls in flight are cancelled."""
+        self._channel.close()
+
+    def reach(self, deadline: Deadline) -> None:
+        """Wait until the service is connected.
+
+        Raises:
+            ServiceUnavailableError: it was not, by the deadline.
+        """
+        ready = grpc.channel_ready_future(self._channel)
+        try:
+            ready.result(timeout=deadline.left_s)
+        except grpc.FutureTimeoutError:
+            ready.cancel()
+            raise ServiceUnavailableError(
+                f"not reached within {deadline.seconds:.3g} s", where=f"the service at {self.address}"
+            ) from None
+
+    def call(self, what: str, attempt: Callable[[float], T], deadline: Deadline) -> T:
+        """Make a call, again and again while its failure may pass, for at most OUTAGE_S.
+
+        Args:
+            what: the call, for messages.
+            attempt: makes the call once, within so many seconds.
+            deadline: for all attempts together.
+
+        Raises:
+            ServiceUnavailableError: the service was not reached in time.
+            RejectedError: it refused.
+        """
+        where = f"{what} at {self.address}"
+        limit = deadline.within(OUTAGE_S)
+        for pause_s in self._pauses():
+            if deadline.passed:
+                break
+            try:
+                return attempt(min(ATTEMPT_S, deadline.left_s))
+            except grpc.RpcError as error:
+                failure = understand(error)
+                wait_s = pause_s if failure.retry_after_s is None else failure.retry_after_s
+                if not failure.may_pass or wait_s >= limit.left_s:
+                    raise failure.error(where) from error
+                time.sleep(wait_s)
+        raise ServiceUnavailableError(f"no answer within {deadline.seconds:.3g} s", where=where)
+
+    @staticmethod
+    def _pauses() -> Iterator[float]:
+        """Pauses between attempts, in seconds, spread so that many launchers do not come back at once."""
+        for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
+            yield pause_s * random.uniform(0.5, 1.0)
+
+
+def _channel(address: str, tls: Tls | None) -> grpc.Channel:
+    if tls is None:
+        return grpc.insecure_channel(address, options=_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_read(tls.ca), private_key=_read(tls.key), certificate_chain=_read(tls.certificate)
+    )
+    name = (("grpc.ssl_target_name_override", tls.server_name),) if tls.server_name else ()
+    return grpc.secure_channel(address, credentials, options=(*_OPTIONS, *name))
+
+
+def _read(path: Path | str | None) -> bytes | None:
+    return None if path is None else Path(path).read_bytes()

@@ -1,0 +1,59 @@
+"""Paired conversions between the protocol's messages and the library's dataclasses: the edge of every part.
+
+Each pair is exact: what `X_from_proto` reads from the message that `X_to_proto` wrote is equal to what was written.
+"""
+
+from fxlib.protocol.batches import (
+    batch_from_bytes,
+    batch_to_bytes,
+    blob_ref,
+    spec_from_proto,
+    spec_to_proto,
+)
+from fxlib.protocol.catalogue import catalogue_to_proto
+from fxlib.protocol.jobs import (
+    event_from_proto,
+    event_to_proto,
+    job_from_proto,
+    job_to_proto,
+    state_from_proto,
+    state_to_proto,
+)
+from fxlib.protocol.recipe import RecipeLike, needs_of, recipe_from_proto, recipe_to_proto
+from fxlib.protocol.report import blob_from_proto, blob_to_proto, report_from_proto, report_to_proto
+from fxlib.protocol.trial import trial_from_proto, trial_to_proto
+from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
+from fxlib.protocol.workload import EncodedWorkload, blobs_of, workload_from_proto, workload_to_proto
+
+__all__ = [
+    "EncodedWorkload",
+    "RecipeLike",
+    "batch_from_bytes",
+    "batch_to_bytes",
+    "blob_from_proto",
+    "blob_ref",
+    "blob_to_proto",
+    "blobs_of",
+    "catalogue_to_proto",
+    "contract_from_proto",
+    "contract_to_proto",
+    "event_from_proto",
+    "event_to_proto",
+    "job_from_proto",
+    "job_to_proto",
+    "needs_of",
+    "recipe_from_proto",
+    "recipe_to_proto",
+    "report_from_proto",
+    "report_to_proto",
+    "spec_from_proto",
+    "spec_to_proto",
+    "state_from_proto",
+    "state_to_proto",
+    "trial_from_proto",
+    "trial_to_proto",
+    "value_from_proto",
+    "value_to_proto",
+    "workload_from_proto",
+    "workload_to_proto",
+]

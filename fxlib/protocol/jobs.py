@@ -1,0 +1,131 @@
+"""Jobs and their events, to and from protobuf."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fxlib.jobs import Event, Failure, Job, State
+from fxlib.protocol.bijection import Bijection
+from fxlib.protocol.report import blob_from_proto, report_from_proto, report_to_proto
+from fxlib.v1 import jobs_pb2
+
+_STATES = Bijection[State, "jobs_pb2.JobState"](
+    {
+        "queued": jobs_pb2.JOB_STATE_QUEUED,
+        "running": jobs_pb2.JOB_STATE_RUNNING,
+        "succeeded": jobs_pb2.JOB_STATE_SUCCEEDED,
+        "failed": jobs_pb2.JOB_STATE_FAILED,
+        "cancelled": jobs_pb2.JOB_STATE_CANCELLED,
+    }
+)
+
+
+def state_to_proto(state: State) -> jobs_pb2.JobState:
+    """Write a job's state."""
+    return _STATES.there(state)
+
+
+def state_from_proto(proto: jobs_pb2.JobState) -> State:
+    """Read a job's state.
+
+    Raises:
+        WireError: it has no meaning.
+    """
+    return _STATES.back(proto, "Job.state")
+
+
+def job_to_proto(job: Job) -> jobs_pb2.Job:
+    """Write a job."""
+    proto = jobs_pb2.Job(
+        id=job.id,
+        request_id=job.request_id,
+        name=job.name,
+        namespace=job.namespace,
+        labels=job.labels,
+        state=state_to_proto(job.state),
+        phase=job.phase,
+        attempts=job.attempts,
+        worker_id=job.worker_id,
+        cached=job.cached,
+        last_sequence=job.last_sequence,
+    )
+    for name in ("created_at", "started_at", "finished_at"):
+        if (at := getattr(job, name)) is not None:
+            getattr(proto, name).CopyFrom(_to_timestamp(at))
+    if job.report is not None:
+        proto.result.CopyFrom(report_to_proto(job.report, graph=job.graph))
+    if job.failure is not None:
+        proto.failure.CopyFrom(jobs_pb2.JobFailure(code=job.failure.code, message=job.failure.message))
+    return proto
+
+
+def job_from_proto(proto: jobs_pb2.Job) -> Job:
+    """Read a job.
+
+    Raises:
+        WireError: a field of the job or of its result has no meaning.
+    """
+    has_graph = proto.HasField("result") and proto.result.HasField("graph")
+    return Job(
+        id=proto.id,
+        request_id=proto.request_id,
+        name=proto.name,
+        namespace=proto.namespace,
+        labels=dict(proto.labels),
+        state=state_from_proto(proto.state),
+        phase=proto.phase,
+        attempts=proto.attempts,
+        worker_id=proto.worker_id,
+        created_at=_from_timestamp(proto.created_at) if proto.HasField("created_at") else None,
+        started_at=_from_timestamp(proto.started_at) if proto.HasField("started_at") else None,
+        finished_at=_from_timestamp(proto.finished_at) if proto.HasField("finished_at") else None,
+        report=report_from_proto(proto.result) if proto.HasField("result") else None,
+        graph=blob_from_proto(proto.result.graph) if has_graph else None,
+        failure=_failure(proto.failure) if proto.HasField("failure") else None,
+        cached=proto.cached,
+        last_sequence=proto.last_sequence,
+    )
+
+
+def event_to_proto(event: Event) -> jobs_pb2.JobEvent:
+    """Write one line of a job's history."""
+    return jobs_pb2.JobEvent(
+        sequence=event.sequence,
+        at=_to_timestamp(event.at),
+        state=state_to_proto(event.state),
+        phase=event.phase,
+        message=event.message,
+        progress=-1.0 if event.progress is None else event.progress,
+    )
+
+
+def event_from_proto(proto: jobs_pb2.JobEvent) -> Event:
+    """Read one line of a job's history.
+
+    Raises:
+        WireError: the state has no meaning.
+    """
+    return Event(
+        sequence=proto.sequence,
+        at=_from_timestamp(proto.at),
+        state=_STATES.back(proto.state, "JobEvent.state"),
+        phase=proto.phase,
+        message=proto.message,
+        progress=None if proto.progress < 0 else proto.progress,
+    )
+
+
+def _failure(proto: jobs_pb2.JobFailure) -> Failure:
+    return Failure(code=proto.code, message=proto.message)
+
+
+def _to_timestamp(at: datetime) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromDatetime(at)
+    return stamp
+
+
+def _from_timestamp(stamp: Timestamp) -> datetime:
+    return stamp.ToDatetime(tzinfo=UTC)

@@ -1,0 +1,176 @@
+"""Reports (a result but for its module), to and from protobuf."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from fxlib.errors import WireError
+from fxlib.jobs import Blob
+from fxlib.protocol.bijection import Bijection
+from fxlib.reasons import Declined, Reason
+from fxlib.result import Action, CallReport, Decision, Estimate, PassReport, Report, Span, Timeline
+from fxlib.v1 import graph_pb2, jobs_pb2
+
+_DECISIONS = Bijection[Decision, "jobs_pb2.Decision"](
+    {"adopt": jobs_pb2.DECISION_ADOPT, "keep_original": jobs_pb2.DECISION_KEEP_ORIGINAL}
+)
+
+
+def report_to_proto(report: Report, *, graph: Blob | None = None) -> jobs_pb2.JobResult:
+    """Write a report; `graph` is the address of the rewritten graph, if there is one."""
+    proto = jobs_pb2.JobResult(
+        decision=_DECISIONS.there(report.decision),
+        reason_code=report.reason.name if report.reason else "",
+        reason=report.explanation,
+        calls=[_call_to_proto(each) for each in report.calls],
+        passes=[_pass_to_proto(each) for each in report.passes],
+        not_reproduced=report.not_reproduced,
+        preserves=report.preserves,
+        assumptions=report.assumptions,
+        blocks=report.blocks,
+        hardware=report.hardware,
+        torch_version=report.torch_version,
+        phase_seconds=report.phase_seconds,
+    )
+    if graph is not None:
+        proto.graph.CopyFrom(blob_to_proto(graph))
+    for name in ("qps_original", "qps_optimized", "gain"):
+        if (estimate := getattr(report, name)) is not None:
+            getattr(proto, name).CopyFrom(_estimate_to_proto(estimate))
+    for name in ("timeline_original", "timeline_optimized"):
+        if (timeline := getattr(report, name)) is not None:
+            getattr(proto, name).CopyFrom(_timeline_to_proto(timeline))
+    return proto
+
+
+def report_from_proto(proto: jobs_pb2.JobResult) -> Report:
+    """Read a report.
+
+    Raises:
+        WireError: there is no decision, or a call's action is unknown.
+    """
+    return Report(
+        decision=_DECISIONS.back(proto.decision, "JobResult.decision"),
+        reason=_reason(proto.reason_code),
+        explanation=proto.reason,
+        qps_original=_estimate_from_proto(proto.qps_original) if proto.HasField("qps_original") else None,
+        qps_optimized=_estimate_from_proto(proto.qps_optimized) if proto.HasField("qps_optimized") else None,
+        gain=_estimate_from_proto(proto.gain) if proto.HasField("gain") else None,
+        calls=tuple(_call_from_proto(each) for each in proto.calls),
+        passes=tuple(_pass_from_proto(each) for each in proto.passes),
+        not_reproduced=tuple(proto.not_reproduced),
+        preserves=proto.preserves,
+        assumptions=tuple(proto.assumptions),
+        timeline_original=_timeline(proto, "timeline_original"),
+        timeline_optimized=_timeline(proto, "timeline_optimized"),
+        blocks=proto.blocks,
+        phase_seconds=dict(proto.phase_seconds),
+        hardware=proto.hardware,
+        torch_version=proto.torch_version,
+    )
+
+
+def blob_to_proto(blob: Blob) -> graph_pb2.BlobRef:
+    """Write a blob's address."""
+    return graph_pb2.BlobRef(sha256=blob.sha256, size=blob.size)
+
+
+def blob_from_proto(proto: graph_pb2.BlobRef) -> Blob:
+    """Read a blob's address."""
+    return Blob(sha256=proto.sha256, size=proto.size)
+
+
+def _reason(code: str) -> Reason | None:
+    return (Reason[code] if code in Reason.__members__ else Reason.OTHER) if code else None
+
+
+def _known(code: str, detail: str, sentence: str) -> tuple[Reason, str]:
+    """Return reason and detail; those of a newer version keep their sentence."""
+    return (Reason[code], detail) if code in Reason.__members__ else (Reason.OTHER, sentence)
+
+
+def _estimate_to_proto(estimate: Estimate) -> jobs_pb2.Estimate:
+    return jobs_pb2.Estimate(value=estimate.value, low=estimate.low, high=estimate.high)
+
+
+def _estimate_from_proto(proto: jobs_pb2.Estimate) -> Estimate:
+    return Estimate(value=proto.value, low=proto.low, high=proto.high)
+
+
+def _call_to_proto(call: CallReport) -> jobs_pb2.CallReport:
+    return jobs_pb2.CallReport(
+        node=call.node,
+        function=call.function,
+        to=call.to,
+        action=call.action,
+        reason_code=call.reason.name,
+        reason=call.reason.sentence(call.detail),
+        detail=call.detail,
+        remedy=call.remedy,
+        source=call.source,
+        exposed_before_s=call.exposed_before_s,
+        exposed_after_s=call.exposed_after_s,
+    )
+
+
+def _call_from_proto(proto: jobs_pb2.CallReport) -> CallReport:
+    reason, detail = _known(proto.reason_code, proto.detail, proto.reason)
+    return CallReport(
+        node=proto.node,
+        function=proto.function,
+        to=proto.to,
+        action=_action(proto.action, proto.node),
+        reason=reason,
+        detail=detail,
+        remedy=proto.remedy,
+        source=proto.source,
+        exposed_before_s=proto.exposed_before_s if proto.HasField("exposed_before_s") else None,
+        exposed_after_s=proto.exposed_after_s if proto.HasField("exposed_after_s") else None,
+    )
+
+
+def _action(text: str, node: str) -> Action:
+    for action in get_args(Action):
+        if action == text:
+            return action
+    raise WireError(f"{text!r} is no action", where=f"JobResult.calls[{node!r}].action")
+
+
+def _pass_to_proto(report: PassReport) -> jobs_pb2.PassReport:
+    declined = [
+        jobs_pb2.Declined(
+            node=each.node,
+            reason_code=each.reason.name,
+            reason=each.reason.sentence(each.detail),
+            detail=each.detail,
+            remedy=each.remedy,
+        )
+        for each in report.declined
+    ]
+    return jobs_pb2.PassReport(name=report.name, changes=report.changes, seconds=report.seconds, declined=declined)
+
+
+def _pass_from_proto(proto: jobs_pb2.PassReport) -> PassReport:
+    declined = []
+    for each in proto.declined:
+        reason, detail = _known(each.reason_code, each.detail, each.reason)
+        declined.append(Declined(node=each.node, reason=reason, detail=detail, remedy=each.remedy))
+    return PassReport(name=proto.name, changes=proto.changes, seconds=proto.seconds, declined=tuple(declined))
+
+
+def _timeline_to_proto(timeline: Timeline) -> jobs_pb2.Timeline:
+    spans = [
+        jobs_pb2.Span(kind=span.kind, name=span.name, to=span.to, start_s=span.start_s, end_s=span.end_s)
+        for span in timeline.spans
+    ]
+    return jobs_pb2.Timeline(spans=spans, step_s=timeline.step_s)
+
+
+def _timeline(result: jobs_pb2.JobResult, name: str) -> Timeline | None:
+    if not result.HasField(name):
+        return None
+    proto: jobs_pb2.Timeline = getattr(result, name)
+    spans = tuple(
+        Span(kind=each.kind, name=each.name, to=each.to, start_s=each.start_s, end_s=each.end_s) for each in proto.spans
+    )
+    return Timeline(spans=spans, step_s=proto.step_s)

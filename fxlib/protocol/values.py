@@ -1,0 +1,64 @@
+"""Immediate values and contracts, to and from protobuf: as in graphs, with errors that name the field."""
+
+from __future__ import annotations
+
+from fxlib.contracts import Contract
+from fxlib.v1 import graph_pb2
+from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.contracts import check_contract, read_contract, write_contract
+from fxlib.wire.faults import Fault
+from fxlib.wire.limits import DEFAULT
+from fxlib.wire.read_values import ValueReader
+from fxlib.wire.write_values import ValueWriter
+
+
+def value_to_proto(value: object, where: str) -> graph_pb2.Value:
+    """Write an immediate value.
+
+    Raises:
+        WireError: the value has no place in the format; `where` names the field.
+    """
+    proto = graph_pb2.Value()
+    try:
+        ValueWriter().write(proto, value)
+    except Fault as fault:
+        raise fault.at(where) from None
+    return proto
+
+
+def value_from_proto(proto: graph_pb2.Value, where: str) -> object:
+    """Read an immediate value.
+
+    Raises:
+        WireError: the message holds none; `where` names the field.
+    """
+    try:
+        check_value(proto, Place(limits=DEFAULT))
+        return ValueReader().read(proto)
+    except Fault as fault:
+        raise fault.at(where) from None
+
+
+def contract_to_proto(contract: Contract, where: str = "contract") -> graph_pb2.Contract:
+    """Write a contract.
+
+    Raises:
+        WireError: the structure of its result has no place in the format; `where` names the field.
+    """
+    try:
+        return write_contract(contract)
+    except Fault as fault:
+        raise fault.at(where) from None
+
+
+def contract_from_proto(proto: graph_pb2.Contract, where: str = "contract") -> Contract:
+    """Read a contract.
+
+    Raises:
+        WireError: it contradicts itself, or is not valid; `where` names the field.
+    """
+    try:
+        check_contract(proto)
+        return read_contract(proto)
+    except Fault as fault:
+        raise fault.at(where) from None

@@ -1,0 +1,230 @@
+"""Workloads, to and from protobuf; real batches and a captured loss travel as blobs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from torch.fx import GraphModule
+
+from fxlib import wire
+from fxlib.errors import WireError
+from fxlib.protocol.batches import batch_from_bytes, batch_to_bytes, blob_ref, spec_from_proto, spec_to_proto
+from fxlib.protocol.bijection import Bijection
+from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
+from fxlib.v1 import graph_pb2, workload_pb2
+from fxlib.workload import (
+    Assume,
+    BatchSpec,
+    Dense,
+    Mode,
+    Optimizer,
+    RemoteObject,
+    Server,
+    Table,
+    TableOptimizer,
+    Workload,
+)
+
+_MODES = Bijection[Mode, "workload_pb2.StepMode"](
+    {
+        "forward": workload_pb2.STEP_MODE_FORWARD,
+        "local": workload_pb2.STEP_MODE_LOCAL,
+        "distributed": workload_pb2.STEP_MODE_DISTRIBUTED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedWorkload:
+    """A workload's message, and the blobs that it names, by SHA-256."""
+
+    message: workload_pb2.Workload
+    blobs: Mapping[str, bytes]
+
+
+def workload_to_proto(workload: Workload) -> EncodedWorkload:
+    """Write a workload.
+
+    Raises:
+        WireError: the loss's graph, or an argument of a remote object, cannot be written.
+        WorkloadError: a batch's dtype cannot be sent.
+    """
+    optimizer = workload.trainer_optimizer
+    proto = workload_pb2.Workload(
+        optimizer=workload_pb2.OptimizerSpec(
+            name=optimizer.name,
+            lr=optimizer.lr,
+            momentum=optimizer.momentum,
+            weight_decay=optimizer.weight_decay,
+        ),
+        mode=_MODES.there(workload.mode),
+        threads=workload.threads,
+        trainers=workload.trainers,
+        servers=[_server_to_proto(server) for server in workload.servers],
+        rrefs=[_rref_to_proto(name, rref) for name, rref in sorted(workload.rrefs.items())],
+        assume=workload.assume,
+        seed=workload.seed,
+    )
+    for name, contract in workload.contracts.items():
+        proto.contracts[name].CopyFrom(contract_to_proto(contract, f"Workload.contracts[{name!r}]"))
+    blobs: dict[str, bytes] = {}
+
+    def keep(data: bytes) -> graph_pb2.BlobRef:
+        ref = blob_ref(data)
+        blobs[ref.sha256] = data
+        return ref
+
+    if isinstance(workload.batches, BatchSpec):
+        proto.description.CopyFrom(spec_to_proto(workload.batches))
+    else:
+        proto.batches.batches.extend(keep(batch_to_bytes(batch)) for batch in workload.real_batches)
+    _loss_to_proto(workload.loss, proto.loss, keep)
+    return EncodedWorkload(message=proto, blobs=blobs)
+
+
+def workload_from_proto(proto: workload_pb2.Workload, blobs: Mapping[str, bytes]) -> Workload:
+    """Read a workload.
+
+    Args:
+        proto: the message.
+        blobs: those that `blobs_of` names, by SHA-256.
+
+    Raises:
+        WireError: a blob is missing, or is not what it should be, or a field has no meaning.
+        WorkloadError: a field describes no step that can run.
+    """
+    return Workload(
+        batches=_batches_from_proto(proto, blobs),
+        loss=_loss_from_proto(proto.loss, blobs),
+        optimizer=Optimizer(
+            name=proto.optimizer.name,
+            lr=proto.optimizer.lr,
+            momentum=proto.optimizer.momentum,
+            weight_decay=proto.optimizer.weight_decay,
+        ),
+        mode=_MODES.back(proto.mode, "Workload.mode"),
+        threads=proto.threads,
+        trainers=proto.trainers,
+        servers=tuple(_server_from_proto(server) for server in proto.servers),
+        rrefs={rref.name: _rref_from_proto(rref) for rref in proto.rrefs},
+        contracts={
+            name: contract_from_proto(contract, f"Workload.contracts[{name!r}]")
+            for name, contract in sorted(proto.contracts.items())
+        },
+        assume=cast(Assume, proto.assume),
+        seed=proto.seed,
+    )
+
+
+def blobs_of(proto: workload_pb2.Workload) -> tuple[graph_pb2.BlobRef, ...]:
+    """Return the blobs that a workload cannot do without."""
+    loss = (proto.loss.graph,) if proto.loss.WhichOneof("kind") == "graph" else ()
+    return (*proto.batches.batches, *loss)
+
+
+def _batches_from_proto(proto: workload_pb2.Workload, blobs: Mapping[str, bytes]) -> BatchSpec | list[object]:
+    match proto.WhichOneof("inputs"):
+        case "description":
+            return spec_from_proto(proto.description)
+        case "batches":
+            places = [f"Workload.batches[{index}]" for index in range(len(proto.batches.batches))]
+            return [
+                batch_from_bytes(_blob(ref, blobs, where), where)
+                for ref, where in zip(proto.batches.batches, places, strict=True)
+            ]
+        case _:
+            raise WireError("neither batches nor their description", where="Workload.inputs")
+
+
+def _loss_to_proto(
+    loss: str | GraphModule, proto: workload_pb2.Loss, keep: Callable[[bytes], graph_pb2.BlobRef]
+) -> None:
+    if isinstance(loss, str):
+        proto.name = loss
+    else:
+        proto.graph.CopyFrom(keep(wire.encode(loss).graph.SerializeToString(deterministic=True)))
+
+
+def _loss_from_proto(proto: workload_pb2.Loss, blobs: Mapping[str, bytes]) -> str | GraphModule:
+    if proto.WhichOneof("kind") == "graph":
+        return wire.decode(wire.parse(_blob(proto.graph, blobs, "Workload.loss")))
+    return proto.name
+
+
+def _blob(ref: graph_pb2.BlobRef, blobs: Mapping[str, bytes], where: str) -> bytes:
+    try:
+        return blobs[ref.sha256]
+    except KeyError:
+        raise WireError(f"blob {ref.sha256} is missing", where=where) from None
+
+
+def _server_to_proto(server: Server) -> workload_pb2.ServerSpec:
+    return workload_pb2.ServerSpec(
+        name=server.name,
+        tables=[
+            workload_pb2.TableSpec(
+                name=table.name, rows=table.rows, dim=table.dim, optimizer=table.optimizer, lr=table.lr
+            )
+            for table in server.tables
+        ],
+        dense=[
+            workload_pb2.DenseSpec(name=dense.name, shape=dense.shape, optimizer=dense.optimizer, lr=dense.lr)
+            for dense in server.dense
+        ],
+        setup=server.setup or "",
+        service_time_s=server.service_time_s,
+    )
+
+
+def _server_from_proto(proto: workload_pb2.ServerSpec) -> Server:
+    return Server(
+        name=proto.name,
+        tables=tuple(
+            Table(
+                name=table.name,
+                rows=table.rows,
+                dim=table.dim,
+                optimizer=cast(TableOptimizer, table.optimizer),
+                lr=table.lr,
+            )
+            for table in proto.tables
+        ),
+        dense=tuple(
+            Dense(
+                name=dense.name,
+                shape=tuple(dense.shape),
+                optimizer=cast(TableOptimizer, dense.optimizer),
+                lr=dense.lr,
+            )
+            for dense in proto.dense
+        ),
+        setup=proto.setup or None,
+        service_time_s=proto.service_time_s,
+    )
+
+
+def _rref_to_proto(name: str, rref: RemoteObject) -> workload_pb2.RRefSpec:
+    where = f"Workload.rrefs[{name!r}]"
+    proto = workload_pb2.RRefSpec(
+        name=name,
+        owner=rref.owner,
+        cls=rref.cls,
+        args=[value_to_proto(value, f"{where}.args[{index}]") for index, value in enumerate(rref.args)],
+    )
+    for key, value in rref.kwargs.items():
+        proto.kwargs[key].CopyFrom(value_to_proto(value, f"{where}.kwargs[{key!r}]"))
+    return proto
+
+
+def _rref_from_proto(proto: workload_pb2.RRefSpec) -> RemoteObject:
+    where = f"Workload.rrefs[{proto.name!r}]"
+    return RemoteObject(
+        owner=proto.owner,
+        cls=proto.cls,
+        args=tuple(value_from_proto(value, f"{where}.args[{index}]") for index, value in enumerate(proto.args)),
+        kwargs={
+            key: value_from_proto(value, f"{where}.kwargs[{key!r}]") for key, value in sorted(proto.kwargs.items())
+        },
+    )

@@ -1,0 +1,207 @@
+"""The reference parameter server: sharded embedding tables and dense parameters, over `torch.distributed.rpc`.
+
+The functions of this module run on the server; trainers call them by RPC. They declare what they read and write, so
+that fxlib may move the calls:
+
+>>> rpc_sync("ps0", fxlib.ps.lookup, args=("clicks", indices))  # [*indices.shape, dim]
+>>> rpc_sync("ps0", fxlib.ps.push, args=("clicks", indices, gradient))  # the table's own optimizer, at once
+
+Updates are bitwise reproducible: rows named twice in one push are summed in the order given, and each push is applied
+by itself, in order of arrival. Lookups may overlap each other; a push to a table waits for those being read.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import torch
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+
+from fxlib.contracts import remote
+from fxlib.errors import WorkloadError
+from fxlib.ps.placement import place
+from fxlib.ps.state import ServerState
+from fxlib.workload import Server
+
+__all__ = [
+    "gradients",
+    "lookup",
+    "lookup_attached",
+    "lookup_bag",
+    "place",
+    "pull",
+    "push",
+    "push_bag",
+    "push_dense",
+    "reset",
+    "serve",
+    "set_service_time",
+    "setup",
+    "state_digest",
+    "step",
+]
+
+Pooling = Literal["sum", "mean"]
+
+_state: ServerState | None = None
+
+
+def serve(
+    server: Server,
+    *,
+    rank: int,
+    world_size: int,
+    options: rpc.TensorPipeRpcBackendOptions,
+    seed: int = 0,
+    threads: int = 1,
+) -> None:
+    """Be the server until every worker of the RPC group has shut down; the body of a server process.
+
+    Args:
+        server: its name, tables and dense parameters.
+        rank: of this process in the RPC group.
+        world_size: processes of the RPC group.
+        options: of the RPC layer; `init_method` says where the group meets.
+        seed: of the initial state.
+        threads: intra-op threads.
+    """
+    torch.set_num_threads(threads)
+    setup(server, seed)
+    rpc.init_rpc(server.name, rank=rank, world_size=world_size, rpc_backend_options=options)
+    rpc.shutdown()
+
+
+def setup(server: Server, seed: int) -> None:
+    """Hold the state that `server` describes, drawn from `seed`: equal seeds give equal bits."""
+    global _state  # noqa: PLW0603 - remote functions find a process's state by its module
+    _state = ServerState(server, seed)
+
+
+def reset(seed: int) -> None:
+    """Draw the whole state anew from `seed`, optimizer state included."""
+    setup(_present().server, seed)
+
+
+def set_service_time(seconds: float) -> None:
+    """Add so many seconds to each call from now on: they stand for the network and the load of a real server."""
+    _present().service_time_s = seconds
+
+
+def state_digest() -> str:
+    """SHA-256 over all parameters and all optimizer state of this server."""
+    return _present().digest()
+
+
+@remote(reads="tables", gradient="fxlib.ps:push")
+def lookup(table: str, indices: torch.Tensor) -> torch.Tensor:
+    """Return rows of a table: integers of any shape to float32 [*indices.shape, dim].
+
+    Raises:
+        WorkloadError: this server has no such table.
+        IndexError: an index is not a row of the table.
+    """
+    return _serving().table(table).rows(indices)
+
+
+@remote(writes="tables")
+def push(table: str, indices: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Apply the gradient [*indices.shape, dim] of a `lookup` by the table's optimizer.
+
+    Raises:
+        WorkloadError: this server has no such table.
+        IndexError: an index is not a row of the table.
+        ValueError: the gradient's shape does not fit.
+    """
+    _serving().table(table).update(indices, gradient)
+
+
+@remote(reads="tables", gradient="fxlib.ps:push_bag")
+def lookup_bag(table: str, indices: torch.Tensor, offsets: torch.Tensor, *, mode: Pooling = "sum") -> torch.Tensor:
+    """Return pooled rows of a table: indices [n] in bags that start at offsets [bags], to float32 [bags, dim].
+
+    Raises:
+        WorkloadError: this server has no such table.
+        IndexError: an index is not a row of the table.
+        ValueError: the mode or the offsets are not as described.
+    """
+    return _serving().table(table).pooled(indices, offsets, mode)
+
+
+@remote(writes="tables")
+def push_bag(
+    table: str, indices: torch.Tensor, offsets: torch.Tensor, gradient: torch.Tensor, *, mode: Pooling = "sum"
+) -> None:
+    """Apply the gradient [bags, dim] of a `lookup_bag` by the table's optimizer.
+
+    Raises:
+        WorkloadError: this server has no such table.
+        IndexError: an index is not a row of the table.
+        ValueError: a shape, the mode or the offsets are not as described.
+    """
+    _serving().table(table).update_pooled(indices, offsets, gradient, mode)
+
+
+@remote(reads="dense", gradient="fxlib.ps:push_dense")
+def pull(name: str) -> torch.Tensor:
+    """Return a copy of a dense parameter.
+
+    Raises:
+        WorkloadError: this server has no such parameter.
+    """
+    return _serving().parameter(name).value()
+
+
+@remote(writes="dense")
+def push_dense(name: str, gradient: torch.Tensor) -> None:
+    """Apply the gradient of a dense parameter by its optimizer.
+
+    Raises:
+        WorkloadError: this server has no such parameter.
+        ValueError: the gradient's shape does not fit.
+    """
+    _serving().parameter(name).update(gradient)
+
+
+@remote(reads="tables")
+def lookup_attached(table: str, indices: torch.Tensor) -> torch.Tensor:
+    """Return rows as `lookup` does, attached to the table, for `torch.distributed.autograd`.
+
+    The gradient stays on the server, in the trainer's autograd context, until `step` or the context's end.
+
+    Raises:
+        WorkloadError: this server has no such table.
+        IndexError: an index is not a row of the table.
+    """
+    return _serving().table(table).attached_rows(indices)
+
+
+@remote(reads="tables")
+def gradients(context_id: int) -> dict[str, torch.Tensor]:
+    """Return what a distributed autograd context holds for this server: a dense gradient for each table it reached."""
+    found = dist_autograd.get_gradients(context_id)
+    tables = _serving().tables.items()
+    return {name: found[table.weight].to_dense() for name, table in tables if table.weight in found}
+
+
+@remote(writes="tables")
+def step(context_id: int) -> None:
+    """Apply the gradients of a distributed autograd context to this server's tables, each by its own optimizer."""
+    found = dist_autograd.get_gradients(context_id)
+    for table in _serving().tables.values():
+        if table.weight in found:
+            table.update_attached(found[table.weight])
+
+
+def _present() -> ServerState:
+    if _state is None:
+        raise WorkloadError("this process serves no parameters", where="fxlib.ps", hint="Call fxlib.ps.setup first.")
+    return _state
+
+
+def _serving() -> ServerState:
+    state = _present()
+    if state.service_time_s > 0.0:
+        time.sleep(state.service_time_s)
+    return state

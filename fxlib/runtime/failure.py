@@ -1,0 +1,80 @@
+"""Which exception a rewritten forward raises: the one that the program as captured would have raised.
+
+A rewrite moves nodes past one another, so the node that fails first need not be the one that the captured program
+would have failed at. Every node knows its place in that program (`meta["order"]`). When one fails, whatever stands
+before it in program order and has not run yet runs now, in program order: waits of calls in flight above all. The
+first error met is the program's; if none is met, the failed node's error is. Calls in flight that stand after it are
+left to drain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import CodeType, TracebackType
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Where a forward stopped: the nodes before the failed one have run, and `values` are those still alive."""
+
+    nodes: Sequence[Node]
+    failed: int
+    values: dict[str, Any]
+
+
+def locate(module: GraphModule, code: CodeType, error: BaseException) -> Failure | None:
+    """Find the node that raised, by the line map of the generated code; None if the error came from outside of it."""
+    step: TracebackType | None = error.__traceback__
+    while step is not None and step.tb_frame.f_code is not code:
+        step = step.tb_next
+    if step is None:
+        return None
+    lines: dict[int, int | None] = module._lineno_map or {}
+    index = lines.get(step.tb_lineno - module._prologue_start)
+    if index is None:
+        return None
+    return Failure(nodes=list(module.graph.nodes), failed=index, values=dict(step.tb_frame.f_locals))
+
+
+def earlier_error(module: GraphModule, failure: Failure) -> Exception | None:
+    """Run what the captured program would have run before the failed node; return the first error, if any."""
+    order = program_order(failure.nodes)
+    ran, rest = failure.nodes[: failure.failed], failure.nodes[failure.failed + 1 :]
+    limit = order[failure.nodes[failure.failed]]
+    pending = sorted((node for node in rest if order[node] < limit), key=order.__getitem__)
+    if not pending:
+        return None
+    interpreter = Interpreter(module, garbage_collect_values=False)
+    interpreter.env = {node: failure.values[node.name] for node in ran if node.name in failure.values}
+    for node in pending:
+        if any(value not in interpreter.env for value in node.all_input_nodes):
+            continue
+        try:
+            interpreter.env[node] = interpreter.run_node(node)
+        except Exception as error:  # noqa: BLE001 - to be raised in place of the failed node's
+            return error
+    return None
+
+
+def leave_modes(failure: Failure) -> None:
+    """Leave the autocast blocks that the forward had entered and not left, innermost first, as `with` would have."""
+    ran = failure.nodes[: failure.failed]
+    left = {node.args[0] for node in ran if node.target is torch.amp.autocast_mode._exit_autocast}
+    for node in reversed(ran):
+        if node.target is torch.amp.autocast_mode._enter_autocast and node not in left:
+            torch.amp.autocast_mode._exit_autocast(failure.values[node.name])
+
+
+def program_order(nodes: Sequence[Node]) -> dict[Node, int]:
+    """Place of each node in the program as captured; a node that a pass made anew takes that of its latest input."""
+    order: dict[Node, int] = {}
+    for node in nodes:
+        known = node.meta.get("order")
+        latest = max((order.get(value, 0) for value in node.all_input_nodes), default=0)
+        order[node] = known if isinstance(known, int) else latest
+    return order

@@ -1,0 +1,169 @@
+"""What generated code calls: remote calls in their blocking and issued forms, and the wait that joins them.
+
+Each operator takes exactly its documented positional arguments. A blocking operator does what the user's own idiom
+does, through the same entry points of `torch.distributed.rpc`; an issuing one starts the same call, never raises, and
+leaves its errors to the wait. All run in the caller's thread, so in its distributed autograd context.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed import rpc
+from torch.distributed.rpc import rref_proxy
+
+from fxlib.errors import ContractError
+from fxlib.runtime import functions
+from fxlib.runtime.deadlines import DEADLINES
+from fxlib.runtime.flight import Tracked, current_flight
+
+# `rpc_async` returns a `torch._C.Future`, of which `torch.futures.Future` is a subclass.
+Future: TypeAlias = "torch._C.Future[Any]"
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+Starter = Callable[..., Any]
+
+
+def remote_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Any:
+    """Call `function` on `to`, block, and return its result: `rpc_sync`, or `rref.rpc_sync().method`.
+
+    Args:
+        to: a worker's name, rank or `WorkerInfo`, or the RRef whose object's method is called.
+        function: "package.module:qualname", or ".method" of the object behind the RRef `to`.
+        args: positional arguments of the remote function.
+        kwargs: keyword arguments of the remote function.
+        timeout: in seconds; None is the default of the RPC layer, 0 is no limit.
+
+    Raises:
+        ContractError: no function is known by this name.
+        Exception: whatever `rpc_sync` raises: the remote function's own error, a timeout, an unknown worker.
+    """
+    return _start(rpc.rpc_sync, to, function, args, kwargs, limit=DEADLINES.deadline(server_name(to), timeout))
+
+
+def issue_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Future:
+    """Start `remote_call` with the same arguments and return its future. Never raises: errors are kept for the wait."""
+    return _issue(to, timeout, lambda limit: _start(_rpc_async, to, function, args, kwargs, limit=limit))
+
+
+def fetch(rref: Any, timeout: float | None) -> Any:
+    """Return a copy of the value behind an RRef: `rref.to_here(timeout)`.
+
+    Raises:
+        Exception: whatever `to_here` raises, the error of the RRef's creation among it.
+    """
+    return rref.to_here(DEADLINES.deadline(server_name(rref), timeout))
+
+
+def issue_fetch(rref: Any, timeout: float | None) -> Future:
+    """Start `fetch` and return its future. Never raises: errors are kept for the wait.
+
+    `to_here` has no asynchronous form; asking the owner for its local value carries the same tensors and the same
+    autograd history. An owner's own value is handed over at once: its identity matters, and nothing travels.
+    """
+    if getattr(rref, "is_owner", bool)():
+        return _issue(rref, timeout, lambda limit: _completed(rref.to_here(limit)))
+    local_value = operator.methodcaller("local_value")
+    return _issue(rref, timeout, lambda limit: rpc.rpc_async(rref.owner(), local_value, (rref,), timeout=limit))
+
+
+def create(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Any:
+    """Start `function` on `to` and return an RRef to its result: `rpc.remote`, or `rref.remote().method`.
+
+    Raises:
+        ContractError: no function is known by this name.
+        Exception: whatever `rpc.remote` raises.
+    """
+    return _start(rpc.remote, to, function, args, kwargs, limit=DEADLINES.deadline(server_name(to), timeout))
+
+
+def wait(future: Any) -> Any:
+    """Block until an issued call is complete and return its result.
+
+    Raises:
+        Exception: what the blocking call would have raised.
+    """
+    return future.wait()
+
+
+def track_gradient(  # noqa: PLR0917 - as all operators: positional, in the documented order
+    result: Any, to: Any, gradient: str, args: Args, kwargs: Kwargs, timeout: float | None, index: int
+) -> Any:
+    """Let a remote result take a gradient, and note where `fxlib.push_gradients` shall send it.
+
+    Returns the result as it is when grad mode is off, when it takes no gradient (integers), or when it already belongs
+    to an autograd graph (distributed autograd carries that gradient home by itself). `index` is the call's place in
+    program order. The other arguments are those of the call whose result this is.
+
+    Raises:
+        ContractError: the result is not one tensor, so that `gradient` cannot be given its gradient.
+    """
+    if not torch.is_grad_enabled():
+        return result
+    if not isinstance(result, torch.Tensor):
+        raise ContractError(
+            f"the result is a {type(result).__name__}, and only a tensor has a gradient to push",
+            where=gradient,
+            hint="Return one tensor from the remote function, or drop gradient= from its contract.",
+        )
+    if result.requires_grad or not (result.is_floating_point() or result.is_complex()):
+        return result
+    # A detached tensor shares storage and has flags of its own: a server in this process keeps its tensor as it was.
+    leaf = result.detach().requires_grad_()
+    if (flight := current_flight()) is not None:
+        call = Tracked(leaf=leaf, to=to, gradient=gradient, args=args, kwargs=kwargs, timeout_s=timeout, index=index)
+        flight.tracked.append(call)
+    return leaf
+
+
+def server_name(to: Any) -> str:
+    """Return the name of the worker that a call to `to` reaches; `to` in words when it cannot be told."""
+    if isinstance(to, str):
+        return to
+    if isinstance(to, rpc.WorkerInfo):
+        return to.name
+    if hasattr(to, "owner_name"):
+        return str(to.owner_name())
+    try:
+        return str(rpc.api._to_worker_info(to).name)
+    except (RuntimeError, TypeError, ValueError):
+        return str(to)
+
+
+def _start(start: Starter, to: Any, function: str, args: Args, kwargs: Kwargs, *, limit: float) -> Any:
+    if function.startswith("."):
+        return rref_proxy._invoke_rpc(to, start, function[1:], limit, *args, **kwargs)
+    return start(to, functions.resolve(function), args=args, kwargs=kwargs, timeout=limit)
+
+
+def _rpc_async(to: Any, function: Any, *, args: Args, kwargs: Kwargs | None = None, timeout: float) -> Future:
+    # Not `rpc.rpc_async` itself, which `rref_proxy._invoke_rpc` treats apart: on an RRef of unknown type it would issue
+    # from a callback's thread, outside of the caller's autograd context, and the server's gradients would be lost.
+    return rpc.rpc_async(to, function, args=args, kwargs=kwargs, timeout=timeout)
+
+
+def _issue(to: Any, timeout: float | None, start: Callable[[float], Future]) -> Future:
+    try:
+        server = server_name(to)
+        future = start(DEADLINES.deadline(server, timeout))
+        DEADLINES.watch(server, timeout, future)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the wait
+        return _refused(error)
+    return future
+
+
+def _completed(value: Any) -> Future:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def _refused(error: Exception) -> Future:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_exception(error)
+    if (flight := current_flight()) is not None:
+        flight.refused.append(error)
+    return future

@@ -1,0 +1,155 @@
+"""Recording of a run: when each call was issued, in flight and waited for, on the trainer's thread.
+
+While nothing records, forwards pay one look at a thread-local variable. While something does, a forward runs the same
+generated code object over globals in which the operators of calls are timed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from fxlib.result import Span, Timeline
+from fxlib.runtime import calls, ops
+
+BLOCKED = frozenset(("call", "wait"))
+"""Kinds of spans in which the trainer's thread stands still for a call."""
+
+
+class Recording:
+    """Spans of one thread's run. `timeline` is complete once the recording has ended."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._lock = threading.Lock()
+        self._spans: list[Span] = []
+        self._step_s: float | None = None
+
+    @property
+    def timeline(self) -> Timeline:
+        """What was recorded so far: spans by start, seconds from the recording's start."""
+        with self._lock:
+            spans = sorted(self._spans, key=lambda span: span.start_s)
+        return Timeline(spans=tuple(spans), step_s=self._now() if self._step_s is None else self._step_s)
+
+    @contextmanager
+    def span(self, kind: str, name: str = "", to: str = "") -> Iterator[None]:
+        """Record what the block does as one span, such as "backward" or "optimizer"."""
+        start = self._now()
+        try:
+            yield
+        finally:
+            self.note(kind, name, to, start)
+
+    def note(self, kind: str, name: str, to: str, start_s: float) -> None:
+        """Record a span that ends now."""
+        end = self._now()
+        with self._lock:
+            if self._step_s is None or kind == "in_flight":
+                self._spans.append(Span(kind=kind, name=name, to=to, start_s=start_s, end_s=end))
+
+    def finish(self) -> None:
+        """Fix the length of the step."""
+        self._step_s = self._now()
+
+    def instrument(self, module: GraphModule, generated: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `generated` with its calls, issues and waits timed under their names in `module`'s graph."""
+        code: FunctionType = generated  # type: ignore[assignment]
+        nodes = {role: deque(filter(test, module.graph.nodes)) for role, test in _ROLES.items()}
+        names: dict[str, Any] = dict(code.__globals__)
+        for name, value in code.__globals__.items():
+            for role, targets in _targets().items():
+                if callable(value) and value in targets:
+                    names[name] = self._timed(role, value, nodes[role])
+        return FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
+
+    def _timed(self, role: str, operator: Callable[..., Any], nodes: deque[Node]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            # The forward is straight-line code: the next use of an operator is its next node.
+            node = next(each for each in nodes if each.target is operator)
+            nodes.remove(node)
+            name, to = call_name(node), _destination(node, args)
+            start = self._now()
+            with self.span(role, name, to):
+                result = operator(*args, **kwargs)
+            if role == "issue" and hasattr(result, "add_done_callback"):
+                result.add_done_callback(lambda _: self.note("in_flight", name, to, start))
+            return result
+
+        return timed
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._start
+
+
+class _Thread(threading.local):
+    recording: Recording | None = None
+
+
+_THREAD = _Thread()
+_ROLES = {"call": calls.is_call, "issue": calls.is_issue, "wait": calls.is_wait}
+
+
+def current_recording() -> Recording | None:
+    """Return the recording that this thread makes."""
+    return _THREAD.recording
+
+
+@contextmanager
+def record() -> Iterator[Recording]:
+    """Record the calls of the captured modules that this thread runs in the block.
+
+    >>> with record() as recording:
+    ...     module(batch)
+    >>> recording.timeline
+    """
+    outer, recording = _THREAD.recording, Recording()
+    _THREAD.recording = recording
+    try:
+        yield recording
+    finally:
+        recording.finish()
+        _THREAD.recording = outer
+
+
+def exposed_s(timeline: Timeline) -> dict[str, float]:
+    """Seconds for which the trainer's thread stood still in each call, by the call's name."""
+    exposed: dict[str, float] = {}
+    for span in timeline.spans:
+        if span.kind in BLOCKED:
+            exposed[span.name] = exposed.get(span.name, 0.0) + span.end_s - span.start_s
+    return exposed
+
+
+def call_name(node: Node) -> str:
+    """Name of the call as captured; an issue and its wait share it."""
+    known = node.meta.get("call")
+    if isinstance(known, str):
+        return known
+    issue = node.args[0] if calls.is_wait(node) and node.args else None
+    return call_name(issue) if isinstance(issue, Node) else node.name
+
+
+def _targets() -> dict[str, set[Callable[..., Any]]]:
+    kinds = calls.kinds()
+    return {
+        "call": {kind.blocking for kind in kinds},
+        "issue": {kind.issue for kind in kinds},
+        "wait": {kind.wait for kind in kinds},
+    }
+
+
+def _destination(node: Node, args: tuple[Any, ...]) -> str:
+    if node.target in _REMOTE and args:
+        return ops.server_name(args[0])
+    return ""
+
+
+_REMOTE = {ops.remote_call, ops.issue_call, ops.fetch, ops.issue_fetch}

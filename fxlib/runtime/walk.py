@@ -1,0 +1,31 @@
+"""The modules of a model that live in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.distributed.nn.api.remote_module import _RemoteModule
+
+
+def local_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of `root` and all below, as `named_modules` does, which a `RemoteModule` among them refuses."""
+    seen: set[int] = set()
+    stack = [("", root)]
+    while stack:
+        path, module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield path, module
+        for name, child in reversed(module._modules.items()):
+            if child is not None and not isinstance(child, _RemoteModule):
+                stack.append((f"{path}.{name}" if path else name, child))
+
+
+def remote_modules(root: nn.Module) -> Iterator[tuple[nn.Module, str, _RemoteModule]]:
+    """Yield parent, name and module of each `RemoteModule` below `root`."""
+    for _, module in local_modules(root):
+        for name, child in module._modules.items():
+            if isinstance(child, _RemoteModule):
+                yield module, name, child

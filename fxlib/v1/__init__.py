@@ -1,0 +1,1 @@
+"""Stubs generated from `protos/fxlib/v1` by `make protos`."""

@@ -1,0 +1,357 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Opcode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPCODE_UNSPECIFIED: _ClassVar[Opcode]
+    OPCODE_PLACEHOLDER: _ClassVar[Opcode]
+    OPCODE_GET_ATTR: _ClassVar[Opcode]
+    OPCODE_CALL_FUNCTION: _ClassVar[Opcode]
+    OPCODE_CALL_METHOD: _ClassVar[Opcode]
+    OPCODE_CALL_MODULE: _ClassVar[Opcode]
+    OPCODE_OUTPUT: _ClassVar[Opcode]
+OPCODE_UNSPECIFIED: Opcode
+OPCODE_PLACEHOLDER: Opcode
+OPCODE_GET_ATTR: Opcode
+OPCODE_CALL_FUNCTION: Opcode
+OPCODE_CALL_METHOD: Opcode
+OPCODE_CALL_MODULE: Opcode
+OPCODE_OUTPUT: Opcode
+
+class BlobRef(_message.Message):
+    __slots__ = ("sha256", "size")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    size: int
+    def __init__(self, sha256: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
+
+class Contract(_message.Message):
+    __slots__ = ("pure", "reads", "writes", "commutes", "gradient", "batched_by", "returns")
+    PURE_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    COMMUTES_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    BATCHED_BY_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_FIELD_NUMBER: _ClassVar[int]
+    pure: bool
+    reads: _containers.RepeatedScalarFieldContainer[str]
+    writes: _containers.RepeatedScalarFieldContainer[str]
+    commutes: bool
+    gradient: str
+    batched_by: str
+    returns: Value
+    def __init__(self, pure: _Optional[bool] = ..., reads: _Optional[_Iterable[str]] = ..., writes: _Optional[_Iterable[str]] = ..., commutes: _Optional[bool] = ..., gradient: _Optional[str] = ..., batched_by: _Optional[str] = ..., returns: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
+class Graph(_message.Message):
+    __slots__ = ("format", "modules", "tensors", "storages", "targets", "contracts", "texts")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    STORAGES_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    CONTRACTS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    modules: _containers.RepeatedCompositeFieldContainer[Module]
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    storages: _containers.RepeatedCompositeFieldContainer[Storage]
+    targets: _containers.RepeatedCompositeFieldContainer[Target]
+    contracts: _containers.RepeatedCompositeFieldContainer[Contract]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, format: _Optional[int] = ..., modules: _Optional[_Iterable[_Union[Module, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., storages: _Optional[_Iterable[_Union[Storage, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., contracts: _Optional[_Iterable[_Union[Contract, _Mapping]]] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Module(_message.Message):
+    __slots__ = ("graph", "leaf", "opaque", "training", "parameters", "buffers", "children", "attributes")
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    OPAQUE_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    graph: Body
+    leaf: str
+    opaque: str
+    training: bool
+    parameters: _containers.RepeatedCompositeFieldContainer[TensorSlot]
+    buffers: _containers.RepeatedCompositeFieldContainer[TensorSlot]
+    children: _containers.RepeatedCompositeFieldContainer[ModuleSlot]
+    attributes: _containers.RepeatedCompositeFieldContainer[Attribute]
+    def __init__(self, graph: _Optional[_Union[Body, _Mapping]] = ..., leaf: _Optional[str] = ..., opaque: _Optional[str] = ..., training: _Optional[bool] = ..., parameters: _Optional[_Iterable[_Union[TensorSlot, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[TensorSlot, _Mapping]]] = ..., children: _Optional[_Iterable[_Union[ModuleSlot, _Mapping]]] = ..., attributes: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ...) -> None: ...
+
+class TensorSlot(_message.Message):
+    __slots__ = ("name", "tensor", "transient")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    TRANSIENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tensor: int
+    transient: bool
+    def __init__(self, name: _Optional[str] = ..., tensor: _Optional[int] = ..., transient: _Optional[bool] = ...) -> None: ...
+
+class ModuleSlot(_message.Message):
+    __slots__ = ("name", "module")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    module: int
+    def __init__(self, name: _Optional[str] = ..., module: _Optional[int] = ...) -> None: ...
+
+class Attribute(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: Value
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("storage", "dtype", "shape", "stride", "offset", "requires_grad", "parameter")
+    STORAGE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REQUIRES_GRAD_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_FIELD_NUMBER: _ClassVar[int]
+    storage: int
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    stride: _containers.RepeatedScalarFieldContainer[int]
+    offset: int
+    requires_grad: bool
+    parameter: bool
+    def __init__(self, storage: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., stride: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., requires_grad: _Optional[bool] = ..., parameter: _Optional[bool] = ...) -> None: ...
+
+class Storage(_message.Message):
+    __slots__ = ("bytes", "device", "data")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    device: str
+    data: BlobRef
+    def __init__(self, bytes: _Optional[int] = ..., device: _Optional[str] = ..., data: _Optional[_Union[BlobRef, _Mapping]] = ...) -> None: ...
+
+class Target(_message.Message):
+    __slots__ = ("function", "operator", "method", "path", "opaque_function", "opaque_method")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OPAQUE_FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    OPAQUE_METHOD_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    operator: str
+    method: str
+    path: str
+    opaque_function: str
+    opaque_method: str
+    def __init__(self, function: _Optional[str] = ..., operator: _Optional[str] = ..., method: _Optional[str] = ..., path: _Optional[str] = ..., opaque_function: _Optional[str] = ..., opaque_method: _Optional[str] = ...) -> None: ...
+
+class Body(_message.Message):
+    __slots__ = ("nodes", "class_name", "pytree")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    CLASS_NAME_FIELD_NUMBER: _ClassVar[int]
+    PYTREE_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    class_name: str
+    pytree: Pytree
+    def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., class_name: _Optional[str] = ..., pytree: _Optional[_Union[Pytree, _Mapping]] = ...) -> None: ...
+
+class Pytree(_message.Message):
+    __slots__ = ("arguments", "inputs", "outputs")
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    arguments: _containers.RepeatedScalarFieldContainer[str]
+    inputs: Value
+    outputs: Value
+    def __init__(self, arguments: _Optional[_Iterable[str]] = ..., inputs: _Optional[_Union[Value, _Mapping]] = ..., outputs: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("op", "name", "target", "args", "kwargs", "type", "call", "contract", "order", "requires_grad", "source", "stack_trace", "tensor_meta")
+    OP_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    KWARGS_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    REQUIRES_GRAD_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    STACK_TRACE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_META_FIELD_NUMBER: _ClassVar[int]
+    op: Opcode
+    name: str
+    target: int
+    args: _containers.RepeatedCompositeFieldContainer[Value]
+    kwargs: _containers.RepeatedCompositeFieldContainer[Attribute]
+    type: TypeHint
+    call: str
+    contract: int
+    order: int
+    requires_grad: bool
+    source: int
+    stack_trace: int
+    tensor_meta: Value
+    def __init__(self, op: _Optional[_Union[Opcode, str]] = ..., name: _Optional[str] = ..., target: _Optional[int] = ..., args: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., kwargs: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ..., type: _Optional[_Union[TypeHint, _Mapping]] = ..., call: _Optional[str] = ..., contract: _Optional[int] = ..., order: _Optional[int] = ..., requires_grad: _Optional[bool] = ..., source: _Optional[int] = ..., stack_trace: _Optional[int] = ..., tensor_meta: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
+class Value(_message.Message):
+    __slots__ = ("none", "boolean", "integer", "real", "text", "node", "big_integer", "complex", "ellipsis", "list", "tuple", "dict", "slice", "range", "dtype", "layout", "memory_format", "qscheme", "device", "size", "operator", "named_tuple", "ordered_dict", "tensor_meta", "function", "tensor", "opaque")
+    NONE_FIELD_NUMBER: _ClassVar[int]
+    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    BIG_INTEGER_FIELD_NUMBER: _ClassVar[int]
+    COMPLEX_FIELD_NUMBER: _ClassVar[int]
+    ELLIPSIS_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    TUPLE_FIELD_NUMBER: _ClassVar[int]
+    DICT_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    QSCHEME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    NAMED_TUPLE_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_DICT_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_META_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    OPAQUE_FIELD_NUMBER: _ClassVar[int]
+    none: bool
+    boolean: bool
+    integer: int
+    real: float
+    text: str
+    node: int
+    big_integer: bytes
+    complex: Complex
+    ellipsis: bool
+    list: Values
+    tuple: Values
+    dict: Entries
+    slice: Slice
+    range: Range
+    dtype: str
+    layout: str
+    memory_format: str
+    qscheme: str
+    device: str
+    size: Shape
+    operator: str
+    named_tuple: NamedTuple
+    ordered_dict: Entries
+    tensor_meta: TensorMeta
+    function: str
+    tensor: int
+    opaque: str
+    def __init__(self, none: _Optional[bool] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., node: _Optional[int] = ..., big_integer: _Optional[bytes] = ..., complex: _Optional[_Union[Complex, _Mapping]] = ..., ellipsis: _Optional[bool] = ..., list: _Optional[_Union[Values, _Mapping]] = ..., tuple: _Optional[_Union[Values, _Mapping]] = ..., dict: _Optional[_Union[Entries, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., dtype: _Optional[str] = ..., layout: _Optional[str] = ..., memory_format: _Optional[str] = ..., qscheme: _Optional[str] = ..., device: _Optional[str] = ..., size: _Optional[_Union[Shape, _Mapping]] = ..., operator: _Optional[str] = ..., named_tuple: _Optional[_Union[NamedTuple, _Mapping]] = ..., ordered_dict: _Optional[_Union[Entries, _Mapping]] = ..., tensor_meta: _Optional[_Union[TensorMeta, _Mapping]] = ..., function: _Optional[str] = ..., tensor: _Optional[int] = ..., opaque: _Optional[str] = ...) -> None: ...
+
+class Values(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Value]
+    def __init__(self, items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+
+class Entries(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Entry]
+    def __init__(self, items: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
+
+class Entry(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: Value
+    value: Value
+    def __init__(self, key: _Optional[_Union[Value, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
+class Complex(_message.Message):
+    __slots__ = ("real", "imag")
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    IMAG_FIELD_NUMBER: _ClassVar[int]
+    real: float
+    imag: float
+    def __init__(self, real: _Optional[float] = ..., imag: _Optional[float] = ...) -> None: ...
+
+class Slice(_message.Message):
+    __slots__ = ("start", "stop", "step")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    start: Value
+    stop: Value
+    step: Value
+    def __init__(self, start: _Optional[_Union[Value, _Mapping]] = ..., stop: _Optional[_Union[Value, _Mapping]] = ..., step: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
+class Range(_message.Message):
+    __slots__ = ("start", "stop", "step")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    step: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Shape(_message.Message):
+    __slots__ = ("sizes",)
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class NamedTuple(_message.Message):
+    __slots__ = ("name", "fields", "items")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fields: _containers.RepeatedScalarFieldContainer[str]
+    items: _containers.RepeatedCompositeFieldContainer[Value]
+    def __init__(self, name: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+
+class TensorMeta(_message.Message):
+    __slots__ = ("shape", "dtype", "requires_grad", "stride", "memory_format", "is_quantized", "qparams")
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    REQUIRES_GRAD_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    IS_QUANTIZED_FIELD_NUMBER: _ClassVar[int]
+    QPARAMS_FIELD_NUMBER: _ClassVar[int]
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    requires_grad: bool
+    stride: _containers.RepeatedScalarFieldContainer[int]
+    memory_format: str
+    is_quantized: bool
+    qparams: Value
+    def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., requires_grad: _Optional[bool] = ..., stride: _Optional[_Iterable[int]] = ..., memory_format: _Optional[str] = ..., is_quantized: _Optional[bool] = ..., qparams: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
+class TypeHint(_message.Message):
+    __slots__ = ("name", "arguments")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    arguments: _containers.RepeatedCompositeFieldContainer[TypeHint]
+    def __init__(self, name: _Optional[str] = ..., arguments: _Optional[_Iterable[_Union[TypeHint, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,92 @@
+"""Labels of what stays with the client: the same callable has the same label wherever a module is looked through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from fxlib.wire.opaque import OpaqueFunction, tuple_label
+from fxlib.wire.operators import operator_name
+from fxlib.wire.targets import function_name, registered
+
+_UNFIT = re.compile(r"[^\w.:<>#$@ \[\]-]")
+
+
+def bodies(root: nn.Module) -> Iterator[GraphModule]:
+    """Yield the GraphModules in a module tree, each once, parents first."""
+    return (module for module in root.modules() if isinstance(module, GraphModule))
+
+
+def label_of(owner: object) -> str:
+    """Return "package.module.Name" of a function or class, or of the class of any other object."""
+    named = owner if isinstance(getattr(owner, "__qualname__", None), str) else type(owner)
+    module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
+    return _UNFIT.sub("_", f"{module}.{name}")[:400]
+
+
+def known_name(target: Any) -> tuple[str, str] | None:
+    """Return the kind of wire target and the name of a callable on one of the allow-lists, or None."""
+    if (name := function_name(target)) is not None:
+        return "function", name
+    if hasattr(target, "_qualified_op_name") or hasattr(target, "overloadpacket"):
+        name = operator_name(target)
+        return None if name is None else ("operator", name)
+    return None
+
+
+class Labels:
+    """Labels of the callables on no allow-list, in the order in which the graphs of a module tree meet them."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self.methods: set[str] = set()
+        self._of: dict[int, str] = {}
+        self._registered = {id(function): label for label, function in registered().items()}
+        for body in bodies(root):
+            for node in body.graph.nodes:
+                if node.op == "call_method":
+                    self.methods.add(str(node.target))
+                elif node.op == "call_function" and id(node.target) not in self._of:
+                    self._add(node.target)
+
+    def label(self, function: object) -> str:
+        """Return the label of a callable that a graph of the tree calls."""
+        return self._of[id(function)]
+
+    def _add(self, function: Any) -> None:
+        if known_name(function) is not None:
+            return
+        if isinstance(function, OpaqueFunction):
+            label = function.slot
+        elif (label := self._registered.get(id(function), "")) == "":
+            label = base = label_of(function)
+            count = 1
+            while label in self.functions:
+                count += 1
+                label = f"{base}#{count}"
+        self._of[id(function)] = label
+        self.functions[label] = function
+
+
+def tuple_classes(root: nn.Module) -> dict[str, type]:
+    """Return the named tuple classes among the arguments in the graphs of a module tree, by label."""
+    found: dict[str, type] = {}
+
+    def visit(value: object) -> None:
+        if isinstance(value, dict):
+            value = tuple(value.values())
+        if isinstance(value, (tuple, list)):
+            if hasattr(value, "_fields"):
+                found.setdefault(tuple_label(type(value)), type(value))
+            for item in value:
+                if not isinstance(item, Node):
+                    visit(item)
+
+    for body in bodies(root):
+        for node in body.graph.nodes:
+            visit((node.args, node.kwargs))
+    return found

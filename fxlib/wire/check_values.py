@@ -1,0 +1,176 @@
+"""Checks of received values: structure, ranges and names, without building what they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire import constants
+from fxlib.wire.faults import Fault, excess
+from fxlib.wire.limits import Limits
+from fxlib.wire.names import check_label, check_name, check_text, is_dunder
+from fxlib.wire.operators import check_operator
+from fxlib.wire.targets import functions
+
+_PLACES = {"tensor_meta": "tensor_meta", "function": "attribute", "tensor": "attribute", "opaque": "attribute"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a value may be where it stands: in arguments, references to earlier nodes; in attributes, also tensors."""
+
+    limits: Limits
+    kind: str = "immediate"
+    """"immediate", "attribute" or "tensor_meta"."""
+    nodes: int = 0
+    """Nodes that it may refer to: those with a lower index."""
+    tensors: int = 0
+    """Tensors that it may refer to."""
+
+
+def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
+    """Raise Fault unless the value is well-formed and may stand in this place."""
+    kind = value.WhichOneof("kind")
+    if kind == "node":
+        if value.node >= place.nodes:
+            raise Fault(f"refers to node {value.node}, which does not come before it")
+    elif kind not in _UNCHECKED:
+        check = _CHECKS.get(kind) if kind is not None else None
+        if check is None:
+            raise Fault("is empty, or of a kind that this version does not know")
+        if _PLACES.get(str(kind), place.kind) != place.kind:
+            raise Fault(f"a {kind} may not stand here")
+        check(getattr(value, str(kind)), place, depth)
+
+
+def check_sizes(sizes: Iterable[int], limits: Limits) -> int:
+    """Raise Fault unless the sizes are those of a tensor within the limits; return the number of elements."""
+    elements, dims = 1, 0
+    for size in sizes:
+        if size < 0:
+            raise Fault(f"negative size {size}")
+        elements *= size
+        dims += 1
+        if dims > limits.tensor_dims:
+            raise excess("dimensions of a tensor", dims, limits.tensor_dims, "tensor_dims")
+        if elements > limits.tensor_elements:
+            raise excess("elements of a tensor", elements, limits.tensor_elements, "tensor_elements")
+    return elements
+
+
+def _deeper(place: Place, depth: int) -> int:
+    if depth >= place.limits.nesting:
+        raise excess("nesting of a value", depth + 1, place.limits.nesting, "nesting")
+    return depth + 1
+
+
+def _values(values: pb.Values, place: Place, depth: int) -> None:
+    depth = _deeper(place, depth)
+    for item in values.items:
+        check_value(item, place, depth)
+
+
+def _entries(entries: pb.Entries, place: Place, depth: int) -> None:
+    depth = _deeper(place, depth)
+    for entry in entries.items:
+        _key(entry.key, place.limits, depth)
+        check_value(entry.value, place, depth)
+
+
+def _key(key: pb.Value, limits: Limits, depth: int) -> None:
+    kind = key.WhichOneof("kind")
+    if kind in {"node", "list", "dict", "ordered_dict", "slice"}:
+        raise Fault(f"a {kind} cannot be the key of a dict")
+    if kind in {"tuple", "named_tuple"}:
+        depth = _deeper(Place(limits=limits), depth)
+        for item in getattr(key, kind).items:
+            _key(item, limits, depth)
+    check_value(key, Place(limits=limits), depth)
+
+
+def _slice(value: pb.Slice, place: Place, depth: int) -> None:
+    depth = _deeper(place, depth)
+    for part in (value.start, value.stop, value.step):
+        check_value(part, place, depth)
+
+
+def _range(value: pb.Range, place: Place, depth: int) -> None:
+    if value.step == 0:
+        raise Fault("a range has step 0")
+
+
+def _integer(data: bytes, place: Place, depth: int) -> None:
+    if len(data) * 8 > place.limits.integer_bits + 8:
+        raise excess("bits of an integer", len(data) * 8, place.limits.integer_bits, "integer_bits")
+
+
+def _named_tuple(value: pb.NamedTuple, place: Place, depth: int) -> None:
+    check_label(value.name)
+    check_name(value.name.rpartition(".")[2], "class")
+    if len(value.fields) != len(value.items) or len(set(value.fields)) != len(value.fields):
+        raise Fault("a named tuple has other fields than items, or two of one name")
+    for name in value.fields:
+        check_name(name, "field")
+        if name.startswith("_"):
+            raise Fault(f"field {name!r} of a named tuple begins with an underscore")
+    depth = _deeper(place, depth)
+    for item in value.items:
+        check_value(item, place, depth)
+
+
+def _tensor_meta(meta: pb.TensorMeta, place: Place, depth: int) -> None:
+    check_sizes(meta.shape, place.limits)
+    if len(meta.stride) not in (0, len(meta.shape)):
+        raise Fault("strides do not match the shape")
+    _one_of(constants.DTYPES, "dtype")(meta.dtype, place, depth)
+    if meta.memory_format:
+        _one_of(constants.MEMORY_FORMATS, "memory format")(meta.memory_format, place, depth)
+    if meta.HasField("qparams"):
+        if meta.qparams.WhichOneof("kind") != "dict":
+            raise Fault("qparams is no dict")
+        check_value(meta.qparams, Place(limits=place.limits), depth)
+
+
+def _tensor(index: int, place: Place, depth: int) -> None:
+    if index >= place.tensors:
+        raise Fault(f"refers to tensor {index}, of {place.tensors}")
+
+
+def _function(name: str, place: Place, depth: int) -> None:
+    if name not in functions():
+        raise Fault(f"function {name[:80]!r} is not on the allow-list")
+
+
+def _one_of(names: Iterable[str], what: str) -> Callable[[str, Place, int], None]:
+    def check(name: str, place: Place, depth: int) -> None:
+        if name not in names:
+            raise Fault(f"unknown {what} {name[:80]!r}")
+
+    return check
+
+
+_UNCHECKED = frozenset({"none", "boolean", "integer", "real", "complex", "ellipsis"})
+_CHECKS: dict[str, Callable[[Any, Place, int], None]] = {
+    "text": lambda text, place, depth: check_text(text, place.limits),
+    "big_integer": _integer,
+    "list": _values,
+    "tuple": _values,
+    "dict": _entries,
+    "ordered_dict": _entries,
+    "slice": _slice,
+    "range": _range,
+    "dtype": _one_of(constants.DTYPES, "dtype"),
+    "layout": _one_of(constants.LAYOUTS, "layout"),
+    "memory_format": _one_of(constants.MEMORY_FORMATS, "memory format"),
+    "qscheme": _one_of(constants.QSCHEMES, "qscheme"),
+    "device": lambda name, place, depth: constants.check_device(name),
+    "size": lambda shape, place, depth: None if check_sizes(shape.sizes, place.limits) >= 0 else None,
+    "operator": lambda name, place, depth: check_operator(name),
+    "named_tuple": _named_tuple,
+    "tensor_meta": _tensor_meta,
+    "function": _function,
+    "tensor": _tensor,
+    "opaque": lambda label, place, depth: check_label(label),
+}

@@ -1,0 +1,91 @@
+"""Modules of torch's own classes: which of them can be rebuilt from their attributes, without their constructors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from fxlib.wire.faults import Fault
+from fxlib.wire.names import is_dunder
+
+_OWN_STATE = frozenset(vars(nn.Module()))
+"""Where nn.Module keeps parameters, children, hooks and flags."""
+_HOOKS = tuple(sorted(name for name in _OWN_STATE if name.endswith("hooks")))
+_RNN_CACHES = frozenset({"_flat_weights", "_flat_weight_refs"})
+_RNN_NAMES = ("_flat_weights_names", "_all_weights")
+
+
+@cache
+def classes() -> Mapping[str, type[nn.Module]]:
+    """Classes of torch.nn by name, without those that choose their own class when they first run."""
+    found = [cls for cls in vars(nn).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
+    return {
+        cls.__name__: cls
+        for cls in (*found, NonDynamicallyQuantizableLinear)
+        if cls.__module__.startswith("torch.nn.modules.") and not issubclass(cls, LazyModuleMixin)
+    }
+
+
+def class_name(module: nn.Module) -> str | None:
+    """Return the name of a module's class, or None if the class is not on the list or the module carries hooks."""
+    name = type(module).__name__
+    return name if classes().get(name) is type(module) and not has_hooks(module) else None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module, or saving it, runs code that its class does not hold."""
+    return any(vars(module).get(name) for name in _HOOKS)
+
+
+def attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """Yield what the constructor left in a module of torch.nn besides parameters, buffers and children."""
+    hidden = _OWN_STATE | _RNN_CACHES if isinstance(module, nn.RNNBase) else _OWN_STATE
+    for name, value in vars(module).items():
+        if name not in hidden:
+            yield name, value
+
+
+def may_hold(cls: type[nn.Module], name: str) -> bool:
+    """Whether an attribute of this name hides neither a method nor the state that nn.Module itself keeps."""
+    found = inspect.getattr_static(cls, name, None)
+    return not (name in _OWN_STATE or is_dunder(name) or callable(found) or hasattr(found, "__get__"))
+
+
+def may_have_slot(cls: type[nn.Module], name: str) -> bool:
+    """Whether a parameter, buffer or child of this name hides nothing of the class."""
+    return not (name in _OWN_STATE or is_dunder(name) or hasattr(cls, name))
+
+
+def new(name: str) -> nn.Module:
+    """Return a module of the class `name`, without state."""
+    cls = classes()[name]
+    module = cls.__new__(cls)
+    nn.Module.__init__(module)
+    return module
+
+
+def finish(module: nn.Module) -> None:
+    """Rebuild what a module derives from its parameters.
+
+    Raises:
+        Fault: a recurrent module names weights that are not its parameters.
+    """
+    if isinstance(module, nn.RNNBase):
+        flat, nested = (vars(module).get(name) for name in _RNN_NAMES)
+        rows = [flat, *nested] if isinstance(flat, list) and isinstance(nested, list) else [None]
+        if not all(isinstance(row, list) and all(_is_weight(module, name) for name in row) for row in rows):
+            raise Fault("the names of a recurrent module's weights are not those of its parameters")
+        try:
+            module._init_flat_weights()
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            raise Fault(f"the recurrent module does not fit its weights: {error}") from None
+
+
+def _is_weight(module: nn.Module, name: object) -> bool:
+    return isinstance(name, str) and isinstance(module._parameters.get(name), torch.Tensor)

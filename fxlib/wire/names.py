@@ -1,0 +1,91 @@
+"""Which text may stand in a graph: generated code is text, so a name that is more than a name would be executed."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from keyword import iskeyword
+
+from fxlib.wire.faults import Fault, excess
+from fxlib.wire.limits import Limits
+
+_ATOM = re.compile(r"[0-9A-Za-z_-]+")
+_REMOTE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:(?:[^\W\d]\w*\.)*[^\W\d]\w*|\.[^\W\d]\w*")
+_LABEL = re.compile(r"[\w.:<>#$@ \[\]-]{1,500}")
+# torch.fx deletes each line of generated code that holds this mark, wherever it stands in the line.
+_COUNTER = re.compile(r"# COUNTER: \d")
+# A carriage return ends a comment for Python but not for torch.fx; triple quotes end its dump of metadata.
+_COMMENT_BREAKERS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f]|"""')
+
+
+def is_name(text: str) -> bool:
+    """Whether Python reads the text as one identifier, and as this one."""
+    return text.isidentifier() and not iskeyword(text) and (text.isascii() or unicodedata.normalize("NFKC", text) == text)
+
+
+def is_dunder(text: str) -> bool:
+    """Whether a name belongs to Python's own machinery."""
+    return text.startswith("__") and text.endswith("__")
+
+
+def check_name(text: str, what: str) -> None:
+    """Raise Fault unless the text is an identifier that Python keeps for nobody."""
+    if not is_name(text) or is_dunder(text):
+        raise Fault(f"{what} {text[:80]!r} is not an identifier")
+
+
+def check_node_name(text: str) -> None:
+    """Raise Fault unless torch.fx would keep the text as the name of a node."""
+    if not (text.isascii() and text.isidentifier()) or iskeyword(text) or is_dunder(text):
+        raise Fault(f"name {text[:80]!r} is not an identifier")
+
+
+def check_atom(text: str, what: str) -> None:
+    """Raise Fault unless the text can be one step of a path: an identifier, or a word of letters, digits, _ and -."""
+    if text.isidentifier():
+        check_name(text, what)
+    elif _ATOM.fullmatch(text) is None:
+        raise Fault(
+            f"{what} {text[:80]!r} is neither an identifier nor made of letters, digits, '_' and '-'", "Rename it."
+        )
+
+
+def check_parameter(text: str) -> None:
+    """Raise Fault unless the text is the name of a parameter of `forward`: x, *args or **kwargs."""
+    bare = text[2:] if text.startswith("**") else text.removeprefix("*")
+    check_name(bare, "target")
+    if bare == "self":
+        raise Fault("target 'self' would be the module itself")
+
+
+def check_remote_function(text: str) -> None:
+    """Raise Fault unless the text reads "package.module:qualname", or ".method"."""
+    if _REMOTE.fullmatch(text) is None or (text.startswith(".") and is_dunder(text[1:]) and text != ".__call__"):
+        raise Fault(f"{text[:80]!r} does not name a remote function", 'It reads "package.module:function" or ".method".')
+
+
+def check_label(text: str) -> None:
+    """Raise Fault unless the text can be the label of something that stays with the client."""
+    if _LABEL.fullmatch(text) is None:
+        raise Fault(f"{text[:80]!r} is no label of a class or callable")
+
+
+def check_text(text: str, limits: Limits) -> None:
+    """Raise Fault unless the text, once quoted, is harmless in generated code."""
+    if len(text) > limits.text_chars:
+        raise excess("length of a string", len(text), limits.text_chars, "text_chars")
+    if "# COUNTER" in text and _COUNTER.search(text):
+        raise Fault("a string holds the mark '# COUNTER: <n>', for which torch.fx deletes a line of code", "Change it.")
+
+
+def check_comment(text: str, limits: Limits) -> None:
+    """Raise Fault unless the text is harmless in a comment of generated code."""
+    if len(text) > limits.text_chars:
+        raise excess("length of a string", len(text), limits.text_chars, "text_chars")
+    if _COMMENT_BREAKERS.search(text):
+        raise Fault("a text holds control characters or triple quotes, which could end a comment of generated code")
+
+
+def clean_comment(text: str) -> str:
+    """Return the text as it may stand in a comment of generated code."""
+    return _COMMENT_BREAKERS.sub(lambda found: "'''" if found[0] == '"""' else "", text.replace("\r\n", "\n"))

@@ -1,0 +1,71 @@
+"""Operators of `torch.ops`: by allowed namespace, out of those that torch has registered."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from fxlib.wire.faults import Fault
+
+NAMESPACES = frozenset(
+    {
+        *("_c10d_functional", "_c10d_functional_autograd", "aten", "mkldnn", "onednn", "prims", "quantized"),
+        *("quantized_decomposed", "rngprims", "torchvision", "fbgemm"),
+    }
+)
+_WITHHELD = frozenset(
+    {
+        # Files, raw memory, and standard output.
+        *("aten::from_file", "aten::record_stream", "aten::set", "aten::set_", "aten::_print", "mkldnn::data_ptr"),
+        *("aten::_share_data", "aten::_cuda_getCurrentRawStream"),
+    }
+)
+
+
+def operator_name(operator: OpOverload | OpOverloadPacket) -> str | None:
+    """Return the wire's name of an operator, "aten::add.Tensor" (a packet has no overload), or None if not allowed."""
+    if isinstance(operator, OpOverload):
+        packet, overload = str(operator.overloadpacket._qualified_op_name), f".{operator._overloadname}"
+    else:
+        packet, overload = str(operator._qualified_op_name), ""
+    name = packet + overload
+    return name if _allowed(name) else None
+
+
+def check_operator(name: str) -> None:
+    """Raise Fault unless the name belongs to an operator that is registered here and allowed."""
+    if not _allowed(name):
+        raise Fault(f"operator {name[:80]!r} is not on the allow-list of torch.ops")
+
+
+def find_operator(name: str) -> OpOverload | OpOverloadPacket:
+    """Return an operator whose name `check_operator` has passed."""
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    packet: Any = getattr(getattr(torch.ops, namespace), base)
+    found = getattr(packet, overload) if overload else packet
+    if not isinstance(found, (OpOverload, OpOverloadPacket)):
+        raise Fault(f"{name!r} is no operator")
+    return found
+
+
+def _allowed(name: str) -> bool:
+    namespace, _, rest = name.partition("::")
+    packet = name.partition(".")[0]
+    if namespace not in NAMESPACES or packet in _WITHHELD or not rest:
+        return False
+    overloads = _registered().get(packet)
+    return overloads is not None and (name == packet or name.partition(".")[2] in overloads)
+
+
+@cache
+def _registered() -> dict[str, frozenset[str]]:
+    """Overloads of each operator that the dispatcher knows, "default" for the unnamed one."""
+    found: dict[str, set[str]] = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        packet, _, overload = name.partition(".")
+        found.setdefault(packet, set()).add(overload or "default")
+    return {packet: frozenset(overloads) for packet, overloads in found.items()}

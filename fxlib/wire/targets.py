@@ -1,0 +1,163 @@
+"""The allow-lists: which functions and methods a received graph may name.
+
+The lists are built once, from torch's own registers and from names written here. A name from a graph is looked up in
+them and nowhere else; no attribute is walked because a graph names it. What is on no list stays with the client, as an
+opaque slot.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import get_overridable_functions
+
+from fxlib.runtime import calls, ops
+
+Function = Callable[..., Any]
+
+_BUILTINS = (
+    *("abs", "bool", "complex", "dict", "divmod", "float", "getattr", "int", "len", "list", "max", "min", "pow"),
+    *("range", "round", "slice", "sum", "tuple", "zip"),
+)
+_OPERATOR_WITHHELD = frozenset({"attrgetter", "call", "itemgetter", "methodcaller"})
+_CONSTRUCTORS = (
+    *("arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "broadcast_shapes", "empty"),
+    *("empty_permuted", "empty_strided", "eye", "full", "hamming_window", "hann_window", "kaiser_window", "linspace"),
+    *("logspace", "normal", "ones", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"),
+    *("range", "scalar_tensor", "sparse_bsc_tensor", "sparse_bsr_tensor", "sparse_compressed_tensor"),
+    *("sparse_coo_tensor", "sparse_csc_tensor", "sparse_csr_tensor", "tensor", "tril_indices", "triu_indices"),
+    *("vander", "zeros"),
+)
+# In place, and on no list of what may be overridden.
+_IN_PLACE = (
+    *("abs_", "acos_", "acosh_", "alpha_dropout_", "asin_", "asinh_", "atan_", "atanh_", "ceil_", "celu_", "clamp_"),
+    *("clamp_max_", "clamp_min_", "clip_", "cos_", "cosh_", "deg2rad_", "detach_", "dropout_", "erf_", "erfc_"),
+    *("exp2_", "exp_", "expm1_", "feature_alpha_dropout_", "feature_dropout_", "fill_", "fix_", "floor_", "frac_"),
+    *("index_put_", "log10_", "log1p_", "log2_", "log_", "logit_", "nan_to_num_", "neg_", "negative_", "rad2deg_"),
+    *("reciprocal_", "relu_", "resize_as_", "round_", "rrelu_", "rsqrt_", "selu_", "sigmoid_", "sin_", "sinc_"),
+    *("sinh_", "sqrt_", "square_", "tan_", "tanh_", "threshold_", "trunc_", "xlogy_", "zero_"),
+)
+_TORCH_EXTRAS = (
+    *("Size", "_assert", "as_strided", "can_cast", "device", "fill", "finfo", "get_default_dtype", "iinfo"),
+    *("is_autocast_enabled", "is_grad_enabled", "is_tensor", "promote_types", "result_type", "segment_reduce"),
+    *("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "sym_sum", "unique"),
+)
+_FUNCTIONAL_EXTRAS = (
+    *("celu_", "elu_", "hardsigmoid", "hardswish", "hardtanh_", "leaky_relu_", "logsigmoid", "relu_", "rrelu_"),
+    *("selu_", "sigmoid", "tanh", "threshold", "threshold_", "upsample", "upsample_bilinear", "upsample_nearest"),
+)
+_RUNTIME = ("remote_call", "issue_call", "fetch", "issue_fetch", "create", "wait", "track_gradient")
+
+_METHODS_WITHHELD = frozenset(
+    {
+        # Call what they are given, hand out memory, or have effects outside of the tensor.
+        *("apply_", "map_", "map2_", "module_load", "register_hook", "register_post_accumulate_grad_hook"),
+        *("const_data_ptr", "data_ptr", "numpy", "record_stream", "set_", "share_memory_", "storage", "storage_type"),
+        "untyped_storage",
+    }
+)
+_METHOD_EXTRAS = (
+    *("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros", "stride", "unflatten"),
+    *("to_padded_tensor", "to_sparse_bsc", "to_sparse_bsr", "to_sparse_coo", "to_sparse_csc", "to_sparse_csr"),
+    # Of sequences, dicts, futures and RRefs.
+    *("count", "get", "items", "keys", "done", "value", "wait", "is_owner", "owner", "owner_name", "to_here"),
+)
+_ARITHMETIC = (
+    *("add", "and", "div", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow", "rshift", "sub", "truediv"),
+    "xor",
+)
+_DUNDERS = frozenset(
+    {
+        *(f"__{form}{name}__" for name in _ARITHMETIC for form in ("", "i", "r")),
+        *("__abs__", "__bool__", "__contains__", "__eq__", "__float__", "__ge__", "__getitem__", "__gt__"),
+        *("__index__", "__int__", "__invert__", "__le__", "__len__", "__lt__", "__ne__", "__neg__", "__pos__"),
+        "__setitem__",
+    }
+)
+
+
+@cache
+def methods() -> frozenset[str]:
+    """Names that a `call_method` node may have."""
+    tensor = {getattr(function, "__name__", "") for function in get_overridable_functions()[torch.Tensor]}
+    plain = {name for name in tensor if not name.startswith("_") and inspect.isroutine(getattr(torch.Tensor, name, None))}
+    return frozenset(plain - _METHODS_WITHHELD) | frozenset(_METHOD_EXTRAS) | _DUNDERS
+
+
+@cache
+def functions() -> Mapping[str, Function]:
+    """Functions that a `call_function` node may name."""
+    return dict(_functions())
+
+
+def function_name(function: object) -> str | None:
+    """Return the name of a function on the list, or None."""
+    name = _names().get(id(function))
+    if name is None and getattr(type(function), "__hash__", None) and _is_builtin(function):
+        name = _builtin_names().get(function)
+    return name
+
+
+def registered() -> Mapping[str, Function]:
+    """Operators of the call kinds that this process registered beyond the library's own, by label."""
+    own = {getattr(ops, name) for name in _RUNTIME}
+    found = (each for kind in calls.kinds() for each in (kind.blocking, kind.issue, kind.wait))
+    return {f"{each.__module__}.{each.__qualname__}": each for each in found if each not in own}
+
+
+@cache
+def _names() -> dict[int, str]:
+    names: dict[int, str] = {}
+    for name, function in functions().items():
+        names.setdefault(id(function), name)
+    return names
+
+
+@cache
+def _builtin_names() -> dict[object, str]:
+    # A builtin method of a type is a new object at each access of its owner, equal to the last.
+    names: dict[object, str] = {}
+    for name, function in functions().items():
+        if _is_builtin(function):
+            names.setdefault(function, name)
+    return names
+
+
+def _is_builtin(function: object) -> bool:
+    return inspect.isbuiltin(function) or inspect.ismethoddescriptor(function)
+
+
+def _functions() -> Iterator[tuple[str, Function]]:
+    yield from _of(builtins, "builtins", _BUILTINS)
+    yield from _of(operator, "operator", sorted(set(operator.__all__) - _OPERATOR_WITHHELD))
+    yield from _of(math, "math", [name for name in dir(math) if callable(getattr(math, name)) and name[0] != "_"])
+    yield from _of(torch, "torch", (*_overridable(torch), *_CONSTRUCTORS, *_IN_PLACE, *_TORCH_EXTRAS))
+    functional = torch.nn.functional
+    yield from _of(functional, "torch.nn.functional", (*_overridable(functional), *_FUNCTIONAL_EXTRAS))
+    for name in ("linalg", "fft", "special"):
+        yield from _of(getattr(torch, name), f"torch.{name}", _overridable(getattr(torch, name)))
+    yield from _of(torch.Tensor, "torch.Tensor", sorted(name for name in methods() if hasattr(torch.Tensor, name)))
+    yield from _of(torch.futures, "torch.futures", ("collect_all", "wait_all"))
+    # Blocks of a grad mode or of autocast, as capture records them.
+    yield from _of(torch._C, "torch._C", ("_set_grad_enabled",))
+    yield from _of(torch.amp.autocast_mode, "torch.amp.autocast_mode", ("_enter_autocast", "_exit_autocast"))
+    yield from _of(ops, "fxlib.runtime", _RUNTIME)
+
+
+def _overridable(namespace: ModuleType) -> list[str]:
+    found = get_overridable_functions()[namespace]
+    return sorted({name for each in found if (name := getattr(each, "__name__", "")) and hasattr(namespace, name)})
+
+
+def _of(namespace: Any, prefix: str, names: Any) -> Iterator[tuple[str, Function]]:
+    for name in names:
+        if hasattr(namespace, name):  # torch's registers differ between versions
+            yield f"{prefix}.{name}", getattr(namespace, name)

@@ -1,0 +1,202 @@
+"""The nodes of one GraphModule into the wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch.fx import GraphModule, Node
+from torch.fx.graph import CodeGen, _PyTreeCodeGen
+
+from fxlib.contracts import Contract
+from fxlib.errors import WireError
+from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire.callables import Labels, known_name
+from fxlib.wire.contracts import write_contract
+from fxlib.wire.faults import Fault
+from fxlib.wire.hints import write_hint
+from fxlib.wire.limits import DEFAULT
+from fxlib.wire.names import check_node_name, check_text, clean_comment
+from fxlib.wire.opaque import OpaqueFunction
+from fxlib.wire.targets import methods
+from fxlib.wire.write_values import ValueWriter, write_tensor_meta
+
+OPCODES = {
+    "placeholder": pb.OPCODE_PLACEHOLDER,
+    "get_attr": pb.OPCODE_GET_ATTR,
+    "call_function": pb.OPCODE_CALL_FUNCTION,
+    "call_method": pb.OPCODE_CALL_METHOD,
+    "call_module": pb.OPCODE_CALL_MODULE,
+    "output": pb.OPCODE_OUTPUT,
+}
+
+
+class Tables:
+    """What the bodies of one graph share: targets, contracts and texts, each written once."""
+
+    def __init__(self, graph: pb.Graph, labels: Labels) -> None:
+        self._graph = graph
+        self._labels = labels
+        self._targets: dict[object, int] = {}
+        self._contracts: dict[str, int] = {}
+        self._texts: dict[str, int] = {}
+
+    def target(self, node: Node) -> int:
+        """Return the index of the node's target."""
+        key = id(node.target) if node.op == "call_function" else (node.op == "call_method", node.target)
+        index = self._targets.get(key)
+        if index is None:
+            index = self._targets[key] = len(self._graph.targets)
+            kind, name = self._name(node)
+            self._graph.targets.add(**{kind: name})
+        return index
+
+    def contract(self, contract: Contract) -> int:
+        """Return the index of a contract."""
+        message = write_contract(contract)
+        key = message.SerializeToString(deterministic=True)
+        index = self._contracts.get(key)
+        if index is None:
+            index = self._contracts[key] = len(self._graph.contracts)
+            self._graph.contracts.append(message)
+        return index
+
+    def text(self, text: str) -> int:
+        """Return the index of a stack trace or source position."""
+        index = self._texts.get(text)
+        if index is None:
+            index = self._texts[text] = len(self._graph.texts)
+            self._graph.texts.append(clean_comment(text))
+        return index
+
+    def _name(self, node: Node) -> tuple[str, str]:
+        target: Any = node.target
+        if node.op == "call_method":
+            return ("method" if target in methods() else "opaque_method"), target
+        if node.op != "call_function":
+            return "path", target
+        if isinstance(target, OpaqueFunction):
+            return ("opaque_method" if target.method else "opaque_function"), target.slot
+        return known_name(target) or ("opaque_function", self._labels.label(target))
+
+
+def write_body(body: pb.Body, module: GraphModule, tables: Tables) -> None:
+    """Write the nodes of a GraphModule, and how its forward packs arguments and results.
+
+    Raises:
+        WireError: something in it cannot travel; names the node and the field.
+    """
+    body.class_name = type(module).__name__
+    _write_codegen(body, module.graph._codegen)
+    nodes: dict[Node, int] = {}
+    values = ValueWriter(nodes)
+    meta_values = ValueWriter(special=write_tensor_meta)
+    for index, node in enumerate(module.graph.nodes):
+        message = body.nodes.add()
+        try:
+            _write_node(message, node, tables, values)
+            _write_meta(message, node.meta, tables, meta_values)
+        except Fault as fault:
+            raise fault.at(f"node {node.name!r}{_field_of(node, nodes, fault)}") from None
+        nodes[node] = index
+
+
+def _write_node(message: pb.Node, node: Node, tables: Tables, values: ValueWriter) -> None:
+    check_node_name(node.name)
+    opaque_method = isinstance(node.target, OpaqueFunction) and node.target.method
+    message.op = pb.OPCODE_CALL_METHOD if opaque_method else OPCODES[node.op]
+    message.name = node.name
+    message.target = tables.target(node)
+    args = message.args
+    for arg in node.args:
+        values.write(args.add(), arg)
+    for name, arg in node.kwargs.items():
+        values.write(message.kwargs.add(name=name).value, arg)
+    if node.type is not None and not write_hint(message.type, node.type):
+        message.ClearField("type")
+
+
+def _field_of(node: Node, nodes: dict[Node, int], fault: Fault) -> str:
+    """Find out, once something is wrong, in which argument: writing does not keep track of it."""
+    fields = [*((f", args[{i}]", arg) for i, arg in enumerate(node.args)), *((f", kwargs[{k!r}]", v) for k, v in node.kwargs.items())]
+    for field, arg in fields:
+        try:
+            ValueWriter(nodes).write(pb.Value(), arg)
+        except Fault as found:
+            if found.message == fault.message:
+                return field
+    return ""
+
+
+def _write_meta(message: pb.Node, meta: dict[str, Any], tables: Tables, values: ValueWriter) -> None:
+    for key in meta.keys() & _META.keys():
+        if (data := meta[key]) is not None:
+            _META[key](message, data, tables)
+    if "tensor_meta" in meta:
+        try:
+            values.write(message.tensor_meta, meta["tensor_meta"])
+        except Fault:  # of a symbolic shape, or a value that no tool of ours has made: facts that can be found again
+            message.ClearField("tensor_meta")
+
+
+def _call(message: pb.Node, data: object, tables: Tables) -> None:
+    check_text(str(data), DEFAULT)
+    message.call = str(data)
+
+
+def _contract(message: pb.Node, data: object, tables: Tables) -> None:
+    if not isinstance(data, Contract):
+        raise Fault(f"meta['contract'] is a {type(data).__name__}", "It is an fxlib.Contract.")
+    message.contract = tables.contract(data)
+
+
+def _order(message: pb.Node, data: Any, tables: Tables) -> None:
+    message.order = data
+
+
+def _requires_grad(message: pb.Node, data: Any, tables: Tables) -> None:
+    message.requires_grad = bool(data)
+
+
+def _source(message: pb.Node, data: object, tables: Tables) -> None:
+    message.source = tables.text(str(data))
+
+
+def _stack_trace(message: pb.Node, data: object, tables: Tables) -> None:
+    message.stack_trace = tables.text(str(data))
+
+
+_META: dict[str, Callable[[pb.Node, Any, Tables], None]] = {
+    "call": _call,
+    "contract": _contract,
+    "order": _order,
+    "requires_grad": _requires_grad,
+    "source": _source,
+    "stack_trace": _stack_trace,
+}
+
+
+def _write_codegen(body: pb.Body, codegen: CodeGen) -> None:
+    if type(codegen) is CodeGen:
+        return
+    where = "graph, codegen"
+    if type(codegen) is not _PyTreeCodeGen:
+        raise WireError(
+            f"a {type(codegen).__name__} cannot travel", where=where, hint="Only plain and pytree code generation can."
+        )
+    info = codegen.pytree_info
+    body.pytree.arguments.extend(info.orig_args)
+    try:
+        _write_spec(body.pytree.inputs, info.in_spec)
+        if info.out_spec is not None:
+            _write_spec(body.pytree.outputs, info.out_spec)
+    except Fault as fault:
+        raise fault.at(where) from None
+
+
+def _write_spec(value: pb.Value, spec: pytree.TreeSpec) -> None:
+    structure = pytree.tree_unflatten([None] * spec.num_leaves, spec)
+    if pytree.tree_structure(structure) != spec:
+        raise Fault(f"the structure {spec} cannot travel", "Use tuples, lists, dicts and named tuples.")
+    ValueWriter().write(value, structure)

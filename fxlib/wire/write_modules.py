@@ -1,0 +1,161 @@
+"""The module tree into the wire format: children before parents, what is tied written once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fxlib.errors import WireError
+from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire import leaves
+from fxlib.wire.callables import Labels, bodies, label_of
+from fxlib.wire.faults import Fault, excess
+from fxlib.wire.limits import DEFAULT
+from fxlib.wire.names import check_atom
+from fxlib.wire.opaque import OpaqueAttribute, OpaqueModule
+from fxlib.wire.targets import function_name
+from fxlib.wire.write_graph import Tables, write_body
+from fxlib.wire.write_tensors import TensorWriter, is_plain
+from fxlib.wire.write_values import ValueWriter
+
+
+class ModuleWriter:
+    """Writes a GraphModule and all that it holds."""
+
+    def __init__(self, graph: pb.Graph, root: GraphModule) -> None:
+        self.tensors = TensorWriter(graph)
+        self._graph = graph
+        self._tables = Tables(graph, Labels(root))
+        self._read = _attributes_read(root)
+        self._index: dict[int, int] = {}
+        self._open: set[int] = set()
+        self._values = ValueWriter(special=self._write_special)
+
+    def write(self, module: nn.Module, path: str = "", depth: int = 0) -> int:
+        """Write a module after its children; return its index.
+
+        Raises:
+            WireError: something in it cannot travel; names the module, and the node and field where there is one.
+        """
+        if id(module) in self._index:
+            return self._index[id(module)]
+        where = f"module {path!r}" if path else "the root module"
+        if id(module) in self._open:
+            raise WireError("the module holds itself", where=where)
+        if depth > DEFAULT.nesting:
+            raise excess("nesting of modules", depth, DEFAULT.nesting, "nesting").at(where)
+        self._open.add(id(module))
+        children = {
+            name: None if child is None else self.write(child, f"{path}.{name}" if path else name, depth + 1)
+            for name, child in module._modules.items()
+        }
+        message = pb.Module(training=module.training)
+        try:
+            self._write_children(message, children)
+            self._write_class(message, module, path)
+        except Fault as fault:
+            raise fault.at(where) from None
+        self._open.remove(id(module))
+        index = self._index[id(module)] = len(self._graph.modules)
+        self._graph.modules.append(message)
+        return index
+
+    def _write_children(self, message: pb.Module, children: Mapping[str, int | None]) -> None:
+        for name, index in children.items():
+            check_atom(name, "module")
+            message.children.add(name=name, module=index)
+
+    def _write_class(self, message: pb.Module, module: nn.Module, path: str) -> None:
+        if isinstance(module, GraphModule) and (not path or not leaves.has_hooks(module)):
+            write_body(message.graph, module, self._tables)
+        elif self._write_leaf(message, module):
+            return
+        else:
+            message.opaque = module.label if isinstance(module, OpaqueModule) else label_of(type(module))
+        self._write_tensors(message, module)
+        self._write_attributes(message, module, path)
+
+    def _write_leaf(self, message: pb.Module, module: nn.Module) -> bool:
+        """Write a module of torch.nn; False if it cannot be rebuilt without its constructor."""
+        name = leaves.class_name(module)
+        slots = (*module._parameters.values(), *module._buffers.values())
+        attributes = dict(leaves.attributes(module))
+        if (
+            name is None
+            or not all(tensor is None or is_plain(tensor) for tensor in slots)
+            or not all(leaves.may_hold(type(module), key) and _fits(data) for key, data in attributes.items())
+        ):
+            return False
+        message.leaf = name
+        self._write_tensors(message, module)
+        for key, data in attributes.items():
+            self._values.write(message.attributes.add(name=key).value, data)
+        return True
+
+    def _write_tensors(self, message: pb.Module, module: nn.Module) -> None:
+        for slots, table in ((message.parameters, module._parameters), (message.buffers, module._buffers)):
+            for name, tensor in table.items():
+                if tensor is None or is_plain(tensor):
+                    check_atom(name, "tensor")
+                    index = None if tensor is None else self.tensors.add(tensor)
+                    transient = tensor is not None and name in module._non_persistent_buffers_set
+                    slots.add(name=name, tensor=index, transient=transient)
+
+    def _write_attributes(self, message: pb.Module, module: nn.Module, path: str) -> None:
+        slots = {slot.name for slot in (*message.parameters, *message.buffers, *message.children)}
+        for name in self._read.get(id(module), ()):
+            if name not in slots:
+                check_atom(name, "attribute")
+                label = f"{path}.{name}" if path else name
+                value, data = message.attributes.add(name=name).value, getattr(module, name)
+                if _fits(data):
+                    self._values.write(value, data)
+                else:
+                    value.opaque = data.slot if isinstance(data, OpaqueAttribute) else label
+
+    def _write_special(self, value: pb.Value, data: object) -> bool:
+        if isinstance(data, torch.Tensor) and is_plain(data):
+            value.tensor = self.tensors.add(data)
+            return True
+        name = function_name(data)
+        if name is not None:
+            value.function = name
+        return name is not None
+
+
+def _fits(data: object) -> bool:
+    """Whether an attribute can travel; asked before any part of it is written, so that nothing is left over."""
+
+    def special(value: pb.Value, part: object) -> bool:
+        return (isinstance(part, torch.Tensor) and is_plain(part)) or function_name(part) is not None
+
+    try:
+        ValueWriter(special=special).write(pb.Value(), data)
+    except Fault:
+        return False
+    return True
+
+
+def _attributes_read(root: GraphModule) -> dict[int, list[str]]:
+    """Names of the attributes that nodes read, by the module that has them."""
+    read: dict[int, dict[str, None]] = {}
+    for body in bodies(root):
+        for node in body.graph.nodes:
+            if node.op == "get_attr":
+                *steps, name = str(node.target).split(".")
+                owner = _walk(body, steps, f"node {node.name!r}, target")
+                read.setdefault(id(owner), {})[name] = None
+    return {owner: list(names) for owner, names in read.items()}
+
+
+def _walk(module: nn.Module, steps: Iterable[str], where: str) -> nn.Module:
+    found: Any = module
+    for step in steps:
+        found = found._modules.get(step)
+        if found is None:
+            raise WireError(f"there is no module {step!r} on the way to it", where=where)
+    return found

@@ -1,0 +1,237 @@
+"""Values into the wire format: arguments of nodes, attributes of modules, and other immediate values."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.fx.passes.shape_prop import TensorMetadata
+
+from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire.faults import Fault, excess
+from fxlib.wire.limits import DEFAULT
+from fxlib.wire.names import check_text
+from fxlib.wire.opaque import tuple_label
+from fxlib.wire.operators import operator_name
+
+Writer = Callable[[pb.Value, Any, "ValueWriter"], None]
+Special = Callable[[pb.Value, object], bool]
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class ValueWriter:
+    """Writes values into messages.
+
+    Args:
+        nodes: index of each node that a value may refer to.
+        special: writes what is not an immediate value, and says whether it did.
+    """
+
+    def __init__(self, nodes: Mapping[Node, int] | None = None, special: Special | None = None) -> None:
+        self.nodes = {} if nodes is None else nodes
+        self._special = special
+        self._depth = 0
+
+    def write(self, value: pb.Value, data: object) -> None:
+        """Write `data` into an empty message.
+
+        Raises:
+            Fault: it cannot travel.
+        """
+        writer = _WRITERS.get(type(data))
+        if writer is not None:
+            writer(value, data, self)
+        elif self._special is not None and self._special(value, data):
+            return
+        elif isinstance(data, tuple) and hasattr(data, "_fields"):
+            _named_tuple(value, data, self)
+        else:
+            raise _refusal(data)
+
+    def write_all(self, values: Any, items: Iterable[object]) -> None:
+        """Append to a repeated field, one container deeper."""
+        self._enter()
+        for item in items:
+            self.write(values.add(), item)
+        self._depth -= 1
+
+    def write_entries(self, entries: pb.Entries, items: Mapping[Any, object]) -> None:
+        """Write the entries of a dict, in their order."""
+        entries.SetInParent()
+        self._enter()
+        immediate = ValueWriter()
+        for key, item in items.items():
+            entry = entries.items.add()
+            immediate.write(entry.key, key)
+            self.write(entry.value, item)
+        self._depth -= 1
+
+    def _enter(self) -> None:
+        self._depth += 1
+        if self._depth > DEFAULT.nesting:
+            raise excess("nesting of a value", self._depth, DEFAULT.nesting, "nesting")
+
+
+def encode_value(data: object) -> pb.Value:
+    """Return an immediate value (no node, tensor or function in it) as a message.
+
+    Raises:
+        WireError: it cannot travel.
+    """
+    value = pb.Value()
+    try:
+        ValueWriter().write(value, data)
+    except Fault as fault:
+        raise fault.at("value") from None
+    return value
+
+
+def _refusal(data: object) -> Fault:
+    name = f"{type(data).__module__}.{type(data).__qualname__}"
+    if isinstance(data, torch.Tensor):
+        hint = "Hold it in a buffer or attribute, and read it with a get_attr node."
+    elif callable(data):
+        hint = "A function or class cannot be an argument in generated code either: call it in a node of its own."
+    elif isinstance(data, (int, float, str)):
+        hint = f"Convert it to a plain {next(cls for cls in (int, float, str) if isinstance(data, cls)).__name__}."
+    else:
+        hint = "Arguments are immediate values, nodes, and containers of them."
+    return Fault(f"a {name} cannot travel", hint)
+
+
+def _integer(value: pb.Value, data: int, writer: ValueWriter) -> None:
+    if data in _INT64:
+        value.integer = data
+    elif data.bit_length() > DEFAULT.integer_bits:
+        raise excess("bits of an integer", data.bit_length(), DEFAULT.integer_bits, "integer_bits")
+    else:
+        value.big_integer = data.to_bytes(data.bit_length() // 8 + 1, "little", signed=True)
+
+
+def _text(value: pb.Value, data: str, writer: ValueWriter) -> None:
+    check_text(data, DEFAULT)
+    try:
+        value.text = data
+    except UnicodeEncodeError:
+        raise Fault("a string holds a lone surrogate, which UTF-8 has not") from None
+
+
+def _slice(value: pb.Value, data: slice, writer: ValueWriter) -> None:
+    value.slice.SetInParent()
+    writer._enter()
+    for field, part in ((value.slice.start, data.start), (value.slice.stop, data.stop), (value.slice.step, data.step)):
+        writer.write(field, part)
+    writer._depth -= 1
+
+
+def _range(value: pb.Value, data: range, writer: ValueWriter) -> None:
+    if not all(part in _INT64 for part in (data.start, data.stop, data.step)):
+        raise Fault("a range exceeds 64 bits")
+    value.range.start, value.range.stop, value.range.step = data.start, data.stop, data.step
+
+
+def _sequence(field: str) -> Writer:
+    def write(value: pb.Value, data: Iterable[object], writer: ValueWriter) -> None:
+        values: pb.Values = getattr(value, field)
+        values.SetInParent()
+        writer.write_all(values.items, data)
+
+    return write
+
+
+def _constant(field: str) -> Writer:
+    def write(value: pb.Value, data: object, writer: ValueWriter) -> None:
+        setattr(value, field, str(data).removeprefix("torch."))
+
+    return write
+
+
+def _complex(value: pb.Value, data: complex, writer: ValueWriter) -> None:
+    value.complex.SetInParent()
+    value.complex.real, value.complex.imag = data.real, data.imag
+
+
+def _size(value: pb.Value, data: torch.Size, writer: ValueWriter) -> None:
+    value.size.SetInParent()
+    value.size.sizes.extend(data)
+
+
+def _operator(value: pb.Value, data: OpOverload, writer: ValueWriter) -> None:
+    name = operator_name(data)
+    if name is None:
+        raise Fault(f"operator {data.name()!r} is not on the allow-list of torch.ops")
+    value.operator = name
+
+
+def _node(value: pb.Value, data: Node, writer: ValueWriter) -> None:
+    index = writer.nodes.get(data)
+    if index is None:
+        raise Fault(f"refers to {data.name!r}, which is no earlier node", "Run graph.lint(), and sort the nodes.")
+    value.node = index
+
+
+def _named_tuple(value: pb.Value, data: Any, writer: ValueWriter) -> None:
+    value.named_tuple.name = tuple_label(type(data))
+    value.named_tuple.fields.extend(data._fields)
+    writer.write_all(value.named_tuple.items, data)
+
+
+def write_tensor_meta(value: pb.Value, data: object) -> bool:
+    """Write what shape propagation found out about a tensor; False if `data` is something else.
+
+    Raises:
+        Fault: it holds a symbolic shape, or quantization parameters that are no immediate values.
+    """
+    if type(data) is not TensorMetadata:
+        return False
+    meta = value.tensor_meta
+    sizes = (*data.shape, *data.stride)
+    if not all(type(size) is int for size in sizes):
+        raise Fault("a symbolic shape cannot travel")
+    meta.shape.extend(data.shape)
+    meta.stride.extend(data.stride)
+    meta.dtype = str(data.dtype).removeprefix("torch.")
+    meta.requires_grad, meta.is_quantized = data.requires_grad, data.is_quantized
+    meta.memory_format = "" if data.memory_format is None else str(data.memory_format).removeprefix("torch.")
+    if data.qparams:
+        ValueWriter().write(meta.qparams, data.qparams)
+    return True
+
+
+def _set(field: str, constant: object = None) -> Writer:
+    def write(value: pb.Value, data: object, writer: ValueWriter) -> None:
+        setattr(value, field, data if constant is None else constant)
+
+    return write
+
+
+_WRITERS: dict[type, Writer] = {
+    Node: _node,
+    int: _integer,
+    float: _set("real"),
+    bool: _set("boolean"),
+    type(None): _set("none", constant=True),
+    str: _text,
+    immutable_list: _sequence("list"),
+    list: _sequence("list"),
+    tuple: _sequence("tuple"),
+    immutable_dict: lambda value, data, writer: writer.write_entries(value.dict, data),
+    dict: lambda value, data, writer: writer.write_entries(value.dict, data),
+    OrderedDict: lambda value, data, writer: writer.write_entries(value.ordered_dict, data),
+    slice: _slice,
+    range: _range,
+    complex: _complex,
+    type(...): _set("ellipsis", constant=True),
+    torch.dtype: _constant("dtype"),
+    torch.layout: _constant("layout"),
+    torch.memory_format: _constant("memory_format"),
+    torch.device: _constant("device"),
+    torch.Size: _size,
+    OpOverload: _operator,
+    torch.qscheme: _constant("qscheme"),
+}

@@ -1,0 +1,104 @@
+"""The door: a request becomes a job, is told that it is one already, or is refused with every reason at once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from typing import Final
+
+from fxlib import wire
+from fxlib.protocol import blobs_of
+from fxlib.v1 import graph_pb2, jobs_pb2
+from service import checks
+from service.blobs.base import BlobStore
+from service.config import Limits
+from service.convert import blob_from_proto
+from service.errors import Code, ServiceError, Violation
+from service.fields import DEFAULT_NAME, DEFAULT_NAMESPACE, check_submission
+from service.job import Job
+
+_MAX_VIOLATIONS: Final = 50
+
+
+class Admission:
+    """Checks all of a request before anything is stored."""
+
+    def __init__(self, blobs: BlobStore, limits: Limits) -> None:
+        self._blobs = blobs
+        self._limits = limits
+        self.graph_limits = wire.Limits(nodes=limits.graph_nodes)
+        # Validating holds the interpreter: two at a time leave the event loop its turn.
+        self._turns = asyncio.Semaphore(2)
+
+    def identify(self, request: jobs_pb2.OptimizeRequest) -> str:
+        """Fill in what was left to the service, and return the digest that tells a repeated request from another.
+
+        Raises:
+            ServiceError: INVALID_REQUEST.
+        """
+        check_submission(request)
+        request.namespace = request.namespace or DEFAULT_NAMESPACE
+        request.name = request.name or DEFAULT_NAME
+        return hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
+
+    async def examine(self, request: jobs_pb2.OptimizeRequest, digest: str) -> Job:
+        """Check graph, workload, recipe and trial, and return the job that the request asks for.
+
+        Raises:
+            ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
+        """
+        async with self._turns:
+            return await asyncio.to_thread(self._examine, request, digest)
+
+    async def check_graph(self, ref: graph_pb2.BlobRef, field: str) -> None:
+        """Check that a blob is there and a valid graph.
+
+        Raises:
+            ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
+        """
+        async with self._turns:
+            await asyncio.to_thread(self._check_graph, ref, field)
+
+    def _examine(self, request: jobs_pb2.OptimizeRequest, digest: str) -> Job:
+        if not request.HasField("graph"):
+            raise ServiceError(Code.INVALID_REQUEST, violations=[Violation(field="graph", problem="is not set")])
+        checks.complete_trial(request)
+        checks.check_workload(request.workload)
+        key = checks.cache_key(request)
+        self._check_present({f"workload.blobs[{i}]": ref for i, ref in enumerate(blobs_of(request.workload))})
+        self._check_graph(request.graph, "graph")
+        if request.workload.loss.WhichOneof("kind") == "graph":
+            self._check_graph(request.workload.loss.graph, "workload.loss.graph")
+        return Job(
+            id=uuid.uuid4().hex,
+            request_id=request.request_id,
+            request_digest=digest,
+            namespace=request.namespace,
+            name=request.name,
+            labels=dict(request.labels),
+            torch_version=request.torch_version,
+            cache_key=key,
+            fresh=request.fresh,
+            created_at=time.time(),
+        )
+
+    def _check_graph(self, ref: graph_pb2.BlobRef, field: str) -> None:
+        self._check_present({field: ref})
+        blob = blob_from_proto(ref, field)
+        if blob.size > self._limits.graph_bytes:
+            problem = f"has {blob.size} bytes, and a graph may have {self._limits.graph_bytes}"
+            raise ServiceError(Code.INVALID_GRAPH, violations=[Violation(field=field, problem=problem)])
+        weights = checks.check_graph(self._blobs.read_all(blob), field, self.graph_limits)
+        self._check_present({f"{field}.storages[{index}]": ref for index, ref in enumerate(weights)})
+
+    def _check_present(self, refs: dict[str, graph_pb2.BlobRef]) -> None:
+        blobs = {field: blob_from_proto(ref, field) for field, ref in refs.items()}
+        missing = {field: blob for field, blob in blobs.items() if self._blobs.size(blob.sha256) != blob.size}
+        if missing:
+            violations = [
+                Violation(field=field, problem=f"blob {blob.sha256} of {blob.size} bytes is not here")
+                for field, blob in list(missing.items())[:_MAX_VIOLATIONS]
+            ]
+            raise ServiceError(Code.BLOB_MISSING, violations=violations, hint="Upload it, then ask again.")

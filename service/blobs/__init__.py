@@ -1,0 +1,1 @@
+"""Where blobs are kept: one interface, and its implementations."""

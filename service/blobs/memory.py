@@ -1,0 +1,56 @@
+"""Blobs in this process's memory: for tests, and for a service that need not remember."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+from typing_extensions import override
+
+from service.blobs.base import Blob, BlobStore
+from service.errors import Code, ServiceError
+
+
+class MemoryBlobStore(BlobStore):
+    """Two dictionaries."""
+
+    def __init__(self) -> None:
+        self._blobs: dict[str, bytes] = {}
+        self._partials: dict[str, tuple[bytearray, float]] = {}
+
+    @override
+    def size(self, sha256: str) -> int | None:
+        found = self._blobs.get(sha256)
+        return None if found is None else len(found)
+
+    @override
+    def partial_size(self, sha256: str) -> int:
+        return len(self._partials.get(sha256, (b"", 0.0))[0])
+
+    @override
+    def append(self, sha256: str, data: bytes) -> int:
+        partial, _ = self._partials.get(sha256, (bytearray(), 0.0))
+        partial += data
+        self._partials[sha256] = partial, time.monotonic()
+        return len(partial)
+
+    @override
+    def commit(self, blob: Blob) -> None:
+        data = bytes(self._partials.pop(blob.sha256, (b"", 0.0))[0])
+        if len(data) != blob.size or hashlib.sha256(data).hexdigest() != blob.sha256:
+            raise ServiceError(Code.BLOB_CORRUPT, f"{len(data)} bytes received are not blob {blob.sha256}")
+        self._blobs[blob.sha256] = data
+
+    @override
+    def read(self, sha256: str, *, offset: int, length: int) -> bytes:
+        if sha256 not in self._blobs:
+            raise ServiceError(Code.BLOB_NOT_FOUND, f"no blob {sha256}")
+        return self._blobs[sha256][offset : offset + length]
+
+    @override
+    def abandon(self, *, older_than_s: float) -> int:
+        limit = time.monotonic() - older_than_s
+        old = [sha256 for sha256, (_, at) in self._partials.items() if at <= limit]
+        for sha256 in old:
+            del self._partials[sha256]
+        return len(old)

@@ -1,0 +1,114 @@
+"""What the library says of graphs, workloads, recipes and results: its errors, told as refusals of the service."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+
+from fxlib import __version__, wire
+from fxlib.errors import FxlibError
+from fxlib.protocol import recipe_from_proto, report_from_proto, trial_from_proto, trial_to_proto, workload_from_proto
+from fxlib.trial import TrialOptions
+from fxlib.v1 import graph_pb2, jobs_pb2, workload_pb2
+from service.errors import Code, ServiceError, Violation
+
+
+def check_graph(data: bytes, field: str, limits: wire.Limits) -> list[graph_pb2.BlobRef]:
+    """Check that bytes are a valid graph, and return the blobs of its weights.
+
+    Builds no torch object; takes time in proportion to the graph.
+
+    Raises:
+        ServiceError: INVALID_GRAPH, naming node and field.
+    """
+    with _refusing(Code.INVALID_GRAPH, field):
+        graph = wire.parse(data)
+        wire.validate(graph, limits)
+    return [storage.data for storage in graph.storages if storage.HasField("data")]
+
+
+def check_workload(workload: workload_pb2.Workload) -> None:
+    """Check that a workload describes a step that can run, but for what its blobs hold.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, naming the field.
+    """
+    shell = workload_pb2.Workload()
+    shell.CopyFrom(workload)
+    if shell.WhichOneof("inputs") == "batches" and shell.batches.batches:
+        shell.description.CopyFrom(_STAND_IN)
+    if shell.loss.WhichOneof("kind") == "graph":
+        shell.loss.name = "mean"
+    with _refusing(Code.INVALID_REQUEST, "workload"):
+        workload_from_proto(shell, {})
+
+
+_STAND_IN = workload_pb2.BatchSpec(
+    inputs=[workload_pb2.TensorSpec(shape=[1], dtype="float32")],
+    target=workload_pb2.TensorSpec(shape=[1], dtype="float32"),
+    count=1,
+)
+
+
+def complete_trial(request: jobs_pb2.OptimizeRequest) -> None:
+    """Check the options of the trial, or fill in the library's own.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, naming the field.
+    """
+    if not request.HasField("trial"):
+        request.trial.CopyFrom(trial_to_proto(TrialOptions()))
+    with _refusing(Code.INVALID_REQUEST, "trial"):
+        trial_from_proto(request.trial)
+
+
+def check_result(result: jobs_pb2.JobResult) -> None:
+    """Check that a worker's answer can be read.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, naming the field.
+    """
+    with _refusing(Code.INVALID_REQUEST, "result"):
+        report_from_proto(result)
+
+
+def recipe_key(recipe: jobs_pb2.Recipe) -> str:
+    """Return what a recipe stands for: its passes, with versions and all options.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, if the recipe, a pass or an option is unknown.
+    """
+    with _refusing(Code.INVALID_REQUEST, "recipe"):
+        found = recipe_from_proto(recipe)
+        steps = [
+            (step.name, step.version, {option.name: repr(getattr(step, option.name)) for option in fields(step)})
+            for step in found.passes
+        ]
+    return json.dumps(steps, sort_keys=True)
+
+
+def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
+    """Return the name that requests with one answer share: graph, recipe, versions, workload and trial, as SHA-256."""
+    parts = [
+        request.graph.sha256,
+        recipe_key(request.recipe),
+        request.torch_version,
+        __version__,
+        hashlib.sha256(request.workload.SerializeToString(deterministic=True)).hexdigest(),
+        hashlib.sha256(request.trial.SerializeToString(deterministic=True)).hexdigest(),
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@contextmanager
+def _refusing(code: Code, field: str) -> Iterator[None]:
+    try:
+        yield
+    except ServiceError:
+        raise
+    except FxlibError as error:
+        violation = Violation(field=f"{field}: {error.where}" if error.where else field, problem=str(error))
+        raise ServiceError(code, str(error), violations=[violation]) from error

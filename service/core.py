@@ -1,0 +1,96 @@
+"""All parts of a service but for its sockets, put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from fxlib.v1 import jobs_pb2
+from service.admission import Admission
+from service.background import Background
+from service.blobs.base import BlobStore
+from service.catalogue import list_passes
+from service.config import Config
+from service.dispatch import Dispatcher
+from service.fleet import Fleet
+from service.gauges import Gauges
+from service.hub import Hub
+from service.intake import Intake, Twins
+from service.leases import Leases
+from service.ledger import Ledger
+from service.metrics import Metrics
+from service.models import Figures, ModelBoard
+from service.servicers.blobs import BlobServicer
+from service.servicers.optimizer import OptimizerServicer
+from service.servicers.workers import WorkerServicer
+from service.stores.base import JobStore
+
+_REMEMBERED_PER_LABEL = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """The parts that others speak to."""
+
+    optimizer: OptimizerServicer
+    blobs: BlobServicer
+    workers: WorkerServicer
+    dispatcher: Dispatcher
+    blob_store: BlobStore
+    hub: Hub
+    ledger: Ledger
+    metrics: Metrics
+    registry: CollectorRegistry
+
+    async def close(self) -> None:
+        """End waiting calls, finish what was begun, and close the store."""
+        self.dispatcher.close()
+        self.hub.close()
+        await self.ledger.close()
+
+
+async def make_core(config: Config, store: JobStore, blobs: BlobStore) -> Core:
+    """Put a service together on stores, and take up what an earlier one left there."""
+    hub, background, registry = Hub(), Background(), _registry()
+    models = ModelBoard(shown=config.model_labels)
+    metrics = Metrics(registry, models, [each.name for each in list_passes().passes])
+    ledger = Ledger(store, hub, background)
+    fleet = Fleet(ledger, live_s=config.limits.claim_wait_s + config.lease_s)
+    dispatcher = Dispatcher(
+        ledger, fleet, Leases(duration_s=config.lease_s), background, on_expiry=metrics.lease_expired
+    )
+    admission = Admission(blobs, config.limits)
+    ledger.listeners += [metrics.heard, dispatcher.heard, Twins(ledger, background).heard]
+    await fleet.recall()
+    await dispatcher.recover()
+    await _recall_figures(models, ledger, _REMEMBERED_PER_LABEL * config.model_labels)
+    registry.register(Gauges(store, fleet, hub, models))
+    return Core(
+        optimizer=OptimizerServicer(ledger, hub, Intake(ledger, admission, fleet, config.limits), fleet, config.limits),
+        blobs=BlobServicer(blobs, config.limits),
+        workers=WorkerServicer(dispatcher, admission, config.limits),
+        dispatcher=dispatcher,
+        blob_store=blobs,
+        hub=hub,
+        ledger=ledger,
+        metrics=metrics,
+        registry=registry,
+    )
+
+
+async def _recall_figures(models: ModelBoard, ledger: Ledger, limit: int) -> None:
+    for job in reversed(await ledger.read(ledger.store.recent_answers, limit)):
+        result = await ledger.read(ledger.store.result_of, job.id)
+        if result is not None:
+            models.record(job.name, Figures.of(jobs_pb2.JobResult.FromString(result)))
+
+
+def _registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    return registry

@@ -1,0 +1,57 @@
+"""Which leases are alive. In memory and on the monotonic clock: who holds a job is stored, until when is not.
+
+A restart therefore grants every running job a whole new lease, which its worker keeps by the next heartbeat; a step of
+the wall clock ends none; and a heartbeat costs no write.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Who holds which job; the token proves it."""
+
+    job_id: str
+    token: str
+    worker_id: str
+
+
+class Leases:
+    """The deadline of each running job's lease."""
+
+    def __init__(self, *, duration_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.duration_s = duration_s
+        self._clock = clock
+        self._live: dict[str, tuple[Lease, float]] = {}
+
+    def grant(self, lease: Lease) -> None:
+        """Start a lease, or start its time again."""
+        self._live[lease.job_id] = lease, self._clock() + self.duration_s
+
+    def extend(self, job_id: str, token: str) -> Lease | None:
+        """Start the lease's time again; None if the job is not leased under this token."""
+        lease, _ = self._live.get(job_id, (None, 0.0))
+        if lease is None or lease.token != token:
+            return None
+        self.grant(lease)
+        return lease
+
+    def end(self, job_id: str) -> None:
+        """Forget the job's lease, if there is one."""
+        self._live.pop(job_id, None)
+
+    def forgive(self, seconds: float) -> None:
+        """Move all deadlines: time in which the service itself did not run is not the workers'."""
+        self._live = {job_id: (lease, deadline + seconds) for job_id, (lease, deadline) in self._live.items()}
+
+    def take_expired(self) -> list[Lease]:
+        """Remove and return the leases whose time is over."""
+        now = self._clock()
+        expired = [lease for lease, deadline in self._live.values() if deadline <= now]
+        for lease in expired:
+            self.end(lease.job_id)
+        return expired

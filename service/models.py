@@ -1,0 +1,65 @@
+"""The latest figures of each model, for a bounded number of names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from fxlib.v1 import jobs_pb2
+
+OTHER: Final = "other"
+_KEPT_PER_SHOWN: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What the last answered job of a model measured; None where it did not."""
+
+    qps_original: float | None
+    qps_optimized: float | None
+    gain: jobs_pb2.Estimate | None
+    adopted: bool
+
+    @staticmethod
+    def of(result: jobs_pb2.JobResult) -> Figures:
+        """Read them from an answer."""
+        return Figures(
+            qps_original=result.qps_original.value if result.HasField("qps_original") else None,
+            qps_optimized=result.qps_optimized.value if result.HasField("qps_optimized") else None,
+            gain=result.gain if result.HasField("gain") else None,
+            adopted=result.decision == jobs_pb2.DECISION_ADOPT,
+        )
+
+
+class ModelBoard:
+    """Figures by model name: the names answered most often by themselves, the rest under one name.
+
+    Args:
+        shown: how many names are shown by themselves.
+    """
+
+    def __init__(self, *, shown: int) -> None:
+        self._shown = shown
+        self._rows: dict[str, tuple[int, Figures]] = {}
+
+    def record(self, name: str, figures: Figures) -> None:
+        """Take in an answer. Of too many names, the one answered longest ago is forgotten."""
+        count, _ = self._rows.pop(name, (0, figures))
+        self._rows[name] = count + 1, figures
+        if len(self._rows) > self._shown * _KEPT_PER_SHOWN:
+            del self._rows[next(iter(self._rows))]
+
+    def rows(self) -> Iterator[tuple[str, Figures]]:
+        """Yield the figures shown; "other" has those of the latest answer of all other names."""
+        rows = list(self._rows.items())
+        by_count = sorted(rows, key=lambda row: row[1][0], reverse=True)
+        shown = {name for name, _ in by_count[: self._shown] if name != OTHER}
+        latest: Figures | None = None
+        for name, (_, figures) in rows:
+            if name in shown:
+                yield name, figures
+            else:
+                latest = figures
+        if latest is not None:
+            yield OTHER, latest

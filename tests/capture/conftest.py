@@ -1,0 +1,15 @@
+"""The RPC world of the capture tests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fxlib.workload import Server
+from tests.runtime.world import rpc_world
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[None]:
+    """Two servers, "ps0" and "ps1", and this process as "trainer"."""
+    with rpc_world(Server(name="ps0"), Server(name="ps1")):
+        yield

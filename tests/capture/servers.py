@@ -1,0 +1,110 @@
+"""What the servers of the capture tests run, and helpers in a module other than the model's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import rpc
+from torch.distributed.rpc import rpc_async, rpc_sync
+from torch.distributed.rpc import rpc_sync as renamed
+
+import fxlib
+
+NAME = "tests.capture.servers"
+
+
+def double(x: torch.Tensor, by: float = 2.0, *, plus: float = 0.0) -> torch.Tensor:
+    return x * by + plus
+
+
+@fxlib.remote(reads="tables")
+def lookup(table: str, rows: torch.Tensor) -> torch.Tensor:
+    return (rows + len(table)).float()
+
+
+@fxlib.remote(pure=True, returns=(None, [None, None], {"last": None}))
+def several(x: torch.Tensor) -> Any:
+    return x + 1, [x + 2, x + 3], {"last": x + 4}
+
+
+def pair(x: torch.Tensor) -> Any:
+    return x + 1, x * 3
+
+
+@fxlib.remote(reads="tables", gradient=f"{NAME}:push")
+def embed(x: torch.Tensor) -> torch.Tensor:
+    return x.float() * 5
+
+
+_PUSHED: list[torch.Tensor] = []
+
+
+@fxlib.remote(writes="tables")
+def push(x: torch.Tensor, gradient: torch.Tensor) -> None:
+    _PUSHED.append(gradient)
+
+
+def pushed() -> list[torch.Tensor]:
+    taken = list(_PUSHED)
+    _PUSHED.clear()
+    return taken
+
+
+class Arithmetic:
+    """Static, class and bound methods as remote functions."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    @staticmethod
+    def triple(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    @classmethod
+    def named(cls, x: torch.Tensor) -> torch.Tensor:
+        return x * len(cls.__name__)
+
+    def times(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by
+
+
+class Table(nn.Module):
+    """A table that lives on a server."""
+
+    def __init__(self, rows: int = 10, dim: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(rows)
+        self.weight = nn.Parameter(torch.randn(rows, dim))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.weight[rows]
+
+    @fxlib.remote(reads="weight")
+    def rows(self, rows: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.weight[rows] * scale
+
+
+# Helpers as PyTorch's parameter-server tutorials have them.
+
+
+def call_method(method: Any, rref: Any, *args: Any, **kwargs: Any) -> Any:
+    return method(rref.local_value(), *args, **kwargs)
+
+
+def remote_method(method: Any, rref: Any, *args: Any, **kwargs: Any) -> Any:
+    return rpc_sync(rref.owner(), call_method, args=[method, rref, *args], kwargs=kwargs)
+
+
+def helped(x: torch.Tensor) -> torch.Tensor:
+    return renamed("ps1", double, args=(x,), kwargs={"plus": 1.0}) + rpc_async("ps0", double, (x,)).wait()
+
+
+def made_by_closure(to: str) -> Any:
+    call = rpc.rpc_sync
+
+    def through(x: torch.Tensor, send: Any = call) -> torch.Tensor:
+        return call(to, double, (x,)) + send(to, double, (x, 7))
+
+    return through

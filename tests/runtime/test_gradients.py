@@ -1,0 +1,140 @@
+"""Gradients of remote results: tracked while the forward runs, pushed after backward, in program order."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import Node
+
+from fxlib.errors import FxlibError
+from fxlib.gradients import push_gradients
+from fxlib.runtime import CapturedModule, remote_call, track_gradient
+from fxlib.runtime.flight import UNPUSHED_FORWARDS
+from tests.runtime.graphs import Program
+from tests.runtime.remote_functions import NAME
+
+pytestmark = pytest.mark.usefixtures("servers")
+ROWS = torch.tensor([1, 2])
+
+
+def tracked(program: Program, result: Node, to: str, name: str, index: int, gradient: str = "take_gradient") -> Node:
+    call = (to, f"{NAME}:{gradient}", (name, program.inputs[0]), {}, None, index)
+    return program.local(track_gradient, result, *call)
+
+
+def two_reads(original: nn.Module | None = None, *, first: int = 0, gradient: str = "take_gradient") -> CapturedModule:
+    """`3 * read(a) + read(b)`; the code runs the read of index `first` before the other."""
+    program, parts = Program("rows"), {}
+    for index in (first, 1 - first):
+        result = program.call("ps0", "read", "ab"[index], program.inputs[0])
+        parts[index] = tracked(program, result, "ps0", "ab"[index], index, gradient)
+    tripled = program.local(torch.mul, parts[0], 3.0)
+    return program.returns(program.local(torch.add, tripled, parts[1]), original=original)
+
+
+def pushed() -> list[str]:
+    return remote_call("ps0", f"{NAME}:read_log", (), {}, None)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_gradients_are_pushed_in_program_order_whatever_the_code_does_first(first: int) -> None:
+    module = two_reads(first=first)
+    module(ROWS).sum().backward()
+    push_gradients(module)
+    assert pushed() == ["a [3.0, 3.0]", "b [1.0, 1.0]"]
+
+
+def test_a_push_is_made_once() -> None:
+    module = two_reads()
+    module(ROWS).sum().backward()
+    push_gradients(module)
+    push_gradients(module)
+    assert len(pushed()) == 2
+
+
+def test_gradients_accumulate_over_forwards_and_are_pushed_oldest_first() -> None:
+    module = two_reads()
+    for scale in (1.0, 2.0):
+        (module(ROWS).sum() * scale).backward()
+    push_gradients(module)
+    assert [entry[:5] for entry in pushed()] == ["a [3.", "b [1.", "a [6.", "b [2."]
+
+
+def test_a_result_without_gradient_is_passed_over() -> None:
+    module = two_reads()
+    module(ROWS)
+    push_gradients(module)
+    assert pushed() == []
+
+
+def test_nothing_is_tracked_without_grad_mode() -> None:
+    module = two_reads()
+    with torch.no_grad():
+        assert not module(ROWS).requires_grad
+    assert len(module._fxlib.tape) == 0
+
+
+def test_an_error_of_a_push_surfaces_and_the_tape_is_clear_after_it() -> None:
+    module = two_reads(gradient="fail")
+    module(ROWS).sum().backward()
+    with pytest.raises(Exception, match="fail"):
+        push_gradients(module)
+    push_gradients(module)
+
+
+def test_a_module_that_was_not_captured_is_refused() -> None:
+    with pytest.raises(FxlibError, match="was not captured"):
+        push_gradients(nn.Linear(1, 1))
+
+
+def test_a_wrapper_of_a_captured_module_is_accepted() -> None:
+    module = nn.Sequential(two_reads())
+    module(ROWS).sum().backward()
+    push_gradients(module)
+    assert len(pushed()) == 2
+
+
+def test_gradients_that_the_originals_forward_did_not_track_are_not_silently_missing() -> None:
+    module = two_reads(original=nn.Identity()).eval()
+    module(ROWS)
+    with pytest.raises(FxlibError, match="does not track"):
+        push_gradients(module)
+
+
+def test_forwards_without_backward_leave_nothing_on_the_tape() -> None:
+    module = two_reads()
+    for _ in range(20):
+        module(ROWS)
+    gc.collect()
+    assert len(module._fxlib.tape) <= 1
+
+
+def test_a_forward_whose_backward_is_yet_to_come_stays_on_the_tape() -> None:
+    module = two_reads()
+    losses = [module(ROWS).sum() for _ in range(3)]
+    torch.stack(losses).sum().backward()
+    push_gradients(module)
+    assert len(pushed()) == 6
+
+
+def test_a_program_that_never_pushes_is_warned_and_bounded() -> None:
+    program = Program("rows")
+    value = program.local(torch.Tensor.float, program.inputs[0])
+    module = program.returns(tracked(program, value, "ps0", "a", 0))
+    with pytest.warns(RuntimeWarning, match="push_gradients"):
+        for _ in range(UNPUSHED_FORWARDS + 3):
+            module(ROWS).sum().backward()
+    assert len(module._fxlib.tape) == UNPUSHED_FORWARDS
+
+
+def test_a_forward_that_fails_leaves_nothing_on_the_tape() -> None:
+    program = Program("rows")
+    result = program.call("ps0", "read", "a", program.inputs[0])
+    leaf = tracked(program, result, "ps0", "a", 0)
+    module = program.returns(program.local(torch.Tensor.view, leaf, 7))
+    with pytest.raises(RuntimeError, match="shape"):
+        module(ROWS)
+    assert len(module._fxlib.tape) == 0

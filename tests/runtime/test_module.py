@@ -1,0 +1,224 @@
+"""A captured module is a drop-in for the model it was captured from."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import Graph, symbolic_trace
+
+from fxlib.errors import WireError
+from fxlib.runtime import CapturedModule
+
+X = torch.randn(3, 4)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+        self.linear.bias = self.unused.bias  # tied
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.dropout = nn.Dropout(0.5)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("scratch", torch.zeros(4), persistent=False)
+        self.shift = torch.ones(4)
+        self.temperature = 2.0
+        self.eager_forwards = 0
+
+    def forward(self, x: torch.Tensor, *, bias: torch.Tensor | None = None) -> torch.Tensor:
+        self.eager_forwards += 1
+        return self.dropout(self.block(x)) * self.scale + self.mean + self.shift
+
+    def describe(self) -> str:
+        return f"at {self.temperature}"
+
+
+def captured(model: nn.Module | None = None) -> CapturedModule:
+    model = model or Model()
+    return CapturedModule(model, symbolic_trace(model).graph, original=model)
+
+
+def original_of(module: CapturedModule) -> Model:
+    model = module._fxlib.original
+    assert isinstance(model, Model)
+    return model
+
+
+def test_it_computes_what_the_model_computes() -> None:
+    module = captured().eval()
+    assert torch.equal(module(X), original_of(module)(X))
+
+
+def test_it_has_the_models_own_tensors_under_the_models_own_keys() -> None:
+    module = captured()
+    model = original_of(module)
+    assert list(module.state_dict()) == list(model.state_dict())
+    assert [id(p) for p in module.parameters()] == [id(p) for p in model.parameters()]
+    assert [id(b) for b in module.buffers()] == [id(b) for b in model.buffers()]
+    assert module.shift is model.shift
+    assert [name for name, _ in module.named_modules()] == [name for name, _ in model.named_modules()]
+
+
+def test_what_the_graph_does_not_know_the_original_answers() -> None:
+    module = captured()
+    assert module.describe() == "at 2.0"
+    with pytest.raises(AttributeError, match="nothing_such"):
+        _ = module.nothing_such
+
+
+@pytest.mark.parametrize("change", ["eval", "one module", "no grad", "inference"])
+def test_the_originals_forward_runs_where_the_capture_does_not_hold(change: str) -> None:
+    module = captured()
+    before = original_of(module).eager_forwards
+    if change == "eval":
+        module.eval()
+    elif change == "one module":
+        module.block.eval()
+    grad_modes = {"no grad": torch.no_grad, "inference": torch.inference_mode}
+    with grad_modes.get(change, torch.enable_grad)():
+        module(X)
+    assert original_of(module).eager_forwards == before + 1
+
+
+def test_the_graph_runs_again_once_the_capture_holds_again() -> None:
+    module = captured()
+    before = original_of(module).eager_forwards
+    module.eval()(X)
+    module.train()(X)
+    assert original_of(module).eager_forwards == before + 1
+
+
+def test_dropout_is_off_in_evaluation_although_it_was_captured_in_training() -> None:
+    module = captured().eval()
+    assert torch.equal(module(X), module(X))
+
+
+def test_without_an_original_the_graph_always_runs() -> None:
+    model = Model()
+    module = CapturedModule(model, symbolic_trace(model).graph)
+    before = model.eager_forwards
+    with torch.no_grad():
+        module.eval()(X)
+    assert model.eager_forwards == before
+
+
+def test_conversion_reaches_the_fallback_too() -> None:
+    module = captured().double().eval()
+    assert module(X.double()).dtype == torch.float64
+    assert original_of(module).mean.dtype == torch.float64
+
+
+def test_weights_loaded_into_it_are_the_models() -> None:
+    module, state = captured(), Model().state_dict()
+    for assign in (False, True):
+        module.load_state_dict(state, assign=assign)
+        assert torch.equal(original_of(module).scale, state["scale"])
+        assert torch.equal(module.eval()(X), original_of(module)(X))
+
+
+def test_extra_state_of_the_model_is_saved_and_loaded() -> None:
+    class Counting(Model):
+        def get_extra_state(self) -> int:
+            return 7
+
+        def set_extra_state(self, state: int) -> None:
+            self.temperature = state
+
+    module = captured(Counting())
+    state = module.state_dict()
+    assert state["_extra_state"] == 7
+    module.load_state_dict(state)
+    assert original_of(module).temperature == 7
+
+
+def test_hooks_of_the_model_run_once() -> None:
+    model, seen = Model().eval(), []
+    model.register_forward_hook(lambda *_: seen.append("forward"))
+    module = captured(model)
+    module(X)
+    with torch.no_grad():
+        module(X)
+    assert seen == ["forward", "forward"]
+
+
+def test_a_deep_copy_shares_nothing_and_is_complete() -> None:
+    module = captured()
+    twin = copy.deepcopy(module)
+    own = {id(tensor) for tensor in [*module.parameters(), *module.buffers()]}
+    assert not own & {id(tensor) for tensor in [*twin.parameters(), *twin.buffers()]}
+    assert twin.block.linear.bias is twin.block.unused.bias
+    assert original_of(twin).block is twin.block
+    assert torch.equal(twin.eval()(X), module.eval()(X))
+    assert original_of(twin).eager_forwards == original_of(module).eager_forwards
+
+
+def test_a_sibling_runs_another_graph_over_the_same_state() -> None:
+    module = captured()
+    module.eval()  # the conditions of the capture are those of the sibling, whatever holds now
+    graph = Graph()
+    graph.output(graph.call_function(torch.neg, (graph.placeholder("x"),)))
+    sibling = module.with_graph(graph)
+    assert sibling.scale is module.scale
+    assert list(sibling.state_dict()) == list(module.state_dict())
+    assert torch.equal(sibling.train()(X), -X)
+    assert not torch.equal(sibling.eval()(X), -X)
+
+
+def test_editing_and_recompiling_keeps_the_guard() -> None:
+    module = captured()
+    module.recompile()
+    before = original_of(module).eager_forwards
+    module.eval()(X)
+    assert original_of(module).eager_forwards == before + 1
+
+
+def test_a_model_may_use_any_attribute_name() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.original = nn.Linear(4, 4)
+            self.tape = nn.Linear(4, 4)
+            self.conditions = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conditions(self.tape(self.original(x)))
+
+    model = Odd()
+    assert torch.equal(captured(model)(X), model(X))
+
+
+def test_pickling_is_refused_with_the_way_out() -> None:
+    with pytest.raises(WireError, match=r"fxlib\.save"):
+        pickle.dumps(captured())
+
+
+def test_the_signature_is_the_models() -> None:
+    assert list(inspect.signature(captured().forward).parameters) == ["x", "bias"]
+
+
+def test_data_parallel_training_accepts_it(tmp_path: object) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        module = captured()
+        for parameter in module.block.unused.parameters():
+            parameter.requires_grad_(False)
+        parallel = nn.parallel.DistributedDataParallel(module)
+        parallel(X).sum().backward()
+        assert module.scale.grad is not None
+    finally:
+        torch.distributed.destroy_process_group()

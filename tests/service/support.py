@@ -1,0 +1,226 @@
+"""What the tests of the service share: requests, answers, a service without sockets, and one in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+
+from torch import nn
+from torch.fx import symbolic_trace
+
+from fxlib import wire
+from fxlib.v1 import blobs_pb2, graph_pb2, jobs_pb2, workers_pb2, workload_pb2
+from service.blobs.base import BlobStore
+from service.blobs.memory import MemoryBlobStore
+from service.config import Config, Limits
+from service.core import Core, make_core
+from service.errors import ServiceError
+from service.stores.base import JobStore
+from service.stores.memory import MemoryJobStore
+
+TORCH = "2.13.0"
+
+
+@cache
+def graph_bytes(width: int = 2) -> bytes:
+    return wire.encode(symbolic_trace(nn.Linear(width, width))).graph.SerializeToString(deterministic=True)
+
+
+def ref(data: bytes) -> graph_pb2.BlobRef:
+    return graph_pb2.BlobRef(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+
+
+def workload() -> workload_pb2.Workload:
+    return workload_pb2.Workload(
+        description=workload_pb2.BatchSpec(
+            inputs=[workload_pb2.TensorSpec(shape=[4, 2], dtype="float32")], count=2
+        ),
+        loss=workload_pb2.Loss(name="mean"),
+        optimizer=workload_pb2.OptimizerSpec(name="sgd", lr=0.1),
+        mode=workload_pb2.STEP_MODE_LOCAL,
+        threads=1,
+        trainers=1,
+    )
+
+
+def request(
+    *,
+    graph: bytes | None = None,
+    name: str = "dlrm",
+    namespace: str = "",
+    request_id: str | None = None,
+    fresh: bool = False,
+    torch_version: str = TORCH,
+    labels: dict[str, str] | None = None,
+) -> jobs_pb2.OptimizeRequest:
+    return jobs_pb2.OptimizeRequest(
+        request_id=uuid.uuid4().hex if request_id is None else request_id,
+        name=name,
+        namespace=namespace,
+        labels=labels,
+        graph=ref(graph_bytes() if graph is None else graph),
+        workload=workload(),
+        recipe=jobs_pb2.Recipe(name="schedule"),
+        torch_version=torch_version,
+        fresh=fresh,
+    )
+
+
+def worker(name: str = "w1", *, torch_version: str = TORCH, hardware: str = "cpu-a") -> jobs_pb2.WorkerInfo:
+    return jobs_pb2.WorkerInfo(
+        worker_id=name, torch_version=torch_version, hardware=hardware, fxlib_version="0.1.0"
+    )
+
+
+def answer(*, gain: float = 0.5, reason: str = "FASTER", calls: int = 3) -> jobs_pb2.JobResult:
+    adopt = reason == "FASTER"
+    return jobs_pb2.JobResult(
+        decision=jobs_pb2.DECISION_ADOPT if adopt else jobs_pb2.DECISION_KEEP_ORIGINAL,
+        reason_code=reason,
+        reason="a reason",
+        graph=ref(graph_bytes()) if adopt else None,
+        qps_original=jobs_pb2.Estimate(value=100, low=99, high=101),
+        qps_optimized=jobs_pb2.Estimate(value=100 * (1 + gain), low=100, high=200),
+        gain=jobs_pb2.Estimate(value=gain, low=gain - 0.1, high=gain + 0.1),
+        calls=[
+            jobs_pb2.CallReport(node=f"call_{i}", action="moved", reason_code="MOVED", reason="moved")
+            for i in range(calls)
+        ],
+        passes=[jobs_pb2.PassReport(name="hoist", changes=calls, seconds=0.01)],
+        preserves="bitwise",
+        phase_seconds={"rewrite": 0.5, "sameness": 1.0, "qps": 4.0},
+    )
+
+
+@asynccontextmanager
+async def make_service(
+    store: JobStore | None = None,
+    blobs: BlobStore | None = None,
+    *,
+    lease_s: float = 30.0,
+    limits: Limits | None = None,
+    graphs: Iterable[bytes] = (),
+) -> AsyncIterator[Core]:
+    """A service without sockets, that has the usual graph (and more)."""
+    config = Config(data=Path("unused"), lease_s=lease_s, limits=limits or Limits())
+    core = await make_core(config, store or MemoryJobStore(), blobs or MemoryBlobStore())
+    for data in (graph_bytes(), *graphs):
+        await put(core, data)
+    try:
+        yield core
+    finally:
+        await core.close()
+
+
+async def put(core: Core, data: bytes) -> None:
+    await core.blobs.Write(stream([blobs_pb2.WriteRequest(blob=ref(data), data=data)]), None)
+
+
+async def stream(messages: Iterable[blobs_pb2.WriteRequest]) -> AsyncIterator[blobs_pb2.WriteRequest]:
+    for message in messages:
+        await asyncio.sleep(0)
+        yield message
+
+
+async def submit(core: Core, asked: jobs_pb2.OptimizeRequest | None = None) -> jobs_pb2.Job:
+    return (await core.optimizer.Optimize(asked or request(), None)).job
+
+
+async def get(core: Core, job_id: str) -> jobs_pb2.Job:
+    return (await core.optimizer.GetJob(jobs_pb2.GetJobRequest(job_id=job_id), None)).job
+
+
+async def claim(core: Core, who: jobs_pb2.WorkerInfo | None = None, *, wait_s: float = 0.0) -> workers_pb2.Lease | None:
+    response = await core.workers.Claim(workers_pb2.ClaimRequest(worker=who or worker(), wait_s=wait_s), None)
+    return response.lease if response.HasField("lease") else None
+
+
+async def complete(core: Core, lease: workers_pb2.Lease, result: jobs_pb2.JobResult | None = None) -> None:
+    await core.workers.Complete(
+        workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token, result=result or answer()), None
+    )
+
+
+async def work(core: Core, result: jobs_pb2.JobResult | None = None, who: jobs_pb2.WorkerInfo | None = None) -> str:
+    """Claim the next job and answer it."""
+    lease = await claim(core, who)
+    assert lease is not None
+    await complete(core, lease, result)
+    return lease.job_id
+
+
+def fields(error: ServiceError) -> list[str]:
+    return [violation.field for violation in error.violations]
+
+
+class Process:
+    """A service in its own process."""
+
+    def __init__(self, data: Path, *options: str) -> None:
+        self.data = data
+        command = [sys.executable, "-m", "service", "--data", str(data), "--shutdown-grace-seconds", "1"]
+        if "--listen" not in options:
+            command += ["--listen", "127.0.0.1:0"]
+        self._log = (data.parent / f"{data.name}.log").open("ab")
+        self._process = subprocess.Popen(
+            [*command, "--metrics", "127.0.0.1:0", *options], stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.kill()
+            raise AssertionError((data.parent / f"{data.name}.log").read_text())
+        self.ready = json.loads(line)
+        self.listen: str = self.ready["listen"]
+        self.metrics: str = self.ready["metrics"]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """Ask it to end, and return its exit status."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        if self._process.poll() is None:
+            os.kill(self._process.pid, number)
+        status = self._process.wait(20)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._log.close()
+        return status
+
+
+def refused(*options: str) -> str:
+    """Start a service that will not start, and return what it says."""
+    command = [sys.executable, "-m", "service", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    return done.stderr
+
+
+def eventually(seconds: float = 10.0) -> Iterable[float]:
+    """Yield until the time is over: for conditions that come true soon."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        yield left
+        time.sleep(0.05)
+
+
+def states(jobs: Sequence[jobs_pb2.Job]) -> list[str]:
+    return [jobs_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower() for job in jobs]

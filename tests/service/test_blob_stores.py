@@ -1,0 +1,114 @@
+"""The contract of a blob store, run against each implementation."""
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from service.blobs.base import Blob, BlobStore
+from service.blobs.folder import FolderBlobStore
+from service.blobs.memory import MemoryBlobStore
+from service.errors import Code, ServiceError
+
+DATA = b"some bytes " * 100
+
+
+@pytest.fixture(params=["memory", "folder"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
+    return MemoryBlobStore() if request.param == "memory" else FolderBlobStore(tmp_path)
+
+
+def blob(data: bytes = DATA) -> Blob:
+    return Blob(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+
+
+def code(refusal: pytest.ExceptionInfo[ServiceError]) -> Code:
+    return refusal.value.code
+
+
+def test_a_blob_comes_back_as_it_was_stored(store: BlobStore) -> None:
+    store.append(blob().sha256, DATA)
+    store.commit(blob())
+    assert store.size(blob().sha256) == len(DATA)
+    assert store.read_all(blob()) == DATA
+    assert store.read(blob().sha256, offset=5, length=7) == DATA[5:12]
+    assert store.read(blob().sha256, offset=len(DATA) - 2, length=7) == DATA[-2:]
+    assert store.partial_size(blob().sha256) == 0
+
+
+def test_an_empty_blob_is_a_blob(store: BlobStore) -> None:
+    store.commit(blob(b""))
+    assert store.size(blob(b"").sha256) == 0
+    assert store.read_all(blob(b"")) == b""
+
+
+def test_an_unfinished_upload_is_no_blob(store: BlobStore) -> None:
+    assert store.append(blob().sha256, DATA[:100]) == 100
+    assert store.append(blob().sha256, DATA[100:150]) == 150
+    assert store.partial_size(blob().sha256) == 150
+    assert store.size(blob().sha256) is None
+    with pytest.raises(ServiceError) as refusal:
+        store.read_all(blob())
+    assert code(refusal) is Code.BLOB_NOT_FOUND
+
+
+@pytest.mark.parametrize("received", [DATA[:-1], DATA + b"x", bytes(len(DATA))], ids=["short", "long", "other"])
+def test_bytes_that_are_not_the_blob_s_are_dropped(store: BlobStore, received: bytes) -> None:
+    store.append(blob().sha256, received)
+    with pytest.raises(ServiceError) as refusal:
+        store.commit(blob())
+    assert code(refusal) is Code.BLOB_CORRUPT
+    assert store.size(blob().sha256) is None
+    assert store.partial_size(blob().sha256) == 0
+
+
+def test_abandoned_uploads_are_dropped_and_blobs_are_not(store: BlobStore) -> None:
+    store.append(blob().sha256, DATA)
+    store.commit(blob())
+    store.append(blob(b"other").sha256, b"oth")
+    assert store.abandon(older_than_s=3600.0) == 0
+    assert store.abandon(older_than_s=0.0) == 1
+    assert store.partial_size(blob(b"other").sha256) == 0
+    assert store.size(blob().sha256) == len(DATA)
+
+
+@pytest.mark.parametrize("name", ["", "../../etc/passwd", "A" * 64, "a" * 63, "a" * 65, "a" * 64 + "\n", "/" + "a" * 63])
+def test_only_a_digest_names_a_blob(name: str) -> None:
+    with pytest.raises(ServiceError, match="64 lower-case hex digits"):
+        Blob(sha256=name, size=1)
+
+
+def test_a_size_is_not_negative() -> None:
+    with pytest.raises(ServiceError, match="negative"):
+        Blob(sha256="a" * 64, size=-1)
+
+
+def test_a_folder_keeps_blobs_and_unfinished_uploads_over_restarts(tmp_path: Path) -> None:
+    before = FolderBlobStore(tmp_path)
+    before.append(blob().sha256, DATA)
+    before.commit(blob())
+    before.append(blob(b"other").sha256, b"oth")
+    after = FolderBlobStore(tmp_path)
+    assert after.read_all(blob()) == DATA
+    assert after.append(blob(b"other").sha256, b"er") == 5
+    after.commit(blob(b"other"))
+    assert after.read_all(blob(b"other")) == b"other"
+
+
+def test_a_folder_without_room_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FolderBlobStore(tmp_path)
+    store.append(blob().sha256, DATA)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ServiceError) as refusal:
+        store.commit(blob())
+    assert code(refusal) is Code.STORAGE_FULL
+    assert refusal.value.retry_after_s is not None
+    monkeypatch.undo()
+    store.commit(blob())
+    assert store.read_all(blob()) == DATA

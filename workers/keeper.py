@@ -1,0 +1,86 @@
+"""Runs a command, and leaves nothing of it behind: no process, however it was started, and no file in its folder.
+
+    python -m workers.keeper FOLDER DESCRIPTOR COMMAND...
+
+A worker starts every process of a trial or of a rewrite below a keeper. The keeper adopts whatever its descendants
+orphan (it is a *subreaper*), and ends them all as soon as the command ends, or as soon as its own standard input does:
+that is a pipe whose other end only the worker holds, so it ends with the worker, even one killed by SIGKILL.
+The file DESCRIPTOR, over which command and worker talk, is handed on to the command. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Final
+
+import psutil
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_PATIENCE_S: Final = 10.0
+
+
+def main(folder: str, descriptor: int, command: list[str]) -> int:
+    """Run the command until it or standard input ends; return its exit status, minus the signal's if one ended it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the worker's to handle
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+    os.close(descriptor)
+    signal.signal(signal.SIGTERM, lambda *_: child.kill())
+    try:
+        _await_end(child)
+        status = child.poll()
+        return -signal.SIGKILL if status is None else status
+    finally:
+        end_descendants()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_descendants(patience_s: float = _PATIENCE_S) -> None:
+    """Kill all processes below this one, and those that they orphan meanwhile, until there are none."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        below = psutil.Process().children(recursive=True)
+        if not below:
+            return
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    parent = os.getppid()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended in between
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _await_end(child: subprocess.Popen[bytes]) -> None:
+    process = os.pidfd_open(child.pid)
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    poll.register(sys.stdin.fileno(), select.POLLHUP | select.POLLERR)
+    poll.poll()
+    os.close(process)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
