@@ -87,7 +87,7 @@ def normalize(batches: Sequence[object], targets: Sequence[torch.Tensor] | None)
     Raises:
         WorkloadError: there is none, one is something else, targets do not match, or structures differ.
     """
-    if isinstance(batches, torch.Tensor) or not len(batches):
+    if not isinstance(batches, Sequence) or not batches:
         raise WorkloadError(
             "a sequence of batches is wanted", where="Workload.batches", hint="Pass [batch, ...], at least one."
         )

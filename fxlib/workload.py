@@ -98,13 +98,15 @@ class Server:
     """
 
     name: str
-    tables: tuple[Table, ...] = ()
-    dense: tuple[Dense, ...] = ()
+    tables: Sequence[Table] = ()
+    dense: Sequence[Dense] = ()
     setup: str | None = None
     service_time_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check name and service time."""
+        """Check name and service time; normalize the rest."""
+        object.__setattr__(self, "tables", tuple(self.tables))
+        object.__setattr__(self, "dense", tuple(self.dense))
         if not self.name:
             raise WorkloadError("a server needs the name that calls are sent to", where="Server.name")
         if not (math.isfinite(self.service_time_s) and self.service_time_s >= 0):

@@ -28,7 +28,7 @@ class Admission:
     def __init__(self, blobs: BlobStore, limits: Limits) -> None:
         self._blobs = blobs
         self._limits = limits
-        self.graph_limits = wire.Limits(nodes=limits.graph_nodes)
+        self.graph_limits = wire.Limits(nodes=limits.graph_nodes, graph_bytes=limits.graph_bytes)
         # Validating holds the interpreter: two at a time leave the event loop its turn.
         self._turns = asyncio.Semaphore(2)
 

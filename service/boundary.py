@@ -25,7 +25,7 @@ Observer = Callable[[str, str, float], None]
 """Hears of every ended call: method, status, seconds."""
 
 
-class Boundary(grpc.aio.ServerInterceptor[Any, Any]):
+class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is generic in its stubs only
     """Wraps the methods of the fxlib services; health and reflection stay as they are.
 
     Args:

@@ -25,7 +25,7 @@ def check_graph(data: bytes, field: str, limits: wire.Limits) -> list[graph_pb2.
         ServiceError: INVALID_GRAPH, naming node and field.
     """
     with _refusing(Code.INVALID_GRAPH, field):
-        graph = wire.parse(data)
+        graph = wire.parse(data, limits)
         wire.validate(graph, limits)
     return [storage.data for storage in graph.storages if storage.HasField("data")]
 

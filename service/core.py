@@ -9,11 +9,11 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from fxlib.protocol import catalogue_to_proto
 from fxlib.v1 import jobs_pb2
 from service.admission import Admission
 from service.background import Background
 from service.blobs.base import BlobStore
-from service.catalogue import list_passes
 from service.config import Config
 from service.dispatch import Dispatcher
 from service.fleet import Fleet
@@ -57,7 +57,7 @@ async def make_core(config: Config, store: JobStore, blobs: BlobStore) -> Core:
     """Put a service together on stores, and take up what an earlier one left there."""
     hub, background, registry = Hub(), Background(), _registry()
     models = ModelBoard(shown=config.model_labels)
-    metrics = Metrics(registry, models, [each.name for each in list_passes().passes])
+    metrics = Metrics(registry, models, [each.name for each in catalogue_to_proto().passes])
     ledger = Ledger(store, hub, background)
     fleet = Fleet(ledger, live_s=config.limits.claim_wait_s + config.lease_s)
     dispatcher = Dispatcher(

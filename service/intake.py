@@ -28,12 +28,14 @@ class Intake:
         self._fleet = fleet
         self._limits = limits
 
-    async def accept(self, request: jobs_pb2.OptimizeRequest) -> Job:
+    async def accept(self, received: jobs_pb2.OptimizeRequest) -> Job:
         """Return the job of a request. When it returns, the job is durable.
 
         Raises:
             ServiceError: INVALID_REQUEST, INVALID_GRAPH, BLOB_MISSING, REQUEST_ID_REUSED or QUEUE_FULL.
         """
+        request = jobs_pb2.OptimizeRequest()
+        request.CopyFrom(received)  # what follows fills in what was left to the service
         digest = self._admission.identify(request)
         known = await self._ledger.read(self._ledger.store.find, request.namespace, request.request_id)
         if known is None:

@@ -58,12 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--insecure", action="store_true", help="serve without TLS where other machines reach it")
     add("--ready-file", type=Path, help="write the line that tells the addresses here, too")
     add("--lease-seconds", type=_positive, default=Config.lease_s, help="silence after which a worker has lost its job")
-    add("--max-queued", type=int, default=Limits.queued_per_namespace, help="queued jobs of one namespace")
-    add("--max-blob-bytes", type=int, default=Limits.blob_bytes, help="size of one blob")
-    add("--max-graph-nodes", type=int, default=Limits.graph_nodes, help="nodes of one graph")
+    add("--max-queued", type=_count, default=Limits.queued_per_namespace, help="queued jobs of one namespace")
+    add("--max-blob-bytes", type=_count, default=Limits.blob_bytes, help="size of one blob")
+    add("--max-graph-nodes", type=_count, default=Limits.graph_nodes, help="nodes of one graph")
     add("--abandon-uploads-seconds", type=_positive, default=Config.abandon_uploads_s, help="life of a stalled upload")
     add("--shutdown-grace-seconds", type=_positive, default=Config.shutdown_grace_s, help="life of calls after SIGTERM")
-    add("--model-labels", type=int, default=Config.model_labels, help="model names that the metrics tell apart")
+    add("--model-labels", type=_count, default=Config.model_labels, help="model names that the metrics tell apart")
     return parser
 
 
@@ -78,4 +78,11 @@ def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
     return value

@@ -41,7 +41,10 @@ async def _stored_then_live(
     ledger: Ledger, subscription: Subscription, job_id: str, after: int
 ) -> AsyncGenerator[Event]:
     """Yield until something was missed."""
-    while page := await ledger.read(ledger.store.events, job_id, after=after, limit=_PAGE):
+    full = True
+    while full:
+        page = await ledger.read(ledger.store.events, job_id, after=after, limit=_PAGE)
+        full = len(page) == _PAGE
         for event in page:
             after = event.sequence
             yield event

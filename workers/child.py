@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-from typing_extensions import Self
+from typing import IO, Any, Final, Self, cast
 
 Message = Mapping[str, Any]
+
+FOLDER: Final = "FXLIB_WORKER_FOLDER"
+"""The variable that tells a child its folder."""
 
 _CHANNEL: Final = "FXLIB_WORKER_CHANNEL"
 _LONGEST_LINE: Final = 1 << 20
@@ -90,24 +93,31 @@ class Child:
 
     Args:
         module: what to run.
-        folder: the child's own; it is deleted with the child.
+        root: the worker's folder; the child gets one of its own in it, and loses it when it ends.
         environment: variables besides this process's own.
     """
 
-    def __init__(self, module: str, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, module: str, root: Path, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
-        self.folder = folder
+        self.folder = Path(tempfile.mkdtemp(dir=root, prefix=""))
         self.channel = Channel(ours)
         with theirs:
             number = theirs.fileno()
             self._keeper = subprocess.Popen(
-                [*_python("workers.keeper"), str(folder), str(number), *_python(module)],
+                [*_python("workers.keeper"), str(self.folder), str(root), str(number), *_python(module)],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr,
                 pass_fds=[number],
-                env={**os.environ, **environment, _CHANNEL: str(number), "PYTHONPATH": _search_path()},
+                env={
+                    **os.environ,
+                    **environment,
+                    _CHANNEL: str(number),
+                    FOLDER: str(self.folder),
+                    "PYTHONPATH": _search_path(),
+                },
                 start_new_session=True,
             )
+        self._lifeline = cast("IO[bytes]", self._keeper.stdin)
 
     @property
     def pid(self) -> int:
@@ -121,8 +131,11 @@ class Child:
     def end(self) -> None:
         """End the child and all that it started; returns when nothing of it is left."""
         self.channel.close()
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # the keeper ended by itself
+            self._lifeline.write(b".")
+            self._lifeline.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self._lifeline.close()
         try:
             self._keeper.wait(15.0)
         except subprocess.TimeoutExpired:

@@ -11,7 +11,7 @@ import torch
 
 
 def fingerprint(ray_address: str = "") -> str:
-    """Return architecture, processor, usable cores, memory in GiB and accelerators; and the cluster, where there is one.
+    """Return architecture, processor, usable cores, memory in GiB, accelerators, and the cluster where there is one.
 
     >>> fingerprint()
     'x86_64, AMD EPYC 7763 64-Core Processor, 2 cores, 24 GiB'

@@ -36,7 +36,7 @@ class HostLock:
 
     @contextmanager
     def _held(self, kind: int, check: Callable[[], None]) -> Iterator[None]:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = self._open()
         try:
             while True:
                 check()
@@ -48,3 +48,11 @@ class HostLock:
             yield
         finally:
             os.close(descriptor)
+
+    def _open(self) -> int:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            # Not with O_CREAT at once, which a sticky folder such as /tmp denies where another user made the file.
+            return os.open(self._path, flags)
+        except FileNotFoundError:
+            return os.open(self._path, flags | os.O_CREAT, 0o644)

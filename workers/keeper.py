@@ -1,11 +1,12 @@
 """Runs a command, and leaves nothing of it behind: no process, however it was started, and no file in its folder.
 
-    python -m workers.keeper FOLDER DESCRIPTOR COMMAND...
+    python -m workers.keeper FOLDER ROOT DESCRIPTOR COMMAND...
 
 A worker starts every process of a trial or of a rewrite below a keeper. The keeper adopts whatever its descendants
 orphan (it is a *subreaper*), and ends them all as soon as the command ends, or as soon as its own standard input does:
-that is a pipe whose other end only the worker holds, so it ends with the worker, even one killed by SIGKILL.
-The file DESCRIPTOR, over which command and worker talk, is handed on to the command. Linux only.
+that is a pipe whose other end only the worker holds, so it ends with the worker, even one killed by SIGKILL. A worker
+that ends the command on purpose writes a byte first; without it, the keeper also deletes ROOT, the folder of the
+worker itself. The file DESCRIPTOR, over which command and worker talk, is handed on to the command. Linux only.
 """
 
 from __future__ import annotations
@@ -28,20 +29,22 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _PATIENCE_S: Final = 10.0
 
 
-def main(folder: str, descriptor: int, command: list[str]) -> int:
-    """Run the command until it or standard input ends; return its exit status, minus the signal's if one ended it."""
+def main(folder: str, root: str, descriptor: int, command: list[str]) -> int:
+    """Run the command until it or standard input ends; return its status, or 128 plus the signal that ended it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the worker's to handle
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
     os.close(descriptor)
     signal.signal(signal.SIGTERM, lambda *_: child.kill())
+    abandoned = False
     try:
-        _await_end(child)
+        abandoned = _await_end(child)
         status = child.poll()
-        return -signal.SIGKILL if status is None else status
+        return 128 - status if status is not None and status < 0 else status or 0
     finally:
         end_descendants()
-        shutil.rmtree(folder, ignore_errors=True)
+        for path in (folder, *([root] if abandoned else [])):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def end_descendants(patience_s: float = _PATIENCE_S) -> None:
@@ -68,13 +71,15 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _await_end(child: subprocess.Popen[bytes]) -> None:
-    process = os.pidfd_open(child.pid)
+def _await_end(child: subprocess.Popen[bytes]) -> bool:
+    """Return whether the worker ended without a word."""
+    process, worker = os.pidfd_open(child.pid), sys.stdin.fileno()
     poll = select.poll()
     poll.register(process, select.POLLIN)
-    poll.register(sys.stdin.fileno(), select.POLLHUP | select.POLLERR)
-    poll.poll()
+    poll.register(worker, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll()}
     os.close(process)
+    return worker in ready and not os.read(worker, 1)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -83,4 +88,4 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]))

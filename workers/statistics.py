@@ -3,8 +3,9 @@
 The figure is the log of the speed-up: x = log(seconds of the original's block / seconds of the candidate's) for each
 pair. Which of the two runs first is a coin toss, so for the true effect `t` the differences x - t are as likely
 positive as negative whatever the noise does: heavy tails, drift and blocks that resemble their neighbours only change
-their sizes, which the argument conditions on. Betting on their signs is then a fair game, and by Ville's inequality a fair game's
-wealth exceeds 1/a at any time with probability at most a. The interval holds the effects that no bet has ruled out.
+their sizes, which the argument conditions on. Betting on their signs is then a fair game, and by
+Ville's inequality a fair game's wealth exceeds 1/a at any time with probability at most a. The interval holds the
+effects that no bet has ruled out.
 
 The bets are 1 + cap * tanh((x - t) / scale), whose wealth is averaged over scales and caps fixed beforehand; they fall
 as t grows, so each one-sided bet holds for all smaller effects, too. Sources: V. H. de la Pena, "A general class of

@@ -49,7 +49,7 @@ class Behaviour:
     fence: Reason | None = None
 
 
-_FIXED = {part: Behaviour(part=part) for part in (Part.INPUT, Part.STATE, Part.CALL, Part.ISSUE, Part.WAIT, Part.OUTPUT)}
+_FIXED = {part: Behaviour(part=part) for part in Part}
 _OPAQUE = Behaviour(part=Part.FENCE, fence=Reason.OPAQUE_NEIGHBOUR)
 _OUTSIDE_PAIR = Behaviour(part=Part.FENCE, fence=Reason.ALREADY_ASYNC)
 _MODE = Behaviour(part=Part.FENCE, fence=Reason.MODE_BLOCK)

@@ -88,7 +88,7 @@ class _Analyst:
         if behaviour.part is Part.OUTPUT:
             return NodeEffects(part=Part.OUTPUT, impure=True)
         operator = behaviour.operator
-        plain = operator is None or not (operator.writes or operator.random or operator.raises or operator.written_state)
+        plain = operator is None or not operator.has_effects
         if plain and not self._written:
             return self._pure[behaviour.part]
         reads: frozenset[Resource] = frozenset(self._memory_read(node, behaviour))

@@ -11,11 +11,11 @@ from torch import nn
 
 from fxlib.analysis.operators import Operator
 
-_FRESH = frozenset(
+_FRESH = tuple(
     f"torch.nn.modules.{name}"
-    for name in "activation batchnorm conv instancenorm linear loss normalization pooling rnn sparse".split()
+    for name in ("activation", "batchnorm", "conv", "instancenorm", "linear", "loss", "normalization", "pooling", "rnn")
 )
-"""Files of torch.nn whose modules return memory of their own (but `Identity`, and those told to work in place)."""
+"""Parts of torch.nn whose modules return memory of their own (but `Identity`, and those told to work in place)."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
@@ -47,7 +47,9 @@ def _is_plain(module: nn.Module) -> bool:
 
 def _is_fresh(module: nn.Module) -> bool:
     container = isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
-    return container or (type(module).__module__ in _FRESH and not isinstance(module, nn.Identity))
+    return container or (
+        type(module).__module__ in (*_FRESH, "torch.nn.modules.sparse") and not isinstance(module, nn.Identity)
+    )
 
 
 def _draws(module: nn.Module) -> bool:

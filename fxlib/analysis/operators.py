@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.distributed import rpc
 from torch.fx import Node
 from torch.nn import functional as F
 
 from fxlib.analysis import vocabulary as words
+from fxlib.runtime import functions
 
 Target = Callable[..., Any]
 
@@ -47,6 +49,10 @@ class Operator:
     written_state: tuple[torch.Tensor, ...] = ()
     """Those of them that it writes."""
 
+    @property
+    def has_effects(self) -> bool:
+        """Whether it does anything besides making its result."""
+        return bool(self.writes or self.random or self.raises or self.written_state)
 
 
 def operator_of(node: Node) -> Operator | None:
@@ -139,6 +145,8 @@ def _function(target: Target) -> Operator | None:
 
 @functools.cache
 def _method(name: str) -> Operator | None:
+    if name in words.RREF_METHODS:
+        return Operator(name=name, gradient=False)
     return _torch(name) if name in _tensor_methods() else None
 
 
@@ -165,7 +173,7 @@ def _torch(name: str) -> Operator | None:
     schemas = [schema for schema in _schemas(name) if not _takes_out(schema)]
     writes = _writes(name, schemas)
     view = bool(writes) or any(result.alias_info for schema in schemas for result in schema.returns)
-    trusted = _is_functional(name, schemas) and name not in words.RETURN_ARGUMENT
+    trusted = _is_functional(schemas) and name not in words.RETURN_ARGUMENT
     shares = name not in words.FRESH and (view or not trusted)
     return Operator(
         name=name,
@@ -224,7 +232,7 @@ def _takes_out(schema: torch._C.FunctionSchema) -> bool:
     return any(each.kwarg_only and each.alias_info and each.alias_info.is_write for each in schema.arguments)
 
 
-def _is_functional(name: str, schemas: Iterable[torch._C.FunctionSchema]) -> bool:
+def _is_functional(schemas: Iterable[torch._C.FunctionSchema]) -> bool:
     """Whether every overload has a kernel of its own, whose schema can be trusted on what the result shares."""
     qualified = [f"{each.name}.{each.overload_name}" if each.overload_name else each.name for each in schemas]
     return bool(qualified) and not any(_is_composite(each) for each in qualified)
@@ -278,4 +286,5 @@ def _torch_names() -> dict[object, str]:
 def _python_names() -> dict[object, str]:
     table: dict[object, str] = {getattr(operator, name): name for name in words.OPERATORS}
     table |= {getattr(builtins, name): name for name in words.BUILTINS}
+    table |= {functions.resolve: "resolve", rpc.get_worker_info: "get_worker_info"}  # look a name up
     return table | {function: "math" for name, function in vars(math).items() if callable(function)}

@@ -6,62 +6,67 @@ draws random numbers moves the generator.
 
 from __future__ import annotations
 
-UNKNOWN = frozenset(
-    (
-        "backward register_hook register_post_accumulate_grad_hook retain_grad apply_ map_ map2_ module_load numpy "
-        "share_memory_ set_ set_data storage untyped_storage data_ptr record_stream save load wait seed manual_seed "
-        "initial_seed get_rng_state set_rng_state compile vmap fork is_shared __array__ __dlpack__ __reduce_ex__ "
-        "__setstate__ __deepcopy__ to_dlpack handle_torch_function has_torch_function_unary "
-        "has_torch_function_variadic boolean_dispatch"
-    ).split()
+
+def _named(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+UNKNOWN = _named(
+    """
+    backward register_hook register_post_accumulate_grad_hook retain_grad apply_ map_ map2_ module_load numpy
+    share_memory_ set_ set_data storage untyped_storage data_ptr record_stream save load wait seed manual_seed
+    initial_seed get_rng_state set_rng_state compile vmap fork is_shared __array__ __dlpack__ __reduce_ex__
+    __setstate__ __deepcopy__ to_dlpack handle_torch_function has_torch_function_unary
+    has_torch_function_variadic boolean_dispatch
+    """
 )
 """Published, and yet able to do anything: run the user's code, reach the generator's state, hand memory out."""
 
-RETURN_ARGUMENT = frozenset(
-    (
-        "to type type_as cpu cuda float double half bfloat16 long int short char byte bool cfloat cdouble chalf "
-        "contiguous dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout positive "
-        "real conj conj_physical resolve_conj resolve_neg expand_as sum_to_size broadcast_tensors meshgrid einsum "
-        "tensordot as_tensor asarray from_numpy pin_memory flatten as_subclass dequantize refine_names rename"
-    ).split()
+RETURN_ARGUMENT = _named(
+    """
+    to type type_as cpu cuda float double half bfloat16 long int short char byte bool cfloat cdouble chalf
+    contiguous dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout
+    positive real conj conj_physical resolve_conj resolve_neg expand_as sum_to_size broadcast_tensors meshgrid
+    einsum tensordot as_tensor asarray from_numpy pin_memory flatten as_subclass dequantize refine_names rename
+    """
 )
 """May return an argument, or a view of one, whatever its schema says."""
 
-NEW_VIEW = frozenset(
-    (
-        "view select narrow slice unsqueeze squeeze t transpose permute movedim moveaxis swapaxes swapdims chunk split "
-        "split_with_sizes tensor_split unbind diagonal unfold as_strided view_as expand expand_as hsplit vsplit dsplit "
-        "unflatten reshape reshape_as einsum view_as_real view_as_complex detach mT mH T H"
-    ).split()
+NEW_VIEW = _named(
+    """
+    view select narrow slice unsqueeze squeeze t transpose permute movedim moveaxis swapaxes swapdims chunk
+    split split_with_sizes tensor_split unbind diagonal unfold as_strided view_as expand expand_as hsplit vsplit
+    dsplit unflatten reshape reshape_as einsum view_as_real view_as_complex detach mT mH T H
+    """
 )
 """Returns a view with an autograd node of its own, so that the gradients of the view add up apart from the base's."""
 
-FRESH = frozenset(
-    (
-        "linear bilinear matmul linalg_matmul inner outer ger conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
-        "conv_transpose3d layer_norm group_norm rms_norm softmax log_softmax softmin special_softmax "
-        "special_log_softmax max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
-        "adaptive_avg_pool3d adaptive_max_pool1d avg_pool1d lp_pool1d lp_pool2d embedding embedding_bag cross_entropy "
-        "nll_loss l1_loss mse_loss kl_div hinge_embedding_loss cosine_embedding_loss margin_ranking_loss "
-        "triplet_margin_loss poisson_nll_loss binary_cross_entropy_with_logits cosine_similarity pairwise_distance "
-        "cdist one_hot selu relu6 prelu logsigmoid log_sigmoid softsign tanhshrink scaled_dot_product_attention "
-        "concat concatenate hstack vstack dstack row_stack column_stack add sub mul div divide multiply subtract "
-        "true_divide negative absolute clip square where index take_along_dim std var std_mean var_mean min max "
-        "argsort argwhere isfinite isreal isclose greater greater_equal less less_equal not_equal arccos arcsin arctan "
-        "float_power fliplr flipud kron cross diff det quantile nanmean grid_sample gumbel_softmax zeros ones full "
-        "empty rand randn randint arange linspace eye tensor zeros_like ones_like rand_like randn_like full_like "
-        "new_zeros new_ones new_full batch_norm normalize size item tolist dim numel"
-    ).split()
+FRESH = _named(
+    """
+    linear bilinear matmul linalg_matmul inner outer ger conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d layer_norm group_norm rms_norm softmax log_softmax softmin special_softmax
+    special_log_softmax max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+    adaptive_avg_pool3d adaptive_max_pool1d avg_pool1d lp_pool1d lp_pool2d embedding embedding_bag cross_entropy
+    nll_loss l1_loss mse_loss kl_div hinge_embedding_loss cosine_embedding_loss margin_ranking_loss
+    triplet_margin_loss poisson_nll_loss binary_cross_entropy_with_logits cosine_similarity pairwise_distance
+    cdist one_hot selu relu6 prelu logsigmoid log_sigmoid softsign tanhshrink scaled_dot_product_attention
+    concat concatenate hstack vstack dstack row_stack column_stack add sub mul div divide multiply subtract
+    true_divide negative absolute clip square where index take_along_dim std var std_mean var_mean min max
+    argsort argwhere isfinite isreal isclose greater greater_equal less less_equal not_equal arccos arcsin
+    arctan float_power fliplr flipud kron cross diff det quantile nanmean grid_sample gumbel_softmax zeros ones
+    full empty rand randn randint arange linspace eye tensor zeros_like ones_like rand_like randn_like full_like
+    new_zeros new_ones new_full batch_norm normalize size item tolist dim numel
+    """
 )
 """Composite, or written in Python, and yet sure to return memory of its own. (`normalize` and pooling divide.)"""
 
-RANDOM = frozenset(
-    (
-        "dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ "
-        "feature_alpha_dropout feature_alpha_dropout_ rrelu rrelu_ gumbel_softmax fractional_max_pool2d "
-        "fractional_max_pool3d fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices "
-        "multi_head_attention_forward scaled_dot_product_attention svd_lowrank pca_lowrank lobpcg random_ binomial"
-    ).split()
+RANDOM = _named(
+    """
+    dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout alpha_dropout_ feature_dropout feature_dropout_
+    feature_alpha_dropout feature_alpha_dropout_ rrelu rrelu_ gumbel_softmax fractional_max_pool2d
+    fractional_max_pool3d fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices
+    multi_head_attention_forward scaled_dot_product_attention svd_lowrank pca_lowrank lobpcg random_ binomial
+    """
 )
 """May draw from a generator, though no tag says so."""
 
@@ -73,42 +78,52 @@ RENORMALIZE = frozenset({"embedding", "embedding_bag"})
 
 ASSERTS = frozenset({"_assert", "_assert_async", "_assert_tensor_metadata", "_assert_scalar"})
 
-NO_GRADIENT = frozenset(
-    (
-        "long int short char byte bool size dim ndimension numel nelement stride item tolist is_floating_point "
-        "is_complex eq ne lt le gt ge equal isnan isinf isfinite isclose allclose not_equal less less_equal greater "
-        "greater_equal logical_and logical_or logical_not logical_xor argmax argmin argsort argwhere nonzero any all "
-        "one_hot zeros ones full empty rand randn randint randperm arange linspace eye zeros_like ones_like rand_like "
-        "randn_like randint_like full_like empty_like new_zeros new_ones new_full new_empty detach bincount "
-        "count_nonzero bucketize searchsorted len not_ is_ is_not contains len isinstance range slice math"
-    ).split()
+NO_GRADIENT = _named(
+    """
+    long int short char byte bool size dim ndimension numel nelement stride item tolist is_floating_point
+    is_complex eq ne lt le gt ge equal isnan isinf isfinite isclose allclose not_equal less less_equal greater
+    greater_equal logical_and logical_or logical_not logical_xor argmax argmin argsort argwhere nonzero any all
+    one_hot zeros ones full empty rand randn randint randperm arange linspace eye zeros_like ones_like rand_like
+    randn_like randint_like full_like empty_like new_zeros new_ones new_full new_empty detach bincount
+    count_nonzero bucketize searchsorted len not_ is_ is_not contains len isinstance range slice math resolve
+    get_worker_info
+    """
 )
 """The result takes no gradient, whatever goes in."""
 
 FLAGS = frozenset({"inplace", "training", "train", "max_norm"})
 """Arguments that change what an operator does."""
 
-PLAIN_ATTRIBUTES = frozenset(
-    (
-        "shape dtype device ndim layout requires_grad is_leaf itemsize nbytes is_cuda is_cpu is_meta is_sparse "
-        "is_quantized names grad_fn output_nr name"
-    ).split()
+PLAIN_ATTRIBUTES = _named(
+    """
+    shape dtype device ndim layout requires_grad is_leaf itemsize nbytes is_cuda is_cpu is_meta is_sparse
+    is_quantized names grad_fn output_nr name
+    """
 )
 """Attributes of a tensor that hold none of its memory."""
 
-METHODS = frozenset("new_zeros new_ones new_full new_empty new_tensor view reshape size long int float double".split())
+RREF_METHODS = _named("owner owner_name is_owner")
+"""Of an RRef, answered without a word to its owner."""
 
-CONSTRUCTORS = tuple("tensor as_tensor asarray zeros ones full empty rand randn randint randperm arange linspace eye".split())
+METHODS = _named("new_zeros new_ones new_full new_empty new_tensor view reshape size long int float double")
 
-BUILTINS = tuple("getattr len int float bool str abs min max sum round tuple list dict slice range isinstance divmod pow".split())
+CONSTRUCTORS = _named("tensor as_tensor asarray zeros ones full empty rand randn randint randperm arange linspace eye")
 
-OPERATORS = (
-    *"add sub mul truediv floordiv mod pow matmul neg pos abs and_ or_ xor invert not_ lshift rshift".split(),
-    *"eq ne lt le gt ge is_ is_not getitem setitem contains index truth concat".split(),
-    *"iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift iconcat".split(),
+BUILTINS = _named(
+    "getattr len int float bool str abs min max sum round tuple list dict slice range isinstance divmod pow"
 )
 
-PYTHON_IN_PLACE = frozenset(
-    "iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift iconcat setitem".split()
+PYTHON_IN_PLACE = _named(
+    "iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift iconcat setitem"
 )
-PYTHON_SHARING = frozenset("getitem getattr pos min max sum tuple list dict concat".split())
+"""Functions of `operator` that write their first argument, where it can be written."""
+
+PYTHON_SHARING = _named("getitem getattr pos min max sum tuple list dict concat")
+"""Functions of Python whose result may be an argument, or hold it."""
+
+OPERATORS = PYTHON_IN_PLACE | _named(
+    """
+    add sub mul truediv floordiv mod pow matmul neg pos abs and_ or_ xor invert not_ lshift rshift eq ne lt le gt ge
+    is_ is_not getitem contains index truth concat
+    """
+)

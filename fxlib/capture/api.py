@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import rpc
 from torch.fx import Graph, Tracer
 
 from fxlib.capture import source
@@ -18,6 +19,7 @@ from fxlib.capture.eager import EagerCalls
 from fxlib.capture.hooks import install
 from fxlib.capture.intercept import Interception, is_capturing
 from fxlib.capture.metadata import annotate
+from fxlib.capture.rebinding import protect_old_values
 from fxlib.capture.remote import RemoteCalls
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.state import remote_modules_aside, unchanged
@@ -28,6 +30,7 @@ from fxlib.runtime import CapturedModule
 
 _one_at_a_time = threading.Lock()
 Model = nn.Module | Callable[..., Any]
+_QUESTIONS = (rpc.get_worker_info, "owner", "owner_name")
 
 
 def capture(
@@ -56,6 +59,8 @@ def capture(
     Raises:
         CaptureError: the forward does something that a graph cannot hold; says where, and what to do.
     """
+    if isinstance(model, CapturedModule):
+        raise CaptureError("the model is captured already", where=type(model).__name__, hint="Capture the original model.")
     if is_capturing():
         raise CaptureError("a forward cannot capture a model", where=source.here(), hint="Capture it before.")
     with _one_at_a_time:
@@ -93,6 +98,10 @@ def _trace(
 
 
 def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
+    for node in reversed(list(graph.nodes)):
+        if node.target in _QUESTIONS and not node.users:  # answered while tracing
+            graph.erase_node(node)
+    protect_old_values(graph)
     annotate(graph, tracer.root)
     for node in graph.nodes:
         # Generated code would otherwise wrap the function again at every recompile, and for good.

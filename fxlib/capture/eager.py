@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from fxlib.capture.intercept import is_capturing
 from fxlib.capture.tracer import RemoteTracer
+from fxlib.capture.values import value_of
 
 _ANSWERED = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "get_device"}
@@ -45,9 +46,10 @@ class EagerCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         if name == "__get__":
             return self._attribute(func, args[0])
-        if name == "__iter__":
-            return iter([args[0][index] for index in range(args[0].shape[0])])
-        return self._record(func, args, kwargs)
+        result = self._record(func, args, kwargs)
+        if name == "unbind":  # how Python iterates a tensor
+            return value_of(result, [None] * args[0].shape[kwargs.get("dim", args[1] if len(args) > 1 else 0)])
+        return result
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         tracer = self._tracer

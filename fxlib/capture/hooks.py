@@ -162,11 +162,23 @@ def _refusal(problem: str, hint: str) -> Hook:
 
 def _custom_function(tracer: RemoteTracer) -> Hook:
     """A `torch.autograd.Function` stays one node: traced through, its backward would be lost."""
+    kept: dict[type, Callable[..., Any]] = {}
 
     def apply(original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cls, *rest = args
-        return tracer.create_proxy("call_function", cls.apply, tuple(rest), kwargs, name=cls.__name__)
+        function = kept.setdefault(cls, _named(f"{cls.__name__}_apply", cls))
+        return tracer.create_proxy("call_function", function, tuple(rest), kwargs, name=cls.__name__)
 
+    return apply
+
+
+def _named(name: str, cls: Any) -> Callable[..., Any]:
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return cls.apply(*args, **kwargs)
+
+    # Generated code finds a function by this name; that of the method would be looked for in torch.
+    apply.__name__ = apply.__qualname__ = name
+    apply.__module__ = cls.__module__
     return apply
 
 

@@ -14,7 +14,8 @@ from torch.fx.node import map_aggregate
 
 from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
-from fxlib.capture.values import FutureValue, RRefCalls, value_of
+from fxlib.capture.intercept import suspended
+from fxlib.capture.values import FutureValue, RRefCalls, StructuredValue, value_of
 from fxlib.contracts import Contract
 from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import functions, ops
@@ -45,6 +46,7 @@ class RemoteCalls:
         self._tracer = tracer
         self._declarations = declarations
         self._tracked = 0
+        self._sent: dict[str, Proxy] = {}
 
     def call(
         self, style: Style, to: Any, function: Any, args: Any = None, kwargs: Any = None, timeout: Any = None
@@ -56,7 +58,7 @@ class RemoteCalls:
         try:
             name = functions.register(function)
         except ContractError as error:
-            raise CaptureError(f"cannot call this function remotely: {error}", where=source.here()) from error
+            raise _refused("cannot call this function remotely", error) from error
         contract = self._declarations.of_function(name, function, kwargs)
         call = (self._destination(to), name, self._values(args), self._values(kwargs), _seconds(timeout))
         return self._record(style, call, contract, functools.partial(self._declarations.note_created, function))
@@ -122,7 +124,7 @@ class RemoteCalls:
             if not name.startswith("."):
                 functions.resolve(name)
         except ContractError as error:
-            raise CaptureError(f"the gradient of a remote result cannot be pushed: {error}", where=source.here()) from error
+            raise _refused("the gradient of a remote result cannot be pushed", error) from error
 
     def _emit(self, operator: Any, args: tuple[Any, ...], name: str, contract: Contract | None) -> Proxy:
         proxy = self._tracer.create_proxy("call_function", operator, args, {}, name=name)
@@ -135,11 +137,10 @@ class RemoteCalls:
         if isinstance(to, rpc.WorkerInfo):
             return to.name
         if isinstance(to, Proxy):
-            node = to.node
-            named = node.target is rpc.get_worker_info and node.args and isinstance(node.args[0], str)
-            return node.args[0] if named else to
+            return _named(to.node) or to
         if isinstance(to, int) and not isinstance(to, bool) and rpc.api._is_current_rpc_agent_set():
-            return rpc.get_worker_info(to).name
+            with suspended():
+                return rpc.get_worker_info(to).name
         return self._value(to)
 
     def _values(self, values: Any) -> Any:
@@ -164,9 +165,11 @@ class RemoteCalls:
         try:
             name = functions.register(function)
         except ContractError as error:
-            raise CaptureError(f"cannot send this function: {error}", where=source.here()) from error
-        hint = name.rpartition(":")[2].rpartition(".")[2]
-        return self._tracer.create_proxy("call_function", functions.resolve, (name,), {}, name=hint)
+            raise _refused("cannot send this function", error) from error
+        if name not in self._sent:
+            hint = name.rpartition(":")[2].rpartition(".")[2]
+            self._sent[name] = self._tracer.create_proxy("call_function", functions.resolve, (name,), {}, name=hint)
+        return self._sent[name]
 
 
 _PLAIN = (
@@ -175,10 +178,25 @@ _PLAIN = (
 )
 
 
+def _refused(what: str, error: ContractError) -> CaptureError:
+    return CaptureError(f"{what}: {str(error).removesuffix(f' {error.hint}')}", where=source.here(), hint=error.hint)
+
+
+def _named(node: Node) -> str | None:
+    """Return the worker that a destination surely is: `get_worker_info("ps0")`, the owner of what was made there."""
+    if node.target is rpc.get_worker_info and node.args and isinstance(node.args[0], str):
+        return node.args[0]
+    if node.op != "call_method" or node.target not in ("owner", "owner_name"):
+        return None
+    made = node.args[0]
+    is_made = isinstance(made, Node) and made.target is ops.create and isinstance(made.args[0], str)
+    return made.args[0] if is_made else None  # type: ignore[union-attr, return-value]
+
+
 def _sequence(args: Any) -> tuple[Any, ...]:
     if args is None:
         return ()
-    if isinstance(args, (tuple, list)):
+    if isinstance(args, (tuple, list)) or (isinstance(args, StructuredValue) and args.is_sequence):
         return tuple(args)
     raise CaptureError(
         f"the arguments of a remote call are a {type(args).__name__}, whose length only a run knows",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import linecache
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import CodeType, FrameType
 import torch
 
 _LIBRARIES = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parent) + "/", "<")
+_STANDARD = sysconfig.get_path("stdlib") + "/"
 _GENERATED = "_remote_module_"  # torch writes the methods of a RemoteModule into a temporary file
 
 
@@ -49,8 +51,10 @@ def of_definition(thing: object) -> str:
 
 @functools.cache
 def is_users(code: CodeType) -> bool:
-    """Whether the code is neither torch's, nor capture's own, nor generated."""
-    return not code.co_filename.startswith(_LIBRARIES) and _GENERATED not in code.co_filename
+    """Whether the code is neither torch's, nor Python's, nor capture's own, nor generated."""
+    name = code.co_filename
+    standard = name.startswith(_STANDARD) and "site-packages" not in name
+    return not standard and not name.startswith(_LIBRARIES) and _GENERATED not in name
 
 
 @functools.lru_cache(maxsize=4096)

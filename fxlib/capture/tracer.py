@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -21,6 +20,7 @@ from fxlib.capture.remote import RemoteCalls
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.values import TracedValue
 from fxlib.errors import CaptureError
+from fxlib.runtime import CapturedModule
 
 _RREF_CALLS = {"rpc_sync": "sync", "rpc_async": "async", "remote": "remote"}
 
@@ -71,21 +71,28 @@ class RemoteTracer(Tracer):
 
     @override
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Node:
-        node = super().create_node(kind, target, *args, **kwargs)
+        self.depth += 1
+        try:
+            node = super().create_node(kind, target, *args, **kwargs)
+        finally:
+            self.depth -= 1
         frames = list(source.user_frames(sys._getframe(1), self._end))
         if frames:
             code, line = frames[0]
             node.meta["source"] = f"{code.co_filename}:{line}"
             if not node.stack_trace:
-                node.stack_trace = "\n".join([source.trace_line(*frame) for frame in reversed(frames)])
+                node.stack_trace = "\n".join([source.trace_line(*frame) for frame in reversed(frames)]).strip()
         return node
 
     @override
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
         if kind == "call_method" and (target in _RREF_CALLS or target == "to_here"):
             return self._rref_method(target, *args, **kwargs)
-        with self._busy():
+        self.depth += 1
+        try:
             return super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        finally:
+            self.depth -= 1
 
     def _rref_method(self, method: str, rref: Proxy, timeout: Any = None, **options: Any) -> Any:
         if method == "to_here":
@@ -113,6 +120,8 @@ class RemoteTracer(Tracer):
             return forward(*args, **kwargs)
         if isinstance(m, _RemoteModule):
             return self.calls.method_call("sync", m.module_rref, "forward", args, kwargs)
+        if isinstance(m, CapturedModule) and m._fxlib.original is not None:
+            return m._fxlib.original.forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
     @override
@@ -178,14 +187,6 @@ class RemoteTracer(Tracer):
             else "Move the decision out of the forward, fix the argument with concrete_args=, or make the function that "
             "decides a leaf with wrap=.",
         )
-
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        self.depth += 1
-        try:
-            yield
-        finally:
-            self.depth -= 1
 
 
 def tracer_for(tracer_class: type[Tracer] | None) -> RemoteTracer:

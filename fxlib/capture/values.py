@@ -92,6 +92,11 @@ class StructuredValue(TracedValue):
         super().__init__(node, tracer)
         self.structure = structure
 
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the value is a tuple or a list, and no dict."""
+        return not isinstance(self.structure, Mapping)
+
     def __len__(self) -> int:
         return len(self.structure)
 

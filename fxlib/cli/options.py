@@ -17,6 +17,9 @@ def add_service(parser: argparse.ArgumentParser, *, default: str | None = DEFAUL
     """Add where the service is, and how to speak to it."""
     shown = f" (default: {default})" if default else ""
     parser.add_argument("--service", metavar="HOST:PORT", default=default, help=f"address of the service{shown}")
+    parser.add_argument(
+        "--patience", type=float, default=5.0, metavar="SECONDS", help="to reach it (default: %(default)s)"
+    )
     parser.add_argument("--tls", action="store_true", help="speak TLS, with the system's authorities")
     parser.add_argument("--tls-ca", metavar="FILE", help="speak TLS; PEM file of the authority to trust")
     parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of this client's certificate (mutual TLS)")
@@ -34,7 +37,9 @@ def client_of(options: argparse.Namespace) -> Client:
 
     tls = Tls(ca=options.tls_ca, certificate=options.tls_cert, key=options.tls_key)
     try:
-        return connect(options.service, tls=tls if options.tls or tls != Tls() else False)
+        return connect(
+            options.service, tls=tls if options.tls or tls != Tls() else False, patience_s=options.patience
+        )
     except OSError as error:
         raise FxlibError(f"{error.strerror}: {error.filename}", where="TLS") from error
 

@@ -88,8 +88,11 @@ def run(options: argparse.Namespace) -> int:
         addresses = _addresses(service, ready_file, stop)
         if addresses is None:
             return 0
-        print(f"fxlib: the service is at {addresses['listen']}, its metrics at http://{addresses['metrics']}/metrics")
-        sys.stdout.flush()
+        scheme = "https" if options.tls_cert else "http"
+        print(
+            f"fxlib: the service is at {addresses['listen']}, its metrics at {scheme}://{addresses['metrics']}/metrics",
+            flush=True,
+        )
         if options.no_worker:
             return _attend(service, stop)
         return _attend_with_worker(service, _worker_arguments(options, addresses["listen"]), stop)

@@ -13,6 +13,7 @@ from fxlib.client.deadline import Deadline
 from fxlib.client.follow import follow, get_job
 from fxlib.client.progress import Progress
 from fxlib.client.request import Prepared
+from fxlib.client.screen import screen
 from fxlib.errors import FxlibError, JobFailedError, RejectedError, WireError
 from fxlib.jobs import Job
 from fxlib.protocol import job_from_proto
@@ -87,5 +88,6 @@ def _conclude(connection: Connection, prepared: Prepared, job: Job, deadline: De
     if job.report.decision == "adopt":
         if job.graph is None:
             raise WireError("there is no graph to adopt", where=f"job {job.id}")
-        module = wire.decode(wire.parse(download(connection, job.graph, deadline)), root=prepared.captured)
+        module = rewritten = wire.decode(wire.parse(download(connection, job.graph, deadline)), root=prepared.captured)
+        screen(rewritten, prepared.captured)
     return Result.of(job.report, module=module, job_id=job.id, cached=job.cached)

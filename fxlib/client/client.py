@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,11 +21,9 @@ from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.jobs import Event, Job, State
 from fxlib.protocol import job_from_proto, state_to_proto
 from fxlib.result import Result
+from fxlib.switch import DISABLE, disabled
 from fxlib.v1 import jobs_pb2
 from fxlib.workload import Workload
-
-DISABLE = "FXLIB_DISABLE"
-"""Environment variable: set to anything but "" or "0", it has every launcher train with its original module."""
 
 _PAGE = 200
 
@@ -196,8 +193,3 @@ class Client:
         except Exception as error:  # noqa: BLE001 - promised: whatever cannot be rewritten trains as it is
             outcome = kept(original, error)
         return lambda _: outcome
-
-
-def disabled() -> bool:
-    """Whether the environment says that every module stays the original."""
-    return os.environ.get(DISABLE, "") not in ("", "0")

@@ -15,7 +15,7 @@ import grpc
 from fxlib.client.deadline import Deadline
 from fxlib.client.failures import understand
 from fxlib.errors import ServiceUnavailableError
-from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc
+from fxlib.v1 import blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 
 T = TypeVar("T")
 
@@ -74,19 +74,24 @@ class Connection:
         self._channel.close()
 
     def reach(self, deadline: Deadline) -> None:
-        """Wait until the service is connected.
+        """Wait until the service answers.
 
         Raises:
-            ServiceUnavailableError: it was not, by the deadline.
+            ServiceUnavailableError: it did not, by the deadline.
         """
-        ready = grpc.channel_ready_future(self._channel)
-        try:
-            ready.result(timeout=deadline.left_s)
-        except grpc.FutureTimeoutError:
-            ready.cancel()
-            raise ServiceUnavailableError(
-                f"not reached within {deadline.seconds:.3g} s", where=f"the service at {self.address}"
-            ) from None
+        request = jobs_pb2.GetCapabilitiesRequest()
+        while not deadline.passed:
+            try:
+                # Not grpc.channel_ready_future: its thread fails, loudly, when the channel is closed.
+                self.jobs.GetCapabilities(request, timeout=deadline.left_s, wait_for_ready=True)
+                return
+            except grpc.RpcError as error:
+                if not understand(error).may_pass:
+                    return  # it is there; what it thinks of us, the next call tells
+                time.sleep(min(_PAUSES_S[0], deadline.left_s))
+        raise ServiceUnavailableError(
+            f"not reached within {deadline.seconds:.3g} s", where=f"the service at {self.address}"
+        )
 
     def call(self, what: str, attempt: Callable[[float], T], deadline: Deadline) -> T:
         """Make a call, again and again while its failure may pass, for at most OUTAGE_S.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import grpc
@@ -16,6 +17,9 @@ from fxlib.v1 import jobs_pb2
 STREAM_S = 30.0
 """A stream is opened anew after so long, so that a connection that died without a word is noticed; in seconds."""
 
+_PAUSE_S = 0.2
+"""Between streams, for a service that ends them at once; in seconds."""
+
 
 def follow(
     connection: Connection, job_id: str, deadline: Deadline, listener: Callable[[Event], None], *, after: int = 0
@@ -28,6 +32,7 @@ def follow(
     """
     stream = _Stream(connection, job_id, listener, after)
     while not connection.call("following the job", stream, deadline):
+        time.sleep(min(_PAUSE_S, deadline.left_s))
         if deadline.passed:
             raise ServiceUnavailableError(f"job {job_id} is not done within {deadline.seconds:.3g} s")
     return get_job(connection, job_id, deadline)

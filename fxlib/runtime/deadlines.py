@@ -34,6 +34,12 @@ class Deadlines:
         self._tickets = itertools.count()
         self._in_flight: dict[str, dict[int, float]] = {}
 
+    @property
+    def in_flight(self) -> int:
+        """How many calls are in flight, whether or not anybody waits for them."""
+        with self._lock:
+            return sum(map(len, self._in_flight.values()))
+
     def deadline(self, server: str, timeout_s: float | None) -> float:
         """Seconds that a call to `server` may take from now; its own timeout as it is when nothing is ahead of it."""
         with self._lock:

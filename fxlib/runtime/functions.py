@@ -60,9 +60,10 @@ def name_of(function: RemoteFunction) -> str:
     owner = getattr(function, "__self__", None)
     if inspect.ismethod(function) and isinstance(owner, type):
         return f"{owner.__module__}:{owner.__qualname__}.{function.__name__}"
+    if isinstance(function, torch.jit.ScriptFunction):  # keeps the name of what it was made from
+        module, _, qualname = function.qualified_name.removeprefix("__torch__.").rpartition(".")
+        return f"{module or '__main__'}:{qualname}"
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if qualname is None:  # a torch.jit.ScriptFunction keeps the name of what it was made from
-        qualname = getattr(function, "__name__", None)
     if not isinstance(module, str) or not isinstance(qualname, str):
         raise ContractError(
             f"{function!r} has no name by which another process could find it",

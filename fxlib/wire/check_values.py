@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import constants
 from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import Limits
-from fxlib.wire.names import check_label, check_name, check_text, is_dunder
+from fxlib.wire.names import check_label, check_name, check_text
 from fxlib.wire.operators import check_operator
 from fxlib.wire.targets import functions
 
@@ -36,25 +36,30 @@ def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
     if kind == "node":
         if value.node >= place.nodes:
             raise Fault(f"refers to node {value.node}, which does not come before it")
-    elif kind not in _UNCHECKED:
-        check = _CHECKS.get(kind) if kind is not None else None
-        if check is None:
-            raise Fault("is empty, or of a kind that this version does not know")
-        if _PLACES.get(str(kind), place.kind) != place.kind:
-            raise Fault(f"a {kind} may not stand here")
-        check(getattr(value, str(kind)), place, depth)
+    elif kind in _FREE:
+        return
+    elif kind is None:
+        raise Fault("is empty, or of a kind that this version does not know")
+    elif _PLACES.get(kind, place.kind) != place.kind:
+        raise Fault(f"a {kind} may not stand here")
+    elif kind in _NAMES:
+        if (name := getattr(value, kind)) not in _NAMES[kind]:
+            raise Fault(f"unknown {kind} {name[:80]!r}")
+    elif kind in _PLAIN:
+        _PLAIN[kind](getattr(value, kind), place)
+    else:
+        _NESTED[kind](getattr(value, kind), place, depth)
 
 
 def check_sizes(sizes: Iterable[int], limits: Limits) -> int:
     """Raise Fault unless the sizes are those of a tensor within the limits; return the number of elements."""
-    elements, dims = 1, 0
-    for size in sizes:
+    elements = 1
+    for dims, size in enumerate(sizes, start=1):
+        if dims > limits.tensor_dims:
+            raise excess("dimensions of a tensor", dims, limits.tensor_dims, "tensor_dims")
         if size < 0:
             raise Fault(f"negative size {size}")
         elements *= size
-        dims += 1
-        if dims > limits.tensor_dims:
-            raise excess("dimensions of a tensor", dims, limits.tensor_dims, "tensor_dims")
         if elements > limits.tensor_elements:
             raise excess("elements of a tensor", elements, limits.tensor_elements, "tensor_elements")
     return elements
@@ -96,14 +101,23 @@ def _slice(value: pb.Slice, place: Place, depth: int) -> None:
         check_value(part, place, depth)
 
 
-def _range(value: pb.Range, place: Place, depth: int) -> None:
+def _range(value: pb.Range, _: Place) -> None:
     if value.step == 0:
         raise Fault("a range has step 0")
 
 
-def _integer(data: bytes, place: Place, depth: int) -> None:
+def _integer(data: bytes, place: Place) -> None:
     if len(data) * 8 > place.limits.integer_bits + 8:
         raise excess("bits of an integer", len(data) * 8, place.limits.integer_bits, "integer_bits")
+
+
+def _size(shape: pb.Shape, place: Place) -> None:
+    check_sizes(shape.sizes, place.limits)
+
+
+def _tensor(index: int, place: Place) -> None:
+    if index >= place.tensors:
+        raise Fault(f"refers to tensor {index}, of {place.tensors}")
 
 
 def _named_tuple(value: pb.NamedTuple, place: Place, depth: int) -> None:
@@ -124,53 +138,38 @@ def _tensor_meta(meta: pb.TensorMeta, place: Place, depth: int) -> None:
     check_sizes(meta.shape, place.limits)
     if len(meta.stride) not in (0, len(meta.shape)):
         raise Fault("strides do not match the shape")
-    _one_of(constants.DTYPES, "dtype")(meta.dtype, place, depth)
-    if meta.memory_format:
-        _one_of(constants.MEMORY_FORMATS, "memory format")(meta.memory_format, place, depth)
+    if meta.dtype not in constants.DTYPES or meta.memory_format not in {"", *constants.MEMORY_FORMATS}:
+        raise Fault(f"unknown dtype {meta.dtype[:80]!r} or memory format {meta.memory_format[:80]!r}")
     if meta.HasField("qparams"):
         if meta.qparams.WhichOneof("kind") != "dict":
             raise Fault("qparams is no dict")
         check_value(meta.qparams, Place(limits=place.limits), depth)
 
 
-def _tensor(index: int, place: Place, depth: int) -> None:
-    if index >= place.tensors:
-        raise Fault(f"refers to tensor {index}, of {place.tensors}")
-
-
-def _function(name: str, place: Place, depth: int) -> None:
-    if name not in functions():
-        raise Fault(f"function {name[:80]!r} is not on the allow-list")
-
-
-def _one_of(names: Iterable[str], what: str) -> Callable[[str, Place, int], None]:
-    def check(name: str, place: Place, depth: int) -> None:
-        if name not in names:
-            raise Fault(f"unknown {what} {name[:80]!r}")
-
-    return check
-
-
-_UNCHECKED = frozenset({"none", "boolean", "integer", "real", "complex", "ellipsis"})
-_CHECKS: dict[str, Callable[[Any, Place, int], None]] = {
-    "text": lambda text, place, depth: check_text(text, place.limits),
+_FREE = frozenset({"none", "boolean", "integer", "real", "complex", "ellipsis"})
+_NAMES: dict[str, Collection[str]] = {
+    "dtype": constants.DTYPES,
+    "layout": constants.LAYOUTS,
+    "memory_format": constants.MEMORY_FORMATS,
+    "qscheme": constants.QSCHEMES,
+    "function": functions(),
+}
+_PLAIN: dict[str, Callable[[Any, Place], None]] = {
+    "text": lambda text, place: check_text(text, place.limits),
     "big_integer": _integer,
+    "range": _range,
+    "device": lambda name, _: constants.check_device(name),
+    "size": _size,
+    "operator": lambda name, _: check_operator(name),
+    "tensor": _tensor,
+    "opaque": lambda label, _: check_label(label),
+}
+_NESTED: dict[str, Callable[[Any, Place, int], None]] = {
     "list": _values,
     "tuple": _values,
     "dict": _entries,
     "ordered_dict": _entries,
     "slice": _slice,
-    "range": _range,
-    "dtype": _one_of(constants.DTYPES, "dtype"),
-    "layout": _one_of(constants.LAYOUTS, "layout"),
-    "memory_format": _one_of(constants.MEMORY_FORMATS, "memory format"),
-    "qscheme": _one_of(constants.QSCHEMES, "qscheme"),
-    "device": lambda name, place, depth: constants.check_device(name),
-    "size": lambda shape, place, depth: None if check_sizes(shape.sizes, place.limits) >= 0 else None,
-    "operator": lambda name, place, depth: check_operator(name),
     "named_tuple": _named_tuple,
     "tensor_meta": _tensor_meta,
-    "function": _function,
-    "tensor": _tensor,
-    "opaque": lambda label, place, depth: check_label(label),
 }

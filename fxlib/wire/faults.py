@@ -5,7 +5,7 @@ from __future__ import annotations
 from fxlib.errors import LimitError, WireError
 
 
-class Fault(Exception):
+class Fault(Exception):  # noqa: N818 - it becomes the error
     """A fault without its place; whoever knows the place turns it into the error that a caller sees."""
 
     kind: type[WireError] = WireError

@@ -23,15 +23,17 @@ _PLAIN: dict[str, Any] = {
 }
 _GENERIC: dict[str, Any] = {
     **{cls.__name__: cls for cls in (dict, list, tuple)},
-    "typing.Dict": typing.Dict,
-    "typing.List": typing.List,
+    "typing.Dict": typing.Dict,  # noqa: UP006 - not the same annotation as dict
+    "typing.List": typing.List,  # noqa: UP006
     "typing.Sequence": typing.Sequence,
-    "typing.Tuple": typing.Tuple,
+    "typing.Tuple": typing.Tuple,  # noqa: UP006
     "typing.Union": typing.Union,
 }
 _UNION = "|"
 _NAMES = {id(value): name for name, value in _PLAIN.items()}
-_ALIASES = {alias.__origin__: name for name, alias in _GENERIC.items() if name.startswith("typing.") and name[7:] != "Union"}
+_ALIASES = {
+    _GENERIC[name].__origin__: name for name in _GENERIC if name.startswith("typing.") and name != "typing.Union"
+}
 
 
 def write_hint(hint: pb.TypeHint, annotation: object) -> bool:
@@ -45,7 +47,8 @@ def write_hint(hint: pb.TypeHint, annotation: object) -> bool:
     elif origin is typing.Union:
         hint.name = "typing.Union"
     elif isinstance(annotation, types.GenericAlias):
-        hint.name = origin.__name__ if _GENERIC.get(origin.__name__) is origin else ""
+        name = annotation.__origin__.__name__
+        hint.name = name if _GENERIC.get(name) is origin else ""
     else:
         hint.name = _ALIASES.get(origin, "")
     arguments = typing.get_args(annotation)

@@ -8,7 +8,6 @@ from functools import cache
 
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fxlib.wire.faults import Fault
@@ -27,8 +26,8 @@ def classes() -> Mapping[str, type[nn.Module]]:
     found = [cls for cls in vars(nn).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
     return {
         cls.__name__: cls
-        for cls in (*found, NonDynamicallyQuantizableLinear)
-        if cls.__module__.startswith("torch.nn.modules.") and not issubclass(cls, LazyModuleMixin)
+        for cls in [*found, NonDynamicallyQuantizableLinear]
+        if cls.__module__.startswith("torch.nn.modules.") and getattr(cls, "cls_to_become", None) is None
     }
 
 

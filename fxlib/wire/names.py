@@ -20,7 +20,9 @@ _COMMENT_BREAKERS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f]|"""')
 
 def is_name(text: str) -> bool:
     """Whether Python reads the text as one identifier, and as this one."""
-    return text.isidentifier() and not iskeyword(text) and (text.isascii() or unicodedata.normalize("NFKC", text) == text)
+    return (
+        text.isidentifier() and not iskeyword(text) and (text.isascii() or unicodedata.normalize("NFKC", text) == text)
+    )
 
 
 def is_dunder(text: str) -> bool:
@@ -61,7 +63,9 @@ def check_parameter(text: str) -> None:
 def check_remote_function(text: str) -> None:
     """Raise Fault unless the text reads "package.module:qualname", or ".method"."""
     if _REMOTE.fullmatch(text) is None or (text.startswith(".") and is_dunder(text[1:]) and text != ".__call__"):
-        raise Fault(f"{text[:80]!r} does not name a remote function", 'It reads "package.module:function" or ".method".')
+        raise Fault(
+            f"{text[:80]!r} does not name a remote function", 'It reads "package.module:function" or ".method".'
+        )
 
 
 def check_label(text: str) -> None:

@@ -24,7 +24,7 @@ def _refuse(what: str, label: str) -> NoReturn:
 
 
 class OpaqueFunction:
-    """A callable on no allow-list, by the name of its slot. `method`: a method that is called by name on its first argument."""
+    """A callable on no allow-list, by the name of its slot; with `method`, one called by name on its first argument."""
 
     def __init__(self, slot: str, *, method: bool = False) -> None:
         self.slot = slot
@@ -52,7 +52,7 @@ class OpaqueModule(nn.Module):
 
     def __init__(self, label: str) -> None:
         super().__init__()
-        self.label = label
+        self._fxlib_label = label  # a name that no model gives to a part of its own
 
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse.
@@ -60,11 +60,11 @@ class OpaqueModule(nn.Module):
         Raises:
             OpaqueError: always.
         """
-        _refuse("module of class", self.label)
+        _refuse("module of class", self._fxlib_label)
 
     def extra_repr(self) -> str:
         """Show the class."""
-        return self.label
+        return self._fxlib_label
 
 
 class OpaqueAttribute:
@@ -88,7 +88,6 @@ class OpaqueAttribute:
 
     def __deepcopy__(self, memo: object) -> OpaqueAttribute:
         return self
-
 
 
 def opaque_tuple(label: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:

@@ -33,19 +33,21 @@ class TensorReader:
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._tensors: dict[int, torch.Tensor] = {}
 
-    def bind(self, index: int, tensor: torch.Tensor) -> None:
-        """Let an index stand for one of the client's own tensors."""
-        self._tensors.setdefault(index, tensor)
+    @property
+    def bound(self) -> bool:
+        """Whether there is a client's module, to which all that was not sent must be bound."""
+        return self._seed is None
 
-    def fits(self, index: int, tensor: object) -> bool:
-        """Whether one of the client's own tensors has the dtype and shape that the graph expects."""
+    def bind(self, index: int, tensor: object) -> None:
+        """Let an index stand for one of the client's own tensors, if that has the dtype and shape expected."""
         wire = self._graph.tensors[index]
-        return (
+        if (
             isinstance(tensor, torch.Tensor)
             and tensor.dtype == DTYPES[wire.dtype]
             and tuple(tensor.shape) == tuple(wire.shape)
             and isinstance(tensor, nn.Parameter) == wire.parameter
-        )
+        ):
+            self._tensors.setdefault(index, tensor)
 
     def read(self, index: int, name: str) -> torch.Tensor:
         """Return a tensor; `name` is its path, from which missing values are drawn.
@@ -65,7 +67,7 @@ class TensorReader:
         storage = self._storages[wire.storage]
         tensor = torch.empty(0, dtype=DTYPES[wire.dtype], device=storage.device)
         strides = tuple(wire.stride) or contiguous_strides(shape)
-        tensor.set_(storage, wire.offset, shape, strides)  # type: ignore[call-overload]
+        tensor.set_(storage, wire.offset, shape, strides)
         return nn.Parameter(tensor, wire.requires_grad) if wire.parameter else tensor.requires_grad_(wire.requires_grad)
 
     def _storage(self, first: pb.Tensor, name: str) -> torch.UntypedStorage:
@@ -112,7 +114,9 @@ def _draw(size: int, first: pb.Tensor, name: str, seed: int) -> torch.Tensor:
     dtype = DTYPES[first.dtype]
     if size % dtype.itemsize or not dtype.is_floating_point or first.dtype.startswith(("float8", "float4")):
         return flat  # zeros: an index in range, a mask that masks nothing, a counter that has not begun
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) >> 1)
+    generator = torch.Generator().manual_seed(
+        int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) >> 1
+    )
     values, leaf = flat.view(dtype), name.rpartition(".")[2]
     if leaf.endswith("_var"):
         values.uniform_(0.5, 1.5, generator=generator)

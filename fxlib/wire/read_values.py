@@ -19,8 +19,6 @@ from fxlib.wire.opaque import OpaqueAttribute, opaque_tuple
 from fxlib.wire.operators import find_operator
 from fxlib.wire.targets import functions
 
-Reader = Callable[[Any, "ValueReader"], Any]
-
 
 class ValueReader:
     """Builds what checked values describe.
@@ -54,9 +52,11 @@ class ValueReader:
         kind = value.WhichOneof("kind")
         if kind == "node":
             return self.nodes[value.node]
-        if kind in _PLAIN:
-            return getattr(value, kind)
-        return _READERS[str(kind)](getattr(value, str(kind)), self)
+        data = getattr(value, str(kind))
+        if kind in _AS_IT_IS:
+            return data
+        plain = _PLAIN.get(str(kind))
+        return plain(data) if plain is not None else _NESTED[str(kind)](data, self)
 
     def tuple_class(self, label: str, fields: tuple[str, ...]) -> Any:
         """Return the client's class of this label, or one that stands for it."""
@@ -110,28 +110,30 @@ def _tensor_meta(meta: pb.TensorMeta, reader: ValueReader) -> TensorMetadata:
     )
 
 
-_PLAIN = frozenset({"integer", "real", "boolean", "text"})
-_READERS: dict[str, Reader] = {
-    "none": lambda data, reader: None,
-    "ellipsis": lambda data, reader: ...,
-    "big_integer": lambda data, reader: int.from_bytes(data, "little", signed=True),
-    "complex": lambda data, reader: complex(data.real, data.imag),
+_AS_IT_IS = frozenset({"integer", "real", "boolean", "text"})
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "none": lambda _: None,
+    "ellipsis": lambda _: ...,
+    "big_integer": lambda data: int.from_bytes(data, "little", signed=True),
+    "complex": lambda data: complex(data.real, data.imag),
+    "range": lambda data: range(data.start, data.stop, data.step),
+    "dtype": constants.DTYPES.__getitem__,
+    "layout": constants.LAYOUTS.__getitem__,
+    "memory_format": constants.MEMORY_FORMATS.__getitem__,
+    "qscheme": constants.QSCHEMES.__getitem__,
+    "device": torch.device,
+    "size": lambda data: torch.Size(data.sizes),
+    "operator": find_operator,
+    "function": functions().__getitem__,
+    "opaque": OpaqueAttribute,
+}
+_NESTED: dict[str, Callable[[Any, ValueReader], Any]] = {
     "list": lambda data, reader: [reader.read(item) for item in data.items],
     "tuple": lambda data, reader: tuple([reader.read(item) for item in data.items]),
     "dict": _entries,
     "ordered_dict": lambda data, reader: OrderedDict(_entries(data, reader)),
     "slice": lambda data, reader: slice(reader.read(data.start), reader.read(data.stop), reader.read(data.step)),
-    "range": lambda data, reader: range(data.start, data.stop, data.step),
-    "dtype": lambda data, reader: constants.DTYPES[data],
-    "layout": lambda data, reader: constants.LAYOUTS[data],
-    "memory_format": lambda data, reader: constants.MEMORY_FORMATS[data],
-    "qscheme": lambda data, reader: constants.QSCHEMES[data],
-    "device": lambda data, reader: torch.device(data),
-    "size": lambda data, reader: torch.Size(data.sizes),
-    "operator": lambda data, reader: find_operator(data),
     "named_tuple": _named_tuple,
     "tensor_meta": _tensor_meta,
-    "function": lambda data, reader: functions()[data],
     "tensor": _tensor,
-    "opaque": lambda data, reader: OpaqueAttribute(data),
 }

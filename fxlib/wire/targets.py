@@ -17,9 +17,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.distributed import rpc
 from torch.overrides import get_overridable_functions
 
 from fxlib.runtime import calls, ops
+from fxlib.runtime import functions as remote_functions
 
 Function = Callable[..., Any]
 
@@ -56,7 +58,7 @@ _FUNCTIONAL_EXTRAS = (
 )
 _RUNTIME = ("remote_call", "issue_call", "fetch", "issue_fetch", "create", "wait", "track_gradient")
 
-_METHODS_WITHHELD = frozenset(
+METHODS_WITHHELD = frozenset(
     {
         # Call what they are given, hand out memory, or have effects outside of the tensor.
         *("apply_", "map_", "map2_", "module_load", "register_hook", "register_post_accumulate_grad_hook"),
@@ -88,8 +90,10 @@ _DUNDERS = frozenset(
 def methods() -> frozenset[str]:
     """Names that a `call_method` node may have."""
     tensor = {getattr(function, "__name__", "") for function in get_overridable_functions()[torch.Tensor]}
-    plain = {name for name in tensor if not name.startswith("_") and inspect.isroutine(getattr(torch.Tensor, name, None))}
-    return frozenset(plain - _METHODS_WITHHELD) | frozenset(_METHOD_EXTRAS) | _DUNDERS
+    plain = {
+        name for name in tensor if not name.startswith("_") and inspect.isroutine(getattr(torch.Tensor, name, None))
+    }
+    return frozenset(plain - METHODS_WITHHELD) | frozenset(_METHOD_EXTRAS) | _DUNDERS
 
 
 @cache
@@ -140,16 +144,21 @@ def _functions() -> Iterator[tuple[str, Function]]:
     yield from _of(operator, "operator", sorted(set(operator.__all__) - _OPERATOR_WITHHELD))
     yield from _of(math, "math", [name for name in dir(math) if callable(getattr(math, name)) and name[0] != "_"])
     yield from _of(torch, "torch", (*_overridable(torch), *_CONSTRUCTORS, *_IN_PLACE, *_TORCH_EXTRAS))
-    functional = torch.nn.functional
-    yield from _of(functional, "torch.nn.functional", (*_overridable(functional), *_FUNCTIONAL_EXTRAS))
+    # Without the one that calls what it is given.
+    names = {*_overridable(torch.nn.functional), *_FUNCTIONAL_EXTRAS} - {"triplet_margin_with_distance_loss"}
+    yield from _of(torch.nn.functional, "torch.nn.functional", sorted(names))
     for name in ("linalg", "fft", "special"):
         yield from _of(getattr(torch, name), f"torch.{name}", _overridable(getattr(torch, name)))
-    yield from _of(torch.Tensor, "torch.Tensor", sorted(name for name in methods() if hasattr(torch.Tensor, name)))
+    # torch.fx renders torch.Tensor.__pow__ as torch._tensor.pow, which does not exist.
+    yield from _of(torch.Tensor, "torch.Tensor", sorted(methods() - {"__pow__", "__ipow__"}))
     yield from _of(torch.futures, "torch.futures", ("collect_all", "wait_all"))
     # Blocks of a grad mode or of autocast, as capture records them.
     yield from _of(torch._C, "torch._C", ("_set_grad_enabled",))
     yield from _of(torch.amp.autocast_mode, "torch.amp.autocast_mode", ("_enter_autocast", "_exit_autocast"))
     yield from _of(ops, "fxlib.runtime", _RUNTIME)
+    # A remote function as a value, by its name, and the name of a server: as capture records them.
+    yield from _of(remote_functions, "fxlib.runtime.functions", ("resolve",))
+    yield from _of(rpc, "torch.distributed.rpc", ("get_worker_info",))
 
 
 def _overridable(namespace: ModuleType) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from fxlib.errors import WireError
 from fxlib.v1 import graph_pb2 as pb
@@ -14,8 +15,10 @@ from fxlib.wire.contracts import check_contract
 from fxlib.wire.encode import FORMAT
 from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import DEFAULT, Limits
-from fxlib.wire.names import check_atom, check_comment, check_label
-from fxlib.wire.slots import holder, may_hold, may_have_slot
+from fxlib.wire.names import check_comment, check_label, check_name
+from fxlib.wire.slots import check_names
+
+T = TypeVar("T")
 
 
 def validate(graph: pb.Graph, limits: Limits = DEFAULT) -> None:
@@ -25,42 +28,75 @@ def validate(graph: pb.Graph, limits: Limits = DEFAULT) -> None:
         LimitError: it exceeds a limit.
         WireError: it is malformed; names the module, the node and the field.
     """
-    _check_format(graph)
-    if (size := graph.ByteSize()) > limits.graph_bytes:
-        raise excess("bytes of a graph", size, limits.graph_bytes, "graph_bytes").at("graph")
-    _check_tables(graph, limits)
-    _check_tree(graph, limits)
-    nodes = 0
-    for index, module in enumerate(graph.modules):
-        _check_module(graph, index, limits)
+    if graph.format != FORMAT:
+        hint = "Update fxlib on this side." if graph.format > FORMAT else "Was it written by fxlib?"
+        raise WireError(f"version {graph.format}; this side reads version {FORMAT}", where="graph.format", hint=hint)
+    _each("graph", [graph], lambda whole: _check_size(whole, limits))
+    _each("storages", [graph], lambda whole: check_storages(whole, limits))
+    _each("tensors", graph.tensors, lambda tensor: check_tensor(tensor, graph, limits))
+    _each("targets", graph.targets, check_target)
+    _each("contracts", graph.contracts, lambda contract: check_contract(contract, limits))
+    _each("texts", graph.texts, lambda text: check_comment(text, limits))
+    _each("modules", graph.modules, lambda module: _check_module(module, graph, limits))
+    _each("graph", [graph], lambda whole: _check_tree(whole, limits))
+    for module in graph.modules:
         if module.WhichOneof("kind") == "graph":
-            nodes += len(module.graph.nodes)
-            if nodes > limits.nodes:
-                raise excess("nodes", nodes, limits.nodes, "nodes").at("graph")
             BodyChecker(graph, module, limits).check()
 
 
-def _check_format(graph: pb.Graph) -> None:
-    if graph.format != FORMAT:
-        hint = "Update fxlib on this side." if graph.format > FORMAT else "Was it written by fxlib?"
-        raise WireError(f"version {graph.format} of the format; this side reads {FORMAT}", where="graph.format", hint=hint)
-
-
-def _check_tables(graph: pb.Graph, limits: Limits) -> None:
-    for where, check in _table_checks(graph, limits):
+def _each(where: str, items: Iterable[T], check: Callable[[T], None]) -> None:
+    for index, item in enumerate(items):
         try:
-            check()
+            check(item)
         except Fault as fault:
-            raise fault.at(where) from None
+            raise fault.at(f"{where}[{index}]" if where.endswith("s") else where) from None
 
 
-def _table_checks(graph: pb.Graph, limits: Limits) -> Iterator[tuple[str, "Check"]]:
-    yield "storages", lambda: check_storages(graph, limits)
-    for index, tensor in enumerate(graph.tensors):
-        yield f"tensors[{index}]", lambda tensor=tensor: check_tensor(tensor, graph, limits)
-    for index, target in enumerate(graph.targets):
-        yield f"targets[{index}]", lambda target=target: check_target(target)
-    for index, contract in enumerate(graph.contracts):
-        yield f"contracts[{index}]", lambda contract=contract: check_contract(contract, limits)
-    for index, text in enumerate(graph.texts):
-        yield f"texts[{index}]", lambda text=text: check_comment(text, limits)
+def _check_size(graph: pb.Graph, limits: Limits) -> None:
+    size, nodes = graph.ByteSize(), sum(len(module.graph.nodes) for module in graph.modules)
+    if size > limits.graph_bytes:
+        raise excess("bytes of a graph", size, limits.graph_bytes, "graph_bytes")
+    if nodes > limits.nodes:
+        raise excess("nodes", nodes, limits.nodes, "nodes")
+
+
+def _check_tree(graph: pb.Graph, limits: Limits) -> None:
+    """Children come before their parents, so there is no cycle; what is shared counts once for each path to it."""
+    if not graph.modules or graph.modules[-1].WhichOneof("kind") != "graph":
+        raise Fault("the last module is no GraphModule")
+    paths: list[int] = []
+    depths: list[int] = []
+    for index, module in enumerate(graph.modules):
+        below = [slot.module for slot in module.children if slot.HasField("module")]
+        if max(below, default=-1) >= index:
+            raise Fault(f"modules[{index}] holds a module that does not come before it")
+        paths.append(1 + sum(paths[child] for child in below))
+        depths.append(1 + max((depths[child] for child in below), default=-1))
+        if depths[-1] > limits.nesting:
+            raise excess("nesting of modules", depths[-1], limits.nesting, "nesting")
+        if paths[-1] > limits.modules:
+            raise excess("modules", paths[-1], limits.modules, "modules")
+
+
+def _check_module(module: pb.Module, graph: pb.Graph, limits: Limits) -> None:
+    kind = module.WhichOneof("kind")
+    if kind is None:
+        raise Fault("is empty, or of a kind that this version does not know")
+    if kind == "leaf" and module.leaf not in leaves.classes():
+        raise Fault(f"{module.leaf[:80]!r} is no class of torch.nn that can be rebuilt")
+    if kind == "opaque":
+        check_label(module.opaque)
+    if kind == "graph":
+        check_name(module.graph.class_name, "class")
+    check_names(module)
+    for slot in (*module.parameters, *module.buffers):
+        if slot.HasField("tensor") and slot.tensor >= len(graph.tensors):
+            raise Fault(f"{slot.name!r} refers to tensor {slot.tensor}, of {len(graph.tensors)}")
+    for slot in module.parameters:
+        if slot.HasField("tensor") and not graph.tensors[slot.tensor].parameter:
+            raise Fault(f"{slot.name!r} is no parameter")
+    place = Place(limits=limits, kind="attribute", tensors=len(graph.tensors))
+    for attribute in module.attributes:
+        check_value(attribute.value, place)
+        if kind == "leaf" and attribute.value.WhichOneof("kind") == "opaque":
+            raise Fault(f"attribute {attribute.name!r} of a torch.nn module is opaque")

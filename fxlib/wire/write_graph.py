@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch.utils._pytree as pytree
@@ -17,7 +16,7 @@ from fxlib.wire.contracts import write_contract
 from fxlib.wire.faults import Fault
 from fxlib.wire.hints import write_hint
 from fxlib.wire.limits import DEFAULT
-from fxlib.wire.names import check_node_name, check_text, clean_comment
+from fxlib.wire.names import check_comment, check_node_name, clean_comment
 from fxlib.wire.opaque import OpaqueFunction
 from fxlib.wire.targets import methods
 from fxlib.wire.write_values import ValueWriter, write_tensor_meta
@@ -39,7 +38,7 @@ class Tables:
         self._graph = graph
         self._labels = labels
         self._targets: dict[object, int] = {}
-        self._contracts: dict[str, int] = {}
+        self._contracts: dict[bytes, int] = {}
         self._texts: dict[str, int] = {}
 
     def target(self, node: Node) -> int:
@@ -119,7 +118,8 @@ def _write_node(message: pb.Node, node: Node, tables: Tables, values: ValueWrite
 
 def _field_of(node: Node, nodes: dict[Node, int], fault: Fault) -> str:
     """Find out, once something is wrong, in which argument: writing does not keep track of it."""
-    fields = [*((f", args[{i}]", arg) for i, arg in enumerate(node.args)), *((f", kwargs[{k!r}]", v) for k, v in node.kwargs.items())]
+    fields = [(f", args[{index}]", arg) for index, arg in enumerate(node.args)]
+    fields += [(f", kwargs[{name!r}]", arg) for name, arg in node.kwargs.items()]
     for field, arg in fields:
         try:
             ValueWriter(nodes).write(pb.Value(), arg)
@@ -130,51 +130,25 @@ def _field_of(node: Node, nodes: dict[Node, int], fault: Fault) -> str:
 
 
 def _write_meta(message: pb.Node, meta: dict[str, Any], tables: Tables, values: ValueWriter) -> None:
-    for key in meta.keys() & _META.keys():
-        if (data := meta[key]) is not None:
-            _META[key](message, data, tables)
+    # A key of ours with a value of another type is somebody else's.
+    if isinstance(call := meta.get("call"), str):
+        check_comment(call, DEFAULT)
+        message.call = call
+    if isinstance(contract := meta.get("contract"), Contract):
+        message.contract = tables.contract(contract)
+    if type(order := meta.get("order")) is int:
+        message.order = order
+    if type(requires_grad := meta.get("requires_grad")) is bool:
+        message.requires_grad = requires_grad
+    if isinstance(source := meta.get("source"), str):
+        message.source = tables.text(source)
+    if isinstance(stack_trace := meta.get("stack_trace"), str):
+        message.stack_trace = tables.text(stack_trace)
     if "tensor_meta" in meta:
         try:
             values.write(message.tensor_meta, meta["tensor_meta"])
         except Fault:  # of a symbolic shape, or a value that no tool of ours has made: facts that can be found again
             message.ClearField("tensor_meta")
-
-
-def _call(message: pb.Node, data: object, tables: Tables) -> None:
-    check_text(str(data), DEFAULT)
-    message.call = str(data)
-
-
-def _contract(message: pb.Node, data: object, tables: Tables) -> None:
-    if not isinstance(data, Contract):
-        raise Fault(f"meta['contract'] is a {type(data).__name__}", "It is an fxlib.Contract.")
-    message.contract = tables.contract(data)
-
-
-def _order(message: pb.Node, data: Any, tables: Tables) -> None:
-    message.order = data
-
-
-def _requires_grad(message: pb.Node, data: Any, tables: Tables) -> None:
-    message.requires_grad = bool(data)
-
-
-def _source(message: pb.Node, data: object, tables: Tables) -> None:
-    message.source = tables.text(str(data))
-
-
-def _stack_trace(message: pb.Node, data: object, tables: Tables) -> None:
-    message.stack_trace = tables.text(str(data))
-
-
-_META: dict[str, Callable[[pb.Node, Any, Tables], None]] = {
-    "call": _call,
-    "contract": _contract,
-    "order": _order,
-    "requires_grad": _requires_grad,
-    "source": _source,
-    "stack_trace": _stack_trace,
-}
 
 
 def _write_codegen(body: pb.Body, codegen: CodeGen) -> None:

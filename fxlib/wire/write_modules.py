@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from fxlib.wire import leaves
 from fxlib.wire.callables import Labels, bodies, label_of
 from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import DEFAULT
-from fxlib.wire.names import check_atom
 from fxlib.wire.opaque import OpaqueAttribute, OpaqueModule
+from fxlib.wire.slots import check_names
 from fxlib.wire.targets import function_name
 from fxlib.wire.write_graph import Tables, write_body
 from fxlib.wire.write_tensors import TensorWriter, is_plain
@@ -55,8 +55,10 @@ class ModuleWriter:
         }
         message = pb.Module(training=module.training)
         try:
-            self._write_children(message, children)
+            for name, child in children.items():
+                message.children.add(name=name, module=child)
             self._write_class(message, module, path)
+            check_names(message)
         except Fault as fault:
             raise fault.at(where) from None
         self._open.remove(id(module))
@@ -64,18 +66,13 @@ class ModuleWriter:
         self._graph.modules.append(message)
         return index
 
-    def _write_children(self, message: pb.Module, children: Mapping[str, int | None]) -> None:
-        for name, index in children.items():
-            check_atom(name, "module")
-            message.children.add(name=name, module=index)
-
     def _write_class(self, message: pb.Module, module: nn.Module, path: str) -> None:
         if isinstance(module, GraphModule) and (not path or not leaves.has_hooks(module)):
             write_body(message.graph, module, self._tables)
         elif self._write_leaf(message, module):
             return
         else:
-            message.opaque = module.label if isinstance(module, OpaqueModule) else label_of(type(module))
+            message.opaque = module._fxlib_label if isinstance(module, OpaqueModule) else label_of(type(module))
         self._write_tensors(message, module)
         self._write_attributes(message, module, path)
 
@@ -100,16 +97,15 @@ class ModuleWriter:
         for slots, table in ((message.parameters, module._parameters), (message.buffers, module._buffers)):
             for name, tensor in table.items():
                 if tensor is None or is_plain(tensor):
-                    check_atom(name, "tensor")
                     index = None if tensor is None else self.tensors.add(tensor)
                     transient = tensor is not None and name in module._non_persistent_buffers_set
                     slots.add(name=name, tensor=index, transient=transient)
 
     def _write_attributes(self, message: pb.Module, module: nn.Module, path: str) -> None:
-        slots = {slot.name for slot in (*message.parameters, *message.buffers, *message.children)}
+        slots = {slot.name for slots in (message.parameters, message.buffers) for slot in slots}
+        slots |= {child.name for child in message.children}
         for name in self._read.get(id(module), ()):
             if name not in slots:
-                check_atom(name, "attribute")
                 label = f"{path}.{name}" if path else name
                 value, data = message.attributes.add(name=name).value, getattr(module, name)
                 if _fits(data):
@@ -130,7 +126,7 @@ class ModuleWriter:
 def _fits(data: object) -> bool:
     """Whether an attribute can travel; asked before any part of it is written, so that nothing is left over."""
 
-    def special(value: pb.Value, part: object) -> bool:
+    def special(_: pb.Value, part: object) -> bool:
         return (isinstance(part, torch.Tensor) and is_plain(part)) or function_name(part) is not None
 
     try:

@@ -16,7 +16,16 @@ DATA = "data"
 _ALIGNMENT = 16
 _SAFE_DTYPES = frozenset(
     {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8),
+        *(
+            torch.float64,
+            torch.float32,
+            torch.float16,
+            torch.bfloat16,
+            torch.int64,
+            torch.int32,
+            torch.int16,
+            torch.int8,
+        ),
         *(torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2),
     }
 )
@@ -45,7 +54,10 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class TensorWriter:
-    """Collects the tensors of a graph. Those that share a storage keep sharing it; of a storage, only what they view travels."""
+    """Collects the tensors of a graph.
+
+    Those that share a storage keep sharing it; of a storage, only what they view travels.
+    """
 
     def __init__(self, graph: pb.Graph) -> None:
         self._graph = graph
@@ -88,7 +100,7 @@ class TensorWriter:
         spans = []
         for tensor in (self._tensors[index] for index in members):
             if tensor.numel():
-                first = tensor.storage_offset()
+                first = int(tensor.storage_offset())
                 last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
                 spans.append((first * tensor.itemsize, (last + 1) * tensor.itemsize))
         if not spans:
@@ -103,7 +115,7 @@ class TensorWriter:
         message.shape.extend(tensor.shape)
         if tensor.stride() != contiguous_strides(tuple(tensor.shape)):
             message.stride.extend(tensor.stride())
-        message.offset = tensor.storage_offset() - start // tensor.itemsize if tensor.numel() else 0
+        message.offset = int(tensor.storage_offset()) - start // tensor.itemsize if tensor.numel() else 0
         message.requires_grad = tensor.requires_grad
         message.parameter = isinstance(tensor, torch.nn.Parameter)
 
@@ -113,7 +125,7 @@ class TensorWriter:
             raise Fault("a tensor on the meta device has no values", "Encode without weights=True.")
         dtypes = {self._tensors[index].dtype for index in members}
         flat = torch.empty(0, dtype=torch.uint8, device=first.device)
-        flat.set_(first.untyped_storage(), start, (end - start,), (1,))  # type: ignore[call-overload]
+        flat.set_(first.untyped_storage(), start, (end - start,), (1,))
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
         if dtype in _SAFE_DTYPES and (end - start) % dtype.itemsize == 0:
             flat = flat.view(dtype)

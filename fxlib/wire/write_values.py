@@ -19,7 +19,8 @@ from fxlib.wire.names import check_text
 from fxlib.wire.opaque import tuple_label
 from fxlib.wire.operators import operator_name
 
-Writer = Callable[[pb.Value, Any, "ValueWriter"], None]
+Plain = Callable[[pb.Value, Any], None]
+Nested = Callable[[pb.Value, Any, "ValueWriter"], None]
 Special = Callable[[pb.Value, object], bool]
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -43,9 +44,13 @@ class ValueWriter:
         Raises:
             Fault: it cannot travel.
         """
-        writer = _WRITERS.get(type(data))
-        if writer is not None:
-            writer(value, data, self)
+        kind = type(data)
+        if kind is Node:
+            self._write_node(value, data)
+        elif (plain := _PLAIN.get(kind)) is not None:
+            plain(value, data)
+        elif (nested := _NESTED.get(kind)) is not None:
+            nested(value, data, self)
         elif self._special is not None and self._special(value, data):
             return
         elif isinstance(data, tuple) and hasattr(data, "_fields"):
@@ -70,6 +75,12 @@ class ValueWriter:
             immediate.write(entry.key, key)
             self.write(entry.value, item)
         self._depth -= 1
+
+    def _write_node(self, value: pb.Value, node: Any) -> None:
+        index = self.nodes.get(node)
+        if index is None:
+            raise Fault(f"refers to {node.name!r}, which is no earlier node", "Run graph.lint(), and sort the nodes.")
+        value.node = index
 
     def _enter(self) -> None:
         self._depth += 1
@@ -104,7 +115,7 @@ def _refusal(data: object) -> Fault:
     return Fault(f"a {name} cannot travel", hint)
 
 
-def _integer(value: pb.Value, data: int, writer: ValueWriter) -> None:
+def _integer(value: pb.Value, data: int) -> None:
     if data in _INT64:
         value.integer = data
     elif data.bit_length() > DEFAULT.integer_bits:
@@ -113,12 +124,47 @@ def _integer(value: pb.Value, data: int, writer: ValueWriter) -> None:
         value.big_integer = data.to_bytes(data.bit_length() // 8 + 1, "little", signed=True)
 
 
-def _text(value: pb.Value, data: str, writer: ValueWriter) -> None:
+def _text(value: pb.Value, data: str) -> None:
     check_text(data, DEFAULT)
     try:
         value.text = data
     except UnicodeEncodeError:
         raise Fault("a string holds a lone surrogate, which UTF-8 has not") from None
+
+
+def _range(value: pb.Value, data: range) -> None:
+    if not all(part in _INT64 for part in (data.start, data.stop, data.step)):
+        raise Fault("a range exceeds 64 bits")
+    value.range.start, value.range.stop, value.range.step = data.start, data.stop, data.step
+
+
+def _complex(value: pb.Value, data: complex) -> None:
+    value.complex.SetInParent()
+    value.complex.real, value.complex.imag = data.real, data.imag
+
+
+def _size(value: pb.Value, data: torch.Size) -> None:
+    value.size.SetInParent()
+    value.size.sizes.extend(data)
+
+
+def _operator(value: pb.Value, data: OpOverload) -> None:
+    name = operator_name(data)
+    if name is None:
+        raise Fault(f"operator {data.name()!r} is not on the allow-list of torch.ops")
+    value.operator = name
+
+
+def _field(name: str) -> Plain:
+    return lambda value, data: setattr(value, name, data)
+
+
+def _marker(name: str) -> Plain:
+    return lambda value, _: setattr(value, name, True)
+
+
+def _constant(name: str) -> Plain:
+    return lambda value, data: setattr(value, name, str(data).removeprefix("torch."))
 
 
 def _slice(value: pb.Value, data: slice, writer: ValueWriter) -> None:
@@ -129,50 +175,17 @@ def _slice(value: pb.Value, data: slice, writer: ValueWriter) -> None:
     writer._depth -= 1
 
 
-def _range(value: pb.Value, data: range, writer: ValueWriter) -> None:
-    if not all(part in _INT64 for part in (data.start, data.stop, data.step)):
-        raise Fault("a range exceeds 64 bits")
-    value.range.start, value.range.stop, value.range.step = data.start, data.stop, data.step
-
-
-def _sequence(field: str) -> Writer:
+def _sequence(name: str) -> Nested:
     def write(value: pb.Value, data: Iterable[object], writer: ValueWriter) -> None:
-        values: pb.Values = getattr(value, field)
+        values: pb.Values = getattr(value, name)
         values.SetInParent()
         writer.write_all(values.items, data)
 
     return write
 
 
-def _constant(field: str) -> Writer:
-    def write(value: pb.Value, data: object, writer: ValueWriter) -> None:
-        setattr(value, field, str(data).removeprefix("torch."))
-
-    return write
-
-
-def _complex(value: pb.Value, data: complex, writer: ValueWriter) -> None:
-    value.complex.SetInParent()
-    value.complex.real, value.complex.imag = data.real, data.imag
-
-
-def _size(value: pb.Value, data: torch.Size, writer: ValueWriter) -> None:
-    value.size.SetInParent()
-    value.size.sizes.extend(data)
-
-
-def _operator(value: pb.Value, data: OpOverload, writer: ValueWriter) -> None:
-    name = operator_name(data)
-    if name is None:
-        raise Fault(f"operator {data.name()!r} is not on the allow-list of torch.ops")
-    value.operator = name
-
-
-def _node(value: pb.Value, data: Node, writer: ValueWriter) -> None:
-    index = writer.nodes.get(data)
-    if index is None:
-        raise Fault(f"refers to {data.name!r}, which is no earlier node", "Run graph.lint(), and sort the nodes.")
-    value.node = index
+def _entries(name: str) -> Nested:
+    return lambda value, data, writer: writer.write_entries(getattr(value, name), data)
 
 
 def _named_tuple(value: pb.Value, data: Any, writer: ValueWriter) -> None:
@@ -187,7 +200,7 @@ def write_tensor_meta(value: pb.Value, data: object) -> bool:
     Raises:
         Fault: it holds a symbolic shape, or quantization parameters that are no immediate values.
     """
-    if type(data) is not TensorMetadata:
+    if not isinstance(data, TensorMetadata):
         return False
     meta = value.tensor_meta
     sizes = (*data.shape, *data.stride)
@@ -203,35 +216,29 @@ def write_tensor_meta(value: pb.Value, data: object) -> bool:
     return True
 
 
-def _set(field: str, constant: object = None) -> Writer:
-    def write(value: pb.Value, data: object, writer: ValueWriter) -> None:
-        setattr(value, field, data if constant is None else constant)
-
-    return write
-
-
-_WRITERS: dict[type, Writer] = {
-    Node: _node,
+_PLAIN: dict[type, Plain] = {
     int: _integer,
-    float: _set("real"),
-    bool: _set("boolean"),
-    type(None): _set("none", constant=True),
+    float: _field("real"),
+    bool: _field("boolean"),
     str: _text,
-    immutable_list: _sequence("list"),
-    list: _sequence("list"),
-    tuple: _sequence("tuple"),
-    immutable_dict: lambda value, data, writer: writer.write_entries(value.dict, data),
-    dict: lambda value, data, writer: writer.write_entries(value.dict, data),
-    OrderedDict: lambda value, data, writer: writer.write_entries(value.ordered_dict, data),
-    slice: _slice,
+    type(None): _marker("none"),
+    type(...): _marker("ellipsis"),
     range: _range,
     complex: _complex,
-    type(...): _set("ellipsis", constant=True),
     torch.dtype: _constant("dtype"),
     torch.layout: _constant("layout"),
     torch.memory_format: _constant("memory_format"),
+    torch.qscheme: _constant("qscheme"),
     torch.device: _constant("device"),
     torch.Size: _size,
     OpOverload: _operator,
-    torch.qscheme: _constant("qscheme"),
+}
+_NESTED: dict[type, Nested] = {
+    immutable_list: _sequence("list"),
+    list: _sequence("list"),
+    tuple: _sequence("tuple"),
+    immutable_dict: _entries("dict"),
+    dict: _entries("dict"),
+    OrderedDict: _entries("ordered_dict"),
+    slice: _slice,
 }

@@ -8,8 +8,8 @@ from typing import Final
 from typing_extensions import override
 
 from fxlib import __version__
+from fxlib.protocol import catalogue_to_proto
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc
-from service.catalogue import list_passes, recipe_names
 from service.config import Limits
 from service.convert import event_to_proto, filter_from_proto, job_to_proto, worker_to_proto
 from service.errors import invalid
@@ -86,7 +86,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
             fxlib_version=__version__,
             torch_versions=sorted({worker.torch_version for worker in workers}),
             workers=[worker_to_proto(worker) for worker in workers],
-            recipes=recipe_names(),
+            recipes=[recipe.name for recipe in catalogue_to_proto().recipes],
             max_blob_bytes=self._limits.blob_bytes,
             max_graph_nodes=self._limits.graph_nodes,
         )
@@ -94,7 +94,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     @override
     async def ListPasses(self, request: jobs_pb2.ListPassesRequest, context: Context) -> jobs_pb2.ListPassesResponse:
         """Tell which passes and recipes there are."""
-        return list_passes()
+        return catalogue_to_proto()
 
     async def _with_result(self, job: Job) -> jobs_pb2.Job:
         result = await self._ledger.read(self._ledger.store.result_of, job.id) if job.state is State.SUCCEEDED else None

@@ -8,6 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from fxlib.errors import FxlibError
+
 _PRAGMAS: Final = (
     "journal_mode = WAL",  # readers do not wait for the writer
     "synchronous = FULL",  # a commit is on the disk when it returns
@@ -17,8 +19,15 @@ _PRAGMAS: Final = (
 
 
 def make_engine(url: str) -> sa.Engine:
-    """Return an engine for a database URL; `sqlite:///FILE` gets write-ahead logging and synced commits."""
-    engine = sa.create_engine(url)
+    """Return an engine for a database URL; `sqlite:///FILE` gets write-ahead logging and synced commits.
+
+    Raises:
+        FxlibError: it is no URL, or names a driver that is not installed.
+    """
+    try:
+        engine = sa.create_engine(url)
+    except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
+        raise FxlibError(f"the database cannot be used: {error}", where="--database") from error
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _configure_sqlite)
         sa.event.listen(engine, "begin", _begin_sqlite)

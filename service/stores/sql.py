@@ -26,10 +26,16 @@ class SqlJobStore(JobStore):
         """Open the database, making the tables if there are none.
 
         Raises:
-            FxlibError: the tables are of another version of the service.
+            FxlibError: the database cannot be used, or its tables are of another version of the service.
         """
         self._write = make_engine(url)
         self._read = self._write.execution_options(read_only=True)
+        try:
+            self._prepare()
+        except sa.exc.SQLAlchemyError as error:
+            raise FxlibError(f"the database cannot be used: {error}", where="--database") from error
+
+    def _prepare(self) -> None:
         with self._write.begin() as db:
             schema.metadata.create_all(db)
             version = db.execute(sa.select(schema.about.c.schema_version)).scalar()

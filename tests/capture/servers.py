@@ -86,6 +86,62 @@ class Table(nn.Module):
         return self.weight[rows] * scale
 
 
+class Decoder(nn.Module):
+    """The output layer of a language model, on a server."""
+
+    def __init__(self, hidden: int, words: int) -> None:
+        super().__init__()
+        torch.manual_seed(hidden)
+        self.dropout = nn.Dropout(0.0)
+        self.top = nn.Linear(hidden, words)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.top(self.dropout(x))
+
+
+class Averager:
+    """A parameter server that answers all trainers at once."""
+
+    def __init__(self) -> None:
+        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+    @staticmethod
+    @rpc.functions.async_execution
+    def update(rref: Any, gradients: list[torch.Tensor]) -> torch.futures.Future[torch.Tensor]:
+        self = rref.local_value()
+        future, self.future = self.future, torch.futures.Future()
+        future.set_result(torch.stack(gradients).mean(0))
+        return future
+
+    @rpc.functions.async_execution
+    def later(self, x: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(x + 1)
+        return future
+
+
+class Sharded(nn.Module):
+    """A model part that knows its own parameters by RRef, as the parameter-server tutorial's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu()
+
+    def gradient(self, context: int) -> torch.Tensor:
+        return torch.distributed.autograd.get_gradients(context)[self.layer.weight]
+
+
+_SHARED: dict[str, Sharded] = {}
+
+
+def shared(name: str) -> Sharded:
+    return _SHARED.setdefault(name, Sharded())
+
+
 # Helpers as PyTorch's parameter-server tutorials have them.
 
 

@@ -8,8 +8,9 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fxlib.runtime import CapturedModule, issue_call, remote_call, wait
+from tests.runtime import remote_functions
 
-FUNCTIONS = "tests.runtime.remote_functions"
+FUNCTIONS = remote_functions.NAME
 
 
 class Program:

@@ -40,6 +40,8 @@ def rpc_world(*servers: Server) -> Iterator[None]:
         for process in processes:
             process.start()
         try:
+            # A process's groups meet under their number, and to fresh servers this is the first.
+            rpc._init_counter = 0
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 rpc.init_rpc("trainer", rank=0, world_size=size, rpc_backend_options=options(meeting))
@@ -47,6 +49,7 @@ def rpc_world(*servers: Server) -> Iterator[None]:
                 yield
             finally:
                 rpc.shutdown()
+                rpc._init_counter = 0
             for process in processes:
                 process.join(20)
         finally:

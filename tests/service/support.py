@@ -43,9 +43,7 @@ def ref(data: bytes) -> graph_pb2.BlobRef:
 
 def workload() -> workload_pb2.Workload:
     return workload_pb2.Workload(
-        description=workload_pb2.BatchSpec(
-            inputs=[workload_pb2.TensorSpec(shape=[4, 2], dtype="float32")], count=2
-        ),
+        description=workload_pb2.BatchSpec(inputs=[workload_pb2.TensorSpec(shape=[4, 2], dtype="float32")], count=2),
         loss=workload_pb2.Loss(name="mean"),
         optimizer=workload_pb2.OptimizerSpec(name="sgd", lr=0.1),
         mode=workload_pb2.STEP_MODE_LOCAL,
@@ -78,9 +76,7 @@ def request(
 
 
 def worker(name: str = "w1", *, torch_version: str = TORCH, hardware: str = "cpu-a") -> jobs_pb2.WorkerInfo:
-    return jobs_pb2.WorkerInfo(
-        worker_id=name, torch_version=torch_version, hardware=hardware, fxlib_version="0.1.0"
-    )
+    return jobs_pb2.WorkerInfo(worker_id=name, torch_version=torch_version, hardware=hardware, fxlib_version="0.1.0")
 
 
 def answer(*, gain: float = 0.5, reason: str = "FASTER", calls: int = 3) -> jobs_pb2.JobResult:

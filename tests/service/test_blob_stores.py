@@ -74,7 +74,9 @@ def test_abandoned_uploads_are_dropped_and_blobs_are_not(store: BlobStore) -> No
     assert store.size(blob().sha256) == len(DATA)
 
 
-@pytest.mark.parametrize("name", ["", "../../etc/passwd", "A" * 64, "a" * 63, "a" * 65, "a" * 64 + "\n", "/" + "a" * 63])
+@pytest.mark.parametrize(
+    "name", ["", "../../etc/passwd", "A" * 64, "a" * 63, "a" * 65, "a" * 64 + "\n", "/" + "a" * 63]
+)
 def test_only_a_digest_names_a_blob(name: str) -> None:
     with pytest.raises(ServiceError, match="64 lower-case hex digits"):
         Blob(sha256=name, size=1)

@@ -250,6 +250,12 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
         SqlJobStore(f"sqlite:///{path}")
 
 
+@pytest.mark.parametrize("url", ["nonsense", "postgresql+nodriver://host/db", "sqlite:////no/such/folder/jobs.sqlite"])
+def test_a_database_that_cannot_be_used_is_named(url: str) -> None:
+    with pytest.raises(FxlibError, match="--database: the database cannot be used"):
+        SqlJobStore(url)
+
+
 def test_a_commit_is_synced_to_disk(tmp_path: Path) -> None:
     store = SqlJobStore(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
     with store._write.connect() as db:
@@ -282,7 +288,9 @@ STEPS = st.lists(
 
 @settings(max_examples=40)
 @given(STEPS)
-def test_both_stores_answer_alike_whatever_happens(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_both_stores_answer_alike_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple]
+) -> None:  # type: ignore[type-arg]
     path = tmp_path_factory.mktemp("store") / "jobs.sqlite"
     stores: list[JobStore] = [MemoryJobStore(), SqlJobStore(f"sqlite:///{path}")]
     ids: list[str] = []

@@ -1,0 +1,7 @@
+"""Facts about a graph: effects, aliases, dependencies, schedules. Nothing here changes a graph."""
+
+from fxlib.analysis.dependencies import Dependencies
+from fxlib.analysis.effects import Effects, NodeEffects
+from fxlib.analysis.schedule import overlapped_order
+
+__all__ = ["Dependencies", "Effects", "NodeEffects", "overlapped_order"]

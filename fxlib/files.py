@@ -1,0 +1,113 @@
+"""Captured modules as files: the wire format, and the weights behind it, in one container.
+
+A file is a mark of eight bytes, the length of the graph as a little-endian 64-bit number, the graph, and then each blob
+that the graph refers to, once, in the order in which its storages name them. Nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxlib import wire
+from fxlib.errors import LimitError, WireError
+from fxlib.runtime import CapturedModule
+from fxlib.v1 import graph_pb2
+
+MARK = b"\x93FXG\r\n\x1a\n"
+"""Begins every file; like PNG's, it shows when a transfer has changed line ends or cut the eighth bit off."""
+
+_LENGTH_BYTES = 8
+_NO_FUNCTIONS: Mapping[str, Callable[..., Any]] = {}
+_DEFAULT_LIMITS = wire.Limits()
+
+
+def save(module: GraphModule, path: str | os.PathLike[str], *, weights: bool = True) -> None:
+    """Write a module to a file. The file appears whole, or not at all.
+
+    Args:
+        module: the module, a CapturedModule or any other GraphModule.
+        path: the file, by convention `*.fxg`.
+        weights: write the values of its tensors, too. Without them the file holds the structure alone.
+
+    Raises:
+        WireError: something in the graph cannot be written; names the node and the field.
+        OSError: the file cannot be written.
+    """
+    encoded = wire.encode(module, weights=weights)
+    graph = wire.serialize(encoded.graph)
+    target = Path(path)
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(MARK + len(graph).to_bytes(_LENGTH_BYTES, "little") + graph)
+            for blob in _blobs(encoded.graph):
+                file.write(encoded.blobs[blob.sha256])
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    root: nn.Module | None = None,
+    functions: Mapping[str, Callable[..., Any]] = _NO_FUNCTIONS,
+    limits: wire.Limits = _DEFAULT_LIMITS,
+) -> CapturedModule:
+    """Read a module from a file.
+
+    Args:
+        path: the file.
+        root: a module whose own parameters, submodules and callables the graph is put on; see `fxlib.wire.decode`.
+        functions: callables that are on no allow-list, by the names "package.module.function" of their slots.
+        limits: how large the file's graph and weights may be.
+
+    Returns:
+        The module. Weights that the file does not hold, and `root` does not supply, are drawn from a fixed seed.
+
+    Raises:
+        LimitError: the file exceeds a limit.
+        WireError: the file is no graph, is truncated, or does not fit `root`.
+        OSError: the file cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        graph = _read_graph(file, limits)
+        wire.validate(graph, limits)
+        blobs = {blob.sha256: _exactly(file, blob.size, f"blob {blob.sha256}") for blob in _blobs(graph)}
+        if file.read(1):
+            raise WireError("more bytes than the graph accounts for", where=str(path))
+    return wire.decode(graph, blobs=blobs, root=root, functions=functions, limits=limits)
+
+
+def _read_graph(file: BinaryIO, limits: wire.Limits) -> graph_pb2.Graph:
+    head = file.read(len(MARK) + _LENGTH_BYTES)
+    if not head.startswith(MARK) or len(head) < len(MARK) + _LENGTH_BYTES:
+        raise WireError("the file does not begin like one that fxlib.save wrote", where=file.name)
+    length = int.from_bytes(head[len(MARK) :], "little")
+    if length > limits.graph_bytes:
+        raise LimitError(f"a graph of {length:,} bytes exceeds the limit of {limits.graph_bytes:,}", where=file.name)
+    return wire.parse(_exactly(file, length, "graph"), limits)
+
+
+def _blobs(graph: graph_pb2.Graph) -> Iterator[graph_pb2.BlobRef]:
+    seen: set[str] = set()
+    for storage in graph.storages:
+        if storage.HasField("data") and storage.data.sha256 not in seen:
+            seen.add(storage.data.sha256)
+            yield storage.data
+
+
+def _exactly(file: BinaryIO, length: int, what: str) -> bytes:
+    remaining = os.fstat(file.fileno()).st_size - file.tell()
+    if length > remaining:  # before memory is set aside for it
+        raise WireError(f"the file ends {length - remaining:,} bytes early", where=f"{file.name}, {what}")
+    return file.read(length)

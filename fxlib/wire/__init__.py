@@ -1,0 +1,27 @@
+"""GraphModules on the wire: exact, deterministic, without pickle, and without executing anything that is received."""
+
+from fxlib.wire.decode import decode
+from fxlib.wire.encode import FORMAT, Encoded, encode
+from fxlib.wire.limits import Limits
+from fxlib.wire.opaque import OpaqueAttribute, OpaqueFunction, OpaqueModule
+from fxlib.wire.read_values import decode_value
+from fxlib.wire.serialize import digest, parse, serialize
+from fxlib.wire.validate import validate
+from fxlib.wire.write_values import encode_value
+
+__all__ = [
+    "FORMAT",
+    "Encoded",
+    "Limits",
+    "OpaqueAttribute",
+    "OpaqueFunction",
+    "OpaqueModule",
+    "decode",
+    "decode_value",
+    "digest",
+    "encode",
+    "encode_value",
+    "parse",
+    "serialize",
+    "validate",
+]

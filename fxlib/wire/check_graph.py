@@ -1,0 +1,243 @@
+"""Checks of the nodes of one received GraphModule: order, names, targets, arguments, metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.faults import Fault
+from fxlib.wire.hints import check_hint
+from fxlib.wire.limits import Limits
+from fxlib.wire.names import (
+    check_comment,
+    check_label,
+    check_name,
+    check_node_name,
+    check_parameter,
+    check_remote_function,
+    is_name,
+)
+from fxlib.wire.operators import check_operator
+from fxlib.wire.targets import METHODS_WITHHELD, functions, methods
+
+_KINDS: dict[int, frozenset[str]] = {
+    pb.OPCODE_PLACEHOLDER: frozenset({"path"}),
+    pb.OPCODE_GET_ATTR: frozenset({"path"}),
+    pb.OPCODE_CALL_MODULE: frozenset({"path"}),
+    pb.OPCODE_OUTPUT: frozenset({"path"}),
+    pb.OPCODE_CALL_FUNCTION: frozenset({"function", "operator", "opaque_function"}),
+    pb.OPCODE_CALL_METHOD: frozenset({"method", "opaque_method"}),
+}
+# Arguments of the runtime's operators: how many, and which of them names a remote function.
+_CALLS: dict[str, tuple[int, int | None]] = {
+    "fxlib.runtime.remote_call": (5, 1),
+    "fxlib.runtime.issue_call": (5, 1),
+    "fxlib.runtime.create": (5, 1),
+    "fxlib.runtime.fetch": (2, None),
+    "fxlib.runtime.issue_fetch": (2, None),
+    "fxlib.runtime.wait": (1, None),
+    "fxlib.runtime.track_gradient": (7, 2),
+    "fxlib.runtime.functions.resolve": (1, 0),
+}
+
+
+def check_target(target: pb.Target) -> None:
+    """Raise Fault unless a function, operator or method is on its allow-list."""
+    kind = target.WhichOneof("kind")
+    if kind == "function" and target.function not in functions():
+        raise Fault(f"function {target.function[:80]!r} is not on the allow-list")
+    if kind == "operator":
+        check_operator(target.operator)
+    elif kind == "method" and target.method not in methods():
+        raise Fault(f"method {target.method[:80]!r} is not on the allow-list")
+    elif kind == "opaque_function":
+        check_label(target.opaque_function)
+    elif kind == "opaque_method":
+        check_name(target.opaque_method, "method")
+    elif kind is None:
+        raise Fault("is empty, or of a kind that this version does not know")
+
+
+class BodyChecker:
+    """Checks the nodes of `module`, which is one of `graph`'s modules and whose children have been checked."""
+
+    def __init__(self, graph: pb.Graph, module: pb.Module, limits: Limits) -> None:
+        self._graph = graph
+        self._module = module
+        self._body = module.graph
+        self._limits = limits
+        self._targets = [
+            (str(kind), getattr(each, kind)) for each in graph.targets if (kind := each.WhichOneof("kind"))
+        ]
+        self._names: set[str] = set()
+        self._parameters: set[str] = set()
+        self._paths: set[tuple[int, str]] = set()
+        self._keywords: set[str] = set()
+        self._field = ""
+
+    def check(self) -> None:
+        """Check the body.
+
+        Raises:
+            WireError: it is malformed; names the node and the field.
+        """
+        try:
+            self._check_pytree()
+        except Fault as fault:
+            raise fault.at("graph, pytree") from None
+        for index, node in enumerate(self._body.nodes):
+            try:
+                self._check_node(index, node)
+            except Fault as fault:
+                place = f"node {node.name[:80]!r} ({index})"
+                raise fault.at(f"{place}, {self._field}" if self._field else place) from None
+
+    def _check_node(self, index: int, node: pb.Node) -> None:
+        self._field = ""
+        check_node_name(node.name)
+        if node.name in self._names:
+            raise Fault("two nodes have one name")
+        self._names.add(node.name)
+        self._field = "target"
+        if node.target >= len(self._targets):
+            raise Fault(f"refers to target {node.target}, of {len(self._targets)}")
+        kind, target = self._targets[node.target]
+        if kind not in _KINDS.get(node.op, ()):
+            raise Fault(f"a {kind} does not go with opcode {node.op}")
+        _SHAPES[node.op](self, index, node, target)
+        self._check_arguments(index, node)
+        if node.HasField("type"):
+            self._field = "type"
+            check_hint(node.type, self._limits)
+        self._check_meta(node)
+
+    def _check_arguments(self, index: int, node: pb.Node) -> None:
+        place = Place(limits=self._limits, nodes=0 if node.op == pb.OPCODE_PLACEHOLDER else index)
+        for position, arg in enumerate(node.args):
+            try:
+                check_value(arg, place)
+            except Fault:
+                self._field = f"args[{position}]"
+                raise
+        if len(node.kwargs) > 1 and len({each.name for each in node.kwargs}) != len(node.kwargs):
+            raise Fault("two keyword arguments have one name")
+        for each in node.kwargs:
+            self._field = "kwargs"
+            if each.name not in self._keywords:
+                check_name(each.name, "keyword")
+                self._keywords.add(each.name)
+            self._field = each.name
+            check_value(each.value, place)
+
+    def _check_meta(self, node: pb.Node) -> None:
+        if node.call:
+            self._field = "call"
+            check_comment(node.call, self._limits)
+        for field, table in (
+            ("contract", self._graph.contracts),
+            ("source", self._graph.texts),
+            ("stack_trace", self._graph.texts),
+        ):
+            if node.HasField(field) and getattr(node, field) >= len(table):
+                self._field = field
+                raise Fault(f"refers to entry {getattr(node, field)}, of {len(table)}")
+        if node.HasField("tensor_meta"):
+            self._field = "tensor_meta"
+            check_value(node.tensor_meta, Place(limits=self._limits, kind="tensor_meta"))
+
+    def _placeholder(self, index: int, node: pb.Node, target: str) -> None:
+        check_parameter(target)
+        if target in self._parameters:
+            raise Fault(f"two placeholders are called {target!r}")
+        self._parameters.add(target)
+        if len(node.args) > 1 or node.kwargs:
+            raise Fault("a placeholder has one argument, its default, or none")
+
+    def _get_attr(self, index: int, node: pb.Node, target: str) -> None:
+        self._check_path(node.op, target)
+        if node.args or node.kwargs:
+            raise Fault("a get_attr node has no arguments")
+
+    def _call_module(self, index: int, node: pb.Node, target: str) -> None:
+        self._check_path(node.op, target)
+
+    def _call_method(self, index: int, node: pb.Node, target: str) -> None:
+        if not node.args or node.args[0].WhichOneof("kind") != "node":
+            raise Fault("the first argument of a method is the node on which it is called")
+
+    def _call_function(self, index: int, node: pb.Node, target: str) -> None:
+        if target == "builtins.getattr":
+            self._check_getattr(node)
+        elif target.startswith("builtins.") and any(each.name == "key" for each in node.kwargs):
+            raise Fault(f"{target} may not take a key function")
+        elif target in _CALLS:
+            count, named = _CALLS[target]
+            if len(node.args) != count or node.kwargs:
+                raise Fault(f"{target} takes {count} positional arguments")
+            if named is not None:
+                self._field = f"args[{named}]"
+                check_remote_function(node.args[named].text)
+
+    def _check_getattr(self, node: pb.Node) -> None:
+        if len(node.args) not in (2, 3) or node.kwargs or node.args[0].WhichOneof("kind") != "node":
+            raise Fault("getattr takes a node, a name, and perhaps a default")
+        name = node.args[1].text
+        if not is_name(name) or name.startswith("_") or name in METHODS_WITHHELD:
+            self._field = "args[1]"
+            raise Fault(f"attribute {name[:80]!r} may not be read")
+
+    def _output(self, index: int, node: pb.Node, target: str) -> None:
+        if target != "output" or len(node.args) != 1 or node.kwargs or index != len(self._body.nodes) - 1:
+            raise Fault("the output is the last node, called 'output', with one argument")
+
+    def _check_path(self, op: int, path: str) -> None:
+        """Every step is a slot of a module in the message: no attribute of an object is ever walked."""
+        if (op, path) in self._paths:
+            return
+        *steps, last = path.split(".")
+        module = self._module
+        for step in steps:
+            module = self._child(module, step, path)
+        if op == pb.OPCODE_CALL_MODULE:
+            self._child(module, last, path)
+        elif not any(
+            last == slot.name
+            for slots in (module.parameters, module.buffers, module.attributes, module.children)
+            for slot in slots
+        ):
+            raise Fault(f"there is no {path[:200]!r}")
+        self._paths.add((op, path))
+
+    def _child(self, module: pb.Module, name: str, path: str) -> pb.Module:
+        for slot in module.children:
+            if slot.name == name and slot.HasField("module"):
+                return self._graph.modules[slot.module]
+        raise Fault(f"there is no module {path[:200]!r}")
+
+    def _check_pytree(self) -> None:
+        if not self._body.HasField("pytree"):
+            return
+        tree = self._body.pytree
+        for position, name in enumerate(tree.arguments):
+            if position or name != "self":
+                check_name(name, "argument")
+        place = Place(limits=self._limits)
+        check_value(tree.inputs, place)
+        if tree.HasField("outputs"):
+            check_value(tree.outputs, place)
+        # Code generation writes the names of keyword arguments between quotes as they are.
+        parts = tree.inputs.tuple.items
+        if len(parts) == 2 and parts[1].WhichOneof("kind") == "dict":
+            for entry in parts[1].dict.items:
+                check_name(entry.key.text, "keyword argument")
+
+
+_SHAPES: dict[int, Callable[[BodyChecker, int, pb.Node, str], None]] = {
+    pb.OPCODE_PLACEHOLDER: BodyChecker._placeholder,
+    pb.OPCODE_GET_ATTR: BodyChecker._get_attr,
+    pb.OPCODE_CALL_FUNCTION: BodyChecker._call_function,
+    pb.OPCODE_CALL_METHOD: BodyChecker._call_method,
+    pb.OPCODE_CALL_MODULE: BodyChecker._call_module,
+    pb.OPCODE_OUTPUT: BodyChecker._output,
+}

@@ -1,0 +1,132 @@
+"""The nodes of one GraphModule out of the wire format, once they have been checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch.fx import Graph, Node
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+
+from fxlib.contracts import Contract
+from fxlib.errors import WireError
+from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire.callables import Labels
+from fxlib.wire.contracts import read_contract
+from fxlib.wire.faults import Fault
+from fxlib.wire.hints import read_hint
+from fxlib.wire.opaque import OpaqueFunction
+from fxlib.wire.operators import find_operator
+from fxlib.wire.read_values import ValueReader
+from fxlib.wire.targets import functions, registered
+from fxlib.wire.write_graph import OPCODES
+
+_OPS = {number: name for name, number in OPCODES.items()}
+Target = str | Callable[..., Any]
+
+
+class GraphReader:
+    """Builds the graphs of a checked message.
+
+    Args:
+        graph: the message.
+        values: reads arguments.
+        own: callables of the client's module; None where there is no client.
+        more: other callables that fill opaque slots, by label.
+    """
+
+    def __init__(
+        self, graph: pb.Graph, values: ValueReader, own: Labels | None, more: Mapping[str, Callable[..., Any]]
+    ) -> None:
+        self._values = values
+        self._contracts: list[Contract] = [read_contract(each) for each in graph.contracts]
+        self._texts = list(graph.texts)
+        callables = {**registered(), **(own.functions if own is not None else {}), **more}
+        self._targets = [_target(each, callables, own) for each in graph.targets]
+        self._methods = {
+            index for index, each in enumerate(graph.targets) if each.WhichOneof("kind") == "opaque_method"
+        }
+
+    def read(self, body: pb.Body) -> Graph:
+        """Return the graph of a body.
+
+        Raises:
+            WireError: torch.fx refuses a node.
+        """
+        graph = Graph()
+        nodes: list[Node] = []
+        values = self._values.with_nodes(nodes)
+        for message in body.nodes:
+            try:
+                node = self._node(graph, message, values)
+                self._read_meta(node, message)
+            except (Fault, ValueError, TypeError, AssertionError) as error:
+                fault = error if isinstance(error, Fault) else Fault(f"torch.fx refuses it: {error}")
+                raise fault.at(f"node {message.name!r}") from None
+            nodes.append(node)
+        if body.HasField("pytree"):
+            graph.set_codegen(self._codegen(body.pytree))
+        return graph
+
+    def _node(self, graph: Graph, message: pb.Node, values: ValueReader) -> Node:
+        target = self._targets[message.target]
+        op = _OPS[message.op]
+        if op == "call_method" and not isinstance(target, str):
+            op = "call_function"  # on a stand-in, which keeps the method's name to itself
+        args = tuple([values.read(arg) for arg in message.args])
+        kwargs = {each.name: values.read(each.value) for each in message.kwargs}
+        hint = read_hint(message.type) if message.HasField("type") else None
+        node = graph.create_node(op, target, args, kwargs, message.name, hint)
+        if node.name != message.name:  # a name that torch.fx would not have chosen, such as that of a builtin
+            graph._graph_namespace._rename_object(node, message.name)
+            node.name = message.name
+        return node
+
+    def _read_meta(self, node: Node, message: pb.Node) -> None:
+        meta = node.meta
+        if message.call:
+            meta["call"] = message.call
+        if message.HasField("contract"):
+            meta["contract"] = self._contracts[message.contract]
+        if message.HasField("order"):
+            meta["order"] = message.order
+        if message.HasField("requires_grad"):
+            meta["requires_grad"] = message.requires_grad
+        if message.HasField("source"):
+            meta["source"] = self._texts[message.source]
+        if message.HasField("stack_trace"):
+            meta["stack_trace"] = self._texts[message.stack_trace]
+        if message.HasField("tensor_meta"):
+            meta["tensor_meta"] = self._values.read(message.tensor_meta)
+
+    def _codegen(self, tree: pb.Pytree) -> _PyTreeCodeGen:
+        try:
+            inputs = pytree.tree_structure(self._values.read(tree.inputs))
+            outputs = pytree.tree_structure(self._values.read(tree.outputs)) if tree.HasField("outputs") else None
+        except Fault as fault:
+            raise fault.at("graph, pytree") from None
+        return _PyTreeCodeGen(_PyTreeInfo(list(tree.arguments), inputs, outputs))
+
+
+def _target(message: pb.Target, own: Mapping[str, Callable[..., Any]], labels: Labels | None) -> Target:
+    kind = str(message.WhichOneof("kind"))
+    name: str = getattr(message, kind)
+    if kind == "function":
+        return functions()[name]
+    if kind == "operator":
+        return find_operator(name)
+    if kind == "opaque_function":
+        if labels is not None and name not in own:
+            raise _unbound("function", name)
+        return own.get(name) or OpaqueFunction(name)
+    if kind == "opaque_method":
+        if labels is not None and name not in labels.methods:
+            raise _unbound("method", name)
+        return name if labels is not None else OpaqueFunction(name, method=True)
+    return name
+
+
+def _unbound(what: str, name: str) -> WireError:
+    hint = "Decode with the module that was captured."
+    return WireError(f"the module given as root calls no {what} {name!r}", where="graph.targets", hint=hint)

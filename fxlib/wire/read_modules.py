@@ -1,0 +1,172 @@
+"""The module tree out of the wire format: rebuilt, or bound to the modules that the client already has."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
+
+from fxlib.errors import WireError
+from fxlib.runtime import CapturedModule
+from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire import leaves
+from fxlib.wire.callables import label_of
+from fxlib.wire.faults import Fault
+from fxlib.wire.opaque import OpaqueModule
+from fxlib.wire.read_graph import GraphReader
+from fxlib.wire.read_tensors import TensorReader
+from fxlib.wire.read_values import ValueReader
+from fxlib.wire.targets import function_name
+from fxlib.wire.write_values import ValueWriter
+
+_MISSING = object()
+
+
+class ModuleReader:
+    """Builds the modules of a checked message, each once.
+
+    Where the client's module has, at the same path, a part like the one described, that very object is used.
+    """
+
+    def __init__(self, graph: pb.Graph, tensors: TensorReader, graphs: GraphReader) -> None:
+        self._graph = graph
+        self._tensors = tensors
+        self._graphs = graphs
+        self._built: dict[int, nn.Module] = {}
+
+    def read(self, own: nn.Module | None) -> CapturedModule:
+        """Return the root, on the state of the client's module `own` where that is given.
+
+        Raises:
+            WireError: a part can neither be built nor be found in `own`.
+        """
+        message = self._graph.modules[-1]
+        if own is None:
+            module = CapturedModule(nn.Module(), Graph(), class_name=message.graph.class_name)
+            module.training = message.training
+        else:
+            module = CapturedModule(own, Graph(), original=None if isinstance(own, GraphModule) else own)
+        self._fill(module, message, own, "")
+        _set_graph(module, self._graphs.read(message.graph), "the root module")
+        return module
+
+    def _module(self, index: int, own: nn.Module | None, path: str) -> nn.Module:
+        if index not in self._built:
+            self._built[index] = self._build(self._graph.modules[index], own, path)
+        return self._built[index]
+
+    def _build(self, message: pb.Module, own: nn.Module | None, path: str) -> nn.Module:
+        kind, where = message.WhichOneof("kind"), f"module {path!r}"
+        if kind == "graph":
+            graph_module = GraphModule(nn.Module(), Graph(), message.graph.class_name)
+            self._fill(graph_module, message, own, path)
+            _set_graph(graph_module, self._graphs.read(message.graph), where)
+            graph_module.training = message.training
+            return graph_module
+        module = leaves.new(message.leaf) if kind == "leaf" else OpaqueModule(message.opaque)
+        module.training = message.training
+        same = self._fill(module, message, own, path)
+        if own is not None and same and _alike(message, own):
+            return own
+        if kind == "opaque" and self._tensors.bound and (own is None or not _alike(message, own)):
+            hint = "Decode with the module that was captured."
+            raise WireError(f"the module given as root has no {message.opaque} here", where=where, hint=hint)
+        try:
+            leaves.finish(module)
+        except Fault as fault:
+            raise fault.at(where) from None
+        return module
+
+    def _fill(self, module: nn.Module, message: pb.Module, own: nn.Module | None, path: str) -> bool:
+        """Put all parts into a module; return whether each of them is the client's own."""
+        prefix = f"{path}." if path else ""
+        same = True
+        for slots, table in ((message.parameters, "_parameters"), (message.buffers, "_buffers")):
+            theirs = {} if own is None else getattr(own, table)
+            for slot in slots:
+                tensor = self._tensor(slot, theirs.get(slot.name), prefix + slot.name)
+                same = same and tensor is theirs.get(slot.name, _MISSING)
+                getattr(module, table)[slot.name] = tensor
+                if slot.transient:
+                    module._non_persistent_buffers_set.add(slot.name)
+        children = {} if own is None else own._modules
+        for child in message.children:
+            theirs_at = children.get(child.name)
+            built = self._module(child.module, theirs_at, prefix + child.name) if child.HasField("module") else None
+            same = same and built is children.get(child.name, _MISSING)
+            module._modules[child.name] = built
+        for attribute in message.attributes:
+            vars(module)[attribute.name] = self._attribute(attribute, own, prefix + attribute.name)
+        if own is not None and own is not module:
+            _adopt_rest(module, own)
+        return same
+
+    def _tensor(self, slot: pb.TensorSlot, own: object, name: str) -> torch.Tensor | None:
+        if not slot.HasField("tensor"):
+            return None
+        self._tensors.bind(slot.tensor, own)
+        return self._tensors.read(slot.tensor, name)
+
+    def _attribute(self, attribute: pb.Attribute, own: nn.Module | None, name: str) -> object:
+        if own is not None and hasattr(own, attribute.name):
+            return getattr(own, attribute.name)
+        if attribute.value.WhichOneof("kind") == "opaque" and self._tensors.bound:
+            raise WireError("the module given as root has no such attribute", where=f"attribute {name!r}")
+        try:
+            return ValueReader(tensors=partial(self._tensors.read, name=name)).read(attribute.value)
+        except Fault as fault:
+            raise fault.at(f"attribute {name!r}") from None
+
+
+def _alike(message: pb.Module, own: nn.Module) -> bool:
+    """Whether a module of the client has the class and the attributes of the one described."""
+    if message.WhichOneof("kind") == "opaque":
+        return (own._fxlib_label if isinstance(own, OpaqueModule) else label_of(type(own))) == message.opaque
+    if type(own) is not leaves.classes()[message.leaf]:
+        return False
+    attributes = dict(leaves.attributes(own))
+    return len(attributes) == len(message.attributes) and all(
+        _equal(attribute.value, attributes.get(attribute.name, _MISSING)) for attribute in message.attributes
+    )
+
+
+def _equal(value: pb.Value, data: object) -> bool:
+    def special(written: pb.Value, part: object) -> bool:
+        name = function_name(part)
+        if name is not None:
+            written.function = name
+        return name is not None
+
+    written = pb.Value()
+    try:
+        ValueWriter(special=special).write(written, data)
+    except Fault:
+        return False
+    return written.SerializeToString(deterministic=True) == value.SerializeToString(deterministic=True)
+
+
+def _adopt_rest(module: nn.Module, own: nn.Module) -> None:
+    """Keep what the client's module holds besides: a module built in its place has the same `state_dict` keys."""
+    for table in ("_parameters", "_buffers", "_modules"):
+        for name, part in vars(own)[table].items():
+            if name not in vars(module):
+                vars(module)[table].setdefault(name, part)
+    module._non_persistent_buffers_set |= own._non_persistent_buffers_set
+
+
+def _set_graph(module: GraphModule, graph: Graph, where: str) -> None:
+    try:
+        module.graph = graph
+    except (
+        SyntaxError,
+        NameError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        AssertionError,
+        RecursionError,
+    ) as error:
+        raise WireError(f"torch.fx cannot generate code for the graph: {error}", where=where) from None

@@ -1,0 +1,106 @@
+"""Names of remote functions, and their resolution."""
+
+import functools
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fxlib.contracts import contract_of, remote
+from fxlib.errors import ContractError
+from fxlib.runtime import functions
+from tests.capture.servers import Arithmetic, Table, double
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "function, name",
+    [
+        (double, "tests.capture.servers:double"),
+        (Arithmetic.triple, "tests.capture.servers:Arithmetic.triple"),
+        (Arithmetic.named, "tests.capture.servers:Arithmetic.named"),
+        (Table.rows, "tests.capture.servers:Table.rows"),
+        (Table, "tests.capture.servers:Table"),
+        (torch.add, "torch:add"),
+        (torch.Tensor.add, "torch:Tensor.add"),
+        (torch.nn.functional.relu, "torch.nn.functional:relu"),
+        (torch.zeros, "torch:zeros"),
+        (nn.Linear, "torch.nn.modules.linear:Linear"),
+        (operator.add, "_operator:add"),
+        (len, "builtins:len"),
+        (scripted, f"{__name__}:scripted"),
+    ],
+    ids=str,
+)
+def test_a_registered_function_is_found_by_its_name(function: Any, name: str) -> None:
+    assert functions.register(function) == name
+    assert functions.resolve(name) == function
+
+
+def test_marking_a_function_lets_it_be_found() -> None:
+    @remote(reads="tables")
+    def marked() -> None: ...
+
+    assert functions.resolve(f"{__name__}:{marked.__qualname__}") is marked
+
+
+def test_static_and_class_methods_can_be_marked() -> None:
+    class Server:
+        @remote(pure=True)
+        @staticmethod
+        def one() -> int:
+            return 1
+
+        @staticmethod
+        @remote(pure=True)
+        def two() -> int:
+            return 2
+
+    assert contract_of(Server.one) == contract_of(Server.two) is not None
+
+
+def nothing() -> None: ...
+
+
+class Callable_:
+    def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda: None, functools.partial(nothing), Callable_(), functools.wraps(nothing)(lambda: None)],
+    ids=["lambda", "partial", "callable object", "under another's name"],
+)
+def test_what_no_other_process_could_find_has_no_name(function: Any) -> None:
+    with pytest.raises(ContractError):
+        functions.name_of(function)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os:system", "builtins:eval", "builtins:exec", "builtins:getattr", "_operator:attrgetter", "_operator:methodcaller"]
+    + ["torch:load", "torch:save", "torch.os:system", "torch:Tensor.register_hook", "torch:Tensor.__reduce_ex__"]
+    + ["torch.jit:load", "torch.hub:load", "torch:Tensor.numpy", "tests.capture.servers:nonexistent", "x", ""],
+)
+def test_names_outside_the_tables_do_not_resolve(name: str) -> None:
+    with pytest.raises(ContractError, match="no remote function"):
+        functions.resolve(name)
+
+
+def test_an_allowed_module_brings_what_it_defines_and_no_more() -> None:
+    names = functions.allow_module("tests.capture.servers")
+
+    assert "tests.capture.servers:Table.rows" in names
+    assert "tests.capture.servers:double" in names
+    assert not [name for name in names if "rpc" in name or "torch" in name or "._" in name]
+
+
+def test_a_module_that_is_not_there_cannot_be_allowed() -> None:
+    with pytest.raises(ContractError, match="cannot import"):
+        functions.allow_module("not.there")

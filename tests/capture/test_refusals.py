@@ -1,0 +1,205 @@
+"""What a graph cannot hold is refused: where, why, and what to do."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import rpc
+from torch.distributed.rpc import rpc_async, rpc_sync
+
+import fxlib
+from fxlib.errors import CaptureError
+from tests.capture import servers
+from tests.capture.servers import double
+
+POOL = ThreadPoolExecutor(1)
+
+
+def decides_on_a_value(x: torch.Tensor) -> Any:
+    return x if x.sum() > 0 else -x  # HERE
+
+
+def decides_on_a_remote_result(x: torch.Tensor) -> Any:
+    if rpc_sync("ps0", double, (x,)).any():  # HERE
+        return x
+    return -x
+
+
+def iterates_an_undeclared_result(x: torch.Tensor) -> Any:
+    return sum(value for _, value in enumerate(rpc_sync("ps0", servers.pair, (x,))))  # HERE
+
+
+def counts_an_undeclared_result(x: torch.Tensor) -> Any:
+    return len(rpc_sync("ps0", servers.pair, (x,)))  # HERE
+
+
+def unpacks_too_many(x: torch.Tensor) -> Any:
+    a, b = rpc_sync("ps0", servers.several, (x,))  # HERE
+    return a + b
+
+
+def indexes_beyond_the_declared(x: torch.Tensor) -> Any:
+    return rpc_sync("ps0", servers.several, (x,))[3]  # HERE
+
+
+def sends_a_lambda(x: torch.Tensor) -> Any:
+    return rpc_sync("ps0", lambda y: y, (x,))  # HERE
+
+
+def sends_a_local_function(x: torch.Tensor) -> Any:
+    def local(y: torch.Tensor) -> torch.Tensor:
+        return y
+
+    return rpc_sync("ps0", local, (x,))  # HERE
+
+
+def registers_a_callback(x: torch.Tensor) -> Any:
+    return rpc_async("ps0", double, (x,)).then(lambda future: future.value() + 1).wait()  # HERE
+
+
+def asks_whether_it_is_done(x: torch.Tensor) -> Any:
+    future = rpc_async("ps0", double, (x,))
+    return future.wait() if future.done() else x  # HERE
+
+
+def takes_the_value_without_waiting(x: torch.Tensor) -> Any:
+    return rpc_async("ps0", double, (x,)).value()  # HERE
+
+
+def chains_collected_futures(x: torch.Tensor) -> Any:
+    return torch.futures.collect_all([rpc_async("ps0", double, (x,))]).then(lambda futures: futures)  # HERE
+
+
+def names_the_server_by_a_traced_value(x: torch.Tensor) -> Any:
+    return rpc_sync(f"ps{x.sum()}", double, (x,))  # HERE
+
+
+def sends_arguments_of_unknown_number(x: torch.Tensor) -> Any:
+    return rpc_sync("ps0", double, args=x.shape)  # HERE
+
+
+def makes_an_rref_to_a_traced_value(x: torch.Tensor) -> Any:
+    return rpc_sync("ps0", double, args=(rpc.RRef(x),))  # HERE
+
+
+def starts_a_thread(x: torch.Tensor) -> Any:
+    threading.Thread(target=rpc_sync, args=("ps0", double, (x,))).start()  # HERE
+    return x
+
+
+def hands_work_to_a_pool(x: torch.Tensor) -> Any:
+    return POOL.submit(rpc_sync, "ps0", double, (x,)).result()  # HERE
+
+
+def seeds_the_generator(x: torch.Tensor) -> Any:
+    torch.manual_seed(3)  # HERE
+    return torch.rand(3) + x
+
+
+def forks_the_generator(x: torch.Tensor) -> Any:
+    with torch.random.fork_rng():  # HERE
+        return torch.rand(3) + x
+
+
+def infers(x: torch.Tensor) -> Any:
+    with torch.inference_mode():  # HERE
+        return x * 2
+
+
+def sets_the_data_of_a_tensor(x: torch.Tensor) -> Any:
+    x.data = x * 2  # HERE
+    return x
+
+
+def captures_another(x: torch.Tensor) -> Any:
+    return fxlib.capture(nn.Linear(2, 2))(x)  # HERE
+
+
+def returns_a_generator(x: torch.Tensor) -> Any:
+    return (rpc_sync("ps0", double, (x,)) for _ in range(2))
+
+
+def fails_by_itself(x: torch.Tensor) -> Any:
+    return [x][1]  # HERE
+
+
+REFUSED: list[Callable[..., Any]] = [
+    value for value in list(globals().values()) if getattr(value, "__module__", "") == __name__ and callable(value)
+]
+
+
+def line_of(forward: Callable[..., Any]) -> str:
+    code = forward.__code__  # type: ignore[attr-defined]
+    with open(__file__) as file:
+        lines = file.readlines()
+    marked = [n for n in range(code.co_firstlineno, len(lines)) if "# HERE" in lines[n - 1]]
+    return f"{__file__}:{marked[0]}"
+
+
+@pytest.mark.parametrize("forward", REFUSED, ids=lambda forward: forward.__name__)
+def test_the_refusal_names_the_place_and_the_way_out(forward: Callable[..., Any]) -> None:
+    with pytest.raises(CaptureError) as refusal:
+        fxlib.capture(forward)
+
+    assert refusal.value.hint
+    if forward is not returns_a_generator:
+        assert refusal.value.where == line_of(forward)
+
+
+class Stateful(nn.Module):
+    def __init__(self, how: Callable[[nn.Module, Any], None]) -> None:
+        super().__init__()
+        self.how, self.steps, self.seen, self.cache = how, 0, [1], {"a": 1}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.how(self, x)
+        return x
+
+
+def keep(module: Any, x: Any) -> None:
+    module.last = x
+
+
+def count(module: Any, x: Any) -> None:
+    module.steps += 1
+
+
+def append(module: Any, x: Any) -> None:
+    module.seen.append(x)
+
+
+def cache(module: Any, x: Any) -> None:
+    module.cache["b"] = x
+
+
+@pytest.mark.parametrize("how", [keep, count, append, cache])
+def test_state_that_a_forward_keeps_is_refused_and_undone(how: Callable[[nn.Module, Any], None]) -> None:
+    model = Stateful(how)
+    before = {**model.__dict__, "seen": [1], "cache": {"a": 1}}
+
+    with pytest.raises(CaptureError, match="one step would depend on the last"):
+        fxlib.capture(model)
+
+    assert model.__dict__ == before
+
+
+def test_a_forward_replaced_on_the_instance_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.forward = lambda x: x  # type: ignore[method-assign]
+    with pytest.raises(CaptureError, match="replaced on the instance"):
+        fxlib.capture(model)
+
+
+def test_a_contract_that_is_none_is_refused() -> None:
+    with pytest.raises(CaptureError, match="no Contract"):
+        fxlib.capture(nn.Linear(2, 2), contracts={"a:b": {"pure": True}})  # type: ignore[dict-item]
+
+
+def test_a_gradient_that_cannot_be_found_is_refused() -> None:
+    contract = fxlib.Contract(reads=frozenset({"t"}), gradient="nowhere.at_all:push")
+    with pytest.raises(CaptureError, match=r"nowhere\.at_all:push"):
+        fxlib.capture(lambda x: rpc_sync("ps0", double, (x,)), contracts={"tests.capture.servers:double": contract})

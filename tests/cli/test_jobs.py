@@ -1,0 +1,97 @@
+"""Jobs from a shell, against the real service."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.client.real import adopt, real_service, scripted_worker
+
+FACTORY = "tests.client.models:made"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with real_service(tmp_path_factory.mktemp("service")) as address, scripted_worker(address, adopt):
+        yield address
+
+
+@pytest.fixture
+def job(fxlib: Run, service: str) -> str:
+    ran = fxlib("optimize", FACTORY, "--service", service, "--name", "clicks", "--label", "team=a", "--json")
+    assert ran.code == 0
+    return str(json.loads(ran.out)["job_id"])
+
+
+def test_optimize_prints_the_answer(fxlib: Run, service: str) -> None:
+    ran = fxlib("optimize", FACTORY, "--service", service)
+    assert ran.code == 0
+    assert ran.out.startswith("ADOPT the rewritten module")
+    assert "fxlib: sending the graph" in ran.err
+
+
+def test_optimize_without_a_service_fails_and_says_so(fxlib: Run) -> None:
+    ran = fxlib("optimize", FACTORY, "--service", "127.0.0.1:1", "--patience", "0.2")
+    assert ran.code == 1
+    assert ran.out.startswith("KEEP the original module: the service at 127.0.0.1:1: not reached within 0.2 s")
+
+
+@pytest.mark.parametrize(
+    ("factory", "problem"),
+    [
+        ("models", "not of that form"),
+        ("no_such_package.models:made", "No module named 'no_such_package'"),
+        ("tests.client.models:no_such", "tests.client.models has no 'no_such'"),
+        ("tests.client.models:workload", "returned Workload"),
+    ],
+)
+def test_a_factory_that_is_none_is_one_line(fxlib: Run, factory: str, problem: str) -> None:
+    ran = fxlib("optimize", factory)
+    assert ran.code == 1
+    assert problem in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_jobs_lists_what_the_service_did(fxlib: Run, service: str, job: str) -> None:
+    lines = fxlib("jobs", "--service", service, "--label", "team=a").out.splitlines()
+    assert lines[0].split() == ["job", "model", "namespace", "state", "phase", "created", "took"]
+    assert any(line.startswith(job) and "succeeded" in line for line in lines)
+    as_json = fxlib("jobs", "list", "--service", service, "--name", "clicks", "--json").out.splitlines()
+    assert job in {json.loads(line)["id"] for line in as_json}
+
+
+def test_jobs_without_a_match_say_so_and_print_nothing(fxlib: Run, service: str) -> None:
+    ran = fxlib("jobs", "--service", service, "--namespace", "nobody")
+    assert (ran.code, ran.out, ran.err) == (0, "", "no jobs\n")
+
+
+def test_a_job_is_shown_with_its_figures(fxlib: Run, service: str, job: str) -> None:
+    out = fxlib("jobs", "show", job, "--service", service).out
+    assert out.startswith(f"job {job}: succeeded\n  model: clicks\n")
+    assert "gain" in out
+    assert json.loads(fxlib("jobs", "show", job, "--service", service, "--json").out)["id"] == job
+
+
+def test_a_job_is_watched_to_its_end(fxlib: Run, service: str, job: str) -> None:
+    ran = fxlib("jobs", "watch", job, "--service", service)
+    assert ran.code == 0
+    assert ran.err.startswith("fxlib: ")
+
+
+def test_cancelling_a_job_that_is_done_leaves_it_as_it_is(fxlib: Run, service: str, job: str) -> None:
+    assert fxlib("jobs", "cancel", job, "--service", service).out == f"job {job}: succeeded\n"
+
+
+def test_an_unknown_job_is_one_line(fxlib: Run, service: str) -> None:
+    ran = fxlib("jobs", "show", "nobody", "--service", service)
+    assert ran.code == 1
+    assert ran.err.count("\n") == 1
+
+
+def test_passes_are_those_of_the_library_and_of_the_service(fxlib: Run, service: str) -> None:
+    own = fxlib("passes").out
+    assert own.startswith("recipe")
+    assert "schedule" in own
+    assert fxlib("passes", "--service", service).out == own
+    assert "passes" in json.loads(fxlib("passes", "--json").out)

@@ -1,0 +1,62 @@
+"""Help, exit codes, and errors as one line."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from fxlib.cli import extras
+from tests.cli.conftest import Run
+
+COMMANDS = ["serve", "optimize", "jobs", "jobs list", "jobs show", "jobs watch", "jobs cancel", "passes", "show"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(fxlib: Run, command: str) -> None:
+    ran = fxlib(*command.split(), "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith(f"usage: fxlib {command}")
+
+
+def test_the_list_of_commands_is_complete(fxlib: Run) -> None:
+    out = fxlib("--help").out
+    assert all(f"    {name} " in out for name in ("serve", "worker", "optimize", "jobs", "passes", "show"))
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["jobs", "show"], ["serve", "--no-such-option"]])
+def test_a_wrong_command_line_is_exit_code_2(fxlib: Run, arguments: list[str]) -> None:
+    assert fxlib(*arguments).code == 2
+
+
+def test_a_service_that_is_away_is_one_line_and_exit_code_1(fxlib: Run) -> None:
+    ran = fxlib("jobs", "--service", "127.0.0.1:1", "--patience", "0.2")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == "fxlib: the service at 127.0.0.1:1: not reached within 0.2 s\n"
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    program = (
+        "import sys\nfrom fxlib.cli import main\n"
+        "try: main(['serve', '--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert ran.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(("arguments", "extra"), [(["serve"], "service"), (["worker"], "worker")])
+def test_a_missing_extra_is_named(
+    fxlib: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], extra: str
+) -> None:
+    is_installed: Callable[[str], bool] = extras._installed
+    missing = {"service": "sqlalchemy", "worker": "ray"}[extra]
+    monkeypatch.setattr(extras, "_installed", lambda name: name != missing and is_installed(name))
+    ran = fxlib(*arguments)
+    assert ran.code == 1
+    assert ran.err == f"fxlib: {missing} is not installed. Run: pip install 'fxlib[{extra}]'\n"
+
+
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    command = f"{sys.executable} -m fxlib.cli passes | head -n 0"
+    ran = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True)
+    assert ran.stderr == ""

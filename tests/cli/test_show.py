@@ -1,0 +1,52 @@
+"""A saved graph, printed without being executed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fxlib as library
+from tests.cli.conftest import Run
+from tests.client.models import Clicks
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "clicks.fxg"
+    library.save(library.capture(Clicks()), path)
+    return str(path)
+
+
+def test_nodes_and_remote_calls_with_their_contracts(fxlib: Run, file: str) -> None:
+    out = fxlib("show", file).out
+    assert out.startswith("Clicks: ")
+    nodes, calls = out.split("remote calls\n")
+    assert "call_module" in nodes
+    assert "fxlib.ps:lookup" in calls
+    assert "reads tables; gradient fxlib.ps:push" in calls
+    assert "models.py:" in calls
+
+
+def test_its_code(fxlib: Run, file: str) -> None:
+    assert fxlib("show", file, "--code").out.startswith("def forward(self, x")
+
+
+def test_the_same_for_programs(fxlib: Run, file: str) -> None:
+    told = json.loads(fxlib("show", file, "--json").out)
+    assert told.keys() == {"nodes", "calls", "parameters"}
+    assert told["calls"][0]["function"] == "fxlib.ps:lookup"
+    assert told["parameters"]["top.weight"] == [1, 8]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a graph", b"\x80\x04\x95pickle"])
+def test_a_file_that_is_no_graph_is_one_line(fxlib: Run, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.fxg"
+    path.write_bytes(content)
+    ran = fxlib("show", str(path))
+    assert (ran.code, ran.out) == (1, "")
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_a_file_that_is_not_there_is_one_line(fxlib: Run) -> None:
+    ran = fxlib("show", "no-such-file.fxg")
+    assert (ran.code, ran.err) == (1, "fxlib: no-such-file.fxg: No such file or directory\n")

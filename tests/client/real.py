@@ -1,0 +1,107 @@
+"""The real service in a process of its own, and a worker that answers as a test tells it to."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import grpc
+import torch
+
+from fxlib import protocol
+from fxlib.client.blobs import upload
+from fxlib.client.connection import Connection
+from fxlib.client.deadline import Deadline
+from fxlib.jobs import Blob
+from fxlib.reasons import Reason
+from fxlib.result import Estimate, Report
+from fxlib.v1 import blobs_pb2, jobs_pb2, workers_pb2, workers_pb2_grpc
+
+Answer = Callable[[workers_pb2.Lease, bytes], tuple[Report, bytes | None]]
+"""A lease and its graph to a report and the rewritten graph, if any."""
+
+
+@contextmanager
+def real_service(data: Path, *options: str) -> Iterator[str]:
+    """Run `python -m service` on free ports, and give its address."""
+    ready = data / "ready"
+    command = [sys.executable, "-m", "service", "--data", str(data / "service"), "--ready-file", str(ready), *options]
+    for option in ("--listen", "--metrics"):
+        if option not in options:
+            command += [option, "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while not ready.exists():
+            assert process.poll() is None, "the service ended"
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        yield json.loads(ready.read_text())["listen"]
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@contextmanager
+def scripted_worker(address: str, answer: Answer) -> Iterator[None]:
+    """Claim jobs and complete them with `answer`, on a thread."""
+    stop = threading.Event()
+    thread = threading.Thread(target=_work, args=(address, answer, stop))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _work(address: str, answer: Answer, stop: threading.Event) -> None:
+    connection = Connection(address)
+    stub = workers_pb2_grpc.WorkerServiceStub(connection._channel)
+    info = jobs_pb2.WorkerInfo(worker_id="scripted", torch_version=torch.__version__, hardware="test")
+    while not stop.is_set():
+        with suppress(grpc.RpcError):
+            claimed = stub.Claim(workers_pb2.ClaimRequest(worker=info, wait_s=0.5), timeout=10)
+            if claimed.HasField("lease"):
+                _complete(connection, stub, claimed.lease, answer)
+    connection.close()
+
+
+def _complete(
+    connection: Connection, stub: workers_pb2_grpc.WorkerServiceStub, lease: workers_pb2.Lease, answer: Answer
+) -> None:
+    proof = {"job_id": lease.job_id, "token": lease.token}
+    stub.Report(workers_pb2.ReportRequest(**proof, phase="rewrite", message="scripted", progress=0.5), timeout=10)
+    data = b"".join(
+        chunk.data for chunk in connection.blobs.Read(_read(protocol.blob_from_proto(lease.request.graph)), timeout=10)
+    )
+    report, rewritten = answer(lease, data)
+    graph = None
+    if rewritten is not None:
+        ref = protocol.blob_ref(rewritten)
+        upload(connection, {ref.sha256: rewritten}, Deadline(10))
+        graph = protocol.blob_from_proto(ref)
+    result = protocol.report_to_proto(report, graph=graph)
+    stub.Complete(workers_pb2.CompleteRequest(**proof, result=result), timeout=10)
+
+
+def _read(blob: Blob) -> blobs_pb2.ReadRequest:
+    return blobs_pb2.ReadRequest(blob=protocol.blob_to_proto(blob))
+
+
+def adopt(_: workers_pb2.Lease, graph: bytes) -> tuple[Report, bytes]:
+    """Send the graph back as it came, as if it were faster."""
+    report = Report(
+        decision="adopt",
+        reason=Reason.FASTER,
+        explanation=Reason.FASTER.sentence(),
+        qps_original=Estimate(value=100, low=99, high=101),
+        qps_optimized=Estimate(value=150, low=148, high=152),
+        gain=Estimate(value=0.5, low=0.48, high=0.52),
+        hardware="test",
+    )
+    return report, graph

@@ -1,0 +1,94 @@
+"""A call outlasts what passes, and gives up on what does not."""
+
+import socket
+import time
+from contextlib import ExitStack
+
+import grpc
+import pytest
+
+from fxlib.client.connection import Connection
+from fxlib.client.deadline import Deadline
+from fxlib.client.follow import follow, get_job
+from fxlib.errors import RejectedError, ServiceUnavailableError
+from fxlib.jobs import Event
+from tests.client.scripted import RUNNING, SUCCEEDED, Scripted, event, serving
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_what_may_pass_is_tried_again(service: Scripted, connection: Connection) -> None:
+    service.fail("GetJob", grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED)
+    assert get_job(connection, "job-1", Deadline(10)).id == "job-1"
+    assert service.calls["GetJob"] == 3
+
+
+def test_a_refusal_is_final_and_says_why(service: Scripted, connection: Connection) -> None:
+    service.fail("GetJob", grpc.StatusCode.NOT_FOUND)
+    with pytest.raises(RejectedError, match=r"asking for the job at 127.0.0.1:\d+: GetJob fails as told"):
+        get_job(connection, "job-1", Deadline(10))
+    assert service.calls["GetJob"] == 1
+
+
+def test_trying_again_ends_with_the_deadline(service: Scripted, connection: Connection) -> None:
+    service.fail("GetJob", *[grpc.StatusCode.UNAVAILABLE] * 1000)
+    started = time.monotonic()
+    with pytest.raises(ServiceUnavailableError):
+        get_job(connection, "job-1", Deadline(0.5))
+    assert time.monotonic() - started < 2
+
+
+def test_a_service_that_is_not_there_is_noticed_in_time() -> None:
+    connection = Connection(f"127.0.0.1:{free_port()}")
+    started = time.monotonic()
+    with pytest.raises(ServiceUnavailableError, match=r"not reached within 0.3 s"):
+        connection.reach(Deadline(0.3))
+    assert time.monotonic() - started < 2
+    connection.close()
+
+
+def test_a_service_that_accepts_and_says_nothing_is_noticed_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        connection = Connection(f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ServiceUnavailableError):
+            connection.reach(Deadline(0.3))
+        connection.close()
+
+
+def test_events_come_once_and_in_order_over_many_streams(service: Scripted, connection: Connection) -> None:
+    service.events = [event(number, RUNNING, "qps") for number in range(1, 8)] + [event(8, SUCCEEDED, "done")]
+    service.events_per_stream = 2
+    service.fail("WatchJob", grpc.StatusCode.UNAVAILABLE)
+    seen: list[Event] = []
+    assert follow(connection, "job-1", Deadline(10), seen.append).state == "succeeded"
+    assert [each.sequence for each in seen] == list(range(1, 9))
+    assert service.asked_after == [0, 2, 4, 6]
+
+
+def test_following_outlasts_a_restart_of_the_service(service: Scripted) -> None:
+    address, seen = f"127.0.0.1:{free_port()}", list[Event]()
+    service.events_per_stream = 1
+    with ExitStack() as before, ExitStack() as after:
+        before.enter_context(serving(service, address))
+        connection = Connection(address)
+        after.callback(connection.close)
+
+        def restart(heard: Event) -> None:
+            seen.append(heard)
+            if heard.sequence == 1:
+                before.close()
+                after.enter_context(serving(service, address))
+
+        assert follow(connection, "job-1", Deadline(10), restart).done
+    assert [each.sequence for each in seen] == [1, 2]
+
+
+def test_a_stream_that_ends_early_is_not_opened_in_a_hurry(service: Scripted, connection: Connection) -> None:
+    service.events = []
+    with pytest.raises(ServiceUnavailableError, match="job job-1 is not done within 1 s"):
+        follow(connection, "job-1", Deadline(1), lambda _: None)
+    assert 2 <= service.calls["WatchJob"] <= 10

@@ -1,0 +1,242 @@
+"""Whatever happens between the launcher and the answer, the launcher has a module to train with."""
+
+import copy
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+import fxlib
+from fxlib import Client, Workload, wire
+from fxlib.errors import FxlibWarning, WorkloadError
+from fxlib.runtime import is_call
+from fxlib.v1 import graph_pb2
+from tests.client.models import Clicks, workload
+from tests.client.scripted import FAILED, RUNNING, Scripted, event
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Client]:
+    with fxlib.connect(address) as opened:
+        yield opened
+
+
+@pytest.fixture
+def graph() -> GraphModule:
+    return fxlib.capture(Clicks())
+
+
+def as_bytes(graph: GraphModule) -> bytes:
+    return wire.encode(graph).graph.SerializeToString(deterministic=True)
+
+
+def ask(client: Client, graph: nn.Module, **asked: Any) -> fxlib.Result:
+    return client.optimize(graph, workload(), progress=False, **asked)
+
+
+def test_an_adopted_graph_comes_back_on_the_caller_s_own_parameters(
+    service: Scripted, client: Client, graph: GraphModule
+) -> None:
+    service.adopt(as_bytes(graph))
+    result = ask(client, graph)
+    assert result.decision == "adopt"
+    assert result.module is not graph
+    ours, theirs = dict(graph.named_parameters()), dict(result.module.named_parameters())
+    assert ours.keys() == theirs.keys()
+    assert all(theirs[name] is value for name, value in ours.items())
+    assert result.module.state_dict().keys() == graph.state_dict().keys()
+
+
+def test_a_kept_original_is_the_caller_s_own_object(client: Client, graph: GraphModule) -> None:
+    result = ask(client, graph)
+    assert (result.decision, result.reason, result.job_id) == ("keep_original", fxlib.Reason.NOT_FASTER, "job-1")
+    assert result.module is graph
+
+
+def test_a_module_that_is_not_captured_is_captured(service: Scripted, client: Client) -> None:
+    model = Clicks()
+    result = ask(client, model)
+    assert isinstance(result.module, GraphModule)
+    assert dict(result.module.named_parameters())["top.weight"] is model.top.weight
+    assert service.requests[0].name == "Clicks"
+
+
+def test_the_request_says_what_was_asked_and_sends_no_value(
+    service: Scripted, client: Client, graph: GraphModule
+) -> None:
+    ask(client, graph, name="clicks", namespace="ads", labels={"team": "a"}, min_gain=0.1, budget_s=7, fresh=True)
+    [request] = service.requests
+    assert (request.name, request.namespace, dict(request.labels), request.fresh) == (
+        "clicks",
+        "ads",
+        {"team": "a"},
+        True,
+    )
+    assert (request.trial.min_gain, request.trial.budget_s) == (0.1, 7)
+    assert request.torch_version == torch.__version__
+    assert service.blobs.keys() == {request.graph.sha256}  # the graph: no batch, no weight
+
+
+def test_a_repeated_request_is_the_same_request(service: Scripted, client: Client, graph: GraphModule) -> None:
+    service.fail("Optimize", grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE)
+    ask(client, graph)
+    assert len({request.request_id for request in service.requests}) == 1
+    assert len(service.requests) == 3
+
+
+def garbage(_: GraphModule) -> bytes:
+    return b"\xff" * 100
+
+
+def truncated(graph: GraphModule) -> bytes:
+    return as_bytes(graph)[:-20]
+
+
+def hostile(graph: GraphModule) -> bytes:
+    message = graph_pb2.Graph.FromString(as_bytes(graph))
+    for target in message.targets:
+        if target.HasField("function"):
+            target.function = "os.system"
+    return message.SerializeToString()
+
+
+def of_another_model(_: GraphModule) -> bytes:
+    return as_bytes(fxlib.capture(nn.Sequential(nn.Linear(3, 3))))
+
+
+def redirected(graph: GraphModule) -> bytes:
+    stolen = copy.deepcopy(graph)
+    [call] = [node for node in stolen.graph.nodes if is_call(node)]
+    call.args = ("elsewhere", *call.args[1:])
+    return as_bytes(stolen)
+
+
+def with_another_argument(graph: GraphModule) -> bytes:
+    other = copy.deepcopy(graph)
+    next(iter(other.graph.nodes)).target = "y"
+    return as_bytes(other)
+
+
+@pytest.mark.parametrize(
+    "answer", [garbage, truncated, hostile, of_another_model, redirected, with_another_argument]
+)
+def test_an_answer_that_is_not_a_valid_graph_of_this_model_is_not_used(
+    service: Scripted, client: Client, graph: GraphModule, answer: Callable[[GraphModule], bytes]
+) -> None:
+    service.adopt(answer(graph))
+    with pytest.warns(FxlibWarning, match="training goes on with the original module"):
+        result = ask(client, graph)
+    assert result.module is graph
+    assert result.decision == "keep_original"
+
+
+def test_a_service_that_is_away_costs_a_warning_and_the_patience(graph: GraphModule) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        started = time.monotonic()
+        with (
+            fxlib.connect(f"127.0.0.1:{unused.getsockname()[1]}", patience_s=0.3) as client,
+            pytest.warns(FxlibWarning, match="not reached within 0.3 s"),
+        ):
+            result = ask(client, graph)
+    assert result.module is graph
+    assert result.reason is None
+    assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "localhost:notaport", "no-such-host.invalid:1"])
+def test_an_address_that_leads_nowhere_costs_a_warning(graph: GraphModule, address: str) -> None:
+    with fxlib.connect(address, patience_s=0.2) as client, pytest.warns(FxlibWarning):
+        assert ask(client, graph).module is graph
+
+
+@pytest.mark.parametrize("method", ["FindMissing", "Write", "Optimize", "WatchJob", "GetJob"])
+@pytest.mark.parametrize("code", [grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INTERNAL])
+def test_a_refusal_at_any_point_costs_a_warning(
+    service: Scripted, client: Client, graph: GraphModule, method: str, code: grpc.StatusCode
+) -> None:
+    service.fail(method, code)
+    with pytest.warns(FxlibWarning, match=f"{method} fails as told"):
+        assert ask(client, graph).module is graph
+
+
+def test_a_service_that_is_too_slow_costs_the_deadline(service: Scripted, client: Client, graph: GraphModule) -> None:
+    service.events = [event(1, RUNNING, "qps")]
+    started = time.monotonic()
+    with pytest.warns(FxlibWarning, match="job job-1 is not done within"):
+        result = ask(client, graph, deadline_s=1.0)
+    assert result.module is graph
+    assert result.job_id == "job-1"
+    assert time.monotonic() - started < 3
+
+
+def test_a_failed_job_costs_a_warning_with_its_reason(service: Scripted, client: Client, graph: GraphModule) -> None:
+    service.job.ClearField("result")
+    service.job.state = FAILED
+    service.job.failure.code, service.job.failure.message = "WORKER_LOST", "three workers died"
+    with pytest.warns(FxlibWarning, match=r"job job-1 failed: three workers died \(WORKER_LOST\)"):
+        assert ask(client, graph).module is graph
+
+
+def test_a_model_that_cannot_be_captured_trains_as_it_is(client: Client) -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    model = Branching()
+    with pytest.warns(FxlibWarning):
+        assert ask(client, model).module is model
+
+
+def test_a_wrong_argument_is_the_caller_s_to_mend(client: Client, graph: GraphModule) -> None:
+    with pytest.raises(TypeError, match="a Workload is wanted, not str"):
+        client.optimize(graph, "mean")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a Module is wanted, not function"):
+        client.optimize(lambda x: x, workload())  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match="min_gain"):
+        ask(client, graph, min_gain=-1)
+    with pytest.raises(WorkloadError, match="deadline_s"):
+        ask(client, graph, deadline_s=0)
+    with pytest.raises(TypeError, match="speed"):
+        ask(client, graph, speed=11)
+
+
+def test_disabled_the_library_touches_no_network_and_says_nothing(
+    service: Scripted, client: Client, graph: GraphModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FXLIB_DISABLE", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = ask(client, graph)
+        assert client.submit(graph, workload()).result(5).module is graph
+    assert result.module is graph
+    assert result.explanation == "FXLIB_DISABLE is set"
+    assert not service.calls
+
+
+def test_the_launcher_hears_how_far_the_job_is(
+    client: Client, graph: GraphModule, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.optimize(graph, workload())
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1:] == ["fxlib: sending the graph", "fxlib: rewrite: event 1", "fxlib: done: event 2"]
+
+
+def test_jobs_are_listed_page_by_page(service: Scripted, client: Client) -> None:
+    assert [job.id for job in client.jobs(limit=401)] == [f"job-{index}" for index in range(401)]
+    assert service.calls["ListJobs"] == 3
+    assert len(client.jobs(limit=1000)) == 450
+
+
+def test_real_batches_travel_as_blobs(service: Scripted, client: Client, graph: GraphModule) -> None:
+    batches = [(torch.randn(4, 8), torch.randint(100, (4,))) for _ in range(3)]
+    client.optimize(graph, Workload(batches=batches), progress=False)
+    refs = service.requests[0].workload.batches.batches
+    assert [ref.sha256 in service.blobs for ref in refs] == [True] * 3

@@ -1,0 +1,85 @@
+"""A result prints as a text that a person can read, with nothing in it for a terminal alone."""
+
+from torch import nn
+
+from fxlib.reasons import Declined, Reason
+from fxlib.rendering import seconds
+from fxlib.result import CallReport, Estimate, PassReport, Report, Result
+
+REPORT = Report(
+    decision="adopt",
+    reason=Reason.FASTER,
+    explanation="measured faster",
+    qps_original=Estimate(value=1234.5, low=1200, high=1270),
+    qps_optimized=Estimate(value=2345.6, low=2300, high=2400),
+    gain=Estimate(value=0.9, low=0.85, high=0.951),
+    calls=(
+        CallReport(
+            node="lookup",
+            function="my.ps:lookup",
+            to="ps0",
+            action="moved",
+            reason=Reason.MOVED,
+            exposed_before_s=0.0123,
+            exposed_after_s=0.0000004,
+        ),
+        CallReport(
+            node="push",
+            function="my.ps:push",
+            to="ps1",
+            action="left_alone",
+            reason=Reason.WRITES_STATE,
+            detail="tables",
+            remedy="declare commutes=True",
+        ),
+    ),
+    passes=(
+        PassReport(
+            name="hoist", changes=3, seconds=0.02, declined=(Declined(node="push", reason=Reason.WRITES_STATE),)
+        ),
+    ),
+    not_reproduced=("server gradients",),
+    assumptions=('assume="reads"',),
+    blocks=12,
+    phase_seconds={"qps": 12.5},
+    hardware="2 cores",
+    torch_version="2.13.0",
+)
+
+EXPECTED = """\
+ADOPT the rewritten module: measured faster
+job 17, answered from an earlier measurement
+
+samples per second                     interval
+original            1,234.5  1,200.0 to 1,270.0
+optimized           2,345.6  2,300.0 to 2,400.0
+gain                 +90.0%    +85.0% to +95.1%
+
+remote calls (1 moved, 1 left alone); exposed: time per step that the trainer stood blocked
+  call    function      to   action      exposed  after  why
+  lookup  my.ps:lookup  ps0  moved       12.3 ms   0 us  issued early and waited for late
+  push    my.ps:push    ps1  left alone        -      -  the call writes tables; a write is issued where the program \
+issues it (declare commutes=True)
+
+passes
+  pass   changes     time  declined
+  hoist        3  20.0 ms  1 writes_state
+
+on your word: assume="reads"
+not reproduced by the original itself, so not compared: server gradients
+measured in 12 paired blocks
+measured on 2 cores, torch 2.13.0
+phases: qps 12.50 s"""
+
+
+def test_a_full_result() -> None:
+    assert str(Result.of(REPORT, module=nn.Identity(), job_id="17", cached=True)) == EXPECTED
+
+
+def test_a_result_without_an_answer_is_one_sentence() -> None:
+    text = str(Result.original(nn.Identity(), "the service is away"))
+    assert text == "KEEP the original module: the service is away"
+
+
+def test_durations_have_a_unit_that_fits() -> None:
+    assert [seconds(value) for value in (None, 0.00035, 0.0125, 1.2)] == ["-", "350 us", "12.5 ms", "1.20 s"]

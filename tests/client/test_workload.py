@@ -1,0 +1,82 @@
+"""A workload says how a step runs, or says what is wrong with it."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fxlib import Batch, BatchSpec, Contract, Server, Tensors, Workload
+from fxlib.errors import WorkloadError
+
+X, Y = torch.zeros(4, 3), torch.tensor([3, 9, 4])
+
+
+def test_a_batch_may_be_a_tensor_a_tuple_a_dict_or_a_batch() -> None:
+    batches = Workload(batches=[X]).real_batches, Workload(batches=[(X, Y)]).real_batches
+    assert [len(batch.inputs) for (batch,) in batches] == [1, 2]
+    assert Workload(batches=[{"x": X}]).real_batches[0].named.keys() == {"kwarg.x"}
+    assert Workload(batches=[Batch(inputs=(X,), target=Y)]).real_batches[0].target is Y
+
+
+def test_targets_go_with_their_batches() -> None:
+    workload = Workload(batches=[X, X + 1], targets=[Y, Y + 1], loss="mse")
+    assert [int(batch.named["target"][0]) for batch in workload.real_batches] == [3, 4]
+
+
+def test_a_description_holds_shapes_dtypes_and_index_ranges_and_no_value() -> None:
+    workload = Workload.describe([(X, Y), (X, Y + 20)], targets=[X, X], loss="mse", mode="forward", count=7)
+    assert workload.spec == BatchSpec(
+        inputs=(
+            Tensors(shape=(4, 3), dtype=torch.float32),
+            Tensors(shape=(3,), dtype=torch.int64, low=3, high=30),
+        ),
+        target=Tensors(shape=(4, 3), dtype=torch.float32),
+        count=7,
+    )
+    assert (workload.loss, workload.mode, workload.real_batches) == ("mse", "forward", ())
+
+
+def test_a_range_that_is_given_is_told_in_place_of_the_values_own() -> None:
+    workload = Workload.describe([(X, Y)], ranges={"input.1": (0, 1000), "input.0": (-1, 1)})
+    assert workload.spec is not None
+    assert [(each.low, each.high) for each in workload.spec.inputs] == [(-1, 1), (0, 1000)]
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "Pass [batch, ...], at least one.": {"batches": []},
+    "Workload.batches: a sequence": {"batches": X},
+    "batches[1]: str is no batch": {"batches": [X, "x"]},
+    "batches[0] input.1: int is no tensor": {"batches": [(X, 3)]},
+    "batches[0] input.0: only dense": {"batches": [X.to_sparse()]},
+    "batches[1]: has input.0, input.1, and the first batch input.0": {"batches": [X, (X, X)]},
+    "batches[0]: no input": {"batches": [Batch()]},
+    "2 targets for 1 batches": {"batches": [X], "targets": [X, X]},
+    "unknown loss 'huber'": {"loss": "huber"},
+    "the loss 'mse' needs a target": {"loss": "mse"},
+    "unknown optimizer 'lion'": {"optimizer": "lion"},
+    "unknown mode 'both'": {"mode": "both"},
+    "unknown assumption 'writes'": {"assume": "writes"},
+    "Workload.threads: must be at least 1": {"threads": 0},
+    "Workload.trainers: must be at least 1": {"trainers": -1},
+    "two servers are called 'ps'": {"servers": [Server(name="ps"), Server(name="ps")]},
+    "'lookup' names no remote function": {"contracts": {"lookup": Contract(pure=True)}},
+    "Workload.seed: -1 is out of range": {"seed": -1},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_describes_no_step_is_refused_where_it_is_written(message: str) -> None:
+    fields: dict[str, Any] = {"batches": [X], **WRONG[message]}
+    with pytest.raises(WorkloadError) as caught:
+        Workload(**fields)
+    assert message in str(caught.value)
+
+
+def test_a_range_of_no_tensor_is_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"no tensor is called 'x'. There are input.0, input.1"):
+        Workload.describe([(X, Y)], ranges={"x": (0, 1)})
+
+
+def test_an_empty_index_tensor_needs_a_range() -> None:
+    with pytest.raises(WorkloadError, match=r"input.0: is empty, so its range is unknown. Give it in ranges="):
+        Workload.describe([torch.zeros(0, dtype=torch.int64)])

@@ -1,0 +1,192 @@
+"""Random programs: graphs that mix remote calls with aliases, writes in place, random numbers, shared weights, failures."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+from torch.nn import functional as F
+
+from fxlib.contracts import contract_of
+from fxlib.runtime import CapturedModule, functions, ops
+from tests.random_programs import simulation as servers
+
+
+class Root(nn.Module):
+    """The state that every program shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 8).view(2, 4))
+        self.register_buffer("buffer", torch.linspace(0, 2, 8).view(2, 4))
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.4)
+        self.relu = nn.ReLU(inplace=True)
+
+
+NOISE = torch.zeros(2, 4)
+"""What an opaque callable remembers between calls."""
+
+
+def opaque(x: torch.Tensor) -> torch.Tensor:
+    """Nothing is known of it: it draws, remembers, and writes its argument's memory without saying so."""
+    NOISE.add_(x.detach()).add_(torch.rand(()))
+    with torch.no_grad():
+        x.detach().mul_(0.5)
+    return x + NOISE
+
+
+@dataclass(kw_only=True)
+class Program:
+    """A module to run, and what to run it on."""
+
+    module: CapturedModule
+    aliased_inputs: bool
+    seed: int
+
+
+def random_program(seed: int, *, length: int = 18) -> Program:
+    """Make the program that belongs to a seed."""
+    writer = _Writer(random.Random(seed))
+    for _ in range(length):
+        writer.step()
+    torch.manual_seed(seed)
+    module = CapturedModule(Root(), writer.finish())
+    return Program(module=module, aliased_inputs=writer.rng.random() < 0.2, seed=seed)
+
+
+class _Writer:
+    """Writes a graph node by node; every value is a float tensor [2, 4]."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.graph = Graph()
+        self.values = [self.graph.placeholder("x"), self.graph.placeholder("y")]
+        self.to = self.graph.placeholder("to")
+        self.in_flight: list[Node] = []
+        self.calls = 0
+        self.weights: dict[Callable[[], None], int] = {
+            self.unary: 14, self.binary: 14, self.view: 9, self.linear: 7, self.use_weight: 6, self.random_op: 6,
+            self.read: 22, self.issue: 5,
+        }  # fmt: skip
+        self.unsafe: dict[Callable[[], None], int] = {
+            self.in_place: 12, self.norm: 4, self.write_buffer: 3, self.write: 9, self.without_grad: 2,
+            self.opaque: 2, self.failing_call: 1, self.failing_work: 1,
+        }  # fmt: skip
+
+    def step(self) -> None:
+        """Append something; while a call of the program's own is in flight, nothing that the call could notice."""
+        if self.in_flight and self.rng.random() < 0.3:
+            self.values.append(self.graph.call_function(ops.wait, (self.in_flight.pop(0),)))
+            return
+        choices = self.weights if self.in_flight else self.weights | self.unsafe
+        self.rng.choices(list(choices), list(choices.values()))[0]()
+
+    def finish(self) -> Graph:
+        """Wait for what is in flight, and return some values."""
+        while self.in_flight:
+            self.values.append(self.graph.call_function(ops.wait, (self.in_flight.pop(0),)))
+        self.graph.output(tuple(self.rng.sample(self.values, min(4, len(self.values)))))
+        return self.graph
+
+    def pick(self) -> Node:
+        return self.rng.choice(self.values[-8:])
+
+    def emit(self, target: object, *args: object) -> None:
+        self.values.append(self.graph.call_function(target, args))  # type: ignore[arg-type]
+
+    def unary(self) -> None:
+        self.emit(self.rng.choice((torch.sin, torch.tanh, torch.neg, F.relu, torch.Tensor.clone)), self.pick())
+
+    def binary(self) -> None:
+        self.emit(self.rng.choice((torch.add, torch.mul, torch.sub, torch.maximum)), self.pick(), self.pick())
+
+    def view(self) -> None:
+        method, args = self.rng.choice(
+            (("view", (2, 4)), ("reshape", (2, 4)), ("narrow", (0, 0, 2)), ("contiguous", ()), ("detach", ()))
+        )
+        self.values.append(self.graph.call_method(method, (self.pick(), *args)))
+
+    def linear(self) -> None:
+        self.values.append(self.graph.call_module("linear", (self.pick(),)))
+
+    def use_weight(self) -> None:
+        self.emit(torch.mul, self.graph.get_attr(self.rng.choice(("weight", "buffer"))), self.pick())
+
+    def random_op(self) -> None:
+        kind = self.rng.randrange(3)
+        if kind == 0:
+            self.values.append(self.graph.call_module("drop", (self.pick(),)))
+        elif kind == 1:
+            self.emit(F.dropout, self.pick(), 0.3)
+        else:
+            self.emit(torch.rand_like, self.pick())
+
+    def norm(self) -> None:
+        self.values.append(self.graph.call_module("norm", (self.pick(),)))
+
+    def in_place(self) -> None:
+        kind, value = self.rng.randrange(6), self.pick()
+        if kind == 0:
+            self.values.append(self.graph.call_method("add_", (value, 0.5)))
+        elif kind == 1:
+            self.values.append(self.graph.call_method("copy_", (value, self.pick())))
+        elif kind == 2:
+            self.graph.call_function(__import__("operator").setitem, (value, slice(0, 1), 0.25))
+        elif kind == 3:
+            self.values.append(self.graph.call_module("relu", (value,)))
+        elif kind == 4:
+            clean = self.graph.call_method("detach", (value,))
+            self.values.append(self.graph.call_function(torch.add, (self.const(), 1.5), {"out": clean}))
+        else:
+            self.emit(__import__("operator").imul, value, 0.5)
+
+    def const(self) -> Node:
+        return self.graph.call_method("detach", (self.pick(),))
+
+    def write_buffer(self) -> None:
+        self.values.append(self.graph.call_method("add_", (self.graph.get_attr("buffer"), 0.125)))
+
+    def read(self) -> None:
+        self.call(ops.remote_call, self.rng.choice(servers.READS))
+
+    def write(self) -> None:
+        self.call(ops.remote_call, self.rng.choice(servers.WRITES))
+
+    def failing_call(self) -> None:
+        self.call(ops.remote_call, self.rng.choice(servers.FAILING))
+
+    def failing_work(self) -> None:
+        if self.rng.random() < 0.5:
+            self.emit(torch.matmul, self.pick(), self.pick())
+
+    def issue(self) -> None:
+        self.call(ops.issue_call, self.rng.choice(servers.READS))
+
+    def call(self, operator: Callable[..., object], function: Callable[..., object]) -> None:
+        to = self.rng.choice((*servers.SERVERS, *servers.SERVERS, self.to))
+        args, name = (self.pick(),), functions.name_of(function)
+        call = self.graph.call_function(operator, (to, name, args, {}, None))
+        if (contract := contract_of(function)) is not None:
+            call.meta["contract"] = contract
+        self.calls += 1
+        if operator is ops.issue_call:
+            self.in_flight.append(call)
+            return
+        self.values.append(call)
+        if contract is not None and contract.gradient is not None and self.rng.random() < 0.7:
+            self.emit(ops.track_gradient, call, to, contract.gradient, args, {}, None, self.calls)
+
+    def opaque(self) -> None:
+        self.emit(opaque, self.pick())
+
+    def without_grad(self) -> None:
+        self.graph.call_function(torch._C._set_grad_enabled, (False,))
+        for _ in range(self.rng.randrange(1, 4)):
+            self.rng.choice((self.unary, self.binary, self.read))()
+        self.graph.call_function(torch._C._set_grad_enabled, (True,))

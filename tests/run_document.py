@@ -1,0 +1,33 @@
+"""Run the Python examples of a document, in order, in one process that is its own parameter server.
+
+    python run_document.py DOCUMENT ADDRESS
+"""
+
+import re
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+from torch.distributed import rpc
+
+from fxlib import Server, Table, ps
+
+
+def main(document: Path, address: str) -> None:
+    warnings.filterwarnings("error")
+    warnings.filterwarnings("ignore", "You are using a Backend .* as a ProcessGroup")
+    ps.setup(Server(name="ps0", tables=(Table(name="users", rows=1000, dim=16),)), seed=0)
+    with tempfile.NamedTemporaryFile() as meeting:
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting.name}", _transports=["uv"])
+        rpc.init_rpc("ps0", rank=0, world_size=1, rpc_backend_options=options)
+        text, names = document.read_text(), {"__name__": "example"}
+        for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            line = text.count("\n", 0, block.start()) + 1
+            source = "\n" * line + block[1].replace("localhost:8470", address)
+            exec(compile(source, str(document), "exec"), names)  # noqa: S102 - the project's own documents
+        rpc.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,160 @@
+"""Every query of the dashboard, run by a real Prometheus that scrapes the real service."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fxlib.v1 import jobs_pb2, workers_pb2
+from tests.service.client import Client
+from tests.service.support import Process, answer, eventually, graph_bytes, request
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "fxlib.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
+WINDOW = "60s"
+
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="needs `prometheus` (`make system` installs it)"
+)
+
+
+@dataclass
+class Prometheus:
+    address: str
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return json.load(response)["data"]
+
+    def samples(self, query: str) -> list[Any]:
+        found: list[Any] = self.ask("query", query=query)["result"]
+        return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus with the scrape file of `deploy/`, but for address and haste, and a service with a day's work behind it."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    service = Process(folder / "data", "--lease-seconds", "0.5")
+    config = (DEPLOY / "prometheus.yml").read_text()
+    assert "127.0.0.1:8471" in config
+    config = config.replace("127.0.0.1:8471", service.metrics).replace("15s", "500ms")
+    (folder / "prometheus.yml").write_text(config)
+    address = f"127.0.0.1:{free_port()}"
+    command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
+        try:
+            made = Prometheus(address)
+            _wait_for_a_scrape(made)
+            _work_a_day(service)
+            _wait_for(made, "fxlib_leases_expired_total >= 1")
+            _work_a_day(service)
+            _wait_for(made, f"increase(fxlib_leases_expired_total[{WINDOW}]) > 0")
+            yield made
+        finally:
+            process.terminate()
+            process.wait(20)
+            service.kill()
+
+
+def _wait_for_a_scrape(made: Prometheus) -> None:
+    for _ in eventually(30):
+        try:
+            if made.samples("fxlib_queue_depth"):
+                return
+        except OSError:
+            continue
+    pytest.fail("no scrape")
+
+
+def _wait_for(made: Prometheus, query: str) -> None:
+    for _ in eventually(20):
+        if made.samples(query):
+            return
+    pytest.fail(f"nothing for {query}")
+
+
+def _work_a_day(service: Process) -> None:
+    """Answers, a cached one, a refusal, a lost worker, and jobs that wait."""
+    with grpc.insecure_channel(service.listen) as channel:
+        client = Client(channel)
+        client.put(graph_bytes())
+        for name, result in (("dlrm", answer()), ("bert", answer(gain=0.01, reason="NOT_FASTER"))):
+            client.submit(name=name)
+            lease = client.claim()
+            assert lease is not None
+            client.complete(lease, result)
+        assert client.jobs.Optimize(request(name="dlrm")).job.cached
+        with pytest.raises(grpc.RpcError):
+            client.get("none")
+        job = client.submit()
+        assert client.claim("lost") is not None
+        beat = workers_pb2.HeartbeatRequest(job_id=job.id, token="other")
+        for _ in eventually():
+            if client.get(job.id).state == jobs_pb2.JOB_STATE_QUEUED:
+                break
+        with pytest.raises(grpc.RpcError):
+            client.workers.Heartbeat(beat)
+        lease = client.claim()
+        assert lease is not None
+        client.complete(lease, answer())
+        client.submit(torch_version="0.0.0")
+
+
+@needs_prometheus
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_query_finds_samples(prometheus: Prometheus, query: str) -> None:
+    asked = query.replace("$__rate_interval", WINDOW).replace("$model", ".*")
+    assert "$" not in asked
+    samples = prometheus.samples(asked)
+    assert samples
+    assert any(sample["value"][1] != "NaN" for sample in samples)
+
+
+@needs_prometheus
+def test_the_model_variable_lists_the_models(prometheus: Prometheus) -> None:
+    (variable,) = [each for each in DASHBOARD["templating"]["list"] if each["name"] == "model"]
+    metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
+    assert {each["metric"][label] for each in prometheus.samples(metric)} == {"dlrm", "bert"}
+
+
+@needs_prometheus
+def test_a_gain_is_shown_as_the_trial_measured_it(prometheus: Prometheus) -> None:
+    (sample,) = prometheus.samples('fxlib_model_gain_ratio{model="dlrm", bound="value"}')
+    assert float(sample["value"][1]) == 0.5
+    (sample,) = prometheus.samples('fxlib_model_qps{model="dlrm", arm="optimized"}')
+    assert float(sample["value"][1]) == 150
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs `promtool` (`make system` installs it)")
+def test_the_scrape_file_is_valid() -> None:
+    command = ["promtool", "check", "config", str(DEPLOY / "prometheus.yml")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_panels_have_their_own_names_and_places() -> None:
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in PANELS}
+    assert len(places) == len(PANELS)
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in PANELS)

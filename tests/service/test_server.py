@@ -1,0 +1,273 @@
+"""A service on real sockets."""
+
+import asyncio
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxlib.errors import FxlibError
+from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc, workers_pb2, workers_pb2_grpc
+from service.config import MIB, Address, Config, Limits
+from service.server import SERVICES, Server
+from tests.service.support import graph_bytes, ref, request, worker
+
+ANYWHERE = Address(host="127.0.0.1", port=0)
+UNARY = [
+    "OptimizerService/Optimize",
+    "OptimizerService/GetJob",
+    "OptimizerService/ListJobs",
+    "OptimizerService/CancelJob",
+    "BlobService/FindMissing",
+    "BlobService/QueryWrite",
+    "WorkerService/Heartbeat",
+    "WorkerService/Report",
+    "WorkerService/Complete",
+    "WorkerService/Release",
+]
+
+
+class Client:
+    """Stubs over one channel."""
+
+    def __init__(self, channel: grpc.aio.Channel, metrics: str) -> None:
+        self.channel = channel
+        self.metrics = metrics
+        self.jobs: Any = jobs_pb2_grpc.OptimizerServiceStub(channel)  # type: ignore[no-untyped-call]
+        self.blobs: Any = blobs_pb2_grpc.BlobServiceStub(channel)  # type: ignore[no-untyped-call]
+        self.workers: Any = workers_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
+        self.health: Any = health_pb2_grpc.HealthStub(channel)
+
+    async def submit(self) -> jobs_pb2.Job:
+        data = graph_bytes()
+        await self.blobs.Write(iter([blobs_pb2.WriteRequest(blob=ref(data), data=data)]))
+        job: jobs_pb2.Job = (await self.jobs.Optimize(request(fresh=True))).job
+        return job
+
+    async def raw(self, method: str, data: bytes) -> grpc.StatusCode:
+        """Send bytes as a request, and return the status."""
+        call = self.channel.unary_unary(f"/fxlib.v1.{method}")
+        try:
+            await call(data, timeout=20)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+
+@asynccontextmanager
+async def serving(data: Path, **options: Any) -> AsyncIterator[tuple[Client, Server]]:
+    server = Server(Config(data=data, listen=ANYWHERE, metrics=ANYWHERE, shutdown_grace_s=0.5, **options))
+    try:
+        listen, metrics = await server.start()
+        async with grpc.aio.insecure_channel(str(listen)) as channel:
+            yield Client(channel, f"http://{metrics}/metrics"), server
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    async with serving(tmp_path / "data", limits=Limits(message_bytes=MIB, call_timeout_s=20.0)) as (client, _):
+        yield client
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+def details(error: grpc.aio.AioRpcError, kind: type[Message]) -> Any:
+    from google.rpc import status_pb2
+
+    packed = {key: value for key, value in error.trailing_metadata() or ()}["grpc-status-details-bin"]
+    for each in status_pb2.Status.FromString(packed).details:
+        message = kind()
+        if each.Unpack(message):
+            return message
+    raise AssertionError(f"no {kind.__name__}")
+
+
+async def scrape(client: Client) -> str:
+    def read() -> str:
+        with urllib.request.urlopen(client.metrics, timeout=10) as response:
+            text: str = response.read().decode()
+            return text
+
+    return await asyncio.to_thread(read)
+
+
+@pytest.mark.parametrize("name", ["", *SERVICES])
+async def test_health_is_told_of_each_service(client: Client, name: str) -> None:
+    response = await client.health.Check(health_pb2.HealthCheckRequest(service=name))
+    assert response.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_reflection_lists_the_services(client: Client) -> None:
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(client.channel)
+    ask = reflection_pb2.ServerReflectionRequest(list_services="")
+    async for response in stub.ServerReflectionInfo(iter([ask])):
+        assert set(SERVICES) <= {each.name for each in response.list_services_response.service}
+
+
+async def test_a_job_goes_through(client: Client) -> None:
+    job = await client.submit()
+    watching = client.jobs.WatchJob(jobs_pb2.WatchJobRequest(job_id=job.id))
+    lease = (await client.workers.Claim(workers_pb2.ClaimRequest(worker=worker(), wait_s=5))).lease
+    result = jobs_pb2.JobResult(decision=jobs_pb2.DECISION_KEEP_ORIGINAL, reason_code="NOT_FASTER", reason="why")
+    await client.workers.Complete(workers_pb2.CompleteRequest(job_id=job.id, token=lease.token, result=result))
+    assert [response.event.sequence async for response in watching] == [1, 2, 3]
+    ended = (await client.jobs.GetJob(jobs_pb2.GetJobRequest(job_id=job.id))).job
+    assert ended.result == result
+
+
+async def test_a_refusal_carries_code_and_fields(client: Client) -> None:
+    error = await failure(client.jobs.Optimize(request(request_id="", namespace="..")))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    info = details(error, error_details_pb2.ErrorInfo)
+    assert (info.reason, info.domain) == ("INVALID_REQUEST", "fxlib")
+    fields = details(error, error_details_pb2.BadRequest).field_violations
+    assert [each.field for each in fields] == ["request_id", "namespace"]
+
+
+@pytest.mark.parametrize("method", UNARY)
+async def test_a_message_that_cannot_be_read_is_refused(client: Client, method: str) -> None:
+    assert await client.raw(method, b"\xff\xff\xff\xff garbage") is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_chunk_that_cannot_be_read_is_refused(client: Client) -> None:
+    call = client.channel.stream_unary("/fxlib.v1.BlobService/Write")
+    assert (await failure(call(iter([b"\xff\xff"])))).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_message_that_is_too_large_is_refused(client: Client) -> None:
+    assert await client.raw("OptimizerService/Optimize", bytes(2 * MIB)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await client.submit()).id
+
+
+async def test_an_unknown_method_is_unimplemented(client: Client) -> None:
+    assert await client.raw("OptimizerService/Delete", b"") is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_whatever_bytes_are_sent_the_service_answers_in_its_own_words(tmp_path: Path) -> None:
+    ours = {
+        grpc.StatusCode.OK,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.FAILED_PRECONDITION,
+    }
+    async with serving(tmp_path / "data") as (client, _):
+        valid = request().SerializeToString()
+        for data in _mutations(valid):
+            for method in UNARY:
+                assert await client.raw(method, data) in ours, (method, data)
+
+
+def _mutations(valid: bytes) -> Iterator[bytes]:
+    found: list[bytes] = []
+
+    @settings(max_examples=25, database=None)
+    @given(st.integers(0, len(valid) - 1), st.integers(0, 255), st.integers(0, len(valid)))
+    def collect(place: int, value: int, length: int) -> None:
+        changed = bytearray(valid)
+        changed[place] = value
+        found.append(bytes(changed[: max(length, 1)]))
+
+    collect()
+    yield from [b"", b"\x00", *found]
+
+
+async def test_a_failure_of_the_service_itself_tells_nothing_of_its_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path / "data") as (client, server):
+        assert server._core is not None
+        monkeypatch.setattr(server._core.ledger.store, "get", lambda _: {}["secret"])
+        error = await failure(client.jobs.GetJob(jobs_pb2.GetJobRequest(job_id="j")))
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert "secret" not in str(error.details())
+        assert details(error, error_details_pb2.ErrorInfo).reason == "INTERNAL"
+
+
+async def test_a_claim_answers_before_the_caller_s_deadline(client: Client) -> None:
+    response = await client.workers.Claim(workers_pb2.ClaimRequest(worker=worker(), wait_s=50), timeout=1.5)
+    assert not response.HasField("lease")
+
+
+async def test_a_call_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data", limits=Limits(call_timeout_s=0.2)) as (client, _):
+        error = await failure(client.workers.Claim(workers_pb2.ClaimRequest(worker=worker(), wait_s=50)))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert details(error, error_details_pb2.ErrorInfo).reason == "CALL_TIMEOUT"
+
+
+async def test_a_client_that_leaves_harms_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as (client, server):
+        assert server._core is not None
+        job = await client.submit()
+        watching = client.jobs.WatchJob(jobs_pb2.WatchJobRequest(job_id=job.id))
+        await watching.read()
+        watching.cancel()
+        async with asyncio.timeout(5):
+            while server._core.hub.watchers:
+                await asyncio.sleep(0.01)
+        assert (await client.jobs.GetJob(jobs_pb2.GetJobRequest(job_id=job.id))).job.state == jobs_pb2.JOB_STATE_QUEUED
+
+
+async def test_calls_are_counted_by_method_and_status(client: Client) -> None:
+    await client.submit()
+    await failure(client.jobs.GetJob(jobs_pb2.GetJobRequest(job_id="none")))
+    text = await scrape(client)
+    assert 'fxlib_rpc_seconds_count{code="OK",method="OptimizerService/Optimize"} 1.0' in text
+    assert 'fxlib_rpc_seconds_count{code="NOT_FOUND",method="OptimizerService/GetJob"} 1.0' in text
+    assert 'fxlib_jobs{state="queued"} 1.0' in text
+
+
+async def test_an_end_in_order_tells_everybody(tmp_path: Path) -> None:
+    server = Server(Config(data=tmp_path / "data", listen=ANYWHERE, metrics=ANYWHERE, shutdown_grace_s=5.0))
+    listen, metrics = await server.start()
+    async with grpc.aio.insecure_channel(str(listen)) as channel:
+        client = Client(channel, str(metrics))
+        await client.workers.Claim(workers_pb2.ClaimRequest(worker=worker(torch_version="2.0")))
+        job = await client.submit()
+        watching = client.jobs.WatchJob(jobs_pb2.WatchJobRequest(job_id=job.id))
+        await watching.read()
+        claiming = asyncio.ensure_future(
+            client.workers.Claim(workers_pb2.ClaimRequest(worker=worker(torch_version="2.0"), wait_s=50))
+        )
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(4):
+            await server.stop()
+        assert not (await claiming).HasField("lease")
+        error = await failure(watching.read())
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert details(error, error_details_pb2.RetryInfo).retry_delay.seconds == 1
+
+
+async def test_one_service_to_a_data_folder(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data"):
+        with pytest.raises(FxlibError, match="another service uses"):
+            Server(Config(data=tmp_path / "data"))
+    async with serving(tmp_path / "data"):
+        pass
+
+
+async def test_one_service_to_an_address(tmp_path: Path) -> None:
+    first = Server(Config(data=tmp_path / "a", listen=ANYWHERE, metrics=ANYWHERE))
+    listen, metrics = await first.start()
+    for taken in ({"listen": listen, "metrics": ANYWHERE}, {"listen": ANYWHERE, "metrics": metrics}):
+        second = Server(Config(data=tmp_path / "b", **taken))
+        with pytest.raises(FxlibError, match="cannot listen on"):
+            await second.start()
+        await second.stop()
+    await first.stop()

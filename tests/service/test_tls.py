@@ -1,0 +1,177 @@
+"""Certificates on real sockets, and what is refused without them."""
+
+import asyncio
+import datetime
+import ipaddress
+import ssl
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fxlib.errors import FxlibError
+from service.config import Address, Config, Tls
+from service.server import Server
+
+ANYWHERE = Address(host="127.0.0.1", port=0)
+
+
+@dataclass(frozen=True)
+class Authority:
+    name: x509.Name
+    key: ec.EllipticCurvePrivateKey
+
+    def sign(self, subject: str, key: ec.EllipticCurvePrivateKey, *, authority: bool = False) -> bytes:
+        now = datetime.datetime.now(datetime.UTC)
+        places = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(self.name if authority else _name(subject))
+            .issuer_name(self.name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(x509.SubjectAlternativeName(places), critical=False)
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+        )
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common)])
+
+
+@dataclass(frozen=True)
+class Files:
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+def certificates(folder: Path, subject: str) -> Files:
+    """An authority, and a certificate that it signed."""
+    authority = Authority(_name(f"{subject} authority"), ec.generate_private_key(ec.SECP256R1()))
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    contents = {"ca": authority.sign("", authority.key, authority=True), "crt": authority.sign(subject, key), "key": pem}
+    paths = {kind: folder / f"{subject}.{kind}" for kind in contents}
+    for kind, path in paths.items():
+        path.write_bytes(contents[kind])
+    return Files(ca=paths["ca"], certificate=paths["crt"], key=paths["key"])
+
+
+async def served(address: Address, credentials: grpc.ChannelCredentials | None) -> bool:
+    target = str(address)
+    channel = grpc.aio.secure_channel(target, credentials) if credentials else grpc.aio.insecure_channel(target)
+    async with channel:
+        try:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=3)
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            return False
+        return True
+
+
+def trusting(server: Files, client: Files | None = None) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        server.ca.read_bytes(),
+        client.key.read_bytes() if client else None,
+        client.certificate.read_bytes() if client else None,
+    )
+
+
+async def test_with_a_certificate_only_encrypted_calls_are_served(tmp_path: Path) -> None:
+    files, stranger = certificates(tmp_path, "server"), certificates(tmp_path, "stranger")
+    tls = Tls(certificate=files.certificate, key=files.key)
+    server = Server(Config(data=tmp_path / "data", listen=ANYWHERE, metrics=ANYWHERE, tls=tls))
+    try:
+        listen, metrics = await server.start()
+        assert await served(listen, trusting(files))
+        assert not await served(listen, trusting(stranger))
+        assert not await served(listen, None)
+        await _scrape(f"https://{metrics}/metrics", ssl.create_default_context(cafile=str(files.ca)))
+    finally:
+        await server.stop()
+
+
+async def test_with_a_client_authority_only_its_clients_are_served(tmp_path: Path) -> None:
+    files, client, stranger = (certificates(tmp_path, name) for name in ("server", "client", "stranger"))
+    tls = Tls(certificate=files.certificate, key=files.key, client_ca=client.ca)
+    server = Server(Config(data=tmp_path / "data", listen=ANYWHERE, metrics=ANYWHERE, tls=tls))
+    try:
+        listen, metrics = await server.start()
+        assert await served(listen, trusting(files, client))
+        assert not await served(listen, trusting(files, stranger))
+        assert not await served(listen, trusting(files))
+        context = ssl.create_default_context(cafile=str(files.ca))
+        with pytest.raises((urllib.error.URLError, ConnectionError, ssl.SSLError)):
+            await _scrape(f"https://{metrics}/metrics", context)
+        context.load_cert_chain(client.certificate, client.key)
+        await _scrape(f"https://{metrics}/metrics", context)
+    finally:
+        await server.stop()
+
+
+async def _scrape(url: str, context: ssl.SSLContext) -> None:
+
+
+    def read() -> bytes:
+        with urllib.request.urlopen(url, timeout=5, context=context) as response:
+            text: bytes = response.read()
+            return text
+
+    assert b"fxlib_queue_depth" in await asyncio.to_thread(read)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+@pytest.mark.parametrize("option", ["listen", "metrics"])
+def test_other_machines_are_not_served_without_tls_unless_that_is_asked_for(
+    tmp_path: Path, host: str, option: str
+) -> None:
+    exposed = {option: Address(host=host, port=0)}
+    with pytest.raises(FxlibError, match="TLS is off"):
+        Config(data=tmp_path, **exposed)
+    assert Config(data=tmp_path, insecure=True, **exposed).insecure
+    assert Config(data=tmp_path, tls=Tls(certificate=tmp_path / "c", key=tmp_path / "k"), **exposed).tls
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_this_machine_is_served_without_tls(tmp_path: Path, host: str) -> None:
+    Config(data=tmp_path, listen=Address(host=host, port=1), metrics=Address(host=host, port=2))
+
+
+async def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    tls = Tls(certificate=tmp_path / "absent.crt", key=tmp_path / "absent.key")
+    server = Server(Config(data=tmp_path / "data", listen=ANYWHERE, metrics=ANYWHERE, tls=tls))
+    with pytest.raises(FxlibError, match=r"--tls-key: cannot read .*absent.key"):
+        await server.start()
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:8470", Address(host="127.0.0.1", port=8470)),
+        ("[::1]:0", Address(host="::1", port=0)),
+        ("localhost:1", Address(host="localhost", port=1)),
+    ],
+)
+def test_an_address_is_read_and_written(text: str, address: Address) -> None:
+    assert Address.parse(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize("text", ["", "8470", "host:", ":8470", "host:99999", "host:-1", "host:http"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
+        Address.parse(text)

@@ -1,0 +1,335 @@
+"""Workers and their leases, without a network."""
+
+import asyncio
+
+import pytest
+
+from fxlib.v1 import jobs_pb2, workers_pb2
+from service.blobs.memory import MemoryBlobStore
+from service.core import Core
+from service.errors import Code, ServiceError
+from service.leases import Lease, Leases
+from service.stores.memory import MemoryJobStore
+from tests.service.support import (
+    answer,
+    claim,
+    complete,
+    fields,
+    get,
+    graph_bytes,
+    make_service,
+    ref,
+    request,
+    states,
+    submit,
+    worker,
+)
+
+
+async def heartbeat(core: Core, lease: workers_pb2.Lease) -> bool:
+    beat = workers_pb2.HeartbeatRequest(job_id=lease.job_id, token=lease.token)
+    return not (await core.workers.Heartbeat(beat, None)).cancelled
+
+
+async def report(core: Core, lease: workers_pb2.Lease, phase: str = "qps", progress: float = 0.5) -> None:
+    said = workers_pb2.ReportRequest(job_id=lease.job_id, token=lease.token, phase=phase, progress=progress)
+    await core.workers.Report(said, None)
+
+
+async def release(core: Core, lease: workers_pb2.Lease) -> None:
+    await core.workers.Release(workers_pb2.ReleaseRequest(job_id=lease.job_id, token=lease.token), None)
+
+
+async def lose(core: Core, lease: workers_pb2.Lease) -> None:
+    """Let the lease run out."""
+    core.dispatcher.leases.end(lease.job_id)
+    await core.dispatcher.expire([Lease(job_id=lease.job_id, token=lease.token, worker_id="w1")])
+
+
+async def leased(core: Core, who: jobs_pb2.WorkerInfo | None = None) -> workers_pb2.Lease:
+    lease = await claim(core, who)
+    assert lease is not None
+    return lease
+
+
+async def test_a_worker_claims_a_job_with_its_request() -> None:
+    async with make_service() as core:
+        asked = request()
+        job = await submit(core, asked)
+        lease = await leased(core)
+        assert (lease.job_id, lease.attempt, lease.duration_s) == (job.id, 1, 30.0)
+        assert lease.request.graph == asked.graph
+        assert lease.request.trial.budget_s > 0
+        running = await get(core, job.id)
+        assert (states([running]), running.worker_id, running.phase) == (["running"], "w1", "rewrite")
+
+
+async def test_a_job_goes_only_to_workers_of_its_torch_version() -> None:
+    async with make_service() as core:
+        await submit(core)
+        assert await claim(core, worker(torch_version="2.14.0")) is None
+        assert await claim(core, worker()) is not None
+
+
+async def test_jobs_of_one_namespace_go_in_order() -> None:
+    async with make_service() as core:
+        jobs = [await submit(core, request(fresh=True)) for _ in range(4)]
+        assert [(await leased(core)).job_id for _ in jobs] == [job.id for job in jobs]
+
+
+async def test_a_namespace_with_a_long_queue_holds_up_no_other() -> None:
+    async with make_service() as core:
+        for _ in range(10):
+            await submit(core, request(namespace="busy", fresh=True))
+        await submit(core, request(namespace="quiet", fresh=True))
+        await submit(core, request(namespace="quiet", fresh=True))
+        order = []
+        for _ in range(5):
+            lease = await leased(core)
+            order.append(lease.request.namespace)
+            await complete(core, lease)
+        assert order == ["busy", "quiet", "busy", "quiet", "busy"]
+
+
+async def test_a_waiting_worker_is_woken_by_a_new_job() -> None:
+    async with make_service() as core:
+        waiting = asyncio.create_task(claim(core, wait_s=10))
+        await asyncio.sleep(0.05)
+        job = await submit(core)
+        lease = await asyncio.wait_for(waiting, 2)
+        assert lease is not None
+        assert lease.job_id == job.id
+
+
+async def test_many_waiting_workers_share_what_comes() -> None:
+    async with make_service() as core:
+        waiting = [asyncio.create_task(claim(core, worker(f"w{i}"), wait_s=1.0)) for i in range(20)]
+        await asyncio.sleep(0.05)
+        jobs = [await submit(core, request(fresh=True)) for _ in range(12)]
+        leases = [lease for lease in await asyncio.gather(*waiting) if lease is not None]
+        assert sorted(lease.job_id for lease in leases) == sorted(job.id for job in jobs)
+
+
+async def test_a_worker_that_left_takes_no_job_with_it() -> None:
+    async with make_service() as core:
+        for delay in (0.0, 0.001, 0.003, 0.01, 0.05):
+            gone = asyncio.create_task(claim(core, worker("gone"), wait_s=10))
+            await asyncio.sleep(delay / 2)
+            job = await submit(core, request(fresh=True))
+            gone.cancel()
+            await asyncio.wait([gone])
+            await core.ledger._background.end()
+            if gone.cancelled():
+                lease = await claim(core, wait_s=2)
+                assert lease is not None
+                assert (lease.job_id, lease.attempt) == (job.id, 1)
+
+
+async def test_a_call_to_a_bell_is_not_lost_with_the_one_it_woke() -> None:
+    async with make_service() as core:
+        first = asyncio.create_task(claim(core, worker("w1"), wait_s=10))
+        second = asyncio.create_task(claim(core, worker("w2"), wait_s=10))
+        await asyncio.sleep(0.05)
+        core.dispatcher._bells["2.13.0"].ring()
+        first.cancel()
+        job = await submit(core)
+        lease = await asyncio.wait_for(second, 2)
+        assert lease is not None
+        assert lease.job_id == job.id
+
+
+async def test_a_silent_worker_loses_its_job_to_another() -> None:
+    async with make_service(lease_s=0.3) as core:
+        sweeper = asyncio.create_task(core.dispatcher.sweep())
+        await submit(core)
+        old = await leased(core)
+        new = await claim(core, worker("w2"), wait_s=5)
+        sweeper.cancel()
+        assert new is not None
+        assert (new.job_id, new.attempt) == (old.job_id, 2)
+        for act in (heartbeat(core, old), report(core, old), complete(core, old), release(core, old)):
+            with pytest.raises(ServiceError) as caught:
+                await act
+            assert caught.value.code is Code.LEASE_LOST
+        await complete(core, new)
+        assert states([await get(core, old.job_id)]) == ["succeeded"]
+
+
+async def test_heartbeats_and_reports_keep_a_lease() -> None:
+    async with make_service(lease_s=0.6) as core:
+        sweeper = asyncio.create_task(core.dispatcher.sweep())
+        await submit(core)
+        lease = await leased(core)
+        for turn in range(10):
+            await asyncio.sleep(0.2)
+            if turn % 2:
+                assert await heartbeat(core, lease)
+            else:
+                await report(core, lease)
+        sweeper.cancel()
+        await complete(core, lease)
+
+
+async def test_a_job_that_loses_three_workers_fails_and_says_so() -> None:
+    async with make_service() as core:
+        job = await submit(core)
+        for attempt in (1, 2, 3):
+            lease = await leased(core, worker(f"w{attempt}"))
+            assert lease.attempt == attempt
+            await lose(core, lease)
+        ended = await get(core, job.id)
+        assert states([ended]) == ["failed"]
+        assert ended.failure.code == "WORKER_LOST"
+        assert await claim(core) is None
+
+
+async def test_a_released_job_goes_to_the_next_worker_and_counts_no_attempt() -> None:
+    async with make_service() as core:
+        await submit(core)
+        for _ in range(5):
+            lease = await leased(core)
+            assert lease.attempt == 1
+            await release(core, lease)
+
+
+async def test_a_worker_learns_that_its_job_was_cancelled() -> None:
+    async with make_service() as core:
+        job = await submit(core)
+        lease = await leased(core)
+        assert await heartbeat(core, lease)
+        await core.optimizer.CancelJob(jobs_pb2.CancelJobRequest(job_id=job.id), None)
+        assert not await heartbeat(core, lease)
+        await report(core, lease)
+        await complete(core, lease)
+        assert states([await get(core, job.id)]) == ["cancelled"]
+
+
+async def test_completing_twice_is_completing_once() -> None:
+    async with make_service() as core:
+        job = await submit(core)
+        lease = await leased(core)
+        await asyncio.gather(*(complete(core, lease) for _ in range(5)))
+        ended = await get(core, job.id)
+        assert (states([ended]), ended.result, ended.last_sequence) == (["succeeded"], answer(), 3)
+
+
+async def test_a_worker_s_failure_is_the_job_s() -> None:
+    async with make_service() as core:
+        job = await submit(core)
+        lease = await leased(core)
+        failure = jobs_pb2.JobFailure(code="REWRITE_FAILED", message="why " * 5000)
+        await core.workers.Complete(
+            workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token, failure=failure), None
+        )
+        ended = await get(core, job.id)
+        assert (states([ended]), ended.failure.code) == (["failed"], "REWRITE_FAILED")
+        assert len(ended.failure.message) == 4000
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "field"),
+    [
+        (jobs_pb2.JobResult(), Code.INVALID_REQUEST, "result"),
+        (jobs_pb2.JobResult(decision=jobs_pb2.DECISION_ADOPT), Code.INVALID_REQUEST, "result.graph"),
+        (jobs_pb2.JobResult(decision=1, graph=ref(b"absent")), Code.BLOB_MISSING, "result.graph"),
+        (jobs_pb2.JobResult(decision=1, graph=ref(b"no graph")), Code.INVALID_GRAPH, "result.graph"),
+        (jobs_pb2.JobResult(decision=2, calls=[jobs_pb2.CallReport(action="stolen")]), Code.INVALID_REQUEST, "result"),
+    ],
+)
+async def test_an_answer_that_makes_no_sense_is_refused_and_the_job_goes_on(
+    result: jobs_pb2.JobResult, code: Code, field: str
+) -> None:
+    async with make_service(graphs=[b"no graph"]) as core:
+        await submit(core)
+        lease = await leased(core)
+        with pytest.raises(ServiceError) as caught:
+            await complete(core, lease, result)
+        assert caught.value.code is code
+        assert fields(caught.value)[0].startswith(field)
+        await complete(core, lease)
+
+
+async def test_an_outcome_is_needed() -> None:
+    async with make_service() as core:
+        with pytest.raises(ServiceError, match="outcome"):
+            await core.workers.Complete(workers_pb2.CompleteRequest(job_id="j", token="t"), None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (workers_pb2.ClaimRequest(), "worker.worker_id"),
+        (workers_pb2.ClaimRequest(worker=worker("a\nb")), "worker.worker_id"),
+        (workers_pb2.ClaimRequest(worker=worker(torch_version="")), "worker.torch_version"),
+        (workers_pb2.ClaimRequest(worker=worker(hardware="x" * 5000)), "worker.hardware"),
+        (workers_pb2.ClaimRequest(worker=worker(), wait_s=float("nan")), "wait_s"),
+        (workers_pb2.ClaimRequest(worker=worker(), wait_s=-1), "wait_s"),
+    ],
+)
+async def test_a_claim_that_makes_no_sense_is_refused(asked: workers_pb2.ClaimRequest, field: str) -> None:
+    async with make_service() as core:
+        with pytest.raises(ServiceError) as caught:
+            await core.workers.Claim(asked, None)
+        assert field in fields(caught.value)
+
+
+@pytest.mark.parametrize(("phase", "progress"), [("", 0.5), ("x" * 99, 0.5), ("qps", float("nan")), ("qps", 2.0)])
+async def test_a_report_that_makes_no_sense_is_refused(phase: str, progress: float) -> None:
+    async with make_service() as core:
+        await submit(core)
+        lease = await leased(core)
+        with pytest.raises(ServiceError):
+            await report(core, lease, phase, progress)
+
+
+async def test_a_running_job_stays_with_its_worker_over_a_restart() -> None:
+    store, blobs = MemoryJobStore(), MemoryBlobStore()
+    async with make_service(store, blobs) as core:
+        await submit(core)
+        lease = await leased(core)
+    async with make_service(store, blobs) as core:
+        assert await claim(core, worker("w2")) is None
+        assert await heartbeat(core, lease)
+        await complete(core, lease)
+
+
+async def test_a_running_job_whose_worker_died_with_the_service_is_claimed_again() -> None:
+    store, blobs = MemoryJobStore(), MemoryBlobStore()
+    async with make_service(store, blobs) as core:
+        await submit(core)
+        old = await leased(core)
+    async with make_service(store, blobs, lease_s=0.2) as core:
+        sweeper = asyncio.create_task(core.dispatcher.sweep())
+        new = await claim(core, worker("w2"), wait_s=5)
+        sweeper.cancel()
+        assert new is not None
+        assert (new.job_id, new.attempt) == (old.job_id, 2)
+
+
+async def test_a_job_whose_lease_cannot_be_ended_now_is_taken_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with make_service() as core:
+        await submit(core)
+        lease = await leased(core)
+        monkeypatch.setattr(core.ledger.store, "update", lambda *_: 1 / 0)
+        await lose(core, lease)
+        monkeypatch.undo()
+        assert await heartbeat(core, lease)
+
+
+def test_a_lease_lasts_from_its_last_word_and_forgives_what_the_service_slept() -> None:
+    now = [0.0]
+    leases = Leases(duration_s=10.0, clock=lambda: now[0])
+    lease = Lease(job_id="j", token="t", worker_id="w")
+    leases.grant(lease)
+    now[0] = 9.0
+    assert leases.extend("j", "t") == lease
+    assert leases.extend("j", "other") is None
+    assert leases.extend("other", "t") is None
+    now[0] = 18.9
+    assert leases.take_expired() == []
+    leases.forgive(5.0)
+    now[0] = 23.9
+    assert leases.take_expired() == []
+    now[0] = 24.0
+    assert leases.take_expired() == [lease]
+    assert leases.extend("j", "t") is None

@@ -1,0 +1,36 @@
+"""The public surface: what `import fxlib` gives, and what it costs."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import fxlib
+
+
+def python(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.parametrize("name", fxlib.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert not isinstance(getattr(fxlib, name), ModuleType)
+    assert name in dir(fxlib)
+
+
+def test_a_function_is_not_hidden_by_the_submodule_of_its_name() -> None:
+    assert python(
+        "import fxlib.capture, fxlib.verify, fxlib; print(callable(fxlib.capture), callable(fxlib.verify))"
+    ) == ("True True")
+    assert python("import fxlib; fxlib.capture; import fxlib.capture.api; print(callable(fxlib.capture))") == "True"
+    assert python("from fxlib.capture import capture; print(capture.__name__)") == "capture"
+
+
+def test_importing_the_library_does_not_load_torch() -> None:
+    assert python("import sys, fxlib; print('torch' in sys.modules)") == "False"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'optimise'"):
+        fxlib.optimise  # noqa: B018

@@ -1,0 +1,83 @@
+"""The process that drives trials: connected to Ray once, it runs one trial after another for its worker.
+
+It is told of each trial by a folder (see `workers.folder`), sends lines of progress, and leaves `report.pb` there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from workers.child import FOLDER, Channel, ChildEndedError
+from workers.config import TrialSettings
+from workers.folder import JobFolder
+from workers.trial.cluster import connected
+from workers.trial.conduct import Order, conduct
+from workers.trial.failures import InterruptedTrialError, shorten
+from workers.trial.trainer import Material
+
+SETTINGS: Final = "FXLIB_TRIAL_SETTINGS"
+"""The variable that tells the operator's settings, as JSON."""
+
+_ALIVE_S: Final = 5.0
+
+
+def main() -> int:
+    """Run trials until the worker is gone."""
+    channel = Channel.inherited()
+    settings = _settings(os.environ.pop(SETTINGS))
+    try:
+        with connected(settings, Path(os.environ.pop(FOLDER))):
+            channel.send(ready=True)
+            while True:
+                if (message := channel.receive()) is not None and "folder" in message:
+                    _run(JobFolder(Path(message["folder"])), settings, channel)
+    except ChildEndedError:
+        return 0
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        channel.send(failed=shorten(f"{type(error).__name__}: {error}"))
+        return 1
+
+
+def _run(folder: JobFolder, settings: TrialSettings, channel: Channel) -> None:
+    def tell(phase: str, message: str, progress: float | None = None) -> None:
+        channel.send(phase=phase, message=message, progress=progress)
+
+    told_at = time.monotonic()
+
+    def interrupted() -> bool:
+        nonlocal told_at
+        if time.monotonic() - told_at > _ALIVE_S:
+            told_at = time.monotonic()
+            channel.send(alive=True)
+        return channel.receive(timeout_s=0.0) is not None
+
+    order = Order(
+        workload=folder.workload(),
+        options=folder.options(),
+        material=Material(
+            original=folder.original.read_bytes(),
+            candidate=folder.rewritten.read_bytes(),
+            workload=folder.request().workload.SerializeToString(),
+            blobs=folder.blobs(),
+        ),
+    )
+    try:
+        folder.write_report(conduct(order, folder.read_rewrite(), settings, tell, interrupted))
+    except InterruptedTrialError:
+        channel.send(interrupted=True)
+        return
+    channel.send(done=True)
+
+
+def _settings(text: str) -> TrialSettings:
+    fields = json.loads(text)
+    return TrialSettings(**{**fields, "allowed_modules": tuple(fields["allowed_modules"])})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

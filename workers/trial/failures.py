@@ -1,0 +1,44 @@
+"""How a trial ends early: with a reason of the catalogue, which becomes the job's answer, or because it was told to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from fxlib.reasons import Reason
+
+_LONGEST: Final = 500
+_OUT_OF_MEMORY: Final = ("can't allocate memory", "not enough memory", "bad_alloc", "MemoryError", "OutOfMemoryError")
+
+
+class TrialError(Exception):
+    """The trial cannot go on; the original is kept, for this reason."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(reason.sentence(detail))
+        self.reason = reason
+        self.detail = detail
+
+
+class InterruptedTrialError(Exception):
+    """The worker does not want the trial any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception in a process of the trial, in words: its type may not be known elsewhere."""
+
+    text: str
+    out_of_memory: bool
+
+    @classmethod
+    def of(cls, error: BaseException) -> Raised:
+        """Describe an exception."""
+        text = f"{type(error).__name__}: {error}"
+        return cls(text=shorten(text), out_of_memory=any(sign in text for sign in _OUT_OF_MEMORY))
+
+
+def shorten(text: str) -> str:
+    """Return the first lines of a message, on one line."""
+    lines = " ".join(filter(None, (line.strip() for line in text.partition("Traceback (most")[0].splitlines())))
+    return lines if len(lines) <= _LONGEST else f"{lines[:_LONGEST]} ..."

@@ -1,0 +1,42 @@
+"""The loss that a step takes the gradient of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch.fx import GraphModule
+from torch.nn import functional as F
+
+from fxlib.errors import WorkloadError
+from workers.trial.bits import tensors
+
+_WITH_TARGET: Final[Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+    "mse": F.mse_loss,
+    "bce_with_logits": F.binary_cross_entropy_with_logits,
+    "cross_entropy": F.cross_entropy,
+}
+
+
+def scalar(loss: str | GraphModule, output: object, target: torch.Tensor | None) -> torch.Tensor:
+    """Return the loss of a model's output.
+
+    "mean" and "sum" take in all tensors of the output that can have a gradient; the other names compare the first
+    tensor with the target; a graph is called with both.
+
+    Raises:
+        WorkloadError: there is no tensor to compare, or no target to compare with.
+    """
+    if isinstance(loss, GraphModule):
+        result: torch.Tensor = loss(output, target)
+        return result
+    found = [each for each in tensors(output) if each.is_floating_point() or each.is_complex()]
+    if not found:
+        raise WorkloadError("the output holds no floating-point tensor", where=f"loss {loss!r}")
+    if loss in ("mean", "sum"):
+        parts = [each.mean() if loss == "mean" else each.sum() for each in found]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+    if target is None:
+        raise WorkloadError("the batch holds no target", where=f"loss {loss!r}")
+    return _WITH_TARGET[loss](found[0], target)

@@ -1,0 +1,97 @@
+"""What a graph needs of the world around it: code, remote functions, and objects behind RRefs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.distributed import rpc
+from torch.fx import GraphModule, Node
+
+from fxlib.batches import Batch
+from fxlib.runtime import calls, ops
+from fxlib.wire import OpaqueAttribute, OpaqueFunction, OpaqueModule
+from fxlib.workload import Workload
+
+RRefs = Mapping[str, "rpc.RRef[Any]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """Code that only the job has, in words; remote functions by server ("" where the graph does not say which)."""
+
+    opaque: tuple[str, ...]
+    functions: Mapping[str, tuple[str, ...]]
+
+
+def needs_of(modules: Iterable[GraphModule], workload: Workload) -> Needs:
+    """Return what the graphs need that is not in them or in the workload."""
+    opaque: set[str] = set()
+    functions: dict[str, set[str]] = {}
+    for module in modules:
+        for node in module.graph.nodes:
+            opaque.update(_opaque(module, node, workload))
+            for server, function in _functions(node):
+                functions.setdefault(server, set()).add(function)
+    return Needs(
+        opaque=tuple(sorted(opaque)),
+        functions={server: tuple(sorted(names)) for server, names in sorted(functions.items())},
+    )
+
+
+class Bound:
+    """A module with the objects that its RRefs stand for; called with a batch."""
+
+    def __init__(self, module: GraphModule, arguments: RRefs) -> None:
+        self.module = module
+        self._arguments = arguments
+        names = [str(node.target) for node in module.graph.nodes if node.op == "placeholder"]
+        self._names = [name for name in names if name not in arguments]
+
+    def __call__(self, batch: Batch) -> object:
+        """Run the forward."""
+        if not self._arguments:
+            return self.module(*batch.inputs, **batch.kwargs)
+        inputs = dict(zip(self._names, batch.inputs, strict=False))
+        return self.module(**inputs, **batch.kwargs, **self._arguments)
+
+
+def bind(module: GraphModule, rrefs: RRefs) -> Bound:
+    """Put RRefs where the graph reads them as attributes, and keep those that it takes as arguments."""
+    attributes = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    for name in attributes & rrefs.keys():
+        path, _, attribute = name.rpartition(".")
+        # Not through `__setattr__`, which GraphModule and nn.Module reserve for state.
+        vars(module.get_submodule(path))[attribute] = rrefs[name]
+    return Bound(module, {name: rref for name, rref in rrefs.items() if name not in attributes})
+
+
+def _opaque(module: GraphModule, node: Node, workload: Workload) -> Iterator[str]:
+    target = node.target
+    if isinstance(target, OpaqueFunction):
+        yield f"function {target.slot!r}"
+    elif node.op == "call_module" and isinstance(called := module.get_submodule(str(target)), OpaqueModule):
+        yield f"module {target!r} of class {called.label}"
+    elif node.op == "get_attr" and target not in workload.rrefs and _is_opaque(module, str(target)):
+        yield f"attribute {target!r} (an RRef? then name its owner and class in Workload.rrefs)"
+
+
+def _is_opaque(module: nn.Module, path: str) -> bool:
+    found: object = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return isinstance(found, OpaqueAttribute)
+
+
+def _functions(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield server and function of a call, and of the push of its gradient."""
+    if node.target is ops.track_gradient:
+        _, to, function, *_ = node.args
+    elif calls.is_call(node) or calls.is_issue(node) or node.target is ops.create:
+        to, function = (*node.args, "", "")[:2]
+    else:
+        return
+    if isinstance(function, str) and ":" in function:
+        yield (to if isinstance(to, str) else "", function)
