@@ -8,14 +8,9 @@ and against the same servers.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import random
-import tempfile
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.distributed import rpc
@@ -23,6 +18,7 @@ from torch.distributed import rpc
 from benchmarks.programs import SERVERS, Step, servers, steps
 from benchmarks.report import Case, Row, main, row
 from fxlib import ps
+from fxlib.ps.local import local
 
 MOST_LOOKUPS = 26
 GRID = tuple(itertools.product((8, MOST_LOOKUPS), (0.0, 0.5, 2.0, 10.0), (256, 1024)))
@@ -36,7 +32,7 @@ def measure(quick: bool) -> Sequence[Row]:
     torch.set_num_threads(1)
     rows: list[Row] = []
     grid = QUICK_GRID if quick else GRID
-    with world():
+    with local(servers(MOST_LOOKUPS)):
         for lookups, service_ms, hidden in grid:
             for server in SERVERS:
                 rpc.rpc_sync(server, ps.set_service_time, args=(service_ms / 1e3,))
@@ -66,45 +62,6 @@ def block(step: Step, length: int) -> float:
     for _ in range(length):
         step()
     return (time.perf_counter() - start) / length
-
-
-@contextmanager
-def world() -> Iterator[None]:
-    """Start the servers as processes of their own, joined with this one over TCP; end them."""
-    spawn = multiprocessing.get_context("spawn")
-    described = servers(MOST_LOOKUPS)
-    with tempfile.TemporaryDirectory() as folder:
-        meeting = str(Path(folder, "meeting"))
-        processes = [
-            spawn.Process(target=_serve, args=(index, meeting), daemon=True) for index in range(len(described))
-        ]
-        for process in processes:
-            process.start()
-        try:
-            warnings.simplefilter("ignore")  # of torch, about its own process groups
-            rpc.init_rpc("trainer", rank=0, world_size=len(described) + 1, rpc_backend_options=_options(meeting))
-            try:
-                yield
-            finally:
-                rpc.shutdown()
-        finally:
-            for process in processes:
-                process.join(10)
-                if process.is_alive():
-                    process.kill()
-
-
-def _serve(index: int, meeting: str) -> None:
-    warnings.simplefilter("ignore")
-    described = servers(MOST_LOOKUPS)
-    ps.serve(described[index], rank=index + 1, world_size=len(described) + 1, options=_options(meeting))
-
-
-def _options(meeting: str) -> rpc.TensorPipeRpcBackendOptions:
-    # Over TCP: on one host TensorPipe would otherwise move tensors by shared memory.
-    return rpc.TensorPipeRpcBackendOptions(
-        init_method=f"file://{meeting}", _transports=["uv"], _channels=["basic"], num_worker_threads=32
-    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from fxlib.errors import WorkloadError
 
 Range = tuple[float, float]
 
+MAX_COUNT = 4096
+"""Different batches that a description may ask for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensors:
@@ -68,8 +71,8 @@ class BatchSpec:
         Raises:
             WorkloadError: there is no batch, or no input.
         """
-        if self.count < 1:
-            raise WorkloadError("must be at least 1", where="BatchSpec.count")
+        if not 1 <= self.count <= MAX_COUNT:
+            raise WorkloadError(f"{self.count} is not in 1 to {MAX_COUNT}", where="BatchSpec.count")
         if not self.inputs and not self.kwargs:
             raise WorkloadError("no input", where="BatchSpec.inputs")
 
@@ -81,7 +84,7 @@ class BatchSpec:
         return described if self.target is None else {**described, "target": self.target}
 
 
-def normalize(batches: Sequence[object], targets: Sequence[torch.Tensor] | None) -> tuple[Batch, ...]:
+def normalize(batches: object, targets: Sequence[torch.Tensor] | None) -> tuple[Batch, ...]:
     """Turn tensors, tuples of tensors and `Batch` objects into batches of one structure.
 
     Raises:

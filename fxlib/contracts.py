@@ -41,7 +41,9 @@ class Contract:
             ContractError: the contract is pure and yet touches state, or commutes without writing.
         """
         if self.pure and (self.reads or self.writes):
-            raise ContractError("a pure remote function reads and writes nothing", hint="Drop pure=, or reads= and writes=.")
+            raise ContractError(
+                "a pure remote function reads and writes nothing", hint="Drop pure=, or reads= and writes=."
+            )
         if self.commutes and not self.writes:
             raise ContractError("commutes= speaks of writes, and none are declared", hint="Name them with writes=.")
         if self.gradient is not None and self.returns is not None:
@@ -51,7 +53,9 @@ class Contract:
             )
         for name in (self.gradient, self.batched_by):
             if name is not None and ":" not in name and not name.startswith("."):
-                raise ContractError(f"{name!r} does not name a remote function", hint='Write "package.module:function".')
+                raise ContractError(
+                    f"{name!r} does not name a remote function", hint='Write "package.module:function".'
+                )
 
     @property
     def is_read(self) -> bool:

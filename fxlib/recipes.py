@@ -19,6 +19,7 @@ from fxlib.reasons import Reason
 from fxlib.result import CallReport, PassReport
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.failure import program_order
+from fxlib.switch import disabled
 
 Assume = Literal["", "reads", "pure"]
 _ASSUMED = {"reads": Contract(reads=frozenset({"*"})), "pure": PURE}
@@ -138,9 +139,11 @@ def optimize(
 ) -> GraphModule:
     """Apply a recipe in this process, unmeasured; the `Rewrite` is at `.meta["rewrite"]` of the module returned.
 
-    Arguments and errors are those of `apply`. A graph that the recipe does not change comes back as it is.
+    Arguments and errors are those of `apply`. A graph that the recipe does not change comes back as it is, and so does
+    every graph where the environment says FXLIB_DISABLE=1.
     """
-    rewrite = apply(graph, recipe, contracts=contracts, assume=assume)
+    chosen = Recipe(name="disabled", passes=()) if disabled() else recipe
+    rewrite = apply(graph, chosen, contracts=contracts, assume=assume)
     rewrite.module.meta["rewrite"] = rewrite
     return rewrite.module
 

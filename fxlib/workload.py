@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from fxlib.batches import Batch, BatchSpec, Range, Tensors, describe, normalize
 from fxlib.contracts import Contract
 from fxlib.errors import WorkloadError
+from fxlib.servers import Dense, RemoteObject, Server, Table
 
 __all__ = [
     "LOSSES",
@@ -32,7 +33,6 @@ __all__ = [
 
 Mode = Literal["forward", "local", "distributed"]
 Assume = Literal["", "reads", "pure"]
-TableOptimizer = Literal["sgd", "adagrad"]
 
 LOSSES = ("mean", "sum", "mse", "bce_with_logits", "cross_entropy")
 LOSSES_WITH_TARGET = ("mse", "bce_with_logits", "cross_entropy")
@@ -61,66 +61,6 @@ class Optimizer:
         for figure in ("lr", "momentum", "weight_decay"):
             if not (math.isfinite(getattr(self, figure)) and getattr(self, figure) >= 0):
                 raise WorkloadError("must be finite and not negative", where=f"Workload.optimizer.{figure}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """An embedding table of the reference server `fxlib.ps`: [rows, dim] float32, with its own sparse optimizer."""
-
-    name: str
-    rows: int
-    dim: int
-    optimizer: TableOptimizer = "sgd"
-    lr: float = 0.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dense:
-    """A dense parameter of the reference server `fxlib.ps`."""
-
-    name: str
-    shape: tuple[int, ...]
-    optimizer: TableOptimizer = "sgd"
-    lr: float = 0.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """One parameter-server process, called `name` on the RPC wire.
-
-    Its state is that of the reference server (`tables`, `dense`), or is set up by `setup`, a function
-    "pkg.mod:function" of a module that the operator allowed, called as `function(name, seed)` before each arm.
-    `service_time_s` is added to each call that the reference server answers: it stands for the network and the load
-    of the real one.
-
-    Raises:
-        WorkloadError: the name is empty, or the service time is negative or not finite.
-    """
-
-    name: str
-    tables: Sequence[Table] = ()
-    dense: Sequence[Dense] = ()
-    setup: str | None = None
-    service_time_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check name and service time; normalize the rest."""
-        object.__setattr__(self, "tables", tuple(self.tables))
-        object.__setattr__(self, "dense", tuple(self.dense))
-        if not self.name:
-            raise WorkloadError("a server needs the name that calls are sent to", where="Server.name")
-        if not (math.isfinite(self.service_time_s) and self.service_time_s >= 0):
-            raise WorkloadError("must be finite and not negative", where=f"Server({self.name!r}).service_time_s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteObject:
-    """What lies behind an RRef that the graph reaches by name: its owner and the class "pkg.mod:Class" to build."""
-
-    owner: str
-    cls: str
-    args: tuple[object, ...] = ()
-    kwargs: Mapping[str, object] = field(default_factory=dict)
 
 
 class Step(TypedDict, total=False):

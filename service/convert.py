@@ -95,7 +95,7 @@ def filter_from_proto(proto: jobs_pb2.ListJobsRequest) -> Filter:
     return Filter(
         namespace=proto.namespace,
         name=proto.name,
-        states=tuple(_WORDS[number] for number in proto.states),
+        states=tuple(dict.fromkeys(_WORDS[number] for number in proto.states)),
         labels=dict(proto.labels),
     )
 

@@ -18,8 +18,10 @@ _NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _VERSION: Final = re.compile(r"[0-9A-Za-z.+_-]{1,63}")
+_TOKEN: Final = re.compile(r"[0-9]{1,18}")
 _FAILURE: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _MAX_LABELS: Final = 32
+_MAX_MODULES: Final = 1_000
 _MAX_TEXT: Final = 256
 _MAX_MESSAGE: Final = 4_000
 
@@ -48,12 +50,27 @@ def check_worker(worker: jobs_pb2.WorkerInfo) -> None:
             ("torch_version", _VERSION.fullmatch(worker.torch_version), "must be a version"),
             ("hardware", len(worker.hardware) <= _MAX_MESSAGE, "is too long"),
             ("fxlib_version", not worker.fxlib_version or _VERSION.fullmatch(worker.fxlib_version), "is no version"),
-            ("allowed_modules", len(worker.allowed_modules) <= 1000, "are too many"),
+            ("allowed_modules", len(worker.allowed_modules) <= _MAX_MODULES, f"must be at most {_MAX_MODULES}"),
+            ("allowed_modules", all(map(_is_text, worker.allowed_modules)), "must be names"),
         )
         if not ok
     ]
     if violations:
         raise ServiceError(Code.INVALID_REQUEST, violations=violations)
+
+
+def check_listing(request: jobs_pb2.ListJobsRequest) -> None:
+    """Check which jobs are asked for.
+
+    Raises:
+        ServiceError: INVALID_REQUEST.
+    """
+    if request.page_size < 0:
+        raise invalid("page_size", "must not be negative")
+    if request.page_token and not _TOKEN.fullmatch(request.page_token):
+        raise invalid("page_token", "is none that this service gave")
+    if len(request.labels) > _MAX_LABELS:
+        raise invalid("labels", f"must be at most {_MAX_LABELS}")
 
 
 def check_report(phase: str, progress: float) -> None:

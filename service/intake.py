@@ -11,7 +11,7 @@ from service.background import Background
 from service.config import Limits
 from service.errors import Code, ServiceError
 from service.fleet import Fleet
-from service.job import Job
+from service.job import Job, State
 from service.ledger import Ledger
 from service.machine import Answered, Transition, decide, submit
 from service.stores.base import QueueFullError
@@ -78,18 +78,23 @@ class Intake:
 
 
 class Twins:
-    """Hands a worker's answer on to the queued jobs that are equal to the one it was computed for."""
+    """Ends the queued jobs that are equal to one that a worker has just ended.
+
+    They were asked for at the same time, by the ranks of one job perhaps: to try again for each of them would help
+    nobody, least of all where the job hangs, or ends its workers.
+    """
 
     def __init__(self, ledger: Ledger, background: Background) -> None:
         self._ledger = ledger
         self._background = background
 
     def heard(self, transition: Transition) -> None:
-        """Look for twins of a job that has just been answered."""
+        """Look for twins of a job that has ended."""
         job = transition.job
-        if job.reusable and transition.result is not None:
-            self._background.spawn(self._answer(job, transition.result))
+        if job.state in (State.SUCCEEDED, State.FAILED) and not job.cached:
+            answer = Answered(job_id=job.id, result=transition.result, failure=job.failure)
+            self._background.spawn(self._end(job.cache_key, answer))
 
-    async def _answer(self, job: Job, result: bytes) -> None:
-        for twin in await self._ledger.read(self._ledger.store.twins, job.cache_key):
-            await self._ledger.apply(twin.id, Answered(job_id=job.id, result=result))
+    async def _end(self, cache_key: str, answer: Answered) -> None:
+        for twin in await self._ledger.read(self._ledger.store.twins, cache_key):
+            await self._ledger.apply(twin.id, answer)

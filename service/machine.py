@@ -4,7 +4,7 @@
                  | ^                 | | |----Failed----> FAILED
                  | +-----Released----+ |                    ^
                  | +---LeaseExpired----+--(last attempt)----+
-                 +--Answered--> SUCCEEDED     Cancelled: QUEUED or RUNNING --> CANCELLED
+                 +--Answered--> SUCCEEDED or FAILED     Cancelled: QUEUED or RUNNING --> CANCELLED
 
 A finished job never changes again. What still comes under the lease that it ended with is ignored, so that a worker may
 repeat its last call; what comes under any other lease is refused.
@@ -76,10 +76,11 @@ class LeaseExpired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """An equal job finished: its answer is this one's too."""
+    """An equal job ended, with an answer or without one: so does this one."""
 
     job_id: str
-    result: bytes
+    result: bytes | None = None
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,10 @@ def _claim(job: Job, claim: Claimed, now: float) -> Transition:
 def _answer(job: Job, answer: Answered, now: float) -> Transition:
     if job.state is not State.QUEUED or job.fresh:
         return Transition(job=job)
-    done = replace(job, state=State.SUCCEEDED, phase="done", finished_at=now, cached=True)
+    ended = replace(job, cached=True)
+    if answer.failure is not None:
+        return _fail(ended, answer.failure, now)
+    done = replace(ended, state=State.SUCCEEDED, phase="done", finished_at=now)
     return _next(done, now, f"answered by job {answer.job_id}, which was the same", result=answer.result)
 
 

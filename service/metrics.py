@@ -18,6 +18,7 @@ OTHER: Final = "other"
 _RPC_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _JOB_BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _PASS_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
+_PHASES: Final = ("fetch", "start", *PHASES, "timeline")
 _ACTIONS: Final = ("moved", "merged", "left_alone")
 _DECISIONS: Final = {jobs_pb2.DECISION_ADOPT: "adopt", jobs_pb2.DECISION_KEEP_ORIGINAL: "keep_original"}
 
@@ -83,7 +84,7 @@ class Metrics:
             return
         self._models.record(job.name, Figures.of(result))
         for phase, seconds in result.phase_seconds.items():
-            if phase in PHASES:
+            if phase in _PHASES:
                 self._phase_s.labels(phase).observe(max(0.0, seconds))
         for each in result.passes:
             name = each.name if each.name in self._passes else OTHER

@@ -1,6 +1,6 @@
 """Run the Python examples of a document, in order, in one process that is its own parameter server.
 
-    python run_document.py DOCUMENT ADDRESS
+python run_document.py DOCUMENT ADDRESS
 """
 
 import re

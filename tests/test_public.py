@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 import fxlib
+from tests.client.models import Clicks
 
 
 def python(program: str) -> str:
@@ -34,3 +35,10 @@ def test_importing_the_library_does_not_load_torch() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'optimise'"):
         fxlib.optimise  # noqa: B018
+
+
+def test_disabled_the_library_rewrites_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = fxlib.capture(Clicks())
+    assert fxlib.optimize(graph) is not graph
+    monkeypatch.setenv("FXLIB_DISABLE", "1")
+    assert fxlib.optimize(graph) is graph

@@ -6,11 +6,21 @@ import os
 import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Final
 
 from fxlib.client import Tls
 from fxlib.errors import FxlibError
 
-_GIB = 1 << 30
+TRIAL_SETTINGS: Final = "FXLIB_TRIAL_SETTINGS"
+"""The environment variable that hands `TrialSettings` to the process that drives trials, as JSON."""
+
+REWRITE_JOB: Final = "FXLIB_REWRITE_JOB"
+"""The environment variable that tells a rewriting process the job's folder."""
+
+REWRITE_LIMITS: Final = "FXLIB_REWRITE_LIMITS"
+"""The environment variable that hands `RewriteLimits` to it, as JSON."""
+
+_GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +71,7 @@ class TrialSettings:
     start_timeout_s: float = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """One worker process.
 

@@ -13,9 +13,8 @@ from typing import Final
 from fxlib.reasons import Reason
 from fxlib.result import Report
 from workers.child import Child, ChildEndedError, Message
-from workers.config import RewriteLimits
+from workers.config import REWRITE_JOB, REWRITE_LIMITS, RewriteLimits
 from workers.folder import JobFolder
-from workers.sandbox.__main__ import JOB, LIMITS
 
 _GLANCE_S: Final = 0.2
 _ENDED_BY_SIGNAL: Final = 128
@@ -30,7 +29,7 @@ def rewrite(folder: JobFolder, limits: RewriteLimits, root: Path, check: Callabl
         root: the worker's folder.
         check: called all the time; what it raises ends the process.
     """
-    environment = {JOB: str(folder.path), LIMITS: json.dumps(asdict(limits))}
+    environment = {REWRITE_JOB: str(folder.path), REWRITE_LIMITS: json.dumps(asdict(limits))}
     child = Child("workers.sandbox", root, environment)
     try:
         answer = _await(child, limits, check)

@@ -13,10 +13,9 @@ from fxlib.reasons import Reason
 from fxlib.result import Report
 from workers import logs
 from workers.child import Child, ChildEndedError, Message
-from workers.config import TrialSettings
+from workers.config import TRIAL_SETTINGS, TrialSettings
 from workers.folder import JobFolder
-from workers.trial.__main__ import SETTINGS
-from workers.trial.conduct import Tell
+from workers.progress import Tell
 
 Check = Callable[[], None]
 """Raises when the job is not wanted any more."""
@@ -52,7 +51,7 @@ class Trials:
         """Start the driver, unless it runs; returns at once, while Ray comes up."""
         if self._driver is None:
             settings = json.dumps(asdict(self._settings))
-            self._driver = Child("workers.trial", self._root, {SETTINGS: settings})
+            self._driver = Child("workers.trial", self._root, {TRIAL_SETTINGS: settings})
             self._ready = False
 
     def end(self) -> None:

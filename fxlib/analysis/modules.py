@@ -34,6 +34,7 @@ def module_operator(module: nn.Module) -> Operator | None:
         same=shares,
         writes=frozenset({0, "input"}) if in_place else frozenset(),
         random=any(_draws(part) for part in parts),
+        raises=any(_checks_values(part) for part in parts),
         state=tuple(tensor for part in parts for tensor in _tensors(part)),
         written_state=tuple(tensor for part in parts for tensor in _written(part)),
     )
@@ -56,6 +57,11 @@ def _draws(module: nn.Module) -> bool:
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
         return module.dropout > 0
     return isinstance(module, _DRAWS)
+
+
+def _checks_values(module: nn.Module) -> bool:
+    looks_up = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    return looks_up or isinstance(module, nn.modules.loss._Loss)
 
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:

@@ -41,7 +41,7 @@ class Operator:
     """Arguments whose memory it writes."""
     random: bool = False
     raises: bool = False
-    """It is there to raise: an assertion."""
+    """It may raise for the sake of values, as an assertion does."""
     gradient: bool = True
     """Whether the result can take a gradient from an argument."""
     state: tuple[torch.Tensor, ...] = ()
@@ -76,6 +76,8 @@ def _as_called(found: Operator, node: Node) -> Operator:
         found = replace(found, writes=found.writes | {1, "weight"})
     if found.name == "getattr" and node.args[1] in words.PLAIN_ATTRIBUTES:
         found = replace(found, shares=False, same=False, gradient=False)
+    if found.name == "getitem" and len(node.all_input_nodes) > 1:
+        found = replace(found, raises=True)  # by the values of its index
     return found
 
 
@@ -119,8 +121,8 @@ def _flag(node: Node, name: str) -> object:
 @functools.cache
 def _flags(target: object) -> dict[str, int]:
     """Where an operator takes those of its arguments that change what it does."""
-    if target is getattr:
-        return {"name": 1}
+    if target is getattr or target is operator.getitem:
+        return {"index": 1}
     if isinstance(target, str) or not callable(target):
         return {}
     try:
@@ -162,7 +164,8 @@ def _python(name: str) -> Operator:
     if name in words.PYTHON_IN_PLACE:
         return Operator(name=name, writes=frozenset({0}), shares=True, same=True)
     shares = name in words.PYTHON_SHARING
-    return Operator(name=name, shares=shares, same=shares, gradient=name not in words.NO_GRADIENT)
+    raises, gradient = name in words.RAISING, name not in words.NO_GRADIENT
+    return Operator(name=name, shares=shares, same=shares, raises=raises, gradient=gradient)
 
 
 @functools.cache
@@ -181,7 +184,7 @@ def _torch(name: str) -> Operator | None:
         same=shares and name not in words.NEW_VIEW,
         writes=writes,
         random=name in words.RANDOM or _is_seeded(name),
-        raises=name in words.ASSERTS,
+        raises=name in words.RAISING,
         gradient=name not in words.NO_GRADIENT,
     )
 
@@ -202,6 +205,7 @@ def _overload(target: torch._ops.OpOverload[..., Any]) -> Operator | None:
         same=shares and name not in words.NEW_VIEW,
         writes=writes | _writes_by_name(name),
         random=torch.Tag.nondeterministic_seeded in target.tags or name in words.RANDOM,
+        raises=name in words.RAISING,
         gradient=name not in words.NO_GRADIENT,
     )
 

@@ -76,7 +76,18 @@ RUNNING_STATISTICS = frozenset({"batch_norm", "instance_norm", "native_batch_nor
 RENORMALIZE = frozenset({"embedding", "embedding_bag"})
 """Write their weight when given a `max_norm`."""
 
-ASSERTS = frozenset({"_assert", "_assert_async", "_assert_tensor_metadata", "_assert_scalar"})
+RAISING = _named(
+    """
+    _assert _assert_async _assert_tensor_metadata _assert_scalar item int float index math gather index_select
+    index_add scatter scatter_add take take_along_dim index_put embedding embedding_bag one_hot bincount cross_entropy
+    nll_loss nll_loss2d cross_entropy_loss binary_cross_entropy ctc_loss cholesky cholesky_solve cholesky_inverse
+    inverse linalg_cholesky linalg_inv linalg_solve linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_svd
+    linalg_lstsq linalg_lu linalg_lu_solve linalg_ldl_factor linalg_tensorinv linalg_tensorsolve linalg_matrix_power
+    svd qr lu_solve triangular_solve masked_select masked_scatter repeat_interleave floor_divide remainder fmod
+    floordiv mod truediv divmod
+    """
+)
+"""Raises for the sake of values, not only of shapes and dtypes: an unused one may be there as a check."""
 
 NO_GRADIENT = _named(
     """

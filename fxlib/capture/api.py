@@ -60,7 +60,9 @@ def capture(
         CaptureError: the forward does something that a graph cannot hold; says where, and what to do.
     """
     if isinstance(model, CapturedModule):
-        raise CaptureError("the model is captured already", where=type(model).__name__, hint="Capture the original model.")
+        raise CaptureError(
+            "the model is captured already", where=type(model).__name__, hint="Capture the original model."
+        )
     if is_capturing():
         raise CaptureError("a forward cannot capture a model", where=source.here(), hint="Capture it before.")
     with _one_at_a_time:

@@ -27,7 +27,9 @@ class Declarations:
     def __init__(self, stated: Mapping[str, Contract]) -> None:
         for name, contract in stated.items():
             if not isinstance(contract, Contract):
-                raise CaptureError(f"{contract!r} is no Contract", where=f"contracts[{name!r}]", hint="Use fxlib.Contract.")
+                raise CaptureError(
+                    f"{contract!r} is no Contract", where=f"contracts[{name!r}]", hint="Use fxlib.Contract."
+                )
         self._stated = stated
         self._classes: dict[object, type | None] = {}
         self._values: dict[Node, Contract | None] = {}

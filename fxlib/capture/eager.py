@@ -20,7 +20,17 @@ from fxlib.capture.values import value_of
 
 _ANSWERED = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "get_device"}
-    | {"__len__", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}
+    | {
+        "__len__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__complex__",
+        "__index__",
+        "__contains__",
+        "__repr__",
+        "__format__",
+    }
     | {"item", "tolist", "numpy", "__array__", "type", "equal", "allclose", "data_ptr", "result_type", "can_cast"}
     | {"promote_types", "has_names", "__hash__", "__reduce_ex__", "__deepcopy__", "untyped_storage"}
 )

@@ -16,21 +16,23 @@ from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType
 from typing import Any, cast
 
+from typing_extensions import Self
+
 Call = Callable[..., Any]
-Hook = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
-"""`hook(original, args, kwargs)` runs in place of a call."""
+Replace = Callable[[Call], Call]
+"""Given the original, returns what shall run in its place."""
 
 _SLOT = "the redirection stands here"
 _thread = threading.local()
 
 
 class Interception:
-    """The hooks of one capture, seen by the thread that entered it. One capture at a time may hold any."""
+    """The replacements of one capture, seen by the thread that entered it. One capture at a time may have any."""
 
     def __init__(self) -> None:
         self._undo = ExitStack()
 
-    def __enter__(self) -> Interception:
+    def __enter__(self) -> Self:
         _thread.capturing = True
         self._undo.callback(_thread.__dict__.pop, "capturing", None)
         return self
@@ -38,24 +40,28 @@ class Interception:
     def __exit__(self, *exception: object) -> None:
         self._undo.close()
 
-    def function(self, function: FunctionType, hook: Hook) -> None:
-        """Send calls of a Python function, through whatever alias, to the hook."""
+    def function(self, function: Call, replace: Replace) -> None:
+        """Replace a Python function, under whatever alias it is called."""
+        if not isinstance(function, FunctionType):
+            raise TypeError(f"{function!r} is no Python function")
         code = function.__code__
         original = FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
         original.__defaults__, original.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        replacement = replace(original)
 
         def redirection(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return hook(original, args, kwargs) if is_capturing() else original(*args, **kwargs)
+            return (replacement if is_capturing() else original)(*args, **kwargs)
 
         self._undo.callback(setattr, function, "__code__", code)
         function.__code__ = _code_that_calls(redirection, code)
 
-    def method(self, owner: type, name: str, hook: Hook) -> None:
-        """Send calls of a method that an extension defines, in C or C++, to the hook."""
+    def method(self, owner: type, name: str, replace: Replace) -> None:
+        """Replace a method that an extension defines, in C or C++."""
         original = owner.__dict__[name]
+        replacement = replace(original)
 
         def redirected(*args: Any, **kwargs: Any) -> Any:
-            return hook(original, args, kwargs) if is_capturing() else original(*args, **kwargs)
+            return (replacement if is_capturing() else original)(*args, **kwargs)
 
         self._undo.callback(setattr, owner, name, original)
         setattr(owner, name, redirected)
@@ -102,6 +108,4 @@ def _code_that_calls(redirection: Call, code: CodeType) -> CodeType:
     if template.co_code[0] != dis.opmap["COPY_FREE_VARS"]:
         raise RuntimeError(f"fxlib does not know the code of Python {sys.version}")
     copying = bytes([template.co_code[0], len(code.co_freevars)]) + template.co_code[2:]
-    return template.replace(
-        co_consts=constants, co_name=code.co_name, co_freevars=code.co_freevars, co_code=copying
-    )
+    return template.replace(co_consts=constants, co_name=code.co_name, co_freevars=code.co_freevars, co_code=copying)

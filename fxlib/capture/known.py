@@ -83,5 +83,3 @@ def _of_operator(name: str) -> Contract | None:
     if any(torch.Tag.nondeterministic_seeded in each.tags for each in functional):
         return RANDOM
     return PURE if functional and not any(each._schema.is_mutable for each in functional) else None
-
-

@@ -14,7 +14,18 @@ from fxlib.runtime import ops
 _WITHOUT_GRADIENT = frozenset(
     {"long", "int", "bool", "byte", "short", "char", "argmax", "argmin", "argsort", "eq", "ne", "lt", "le", "gt", "ge"}
     | {"isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "logical_xor", "nonzero", "bincount"}
-    | {"searchsorted", "bucketize", "detach", "size", "dim", "numel", "randint", "randperm", "get_worker_info", "resolve"}
+    | {
+        "searchsorted",
+        "bucketize",
+        "detach",
+        "size",
+        "dim",
+        "numel",
+        "randint",
+        "randperm",
+        "get_worker_info",
+        "resolve",
+    }
 )
 
 

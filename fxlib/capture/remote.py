@@ -1,4 +1,4 @@
-"""Recording of remote calls: each becomes one node on an operator of `fxlib.runtime`, in whichever idiom it was written."""
+"""Recording of remote calls: each, in whichever idiom, becomes one node on an operator of `fxlib.runtime`."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class RemoteCalls:
         self._sent: dict[str, Proxy] = {}
 
     def call(
-        self, style: Style, to: Any, function: Any, args: Any = None, kwargs: Any = None, timeout: Any = None
+        self, style: Style, to: Any, function: Any, args: Any = None, kwargs: Any = None, *, timeout: Any = None
     ) -> Any:
         """Record `rpc_sync`, `rpc_async` or `remote`, called with these arguments."""
         function, args, kwargs = _unfold(function, _sequence(args), dict(kwargs or {}))
         if _is_remote_forward(function, args):
-            return self.method_call(style, args[0], "forward", args[3:], kwargs, timeout)
+            return self.method_call(style, args[0], "forward", args[3:], kwargs, timeout=timeout)
         try:
             name = functions.register(function)
         except ContractError as error:
@@ -74,7 +74,7 @@ class RemoteCalls:
 
     def method_calls(self, style: Style, rref: Any, timeout: Any = None) -> RRefCalls:
         """Return the helper that `rref.rpc_sync()` and its kin return."""
-        return RRefCalls(lambda method, args, kwargs: self.method_call(style, rref, method, args, kwargs, timeout))
+        return RRefCalls(lambda method, *call: self.method_call(style, rref, method, *call, timeout=timeout))
 
     def fetch(self, rref: Any, timeout: Any = None) -> Proxy:
         """Record `rref.to_here()`."""
@@ -223,7 +223,9 @@ def _unfold(
         return function.__wrapped__, args, kwargs
     if isinstance(function, Proxy) or not callable(function):
         raise CaptureError(
-            "the remote function is not known before the model runs", where=source.here(), hint="Name it in the program."
+            "the remote function is not known before the model runs",
+            where=source.here(),
+            hint="Name it in the program.",
         )
     return function, args, kwargs
 

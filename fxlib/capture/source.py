@@ -63,5 +63,3 @@ def trace_line(code: CodeType, line: int) -> str:
     text = linecache.getline(code.co_filename, line).strip()
     entry = f'  File "{code.co_filename}", line {line}, in {code.co_name}'
     return f"{entry}\n    {text}" if text else entry
-
-

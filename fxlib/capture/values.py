@@ -32,7 +32,21 @@ class _InPlace:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
 
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+_OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+)
 IN_PLACE = frozenset(getattr(operator, f"i{name}") for name in _OPERATORS)
 
 

@@ -80,10 +80,21 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(result)
     if options.save:
-        import fxlib
-
-        fxlib.save(result.module, options.save)
+        _save(result.module, options.save)
     return 0 if result.reason is not None else 1
+
+
+def _save(module: nn.Module, path: str) -> None:
+    from torch.fx import GraphModule
+
+    import fxlib
+
+    if not isinstance(module, GraphModule):
+        raise FxlibError("the model could not be captured, so there is no graph to save", where=path)
+    try:
+        fxlib.save(module, path)
+    except OSError as error:
+        raise FxlibError(error.strerror or str(error), where=path) from error
 
 
 def _made(name: str) -> tuple[nn.Module, Workload]:

@@ -37,9 +37,7 @@ def client_of(options: argparse.Namespace) -> Client:
 
     tls = Tls(ca=options.tls_ca, certificate=options.tls_cert, key=options.tls_key)
     try:
-        return connect(
-            options.service, tls=tls if options.tls or tls != Tls() else False, patience_s=options.patience
-        )
+        return connect(options.service, tls=tls if options.tls or tls != Tls() else False, patience_s=options.patience)
     except OSError as error:
         raise FxlibError(f"{error.strerror}: {error.filename}", where="TLS") from error
 

@@ -69,6 +69,10 @@ class Connection:
         self.jobs = jobs_pb2_grpc.OptimizerServiceStub(self._channel)
         self.blobs = blobs_pb2_grpc.BlobServiceStub(self._channel)
 
+    def stub(self, kind: Callable[[grpc.Channel], T]) -> T:
+        """Return a stub of another of the service's interfaces, over the same channel."""
+        return kind(self._channel)
+
     def close(self) -> None:
         """Close the channel; calls in flight are cancelled."""
         self._channel.close()

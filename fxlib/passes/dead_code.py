@@ -13,7 +13,8 @@ from fxlib.passes.base import GraphPass, PassResult, register_pass
 class DeadCode(GraphPass):
     """Delete unused local work that writes nothing and draws nothing.
 
-    Calls stay, even those that only read: their errors are results, too. Unused local work is taken not to raise.
+    Calls stay, even those that only read: their errors are results, too. So does work that may raise for the sake of
+    values, as an assertion or a lookup does; shapes and dtypes of unused work are taken to be right.
     """
 
     @override

@@ -13,6 +13,7 @@ from fxlib.errors import WireError
 from fxlib.protocol.batches import batch_from_bytes, batch_to_bytes, blob_ref, spec_from_proto, spec_to_proto
 from fxlib.protocol.bijection import Bijection
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
+from fxlib.servers import TableOptimizer
 from fxlib.v1 import graph_pb2, workload_pb2
 from fxlib.workload import (
     Assume,
@@ -23,7 +24,6 @@ from fxlib.workload import (
     RemoteObject,
     Server,
     Table,
-    TableOptimizer,
     Workload,
 )
 

@@ -74,7 +74,7 @@ class EmbeddingTable:
         """Return a copy of rows."""
         flat = self._checked(indices)
         with self._lock:
-            return self.weight.index_select(0, flat).view(*indices.shape, -1)
+            return self.weight.index_select(0, flat).view(*indices.shape, self.weight.shape[1])
 
     def attached_rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Return rows that belong to the autograd graph of this table."""
@@ -97,7 +97,7 @@ class EmbeddingTable:
         rows, places = torch.unique(flat, return_inverse=True)
         total = self.weight.new_zeros(len(rows), self.weight.shape[1])
         # One row after another on the CPU, whatever the number of threads.
-        total.index_add_(0, places, gradient.reshape(len(flat), -1).to(total.dtype))
+        total.index_add_(0, places, gradient.reshape(len(flat), total.shape[1]).to(total.dtype))
         with self._lock:
             self._optimizer.update(rows, total)
 

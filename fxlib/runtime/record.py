@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -23,6 +24,13 @@ BLOCKED = frozenset(("call", "wait"))
 """Kinds of spans in which the trainer's thread stands still for a call."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InFlight:
+    name: str
+    to: str
+    start_s: float
+
+
 class Recording:
     """Spans of one thread's run. `timeline` is complete once the recording has ended."""
 
@@ -30,6 +38,7 @@ class Recording:
         self._start = time.perf_counter()
         self._lock = threading.Lock()
         self._spans: list[Span] = []
+        self._airborne: dict[int, _InFlight] = {}
         self._step_s: float | None = None
 
     @property
@@ -52,7 +61,7 @@ class Recording:
         """Record a span that ends now."""
         end = self._now()
         with self._lock:
-            if self._step_s is None or kind == "in_flight":
+            if self._step_s is None:
                 self._spans.append(Span(kind=kind, name=name, to=to, start_s=start_s, end_s=end))
 
     def finish(self) -> None:
@@ -79,11 +88,24 @@ class Recording:
             start = self._now()
             with self.span(role, name, to):
                 result = operator(*args, **kwargs)
-            if role == "issue" and hasattr(result, "add_done_callback"):
-                result.add_done_callback(lambda _: self.note("in_flight", name, to, start))
+            if role == "issue":
+                self._take_off(result, _InFlight(name=name, to=to, start_s=start))
+            elif role == "wait" and args:
+                self._land(id(args[0]))
             return result
 
         return timed
+
+    def _take_off(self, future: Any, flight: _InFlight) -> None:
+        key = id(future)  # alive until its wait, so no other has the same
+        self._airborne[key] = flight
+        if hasattr(future, "add_done_callback"):
+            future.add_done_callback(lambda _: self._land(key))
+
+    def _land(self, key: int) -> None:
+        # At completion, or at the return of the wait, whichever comes first: callbacks run in a thread of their own.
+        if (flight := self._airborne.pop(key, None)) is not None:
+            self.note("in_flight", flight.name, flight.to, flight.start_s)
 
     def _now(self) -> float:
         return time.perf_counter() - self._start

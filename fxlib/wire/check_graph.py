@@ -222,7 +222,7 @@ class BodyChecker:
         for position, name in enumerate(tree.arguments):
             if position or name != "self":
                 check_name(name, "argument")
-        place = Place(limits=self._limits)
+        place = Place(limits=self._limits, kind="structure")
         check_value(tree.inputs, place)
         if tree.HasField("outputs"):
             check_value(tree.outputs, place)

@@ -14,6 +14,7 @@ from fxlib.wire.names import check_label, check_name, check_text
 from fxlib.wire.operators import check_operator
 from fxlib.wire.targets import functions
 
+_STRUCTURE = frozenset({"none", "list", "tuple", "dict", "ordered_dict", "named_tuple"})
 _PLACES = {"tensor_meta": "tensor_meta", "function": "attribute", "tensor": "attribute", "opaque": "attribute"}
 
 
@@ -23,7 +24,7 @@ class Place:
 
     limits: Limits
     kind: str = "immediate"
-    """"immediate", "attribute" or "tensor_meta"."""
+    """"immediate", "attribute", "tensor_meta", or "structure": containers, with None for each leaf."""
     nodes: int = 0
     """Nodes that it may refer to: those with a lower index."""
     tensors: int = 0
@@ -33,6 +34,8 @@ class Place:
 def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
     """Raise Fault unless the value is well-formed and may stand in this place."""
     kind = value.WhichOneof("kind")
+    if place.kind == "structure" and kind not in _STRUCTURE:
+        raise Fault(f"a {kind} stands where a structure has containers, and None for each leaf")
     if kind == "node":
         if value.node >= place.nodes:
             raise Fault(f"refers to node {value.node}, which does not come before it")

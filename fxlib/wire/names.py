@@ -30,6 +30,11 @@ def is_dunder(text: str) -> bool:
     return text.startswith("__") and text.endswith("__")
 
 
+def as_name(text: str) -> str:
+    """Return the text, or the nearest identifier: a GraphModule traced from a lambda is called `<lambda>`."""
+    return text if is_name(text) and not is_dunder(text) else "m_" + re.sub(r"\W", "_", text, flags=re.ASCII)
+
+
 def check_name(text: str, what: str) -> None:
     """Raise Fault unless the text is an identifier that Python keeps for nobody."""
     if not is_name(text) or is_dunder(text):

@@ -47,7 +47,7 @@ class ModuleReader:
             module = CapturedModule(nn.Module(), Graph(), class_name=message.graph.class_name)
             module.training = message.training
         else:
-            module = CapturedModule(own, Graph(), original=None if isinstance(own, GraphModule) else own)
+            module = CapturedModule(own, Graph(), original=None if isinstance(own, CapturedModule) else own)
         self._fill(module, message, own, "")
         _set_graph(module, self._graphs.read(message.graph), "the root module")
         return module

@@ -16,7 +16,7 @@ from fxlib.wire.contracts import write_contract
 from fxlib.wire.faults import Fault
 from fxlib.wire.hints import write_hint
 from fxlib.wire.limits import DEFAULT
-from fxlib.wire.names import check_comment, check_node_name, clean_comment
+from fxlib.wire.names import as_name, check_comment, check_node_name, clean_comment
 from fxlib.wire.opaque import OpaqueFunction
 from fxlib.wire.targets import methods
 from fxlib.wire.write_values import ValueWriter, write_tensor_meta
@@ -86,7 +86,7 @@ def write_body(body: pb.Body, module: GraphModule, tables: Tables) -> None:
     Raises:
         WireError: something in it cannot travel; names the node and the field.
     """
-    body.class_name = type(module).__name__
+    body.class_name = as_name(type(module).__name__)
     _write_codegen(body, module.graph._codegen)
     nodes: dict[Node, int] = {}
     values = ValueWriter(nodes)

@@ -12,7 +12,7 @@ from fxlib.protocol import catalogue_to_proto
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc
 from service.config import Limits
 from service.convert import event_to_proto, filter_from_proto, job_to_proto, worker_to_proto
-from service.errors import invalid
+from service.fields import check_listing
 from service.fleet import Fleet
 from service.hub import Hub
 from service.intake import Intake
@@ -57,10 +57,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     @override
     async def ListJobs(self, request: jobs_pb2.ListJobsRequest, context: Context) -> jobs_pb2.ListJobsResponse:
         """List jobs, newest first."""
-        if request.page_size < 0:
-            raise invalid("page_size", "must not be negative")
-        if request.page_token and not _is_token(request.page_token):
-            raise invalid("page_token", "is none that this service gave")
+        check_listing(request)
         jobs, following = await self._ledger.read(
             self._ledger.store.page,
             filter_from_proto(request),
@@ -99,7 +96,3 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     async def _with_result(self, job: Job) -> jobs_pb2.Job:
         result = await self._ledger.read(self._ledger.store.result_of, job.id) if job.state is State.SUCCEEDED else None
         return job_to_proto(job, result)
-
-
-def _is_token(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 18

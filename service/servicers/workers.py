@@ -7,6 +7,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from fxlib.reasons import Reason
 from fxlib.v1 import jobs_pb2, workers_pb2, workers_pb2_grpc
 from service.admission import Admission
 from service.checks import check_result
@@ -22,8 +23,19 @@ from service.servicers.context import Context, seconds_left
 _MARGIN_S: Final = 0.5
 """An empty answer leaves so long before the caller's deadline."""
 
-_PASSING: Final = frozenset({"TRIAL_HUNG", "TRIAL_DIED", "OUT_OF_MEMORY", "NO_CAPACITY", "REWRITE_LIMIT", "CANCELLED"})
-"""Reasons that lie in the moment: an equal job may fare better, so their answers are not handed on."""
+_LASTING: Final = frozenset(
+    {
+        Reason.FASTER,
+        Reason.NOT_FASTER,
+        Reason.BUDGET_EXHAUSTED,
+        Reason.NO_CALLS,
+        Reason.NOTHING_CHANGED,
+        Reason.NOT_SAME,
+        Reason.OPAQUE_CODE,
+    }
+)
+"""Reasons that lie in the request. With another, which may lie in the moment or the operator's settings, a relaunch is
+tried again."""
 
 
 class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
@@ -70,7 +82,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                     token=request.token,
                     result=request.result.SerializeToString(),
                     message=clip(_summary(request.result)),
-                    reusable=request.result.reason_code not in _PASSING,
+                    reusable=request.result.reason_code in {reason.name for reason in _LASTING},
                 )
                 await self._dispatcher.tell(request.job_id, said)
             case "failure":

@@ -1,6 +1,5 @@
 """The RPC world of the capture tests."""
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -14,4 +13,3 @@ def world() -> Iterator[None]:
     """Two servers, "ps0" and "ps1", and this process as "trainer"."""
     with rpc_world(Server(name="ps0"), Server(name="ps1")):
         yield
-        gc.collect()  # an RRef that outlives its world troubles the next one

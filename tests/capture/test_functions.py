@@ -84,7 +84,14 @@ def test_what_no_other_process_could_find_has_no_name(function: Any) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["os:system", "builtins:eval", "builtins:exec", "builtins:getattr", "_operator:attrgetter", "_operator:methodcaller"]
+    [
+        "os:system",
+        "builtins:eval",
+        "builtins:exec",
+        "builtins:getattr",
+        "_operator:attrgetter",
+        "_operator:methodcaller",
+    ]
     + ["torch:load", "torch:save", "torch.os:system", "torch:Tensor.register_hook", "torch:Tensor.__reduce_ex__"]
     + ["torch.jit:load", "torch.hub:load", "torch:Tensor.numpy", "tests.capture.servers:nonexistent", "x", ""],
 )

@@ -195,7 +195,9 @@ class Holder(nn.Module):
         helped = servers.remote_method(Table.rows, self.table, rows, scale=3.0)
         waited = wait_all(futures)
         owner = self.table.owner_name() if self.table.is_owner() is False else "trainer"
-        named = rpc_sync(owner, servers.call_method, args=(Table.forward, self.child.table, rows)) if owner == "-" else 0
+        named = (
+            rpc_sync(owner, servers.call_method, args=(Table.forward, self.child.table, rows)) if owner == "-" else 0
+        )
         return self.scale(sum(looked_up) + sum(waited) + pulled + helped + named)
 
 
@@ -222,7 +224,9 @@ def test_constant_destinations_stay_constant_and_classes_behind_rrefs_bring_cont
 
 class Argument(nn.Module):
     def forward(self, table: "rpc.RRef[Table]", rows: torch.Tensor) -> Any:
-        return table.rpc_sync().rows(rows) + table.rpc_async(timeout=3.0).forward(rows).wait() + table.to_here().weight[0]
+        return (
+            table.rpc_sync().rows(rows) + table.rpc_async(timeout=3.0).forward(rows).wait() + table.to_here().weight[0]
+        )
 
 
 def test_an_rref_that_is_an_argument() -> None:

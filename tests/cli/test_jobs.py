@@ -38,7 +38,7 @@ def test_optimize_without_a_service_fails_and_says_so(fxlib: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "problem"),
+    "factory, problem",
     [
         ("models", "not of that form"),
         ("no_such_package.models:made", "No module named 'no_such_package'"),

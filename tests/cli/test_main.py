@@ -44,7 +44,7 @@ def test_help_does_not_wait_for_torch() -> None:
     assert ran.stdout.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize(("arguments", "extra"), [(["serve"], "service"), (["worker"], "worker")])
+@pytest.mark.parametrize("arguments, extra", [(["serve"], "service"), (["worker"], "worker")])
 def test_a_missing_extra_is_named(
     fxlib: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], extra: str
 ) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,59 +15,78 @@ import pytest
 
 import fxlib
 
-WORKER = """
+STAND_INS = {
+    "workers": "",
+    "service": """
+ready = pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1])
+ready.with_name("unfinished").write_text('{"listen": "127.0.0.1:1", "metrics": "127.0.0.1:2"}')
+ready.with_name("unfinished").replace(ready)
+""",
+}
+PROGRAM = """
 import os, pathlib, signal, sys, time
-log = pathlib.Path(os.environ["WORKER_LOG"])
-with log.open("a") as file:
-    file.write(f"{os.getpid()} {' '.join(sys.argv[1:])}\\n")
-if os.environ.get("WORKER_DIES"):
-    sys.exit(3)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+with pathlib.Path(os.environ["STARTS"]).open("a") as file:
+    file.write(f"{os.getpid()} {' '.join(sys.argv[1:])}\\n")
+"""
+WAIT = """
 while True:
     time.sleep(0.05)
 """
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    """A stand-in for the package `workers`, whose starts are noted here."""
-    package = tmp_path / "stand-in" / "workers"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(WORKER)
-    return tmp_path / "workers.log"
+class Serving:
+    """`fxlib serve` on free ports, with stand-ins for the applications named; each start of one is a line."""
+
+    def __init__(self, folder: Path, options: tuple[str, ...], stand_ins: tuple[str, ...], listen: str) -> None:
+        self._starts = folder / "starts"
+        for name in stand_ins:
+            package = folder / "stand-ins" / name
+            package.mkdir(parents=True)
+            (package / "__init__.py").touch()
+            (package / "__main__.py").write_text(PROGRAM + STAND_INS[name] + WAIT)
+        command = [sys.executable, "-m", "fxlib.cli", "serve", "--listen", listen, "--metrics", "127.0.0.1:0"]
+        self.process = subprocess.Popen(
+            [*command, "--data", str(folder / "data"), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(folder / "stand-ins"), "STARTS": str(self._starts)},
+        )
+
+    def address(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"the service is at (\S+), its metrics at (http://\S+/metrics)", line)
+        assert found is not None
+        return found[1]
+
+    def starts(self) -> list[str]:
+        return self._starts.read_text().splitlines() if self._starts.exists() else []
+
+    def children(self) -> list[int]:
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def errors(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
 
 
 @contextmanager
-def serve(tmp_path: Path, *options: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "fxlib.cli", "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
-    process = subprocess.Popen(
-        [*command, "--data", str(tmp_path / "data"), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "stand-in"), **environment},
-    )
+def serve(
+    folder: Path, *options: str, stand_ins: tuple[str, ...] = ("workers",), listen: str = "127.0.0.1:0"
+) -> Iterator[Serving]:
+    serving = Serving(folder, options, stand_ins, listen)
     try:
-        yield process
+        yield serving
     finally:
-        process.kill()
-        process.communicate()
+        serving.process.kill()
+        serving.process.communicate()
 
 
-def address(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    found = re.search(r"the service is at (\S+), its metrics at (http://\S+/metrics)", process.stdout.readline())
-    assert found is not None
-    return found[1]
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def until(true: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -77,75 +97,73 @@ def gone(pid: int) -> bool:
     return not status.exists() or "State:\tZ" in status.read_text()
 
 
-def starts(log: Path) -> list[str]:
-    return log.read_text().splitlines() if log.exists() else []
+def pid_of(start: str) -> int:
+    return int(start.split()[0])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_service_and_worker(tmp_path: Path, log: Path, number: signal.Signals) -> None:
-    with serve(tmp_path, "--allow-module", "my.ps", WORKER_LOG=str(log)) as process:
-        where = address(process)
-        until(lambda: bool(starts(log)))
-        assert starts(log)[0].endswith(f"--service {where} --allow-module my.ps")
-        with fxlib.connect(where) as client:
+def test_a_service_and_a_worker_run_until_sigterm(tmp_path: Path) -> None:
+    with serve(tmp_path, "--allow-module", "my.ps") as serving:
+        address = serving.address()
+        until(lambda: len(serving.starts()) == 1)
+        assert serving.starts()[0].endswith(f" --service {address} --allow-module my.ps")
+        with fxlib.connect(address, patience_s=60) as client:
             assert client.jobs() == []
-        pids = children(process.pid)
+        pids = serving.children()
         assert len(pids) == 2
-        process.send_signal(number)
-        assert process.wait(30) == 0
+        serving.process.terminate()
+        assert serving.process.wait(60) == 0
         assert all(gone(pid) for pid in pids)
 
 
-def test_no_worker_is_started_when_told_so(tmp_path: Path, log: Path) -> None:
-    with serve(tmp_path, "--no-worker", WORKER_LOG=str(log)) as process:
-        address(process)
-        assert len(children(process.pid)) == 1
-        assert starts(log) == []
+def test_no_worker_is_started_when_told_so_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    with serve(tmp_path, "--no-worker", stand_ins=("service",)) as serving:
+        serving.address()
+        [service] = serving.children()
+        assert [pid_of(start) for start in serving.starts()] == [service]
+        serving.process.send_signal(signal.SIGINT)
+        assert serving.process.wait(60) == 0
+        assert gone(service)
 
 
-def test_a_worker_that_dies_is_replaced(tmp_path: Path, log: Path) -> None:
-    with serve(tmp_path, WORKER_LOG=str(log)) as process:
-        address(process)
-        until(lambda: len(starts(log)) == 1)
-        os.kill(int(starts(log)[0].split()[0]), signal.SIGKILL)
-        until(lambda: len(starts(log)) == 2)
-        assert process.poll() is None
+def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+    with serve(tmp_path, stand_ins=("service", "workers")) as serving:
+        serving.address()
+        until(lambda: len(serving.starts()) == 2)
+        os.kill(pid_of(serving.starts()[1]), signal.SIGKILL)
+        until(lambda: len(serving.starts()) == 3)
+        assert serving.process.poll() is None
 
 
-def test_a_service_that_dies_ends_the_worker_and_the_command(tmp_path: Path, log: Path) -> None:
-    with serve(tmp_path, WORKER_LOG=str(log)) as process:
-        address(process)
-        until(lambda: bool(starts(log)))
-        worker = int(starts(log)[0].split()[0])
-        [service] = set(children(process.pid)) - {worker}
+def test_a_service_that_dies_ends_the_worker_and_the_command(tmp_path: Path) -> None:
+    with serve(tmp_path, stand_ins=("service", "workers")) as serving:
+        serving.address()
+        until(lambda: len(serving.starts()) == 2)
+        service, worker = (pid_of(start) for start in serving.starts())
         os.kill(service, signal.SIGKILL)
-        assert process.wait(30) == 1
+        assert serving.process.wait(60) == 1
         assert gone(worker)
-        assert process.stderr is not None
-        assert "fxlib: the service: it ended with exit code -9" in process.stderr.read()
+        assert "fxlib: the service: it ended with exit code -9" in serving.errors()
 
 
-def test_killed_it_takes_service_and_worker_along(tmp_path: Path, log: Path) -> None:
-    with serve(tmp_path, WORKER_LOG=str(log)) as process:
-        address(process)
-        until(lambda: bool(starts(log)))
-        pids = children(process.pid)
-        process.kill()
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
+def test_killed_it_takes_service_and_worker_along(tmp_path: Path) -> None:
+    with serve(tmp_path, stand_ins=("service", "workers")) as serving:
+        serving.address()
+        until(lambda: len(serving.starts()) == 2)
+        pids = serving.children()
+        serving.process.kill()
         until(lambda: all(gone(pid) for pid in pids))
 
 
 def test_an_address_in_use_is_an_error_not_a_wait(tmp_path: Path) -> None:
-    with serve(tmp_path, "--no-worker") as first:
-        taken = address(first)
-        (tmp_path / "second").mkdir()
-        with serve(tmp_path / "second", "--no-worker", "--listen", taken) as second:
-            assert second.wait(30) == 1
-            assert second.stderr is not None
-            assert "see its words above" in second.stderr.read()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with serve(tmp_path, "--no-worker", listen=listen) as serving:
+            assert serving.process.wait(60) == 1
+            assert "see its words above" in serving.errors()
 
 
 def test_a_client_authority_needs_workers_of_its_own(tmp_path: Path) -> None:
-    with serve(tmp_path, "--client-ca", "ca.pem") as process:
-        assert process.wait(30) == 1
-        assert process.stderr is not None
-        assert "Say --no-worker, and start it with fxlib worker." in process.stderr.read()
+    with serve(tmp_path, "--client-ca", "ca.pem") as serving:
+        assert serving.process.wait(60) == 1
+        assert "Say --no-worker, and start it with fxlib worker." in serving.errors()

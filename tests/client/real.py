@@ -1,6 +1,8 @@
 """The real service in a process of its own, and a worker that answers as a test tells it to."""
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +14,8 @@ from pathlib import Path
 import grpc
 import torch
 
-from fxlib import protocol
+import fxlib
+from fxlib import protocol, wire
 from fxlib.client.blobs import upload
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
@@ -26,24 +29,31 @@ Answer = Callable[[workers_pb2.Lease, bytes], tuple[Report, bytes | None]]
 
 
 @contextmanager
-def real_service(data: Path, *options: str) -> Iterator[str]:
-    """Run `python -m service` on free ports, and give its address."""
+def real_service(data: Path, *options: str, end: signal.Signals = signal.SIGTERM) -> Iterator[str]:
+    """Run `python -m service` on free ports, or where the options say, and give its address."""
     ready = data / "ready"
+    ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "service", "--data", str(data / "service"), "--ready-file", str(ready), *options]
     for option in ("--listen", "--metrics"):
         if option not in options:
             command += [option, "127.0.0.1:0"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 60
+        limit = time.monotonic() + 60
         while not ready.exists():
             assert process.poll() is None, "the service ended"
-            assert time.monotonic() < end
+            assert time.monotonic() < limit
             time.sleep(0.02)
         yield json.loads(ready.read_text())["listen"]
     finally:
-        process.terminate()
+        process.send_signal(end)
         process.wait(20)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -74,8 +84,12 @@ def _work(address: str, answer: Answer, stop: threading.Event) -> None:
 def _complete(
     connection: Connection, stub: workers_pb2_grpc.WorkerServiceStub, lease: workers_pb2.Lease, answer: Answer
 ) -> None:
-    proof = {"job_id": lease.job_id, "token": lease.token}
-    stub.Report(workers_pb2.ReportRequest(**proof, phase="rewrite", message="scripted", progress=0.5), timeout=10)
+    stub.Report(
+        workers_pb2.ReportRequest(
+            job_id=lease.job_id, token=lease.token, phase="rewrite", message="scripted", progress=0.5
+        ),
+        timeout=10,
+    )
     data = b"".join(
         chunk.data for chunk in connection.blobs.Read(_read(protocol.blob_from_proto(lease.request.graph)), timeout=10)
     )
@@ -86,7 +100,7 @@ def _complete(
         upload(connection, {ref.sha256: rewritten}, Deadline(10))
         graph = protocol.blob_from_proto(ref)
     result = protocol.report_to_proto(report, graph=graph)
-    stub.Complete(workers_pb2.CompleteRequest(**proof, result=result), timeout=10)
+    stub.Complete(workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token, result=result), timeout=10)
 
 
 def _read(blob: Blob) -> blobs_pb2.ReadRequest:
@@ -94,7 +108,8 @@ def _read(blob: Blob) -> blobs_pb2.ReadRequest:
 
 
 def adopt(_: workers_pb2.Lease, graph: bytes) -> tuple[Report, bytes]:
-    """Send the graph back as it came, as if it were faster."""
+    """Rewrite the graph, and say that it is faster."""
+    rewritten = wire.encode(fxlib.optimize(wire.decode(wire.parse(graph)))).graph
     report = Report(
         decision="adopt",
         reason=Reason.FASTER,
@@ -104,4 +119,4 @@ def adopt(_: workers_pb2.Lease, graph: bytes) -> tuple[Report, bytes]:
         gain=Estimate(value=0.5, low=0.48, high=0.52),
         hardware="test",
     )
-    return report, graph
+    return report, rewritten.SerializeToString(deterministic=True)

@@ -12,13 +12,8 @@ from fxlib.client.deadline import Deadline
 from fxlib.client.follow import follow, get_job
 from fxlib.errors import RejectedError, ServiceUnavailableError
 from fxlib.jobs import Event
+from tests.client.real import free_port
 from tests.client.scripted import RUNNING, SUCCEEDED, Scripted, event, serving
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_what_may_pass_is_tried_again(service: Scripted, connection: Connection) -> None:

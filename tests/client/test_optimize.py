@@ -124,9 +124,7 @@ def with_another_argument(graph: GraphModule) -> bytes:
     return as_bytes(other)
 
 
-@pytest.mark.parametrize(
-    "answer", [garbage, truncated, hostile, of_another_model, redirected, with_another_argument]
-)
+@pytest.mark.parametrize("answer", [garbage, truncated, hostile, of_another_model, redirected, with_another_argument])
 def test_an_answer_that_is_not_a_valid_graph_of_this_model_is_not_used(
     service: Scripted, client: Client, graph: GraphModule, answer: Callable[[GraphModule], bytes]
 ) -> None:

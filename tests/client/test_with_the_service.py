@@ -1,7 +1,9 @@
 """The client against the real service."""
 
-import threading
-from collections.abc import Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,14 @@ from fxlib import Client
 from fxlib.errors import FxlibWarning, RejectedError
 from fxlib.jobs import Event
 from tests.client.models import Clicks, workload
-from tests.client.real import adopt, real_service, scripted_worker
+from tests.client.real import adopt, free_port, real_service, scripted_worker
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +43,7 @@ def test_a_launcher_gets_its_own_model_back_with_the_figures(client: Client) -> 
     assert result.gain.low == 0.48
     assert dict(result.module.named_parameters())["top.weight"] is dict(graph.named_parameters())["top.weight"]
     assert "+50.0%" in str(result)
+    assert "issue_call('ps0', 'fxlib.ps:lookup'" in str(result.module.code)
 
 
 def test_a_relaunch_gets_the_answer_that_is_there(client: Client) -> None:
@@ -46,7 +56,9 @@ def test_a_relaunch_gets_the_answer_that_is_there(client: Client) -> None:
 
 def test_a_job_can_be_found_and_its_history_read(client: Client) -> None:
     labels = {"team": "found"}
-    result = client.optimize(fxlib.capture(Clicks()), workload(), name="find-me", labels=labels, fresh=True, progress=False)
+    result = client.optimize(
+        fxlib.capture(Clicks()), workload(), name="find-me", labels=labels, fresh=True, progress=False
+    )
     [found] = client.jobs(labels=labels)
     assert (found.id, found.name, found.state) == (result.job_id, "find-me", "succeeded")
     heard: list[Event] = []
@@ -68,13 +80,23 @@ def test_an_unknown_recipe_costs_a_warning(client: Client) -> None:
         assert client.optimize(graph, workload(), recipe="no-such-recipe", progress=False).module is graph
 
 
+def test_a_service_that_is_killed_and_comes_back_answers_after_all(tmp_path: Path) -> None:
+    graph, address = fxlib.capture(Clicks()), f"127.0.0.1:{free_port()}"
+    with ExitStack() as before, fxlib.connect(address) as client:
+        before.enter_context(real_service(tmp_path, "--listen", address, end=signal.SIGKILL))
+        handle = client.submit(graph, workload())
+        until(lambda: bool(client.jobs()))
+        before.close()
+        assert not handle.ready()
+        with real_service(tmp_path, "--listen", address), scripted_worker(address, adopt):
+            assert handle.result(30).decision == "adopt"
+
+
 def test_a_job_nobody_claims_can_be_cancelled(tmp_path: Path) -> None:
     with real_service(tmp_path) as address, fxlib.connect(address) as client:
         graph = fxlib.capture(Clicks())
         handle = client.submit(graph, workload(), name="lonely")
-        waiting = threading.Event()
-        while not (jobs := client.jobs()):
-            waiting.wait(0.05)
-        assert client.cancel(jobs[0].id).state == "cancelled"
+        until(lambda: bool(client.jobs()))
+        assert client.cancel(client.jobs()[0].id).state == "cancelled"
         with pytest.warns(FxlibWarning, match="cancelled"):
             assert handle.result(10).module is graph

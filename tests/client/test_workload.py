@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxlib import Batch, BatchSpec, Contract, Server, Tensors, Workload
+from fxlib import Batch, BatchSpec, Contract, Dense, Server, Table, Tensors, Workload
 from fxlib.errors import WorkloadError
 
 X, Y = torch.zeros(4, 3), torch.tensor([3, 9, 4])
@@ -80,3 +80,12 @@ def test_a_range_of_no_tensor_is_refused() -> None:
 def test_an_empty_index_tensor_needs_a_range() -> None:
     with pytest.raises(WorkloadError, match=r"input.0: is empty, so its range is unknown. Give it in ranges="):
         Workload.describe([torch.zeros(0, dtype=torch.int64)])
+
+
+def test_state_of_a_server_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"Table\('t'\): \[0, 4\] is no table"):
+        Table(name="t", rows=0, dim=4)
+    with pytest.raises(WorkloadError, match=r"Dense\('d'\).shape: negative size"):
+        Dense(name="d", shape=(-1,))
+    with pytest.raises(WorkloadError, match=r"Table\('t'\): unknown optimizer 'adam'. \"sgd\" or \"adagrad\"."):
+        Table(name="t", rows=1, dim=1, optimizer="adam")  # type: ignore[arg-type]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -21,8 +23,8 @@ class Root(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.linspace(-1, 1, 8).view(2, 4))
-        self.register_buffer("buffer", torch.linspace(0, 2, 8).view(2, 4))
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 8).view(2, 4).clone())
+        self.register_buffer("buffer", torch.linspace(0, 2, 8).view(2, 4).clone())
         self.linear = nn.Linear(4, 4)
         self.norm = nn.BatchNorm1d(4)
         self.drop = nn.Dropout(0.4)
@@ -46,36 +48,50 @@ class Program:
     """A module to run, and what to run it on."""
 
     module: CapturedModule
-    aliased_inputs: bool
+    second_input: Literal["own", "view of the first", "the buffer"]
     seed: int
 
 
 def random_program(seed: int, *, length: int = 18) -> Program:
     """Make the program that belongs to a seed."""
-    writer = _Writer(random.Random(seed))
-    for _ in range(length):
+    rng = random.Random(seed)
+    smooth = rng.random() < 0.4
+    writer = _Writer(rng, smooth=smooth)
+    for _ in range(length * 2 if smooth else length):
         writer.step()
     torch.manual_seed(seed)
     module = CapturedModule(Root(), writer.finish())
-    return Program(module=module, aliased_inputs=writer.rng.random() < 0.2, seed=seed)
+    second = rng.choices(("own", "view of the first", "the buffer"), (8, 2, 2))[0]
+    return Program(module=module, second_input=second, seed=seed)
 
 
 class _Writer:
-    """Writes a graph node by node; every value is a float tensor [2, 4]."""
+    """Writes a graph node by node; every value is a float tensor [2, 4].
 
-    def __init__(self, rng: random.Random) -> None:
+    A smooth program writes nothing in place, so that backward runs through, and uses few values often.
+    """
+
+    def __init__(self, rng: random.Random, *, smooth: bool) -> None:
         self.rng = rng
+        self.smooth = smooth
         self.graph = Graph()
         self.values = [self.graph.placeholder("x"), self.graph.placeholder("y")]
         self.to = self.graph.placeholder("to")
         self.in_flight: list[Node] = []
+        self.required: list[Node] = []
         self.calls = 0
+        self.views = 4 if smooth else 5  # without `detach`
         self.weights: dict[Callable[[], None], int] = {
             self.unary: 14, self.binary: 14, self.view: 9, self.linear: 7, self.use_weight: 6, self.random_op: 6,
             self.read: 22, self.issue: 5,
         }  # fmt: skip
-        self.unsafe: dict[Callable[[], None], int] = {
-            self.in_place: 12, self.norm: 4, self.write_buffer: 3, self.write: 9, self.without_grad: 2,
+        self.unsafe: dict[Callable[[], None], int] = {self.norm: 4, self.write: 5}
+        if not smooth:
+            self.unsafe |= self._rough()
+
+    def _rough(self) -> dict[Callable[[], None], int]:
+        return {
+            self.in_place: 12, self.write_buffer: 3, self.write: 9, self.without_grad: 2,
             self.opaque: 2, self.failing_call: 1, self.failing_work: 1,
         }  # fmt: skip
 
@@ -91,10 +107,13 @@ class _Writer:
         """Wait for what is in flight, and return some values."""
         while self.in_flight:
             self.values.append(self.graph.call_function(ops.wait, (self.in_flight.pop(0),)))
-        self.graph.output(tuple(self.rng.sample(self.values, min(4, len(self.values)))))
+        many = 10 if self.smooth else 4
+        self.graph.output((*self.required, *self.rng.sample(self.values, min(many, len(self.values)))))
         return self.graph
 
     def pick(self) -> Node:
+        if self.smooth and self.rng.random() < 0.6:
+            return self.rng.choice(self.values[:4])
         return self.rng.choice(self.values[-8:])
 
     def emit(self, target: object, *args: object) -> None:
@@ -108,7 +127,7 @@ class _Writer:
 
     def view(self) -> None:
         method, args = self.rng.choice(
-            (("view", (2, 4)), ("reshape", (2, 4)), ("narrow", (0, 0, 2)), ("contiguous", ()), ("detach", ()))
+            (("view", (2, 4)), ("contiguous", ()), ("narrow", (0, 0, 2)), ("contiguous", ()), ("detach", ()))[: self.views]
         )
         self.values.append(self.graph.call_method(method, (self.pick(), *args)))
 
@@ -137,14 +156,14 @@ class _Writer:
         elif kind == 1:
             self.values.append(self.graph.call_method("copy_", (value, self.pick())))
         elif kind == 2:
-            self.graph.call_function(__import__("operator").setitem, (value, slice(0, 1), 0.25))
+            self.graph.call_function(operator.setitem, (value, slice(0, 1), 0.25))
         elif kind == 3:
             self.values.append(self.graph.call_module("relu", (value,)))
         elif kind == 4:
             clean = self.graph.call_method("detach", (value,))
             self.values.append(self.graph.call_function(torch.add, (self.const(), 1.5), {"out": clean}))
         else:
-            self.emit(__import__("operator").imul, value, 0.5)
+            self.emit(operator.imul, value, 0.5)
 
     def const(self) -> Node:
         return self.graph.call_method("detach", (self.pick(),))
@@ -164,18 +183,19 @@ class _Writer:
     def failing_work(self) -> None:
         if self.rng.random() < 0.5:
             self.emit(torch.matmul, self.pick(), self.pick())
+            self.required.append(self.values[-1])  # unused work is taken not to raise
 
     def issue(self) -> None:
         self.call(ops.issue_call, self.rng.choice(servers.READS))
 
-    def call(self, operator: Callable[..., object], function: Callable[..., object]) -> None:
+    def call(self, form: Callable[..., object], function: Callable[..., object]) -> None:
         to = self.rng.choice((*servers.SERVERS, *servers.SERVERS, self.to))
         args, name = (self.pick(),), functions.name_of(function)
-        call = self.graph.call_function(operator, (to, name, args, {}, None))
+        call = self.graph.call_function(form, (to, name, args, {}, None))
         if (contract := contract_of(function)) is not None:
             call.meta["contract"] = contract
         self.calls += 1
-        if operator is ops.issue_call:
+        if form is ops.issue_call:
             self.in_flight.append(call)
             return
         self.values.append(call)

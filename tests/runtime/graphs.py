@@ -26,10 +26,10 @@ class Program:
         return self._placed(self.graph.call_function(function, args), order)
 
     def call(self, to: Any, name: str, *args: Any, timeout: float | None = None, order: int | None = None) -> Node:
-        return self._remote(remote_call, to, name, args, timeout, order)
+        return self._remote(remote_call, (to, name, args, timeout), order)
 
     def issue(self, to: Any, name: str, *args: Any, timeout: float | None = None, order: int | None = None) -> Node:
-        return self._remote(issue_call, to, name, args, timeout, order)
+        return self._remote(issue_call, (to, name, args, timeout), order)
 
     def wait(self, issue: Node) -> Node:
         return self._placed(self.graph.call_function(wait, (issue,)), issue.meta["order"])
@@ -38,7 +38,8 @@ class Program:
         self.graph.output(value).meta["order"] = len(self.graph.nodes)
         return CapturedModule(root or nn.Module(), self.graph, original=original)
 
-    def _remote(self, target: Any, to: Any, name: str, args: Any, timeout: float | None, order: int | None) -> Node:
+    def _remote(self, target: Any, call: tuple[Any, str, Any, float | None], order: int | None) -> Node:
+        to, name, args, timeout = call
         function = name if name.startswith(".") else f"{FUNCTIONS}:{name}"
         node = self.graph.call_function(target, (to, function, args, {}, timeout))
         node.meta["call"] = node.name

@@ -12,7 +12,7 @@ from fxlib.runtime import functions
 _LOG: list[str] = []
 
 
-def add(a: torch.Tensor, b: object = 1, *, scale: float = 1.0) -> torch.Tensor:
+def add(a: torch.Tensor, b: torch.Tensor | float = 1, *, scale: float = 1.0) -> torch.Tensor:
     return (a + b) * scale
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.usefixtures("servers")
 X = torch.arange(4.0)
 
 
-def both(to: object, function: str, *args: object, timeout: float | None = None, **kwargs: object) -> list[object]:
+def both(to: object, function: Any, *args: object, timeout: float | None = None, **kwargs: object) -> list[Any]:
     """Results, or errors as (type, text), of the blocking and the issued form."""
-    results: list[object] = []
+    results: list[Any] = []
     for form in (remote_call, lambda *call: wait(issue_call(*call))):
         try:
             results.append(form(to, function, args, kwargs, timeout))
@@ -133,7 +134,7 @@ def test_issuing_on_an_rref_of_unknown_type_keeps_the_gradients_of_its_server() 
 
 
 def test_tracking_leaves_alone_what_takes_no_gradient() -> None:
-    call = ("ps0", f"{NAME}:take_gradient", (), {}, None, 0)
+    call: Any = ("ps0", f"{NAME}:take_gradient", (), {}, None, 0)
     integers, attached = torch.arange(3), X.clone().requires_grad_() * 2
     assert track_gradient(integers, *call) is integers
     assert track_gradient(attached, *call) is attached

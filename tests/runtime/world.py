@@ -1,12 +1,19 @@
-"""An RPC world for tests: this process is the trainer, and servers are spawned processes."""
+"""The RPC world of the tests: this process is the trainer, and two servers are spawned processes.
+
+A process can join one RPC group of fresh peers in its life: torch numbers its groups and their barriers by counters
+that fresh peers do not share. So all tests of a pytest process share one world, which ends with it.
+"""
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from torch.distributed import rpc
@@ -14,46 +21,47 @@ from torch.distributed import rpc
 import fxlib.ps
 from fxlib.workload import Server
 
-
-def options(meeting: Path) -> rpc.TensorPipeRpcBackendOptions:
-    """TensorPipe over TCP, as between hosts."""
-    return rpc.TensorPipeRpcBackendOptions(
-        init_method=f"file://{meeting}", rpc_timeout=30, _transports=["uv"], _channels=["basic"]
-    )
-
-
-def _serve(server: Server, rank: int, world_size: int, meeting: Path) -> None:
-    warnings.simplefilter("ignore")  # of torch, about its own use of process groups
-    fxlib.ps.serve(server, rank=rank, world_size=world_size, options=options(meeting))
+NAMES = ("ps0", "ps1")
+SIZE = len(NAMES) + 1
+_processes: list[SpawnProcess] = []
 
 
 @contextmanager
 def rpc_world(*servers: Server) -> Iterator[None]:
-    """Join an RPC group as "trainer", with the given servers; leave it, and see the processes end."""
+    """Be "trainer", with servers "ps0" and "ps1" in the state described (seed 0)."""
+    if not _processes:
+        _start()
+    for server in servers:
+        rpc.rpc_sync(server.name, fxlib.ps.setup, args=(server, 0))
+    yield
+
+
+def _start() -> None:
     spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        meeting, size = Path(folder, "meeting"), len(servers) + 1
-        processes = [
-            spawn.Process(target=_serve, args=(server, rank, size, meeting), daemon=True)
-            for rank, server in enumerate(servers, start=1)
-        ]
-        for process in processes:
-            process.start()
-        try:
-            # A process's groups meet under their number, and to fresh servers this is the first.
-            rpc._init_counter = 0
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                rpc.init_rpc("trainer", rank=0, world_size=size, rpc_backend_options=options(meeting))
-            try:
-                yield
-            finally:
-                rpc.shutdown()
-                rpc._init_counter = 0
-            for process in processes:
-                process.join(20)
-        finally:
-            for process in processes:
-                if process.is_alive():
-                    process.kill()
-                process.join()
+    folder = tempfile.mkdtemp()
+    for rank, name in enumerate(NAMES, start=1):
+        _processes.append(spawn.Process(target=_serve, args=(name, rank, folder), daemon=True))
+        _processes[-1].start()
+    atexit.register(_end, folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about its own use of process groups
+        rpc.init_rpc("trainer", rank=0, world_size=SIZE, rpc_backend_options=_options(folder))
+
+
+def _serve(name: str, rank: int, folder: str) -> None:
+    warnings.simplefilter("ignore")
+    fxlib.ps.serve(Server(name=name), rank=rank, world_size=SIZE, options=_options(folder))
+
+
+def _end(folder: str) -> None:
+    rpc.shutdown(graceful=False)
+    for process in _processes:
+        process.kill()
+        process.join()
+    shutil.rmtree(folder)
+
+
+def _options(folder: str) -> rpc.TensorPipeRpcBackendOptions:
+    # Over TCP, as between hosts.
+    meeting = f"file://{Path(folder, 'meeting')}"
+    return rpc.TensorPipeRpcBackendOptions(init_method=meeting, rpc_timeout=30, _transports=["uv"], _channels=["basic"])

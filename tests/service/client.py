@@ -12,9 +12,9 @@ class Client:
     """Blocking stubs over one channel."""
 
     def __init__(self, channel: grpc.Channel) -> None:
-        self.jobs: Any = jobs_pb2_grpc.OptimizerServiceStub(channel)  # type: ignore[no-untyped-call]
-        self.blobs: Any = blobs_pb2_grpc.BlobServiceStub(channel)  # type: ignore[no-untyped-call]
-        self.workers: Any = workers_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
+        self.jobs: Any = jobs_pb2_grpc.OptimizerServiceStub(channel)
+        self.blobs: Any = blobs_pb2_grpc.BlobServiceStub(channel)
+        self.workers: Any = workers_pb2_grpc.WorkerServiceStub(channel)
 
     def put(self, data: bytes) -> None:
         self.blobs.Write(iter([blobs_pb2.WriteRequest(blob=ref(data), data=data)]))

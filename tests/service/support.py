@@ -7,9 +7,11 @@ import hashlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -208,6 +210,12 @@ def refused(*options: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     return done.stderr
+
+
+def fetch(url: str, context: ssl.SSLContext | None = None) -> str:
+    with urllib.request.urlopen(url, timeout=10, context=context) as response:  # noqa: S310  # our own address
+        text: str = response.read().decode()
+        return text
 
 
 def eventually(seconds: float = 10.0) -> Iterable[float]:

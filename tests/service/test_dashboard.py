@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 from fxlib.v1 import jobs_pb2, workers_pb2
 from tests.service.client import Client
-from tests.service.support import Process, answer, eventually, graph_bytes, request
+from tests.service.support import Process, answer, eventually, fetch, graph_bytes, request
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "fxlib.json").read_text())
@@ -36,8 +35,7 @@ class Prometheus:
 
     def ask(self, path: str, **parameters: str) -> Any:
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as response:
-            return json.load(response)["data"]
+        return json.loads(fetch(url))["data"]
 
     def samples(self, query: str) -> list[Any]:
         found: list[Any] = self.ask("query", query=query)["result"]
@@ -53,7 +51,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus with the scrape file of `deploy/`, but for address and haste, and a service with a day's work behind it."""
+    """A Prometheus with the scrape file of `deploy/`, but for address and haste, and a service that has worked."""
     folder = tmp_path_factory.mktemp("prometheus")
     service = Process(folder / "data", "--lease-seconds", "0.5")
     config = (DEPLOY / "prometheus.yml").read_text()

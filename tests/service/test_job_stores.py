@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -289,8 +290,8 @@ STEPS = st.lists(
 @settings(max_examples=40)
 @given(STEPS)
 def test_both_stores_answer_alike_whatever_happens(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple]
-) -> None:  # type: ignore[type-arg]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]
+) -> None:
     path = tmp_path_factory.mktemp("store") / "jobs.sqlite"
     stores: list[JobStore] = [MemoryJobStore(), SqlJobStore(f"sqlite:///{path}")]
     ids: list[str] = []

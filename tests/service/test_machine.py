@@ -99,7 +99,8 @@ def test_a_lost_worker_s_job_is_queued_again() -> None:
 
 
 def test_three_lost_workers_fail_it() -> None:
-    job = after(*[CLAIM, LeaseExpired(token="t1")] * MAX_ATTEMPTS).job
+    life: list[Input] = [CLAIM, LeaseExpired(token="t1")]
+    job = after(*life * MAX_ATTEMPTS).job
     assert job.state is State.FAILED
     assert job.failure is not None
     assert job.failure.code == "WORKER_LOST"
@@ -138,6 +139,12 @@ def test_what_comes_under_another_lease_is_refused(said: Input, before: list[Inp
 def test_an_equal_job_s_answer_ends_a_queued_one() -> None:
     transition = after(Answered(job_id="j0", result=b"answer"))
     assert (transition.job.state, transition.job.cached, transition.result) == (State.SUCCEEDED, True, b"answer")
+
+
+def test_an_equal_job_s_failure_ends_a_queued_one() -> None:
+    failure = Failure(code="WORKER_LOST", message="why")
+    job = after(Answered(job_id="j0", failure=failure)).job
+    assert (job.state, job.cached, job.failure) == (State.FAILED, True, failure)
 
 
 def test_an_equal_job_s_answer_is_not_for_those_who_asked_for_a_fresh_one() -> None:

@@ -9,6 +9,7 @@ from fxlib.v1 import graph_pb2, jobs_pb2, workload_pb2
 from service.blobs.memory import MemoryBlobStore
 from service.config import Limits
 from service.errors import Code, ServiceError
+from service.leases import Lease
 from service.stores.memory import MemoryJobStore
 from tests.service.support import (
     answer,
@@ -140,6 +141,31 @@ async def test_equal_jobs_at_the_same_time_are_worked_on_once_and_all_end() -> N
         assert all(job.result == answer() for job in ended)
 
 
+@pytest.mark.parametrize("reason", ["TRIAL_HUNG", "TRIAL_DIED", "OUT_OF_MEMORY", "NO_SERVER"])
+async def test_jobs_that_asked_at_the_same_time_share_even_an_answer_that_lay_in_the_moment(reason: str) -> None:
+    async with make_service() as core:
+        jobs = [await submit(core) for _ in range(3)]
+        await work(core, answer(reason=reason))
+        await core.ledger._background.end()
+        ended = [await get(core, job.id) for job in jobs]
+        assert [job.result.reason_code for job in ended] == [reason] * 3
+        assert states([await submit(core)]) == ["queued"]
+
+
+async def test_a_job_that_ends_its_workers_does_not_do_so_again_for_each_of_its_equals() -> None:
+    async with make_service() as core:
+        jobs = [await submit(core) for _ in range(3)]
+        for _ in range(3):
+            lease = await claim(core)
+            assert lease is not None
+            core.dispatcher.leases.end(lease.job_id)
+            await core.dispatcher.expire([Lease(job_id=lease.job_id, token=lease.token, worker_id="w1")])
+        await core.ledger._background.end()
+        ended = [await get(core, job.id) for job in jobs]
+        assert states(ended) == ["failed"] * 3
+        assert {job.failure.code for job in ended} == {"WORKER_LOST"}
+
+
 async def test_an_equal_job_is_claimed_when_the_running_one_ends_without_an_answer() -> None:
     async with make_service() as core:
         first, second = await submit(core), await submit(core)
@@ -166,7 +192,7 @@ async def test_a_namespace_s_queue_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
+    "change, field",
     [
         (lambda asked: asked.ClearField("request_id"), "request_id"),
         (lambda asked: setattr(asked, "request_id", "x" * 129), "request_id"),

@@ -29,7 +29,7 @@ def test_every_option_reaches_the_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    "options, says",
     [
         (["--listen", "0.0.0.0:0"], "reachable from other machines"),
         (["--tls-cert", "a.pem"], "go together"),

@@ -1,7 +1,6 @@
 """A service on real sockets."""
 
 import asyncio
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given, settings
@@ -20,7 +19,7 @@ from fxlib.errors import FxlibError
 from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc, workers_pb2, workers_pb2_grpc
 from service.config import MIB, Address, Config, Limits
 from service.server import SERVICES, Server
-from tests.service.support import graph_bytes, ref, request, worker
+from tests.service.support import fetch, graph_bytes, ref, request, worker
 
 ANYWHERE = Address(host="127.0.0.1", port=0)
 UNARY = [
@@ -41,11 +40,11 @@ class Client:
     """Stubs over one channel."""
 
     def __init__(self, channel: grpc.aio.Channel, metrics: str) -> None:
-        self.channel = channel
+        self.channel: Any = channel
         self.metrics = metrics
-        self.jobs: Any = jobs_pb2_grpc.OptimizerServiceStub(channel)  # type: ignore[no-untyped-call]
-        self.blobs: Any = blobs_pb2_grpc.BlobServiceStub(channel)  # type: ignore[no-untyped-call]
-        self.workers: Any = workers_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
+        self.jobs: Any = jobs_pb2_grpc.OptimizerServiceStub(channel)
+        self.blobs: Any = blobs_pb2_grpc.BlobServiceStub(channel)
+        self.workers: Any = workers_pb2_grpc.WorkerServiceStub(channel)
         self.health: Any = health_pb2_grpc.HealthStub(channel)
 
     async def submit(self) -> jobs_pb2.Job:
@@ -88,23 +87,12 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
 
 
 def details(error: grpc.aio.AioRpcError, kind: type[Message]) -> Any:
-    from google.rpc import status_pb2
-
-    packed = {key: value for key, value in error.trailing_metadata() or ()}["grpc-status-details-bin"]
-    for each in status_pb2.Status.FromString(packed).details:
+    metadata: Any = error.trailing_metadata()
+    for each in status_pb2.Status.FromString(dict(metadata)["grpc-status-details-bin"]).details:
         message = kind()
         if each.Unpack(message):
             return message
     raise AssertionError(f"no {kind.__name__}")
-
-
-async def scrape(client: Client) -> str:
-    def read() -> str:
-        with urllib.request.urlopen(client.metrics, timeout=10) as response:
-            text: str = response.read().decode()
-            return text
-
-    return await asyncio.to_thread(read)
 
 
 @pytest.mark.parametrize("name", ["", *SERVICES])
@@ -187,12 +175,16 @@ def _mutations(valid: bytes) -> Iterator[bytes]:
     yield from [b"", b"\x00", *found]
 
 
+def _broken(_: str) -> None:
+    raise RuntimeError("secret")
+
+
 async def test_a_failure_of_the_service_itself_tells_nothing_of_its_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path / "data") as (client, server):
         assert server._core is not None
-        monkeypatch.setattr(server._core.ledger.store, "get", lambda _: {}["secret"])
+        monkeypatch.setattr(server._core.ledger.store, "get", _broken)
         error = await failure(client.jobs.GetJob(jobs_pb2.GetJobRequest(job_id="j")))
         assert error.code() is grpc.StatusCode.INTERNAL
         assert "secret" not in str(error.details())
@@ -219,7 +211,7 @@ async def test_a_client_that_leaves_harms_nothing(tmp_path: Path) -> None:
         await watching.read()
         watching.cancel()
         async with asyncio.timeout(5):
-            while server._core.hub.watchers:
+            while server._core.hub.watchers:  # noqa: ASYNC110  # nothing tells
                 await asyncio.sleep(0.01)
         assert (await client.jobs.GetJob(jobs_pb2.GetJobRequest(job_id=job.id))).job.state == jobs_pb2.JOB_STATE_QUEUED
 
@@ -227,7 +219,7 @@ async def test_a_client_that_leaves_harms_nothing(tmp_path: Path) -> None:
 async def test_calls_are_counted_by_method_and_status(client: Client) -> None:
     await client.submit()
     await failure(client.jobs.GetJob(jobs_pb2.GetJobRequest(job_id="none")))
-    text = await scrape(client)
+    text = await asyncio.to_thread(fetch, client.metrics)
     assert 'fxlib_rpc_seconds_count{code="OK",method="OptimizerService/Optimize"} 1.0' in text
     assert 'fxlib_rpc_seconds_count{code="NOT_FOUND",method="OptimizerService/GetJob"} 1.0' in text
     assert 'fxlib_jobs{state="queued"} 1.0' in text
@@ -265,8 +257,8 @@ async def test_one_service_to_a_data_folder(tmp_path: Path) -> None:
 async def test_one_service_to_an_address(tmp_path: Path) -> None:
     first = Server(Config(data=tmp_path / "a", listen=ANYWHERE, metrics=ANYWHERE))
     listen, metrics = await first.start()
-    for taken in ({"listen": listen, "metrics": ANYWHERE}, {"listen": ANYWHERE, "metrics": metrics}):
-        second = Server(Config(data=tmp_path / "b", **taken))
+    for pair in ((listen, ANYWHERE), (ANYWHERE, metrics)):
+        second = Server(Config(data=tmp_path / "b", listen=pair[0], metrics=pair[1]))
         with pytest.raises(FxlibError, match="cannot listen on"):
             await second.start()
         await second.stop()

@@ -1,13 +1,13 @@
 """Certificates on real sockets, and what is refused without them."""
 
 import asyncio
-import datetime
+import datetime as dt
 import ipaddress
 import ssl
 import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fxlib.errors import FxlibError
 from service.config import Address, Config, Tls
 from service.server import Server
+from tests.service.support import fetch
 
 ANYWHERE = Address(host="127.0.0.1", port=0)
 
@@ -29,7 +30,7 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
 
     def sign(self, subject: str, key: ec.EllipticCurvePrivateKey, *, authority: bool = False) -> bytes:
-        now = datetime.datetime.now(datetime.UTC)
+        now = dt.datetime.now(dt.UTC)
         places = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         builder = (
             x509.CertificateBuilder()
@@ -37,8 +38,8 @@ class Authority:
             .issuer_name(self.name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
+            .not_valid_before(now - dt.timedelta(hours=1))
+            .not_valid_after(now + dt.timedelta(hours=1))
             .add_extension(x509.SubjectAlternativeName(places), critical=False)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         )
@@ -60,10 +61,12 @@ def certificates(folder: Path, subject: str) -> Files:
     """An authority, and a certificate that it signed."""
     authority = Authority(_name(f"{subject} authority"), ec.generate_private_key(ec.SECP256R1()))
     key = ec.generate_private_key(ec.SECP256R1())
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    contents = {"ca": authority.sign("", authority.key, authority=True), "crt": authority.sign(subject, key), "key": pem}
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    contents = {
+        "ca": authority.sign("", authority.key, authority=True),
+        "crt": authority.sign(subject, key),
+        "key": pem,
+    }
     paths = {kind: folder / f"{subject}.{kind}" for kind in contents}
     for kind, path in paths.items():
         path.write_bytes(contents[kind])
@@ -77,8 +80,7 @@ async def served(address: Address, credentials: grpc.ChannelCredentials | None) 
         try:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=3)
         except grpc.aio.AioRpcError as error:
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-            return False
+            return error.code() is not grpc.StatusCode.UNAVAILABLE
         return True
 
 
@@ -123,22 +125,15 @@ async def test_with_a_client_authority_only_its_clients_are_served(tmp_path: Pat
 
 
 async def _scrape(url: str, context: ssl.SSLContext) -> None:
+    assert "fxlib_queue_depth" in await asyncio.to_thread(fetch, url, context)
 
 
-    def read() -> bytes:
-        with urllib.request.urlopen(url, timeout=5, context=context) as response:
-            text: bytes = response.read()
-            return text
-
-    assert b"fxlib_queue_depth" in await asyncio.to_thread(read)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])  # noqa: S104
 @pytest.mark.parametrize("option", ["listen", "metrics"])
 def test_other_machines_are_not_served_without_tls_unless_that_is_asked_for(
     tmp_path: Path, host: str, option: str
 ) -> None:
-    exposed = {option: Address(host=host, port=0)}
+    exposed: dict[str, Any] = {option: Address(host=host, port=0)}
     with pytest.raises(FxlibError, match="TLS is off"):
         Config(data=tmp_path, **exposed)
     assert Config(data=tmp_path, insecure=True, **exposed).insecure
@@ -159,7 +154,7 @@ async def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "address"),
+    "text, address",
     [
         ("127.0.0.1:8470", Address(host="127.0.0.1", port=8470)),
         ("[::1]:0", Address(host="::1", port=0)),

@@ -1,7 +1,7 @@
 """Following a job, without a network."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
@@ -14,7 +14,7 @@ from service.stores.memory import MemoryJobStore
 from tests.service.support import claim, complete, make_service, submit, work
 
 
-async def watch(core: Core, job_id: str, after: int = 0) -> AsyncIterator[jobs_pb2.JobEvent]:
+async def watch(core: Core, job_id: str, after: int = 0) -> AsyncGenerator[jobs_pb2.JobEvent]:
     request = jobs_pb2.WatchJobRequest(job_id=job_id, after_sequence=after)
     async for response in core.optimizer.WatchJob(request, None):
         yield response.event
@@ -108,7 +108,7 @@ async def test_live_events_are_told_without_reading_the_store() -> None:
 
         core.ledger.store.events = counted  # type: ignore[method-assign, assignment]
         watchers = [asyncio.create_task(history(core, job.id)) for _ in range(200)]
-        while reads < 200:
+        while reads < 200:  # noqa: ASYNC110  # nothing tells
             await asyncio.sleep(0.01)
         lease = await claim(core)
         assert lease is not None

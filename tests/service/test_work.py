@@ -16,13 +16,16 @@ from tests.service.support import (
     complete,
     fields,
     get,
-    graph_bytes,
     make_service,
     ref,
     request,
     states,
     submit,
     worker,
+)
+
+STOLEN = jobs_pb2.JobResult(
+    decision=jobs_pb2.DECISION_KEEP_ORIGINAL, calls=[jobs_pb2.CallReport(node="n", action="stolen")]
 )
 
 
@@ -227,13 +230,17 @@ async def test_a_worker_s_failure_is_the_job_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "code", "field"),
+    "result, code, field",
     [
         (jobs_pb2.JobResult(), Code.INVALID_REQUEST, "result"),
         (jobs_pb2.JobResult(decision=jobs_pb2.DECISION_ADOPT), Code.INVALID_REQUEST, "result.graph"),
-        (jobs_pb2.JobResult(decision=1, graph=ref(b"absent")), Code.BLOB_MISSING, "result.graph"),
-        (jobs_pb2.JobResult(decision=1, graph=ref(b"no graph")), Code.INVALID_GRAPH, "result.graph"),
-        (jobs_pb2.JobResult(decision=2, calls=[jobs_pb2.CallReport(action="stolen")]), Code.INVALID_REQUEST, "result"),
+        (jobs_pb2.JobResult(decision=jobs_pb2.DECISION_ADOPT, graph=ref(b"absent")), Code.BLOB_MISSING, "result.graph"),
+        (
+            jobs_pb2.JobResult(decision=jobs_pb2.DECISION_ADOPT, graph=ref(b"no graph")),
+            Code.INVALID_GRAPH,
+            "result.graph",
+        ),
+        (STOLEN, Code.INVALID_REQUEST, "result"),
     ],
 )
 async def test_an_answer_that_makes_no_sense_is_refused_and_the_job_goes_on(
@@ -256,7 +263,7 @@ async def test_an_outcome_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "field"),
+    "asked, field",
     [
         (workers_pb2.ClaimRequest(), "worker.worker_id"),
         (workers_pb2.ClaimRequest(worker=worker("a\nb")), "worker.worker_id"),
@@ -273,7 +280,7 @@ async def test_a_claim_that_makes_no_sense_is_refused(asked: workers_pb2.ClaimRe
         assert field in fields(caught.value)
 
 
-@pytest.mark.parametrize(("phase", "progress"), [("", 0.5), ("x" * 99, 0.5), ("qps", float("nan")), ("qps", 2.0)])
+@pytest.mark.parametrize("phase, progress", [("", 0.5), ("x" * 99, 0.5), ("qps", float("nan")), ("qps", 2.0)])
 async def test_a_report_that_makes_no_sense_is_refused(phase: str, progress: float) -> None:
     async with make_service() as core:
         await submit(core)

@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxlib import wire
 
 
-def round_trip(module: GraphModule, **options: Any) -> GraphModule:
+def round_trip(module: GraphModule, **options: Any) -> Any:
     """Encode with weights, serialize, parse and decode; whatever comes back encodes to the same bytes."""
     encoded = wire.encode(module, weights=True)
     data = wire.serialize(encoded.graph)
@@ -21,7 +21,7 @@ def round_trip(module: GraphModule, **options: Any) -> GraphModule:
     return decoded
 
 
-def graph_of(build: Callable[[Graph, Node], object], root: nn.Module | None = None) -> GraphModule:
+def graph_of(build: Callable[[Graph, Node], Any], root: nn.Module | None = None) -> GraphModule:
     """A module of one input, whose nodes `build` adds and whose output it returns."""
     graph = Graph()
     graph.output(build(graph, graph.placeholder("x")))

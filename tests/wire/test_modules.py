@@ -18,7 +18,7 @@ from tests.wire.support import graph_of, round_trip
 from tests.wire.zoo import CASES
 
 
-def calling_module(module: nn.Module, inputs: int = 1) -> GraphModule:
+def calling_module(module: nn.Module, inputs: int = 1) -> Any:
     graph = Graph()
     names = [graph.placeholder(f"x{index}") for index in range(inputs)]
     graph.output(graph.call_module("part", tuple(names)))
@@ -87,7 +87,7 @@ def test_tied_parameters_and_modules_stay_tied() -> None:
 
 
 def test_tensors_that_share_a_storage_keep_sharing_it() -> None:
-    root = nn.Module()
+    root: Any = nn.Module()
     whole = torch.arange(12.0)
     root.register_buffer("whole", whole)
     root.register_buffer("part", whole[4:8].view(2, 2).t())
@@ -102,13 +102,14 @@ def test_tensors_that_share_a_storage_keep_sharing_it() -> None:
 
 
 def test_a_channels_last_weight_keeps_its_strides() -> None:
-    module = nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last)
+    module: Any = nn.Conv2d(4, 4, 3)
+    module.to(memory_format=torch.channels_last)
     decoded = round_trip(calling_module(module))
     assert decoded.part.weight.stride() == module.weight.stride()
 
 
 def test_of_a_storage_only_what_the_module_views_travels() -> None:
-    root = nn.Module()
+    root: Any = nn.Module()
     root.register_buffer("corner", torch.zeros(1000, 1000)[:2, :2])
     encoded = wire.encode(graph_of(lambda graph, x: graph.get_attr("corner"), root), weights=True)
     assert encoded.graph.storages[0].bytes < 5000
@@ -137,7 +138,7 @@ def hooked() -> nn.Module:
 
 
 def tagged() -> nn.Module:
-    module = nn.Linear(3, 3)
+    module: Any = nn.Linear(3, 3)
     module.tag = object()
     return module
 
@@ -165,7 +166,7 @@ def test_a_module_that_holds_itself_is_refused() -> None:
 
 
 def test_attributes_that_nodes_read_travel_as_values_tensors_or_opaque_slots() -> None:
-    root = nn.Module()
+    root: Any = nn.Module()
     root.scale, root.constant, root.handle = math.pi, torch.arange(3), object()
 
     def build(graph: Graph, x: Any) -> Any:

@@ -25,10 +25,11 @@ from tests.wire.support import call_of, calling, graph_of, round_trip
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024 - what a user's model returns
 
-VALUES = [
+VALUES: list[Any] = [
     None, True, False, 0, -1, 2**63 - 1, -(2**63), 2**63, -(2**200), 0.0, -0.0, 1e-310, math.inf, -math.inf,
     "", "text", "quote ' \" \\ \n \0 {x} #", "π", 1 + 2j, complex(-0.0, math.inf), ..., [], (), {}, [[[1]]], ([],),
-    {"a": 1, 2: "b", None: 3, (1, "x"): 4, 1.5: 5, True: 6}, slice(None), slice(1, None, -1), range(0), range(5, -5, -2),
+    {"a": 1, 2: "b", None: 3, (1, "x"): 4, 1.5: 5, True: 6}, slice(None), slice(1, None, -1),
+    range(0), range(5, -5, -2),
     torch.float32, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.device("cpu"), torch.device("cuda", 1),
     torch.strided, torch.sparse_coo, torch.channels_last, torch.preserve_format, torch.per_tensor_affine,
     torch.per_channel_symmetric, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default, torch.int64,
@@ -121,6 +122,10 @@ def test_all_six_opcodes_come_back() -> None:
     assert decoded.code == module.code
     assert torch.equal(decoded(x), module(x))
     assert torch.equal(decoded(x, 3.0), module(x, 3.0))
+
+
+def test_a_traced_lambda_comes_back() -> None:
+    assert round_trip(symbolic_trace(lambda x: x + 1))(2) == 3
 
 
 def test_variadic_parameters_and_keyword_only_ones_come_back() -> None:
@@ -261,7 +266,7 @@ def test_blocks_of_a_grad_mode_come_back() -> None:
     assert torch.equal(decoded(x), module(x))
 
 
-def refused(value: object) -> WireError:
+def refused(value: Any) -> WireError:
     graph = Graph()
     graph.call_function(torch.add, (graph.placeholder("x"), 1, [value]), name="bad")
     module = GraphModule(nn.Module(), Graph())

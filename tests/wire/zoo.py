@@ -1,6 +1,7 @@
 """A module of each torch.nn class, and inputs on which it runs."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ def _cases() -> dict[str, Case]:
     def add(shape: tuple[int, ...], *names: str, args: tuple[Any, ...] = (), more: tuple[Any, ...] = ()) -> None:
         for name in names:
             cls = getattr(nn, name)
-            cases[name] = (lambda cls=cls: cls(*args), (torch.randn(shape), *more))
+            cases[name] = (partial(cls, *args), (torch.randn(shape), *more))
 
     add(vector, "CELU", "ELU", "GELU", "GLU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU")
     add(vector, "LogSigmoid", "Mish", "PReLU", "RReLU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus")
@@ -44,7 +45,7 @@ def _cases() -> dict[str, Case]:
     for dim, shape in ((1, (2, 4, 4)), (2, (2, 4, 4, 4)), (3, (2, 4, 4, 4, 4))):
         pooled, indices = getattr(torch.nn.functional, f"max_pool{dim}d")(torch.randn(shape), 2, return_indices=True)
         cls = getattr(nn, f"MaxUnpool{dim}d")
-        cases[cls.__name__] = (lambda cls=cls: cls(2), (pooled, indices))
+        cases[cls.__name__] = (partial(cls, 2), (pooled, indices))
     add(image, "ChannelShuffle", "PixelShuffle", "PixelUnshuffle", args=(2,))
     add(image, "GroupNorm", args=(2, 4))
     add(vector, "LayerNorm", "RMSNorm", args=(6,))
@@ -78,7 +79,7 @@ def _losses(cases: dict[str, Case]) -> None:
     scores, other, classes = torch.randn(4, 5), torch.randn(4, 5), torch.randint(0, 5, (4,))
     signs = torch.tensor([1.0, -1, 1, -1])
     for name in ("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "PoissonNLLLoss", "BCEWithLogitsLoss", "KLDivLoss"):
-        cases[name] = (lambda name=name: getattr(nn, name)(reduction="sum"), (scores, other.sigmoid()))
+        cases[name] = (partial(getattr(nn, name), reduction="sum"), (scores, other.sigmoid()))
     for name in ("SoftMarginLoss", "HingeEmbeddingLoss"):
         cases[name] = (getattr(nn, name), (scores, other.sign()))
     for name in ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"):

@@ -8,7 +8,6 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import Final
 
 import psutil
 
@@ -18,19 +17,16 @@ from fxlib.reasons import Reason
 from fxlib.result import Report
 from fxlib.runtime import is_call, is_issue
 from workers.child import Channel
-from workers.config import RewriteLimits
+from workers.config import REWRITE_JOB, REWRITE_LIMITS, RewriteLimits
 from workers.folder import JobFolder
 from workers.trial.failures import Raised
-
-JOB: Final = "FXLIB_REWRITE_JOB"
-LIMITS: Final = "FXLIB_REWRITE_LIMITS"
 
 
 def main() -> int:
     """Rewrite, and say how it went: `done`, or `failed` with the exception in words."""
     channel = Channel.inherited()
-    folder = JobFolder(Path(os.environ.pop(JOB)))
-    _limit(RewriteLimits(**json.loads(os.environ.pop(LIMITS))))
+    folder = JobFolder(Path(os.environ.pop(REWRITE_JOB)))
+    _limit(RewriteLimits(**json.loads(os.environ.pop(REWRITE_LIMITS))))
     try:
         rewrite(folder)
     except Exception as error:  # noqa: BLE001 - a pass may fail in any way, and that is the answer

@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from workers.child import FOLDER, Channel, ChildEndedError
-from workers.config import TrialSettings
+from workers.config import TRIAL_SETTINGS, TrialSettings
 from workers.folder import JobFolder
 from workers.trial.cluster import connected
 from workers.trial.conduct import Order, conduct
 from workers.trial.failures import InterruptedTrialError, shorten
 from workers.trial.trainer import Material
-
-SETTINGS: Final = "FXLIB_TRIAL_SETTINGS"
-"""The variable that tells the operator's settings, as JSON."""
 
 _ALIVE_S: Final = 5.0
 
@@ -29,7 +26,7 @@ _ALIVE_S: Final = 5.0
 def main() -> int:
     """Run trials until the worker is gone."""
     channel = Channel.inherited()
-    settings = _settings(os.environ.pop(SETTINGS))
+    settings = _settings(os.environ.pop(TRIAL_SETTINGS))
     try:
         with connected(settings, Path(os.environ.pop(FOLDER))):
             channel.send(ready=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from statistics import fmean
-from typing import Final, Protocol
+from typing import Final
 
 from fxlib.reasons import Reason
 from fxlib.result import CallReport, Report, Timeline
@@ -14,22 +15,16 @@ from fxlib.runtime import exposed_s
 from fxlib.trial import TrialOptions
 from fxlib.workload import Workload
 from workers.config import TrialSettings
+from workers.progress import Tell
 from workers.trial.failures import TrialError
 from workers.trial.sameness import Sameness, compare
 from workers.trial.speed import ARMS, Speed, measure
 from workers.trial.trainer import Arm, Material, Trace
-from workers.trial.world import World
+from workers.trial.world import FAILS, World
 
 _RECORDED_STEPS: Final = 5
 _BLOCK_SLACK: Final = 20
 """A block that takes so many times what it should counts as hung, once a single step's time limit is over, too."""
-
-
-class Tell(Protocol):
-    """Passes progress on: the phase ("sameness", "qps"), a line for people, and the share done (None: unknown)."""
-
-    def __call__(self, phase: str, message: str, progress: float | None = None, /) -> None:
-        """Pass it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +74,11 @@ class _Conductor:
             same = self._sameness(world)
             checked = self._clock("sameness", started)
             report = replace(rewrite, not_reproduced=same.not_reproduced)
-            if same.difference:
+            if same.difference and rewrite.preserves == "bitwise":
                 return self._decide(report, Reason.NOT_SAME, same.difference)
+            if same.difference:
+                declared = f"{same.difference} (the recipe preserves {rewrite.preserves})"
+                report = replace(report, not_reproduced=(*same.not_reproduced, declared))
             speed, verdict = self._speed(world, deadline)
             measured = self._clock("qps", checked)
             report = self._with_timelines(report, world)
@@ -98,32 +96,31 @@ class _Conductor:
 
         def run(arm: Arm) -> Sequence[Trace]:
             self._tell("sameness", f"running {steps} steps of the {arm}")
-            world.ask(trainer, "reset", timeout_s=limit_s, arm="original")
-            return [world.ask(trainer, "trace", arm, step, timeout_s=limit_s, arm=arm)[0] for step in range(steps)]
+            world.ask(trainer, "reset", timeout_s=limit_s, blame=Reason.ORIGINAL_FAILS)
+            return [
+                world.ask(trainer, "trace", arm, step, timeout_s=limit_s, blame=FAILS[arm])[0] for step in range(steps)
+            ]
 
         return compare(run)
 
     def _speed(self, world: World, deadline: float) -> tuple[Speed, Reason]:
         limit_s, expected_s = self._options.step_timeout_s, 0.0
-        world.ask(world.trainers[:1], "reset", timeout_s=limit_s, arm="original")
+        world.ask(world.trainers[:1], "reset", timeout_s=limit_s, blame=Reason.ORIGINAL_FAILS)
         (samples,) = world.ask(world.trainers[:1], "samples_per_step", timeout_s=limit_s)
         begin = time.monotonic()
 
         def run(arm: Arm, steps: int) -> float:
             nonlocal expected_s
             allowed_s = limit_s + _BLOCK_SLACK * expected_s
-            longest_s: float = max(world.ask(world.trainers, "block", arm, steps, timeout_s=allowed_s, arm=arm))
+            longest_s: float = max(
+                world.ask(world.trainers, "block", arm, steps, timeout_s=allowed_s, blame=FAILS[arm])
+            )
             expected_s = max(expected_s, 2 * longest_s)  # the next block may have twice the steps
             return longest_s
 
         def report(speed: Speed) -> None:
             spent = (time.monotonic() - begin) / max(deadline - begin, 1e-9)
-            gain = speed.gain
-            self._tell(
-                "qps",
-                f"pair {speed.pairs}: {gain.value:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})",
-                min(1.0, spent),
-            )
+            self._tell("qps", _progress(speed), min(1.0, spent))
 
         speed, verdict = measure(
             run, self._options, deadline=deadline, samples_per_step=samples * len(world.trainers), report=report
@@ -134,7 +131,9 @@ class _Conductor:
         limit_s = self._options.step_timeout_s * _RECORDED_STEPS
         recorded: dict[Arm, list[Timeline]] = {}
         for arm in ARMS:
-            asked = world.ask(world.trainers[:1], "timelines", arm, _RECORDED_STEPS, timeout_s=limit_s, arm=arm)
+            asked = world.ask(
+                world.trainers[:1], "timelines", arm, _RECORDED_STEPS, timeout_s=limit_s, blame=FAILS[arm]
+            )
             recorded[arm] = asked[0]
         return replace(
             report,
@@ -151,6 +150,12 @@ class _Conductor:
             explanation=reason.sentence(detail),
             phase_seconds={**report.phase_seconds, **self.phase_seconds},
         )
+
+
+def _progress(speed: Speed) -> str:
+    gain = speed.gain
+    interval = f" ({gain.low:+.1%} to {gain.high:+.1%})" if isfinite(gain.high) else ""
+    return f"pair {speed.pairs}: {gain.value:+.1%} QPS{interval}"
 
 
 def _with_speed(report: Report, speed: Speed) -> Report:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from fxlib.reasons import Reason
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _LONGEST: Final = 500
 _OUT_OF_MEMORY: Final = ("can't allocate memory", "not enough memory", "bad_alloc", "MemoryError", "OutOfMemoryError")
@@ -36,6 +41,19 @@ class Raised:
         """Describe an exception."""
         text = f"{type(error).__name__}: {error}"
         return cls(text=shorten(text), out_of_memory=any(sign in text for sign in _OUT_OF_MEMORY))
+
+
+def tells(method: Callable[P, R]) -> Callable[P, R | Raised]:
+    """Have a method return, in words, what it would raise: for code that is the user's."""
+
+    @functools.wraps(method)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R | Raised:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever the user's model raises is the trial's result
+            return Raised.of(error)
+
+    return told
 
 
 def shorten(text: str) -> str:

@@ -18,6 +18,7 @@ from torch.distributed import rpc
 from fxlib.runtime import functions
 from fxlib.workload import Optimizer, Server
 from workers.trial import servers
+from workers.trial.failures import tells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +94,9 @@ class Member:
 class ServerMember(Member):
     """A parameter server of a trial."""
 
+    @tells
     def serve(self, server: Server, optimizer: Optimizer, seed: int) -> None:
-        """Set the server's state up.
-
-        Raises:
-            WorkloadError: it names a setup that no allowed module has.
-        """
+        """Set the server's state up."""
         servers.serve(server, optimizer, seed)
 
     def not_served(self, names: list[str]) -> list[str]:

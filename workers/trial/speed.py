@@ -23,7 +23,9 @@ ARMS: Final[tuple[Arm, Arm]] = ("original", "candidate")
 _BLOCK_S: Final = 0.25
 """Aim for the length of a block: long beside a scheduler's time slice, short beside a machine's moods."""
 
-_LEAST_PAIRS: Final = 8
+_LEAST_PAIRS: Final = 12
+"""Fewer could tell a large gain, but the interval would be of little use to whoever reads it."""
+
 _BLOCKS_OF_BUDGET: Final = 40
 _MOST_STEPS: Final = 4096
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal
 
 import torch
 from torch.distributed import rpc
@@ -19,7 +18,7 @@ from fxlib.v1 import workload_pb2
 from fxlib.workload import Batch
 from workers.trial import servers
 from workers.trial.bits import digest, leaves
-from workers.trial.failures import Raised
+from workers.trial.failures import tells
 from workers.trial.inputs import batches_of, copy_of, samples_in
 from workers.trial.member import Member, Place
 from workers.trial.objects import Needs, bind, needs_of
@@ -29,9 +28,6 @@ from workers.trial.step import Outcome, Step, drain, optimizer_of
 Arm = Literal["original", "candidate"]
 Trace = Mapping[str, str]
 """Digests of all that one step left behind, by name."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +40,6 @@ class Material:
     blobs: Mapping[str, bytes]
 
 
-def _tells(method: Callable[P, R]) -> Callable[P, R | Raised]:
-    """Return what was raised, in words."""
-
-    @functools.wraps(method)
-    def told(*args: P.args, **kwargs: P.kwargs) -> R | Raised:
-        try:
-            return method(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - whatever the user's model raises is the trial's result
-            return Raised.of(error)
-
-    return told
-
-
 class Trainer(Member):
     """One trainer process. A method whose code is the user's returns `Raised` in place of raising."""
 
@@ -64,7 +47,7 @@ class Trainer(Member):
         super().__init__(place)
         self._material = material
 
-    @_tells
+    @tells
     def load(self) -> Needs:
         """Build original and candidate, on one set of parameters; return what they need of the trial's world."""
         material = self._material
@@ -78,7 +61,7 @@ class Trainer(Member):
         self._state = State(original)
         return needs_of(self._modules.values(), self._workload)
 
-    @_tells
+    @tells
     def prepare(self) -> None:
         """Have the servers make the objects behind RRefs, and get ready for steps."""
         rrefs = {
@@ -95,7 +78,7 @@ class Trainer(Member):
         """Return the mean number of samples in a batch."""
         return sum(map(samples_in, self._batches)) / len(self._batches)
 
-    @_tells
+    @tells
     def reset(self) -> None:
         """Bring parameters, buffers, optimizers, generators and all servers back to where they began."""
         drain()
@@ -105,7 +88,7 @@ class Trainer(Member):
         torch.manual_seed(self._workload.seed)
         self._renew_steps()
 
-    @_tells
+    @tells
     def trace(self, arm: Arm, index: int) -> Trace:
         """Run one step on batch `index` and return digests of all that it left behind."""
         batch = copy_of(self._batches[index % len(self._batches)])
@@ -116,7 +99,7 @@ class Trainer(Member):
         self._writes_inputs |= before != after
         return {**self._digests(arm, outcome), **{f"input {name}": each for name, each in after.items()}}
 
-    @_tells
+    @tells
     def block(self, arm: Arm, steps: int) -> float:
         """Run so many steps, one after another, and return their seconds, calls left pending drained included."""
         step, start = self._steps[arm], time.perf_counter()
@@ -125,7 +108,7 @@ class Trainer(Member):
         drain()
         return time.perf_counter() - start
 
-    @_tells
+    @tells
     def timelines(self, arm: Arm, steps: int) -> list[Timeline]:
         """Run so many steps, recorded."""
         recorded = []

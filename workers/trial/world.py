@@ -26,7 +26,8 @@ _GLANCE_S: Final = 0.2
 _AFTERMATH_S: Final = 2.0
 """How long after an exception a death is looked for that may have caused it."""
 
-_FAILS: Final[Mapping[Arm, Reason]] = {"original": Reason.ORIGINAL_FAILS, "candidate": Reason.CANDIDATE_FAILS}
+FAILS: Final[Mapping[Arm, Reason]] = {"original": Reason.ORIGINAL_FAILS, "candidate": Reason.CANDIDATE_FAILS}
+"""What an exception in an arm's own code means."""
 
 
 class World:
@@ -79,12 +80,17 @@ class World:
             TrialError: OPAQUE_CODE, NO_SERVER, or ORIGINAL_FAILS if they cannot be built.
         """
         limit_s = self._settings.start_timeout_s
-        needs = self.ask(self.trainers, "load", timeout_s=limit_s, arm="original")
+        needs = self.ask(self.trainers, "load", timeout_s=limit_s, blame=Reason.ORIGINAL_FAILS)
         self._check(needs[0])
-        self.ask(self.trainers, "prepare", timeout_s=limit_s, arm="original")
+        self.ask(self.trainers, "prepare", timeout_s=limit_s, blame=Reason.NO_SERVER)
 
     def ask(
-        self, members: Sequence[Any], method: str, *args: object, timeout_s: float, arm: Arm | None = None
+        self,
+        members: Sequence[Any],
+        method: str,
+        *args: object,
+        timeout_s: float,
+        blame: Reason = Reason.TRIAL_DIED,
     ) -> list[Any]:
         """Call a method of several processes at once and return their answers.
 
@@ -93,18 +99,18 @@ class World:
             method: its name.
             *args: its arguments.
             timeout_s: after so long the call counts as hung.
-            arm: whose code runs; its exceptions become that arm's failure.
+            blame: what an exception means.
 
         Raises:
             TrialError: a process died, hung, or raised.
             InterruptedTrialError: the trial is to end.
         """
         pending = [getattr(member, method).remote(*args) for member in members]
-        what = method if arm is None else f"{method} of the {arm}"
+        what = " of the ".join([method, *(str(each) for each in args if isinstance(each, str) and each in FAILS)])
         answers = self._await(pending, what, timeout_s)
         for answer in answers:
             if isinstance(answer, Raised):
-                raise self._failure(answer, arm or "original")
+                raise self._failure(answer, blame)
         return answers
 
     def _reserve(self, count: int) -> PlacementGroup:
@@ -150,7 +156,7 @@ class World:
         self.ask(self._members, "join", meeting, timeout_s=limit_s)
         for server, member in zip(self._workload.servers, self.servers, strict=True):
             described = (server, self._workload.trainer_optimizer, self._workload.seed)
-            self.ask([member], "serve", *described, timeout_s=limit_s)
+            self.ask([member], "serve", *described, timeout_s=limit_s, blame=Reason.NO_SERVER)
 
     def _check(self, needs: Needs) -> None:
         if needs.opaque:
@@ -185,14 +191,14 @@ class World:
         except RayActorError as error:
             raise self._death(error) from error
         except RayTaskError as error:
-            raise TrialError(Reason.ORIGINAL_FAILS, shorten(str(error.cause))) from error
+            raise TrialError(Reason.TRIAL_DIED, shorten(f"{type(error.cause).__name__}: {error.cause}")) from error
         return answers
 
-    def _failure(self, raised: Raised, arm: Arm) -> TrialError:
+    def _failure(self, raised: Raised, blame: Reason) -> TrialError:
         if raised.out_of_memory:
             return TrialError(Reason.OUT_OF_MEMORY, raised.text)
         dead, _ = ray.wait(self._lifelines, num_returns=1, timeout=_AFTERMATH_S) if self._lifelines else ([], [])
-        return self._death(dead[0]) if dead else TrialError(_FAILS[arm], raised.text)
+        return self._death(dead[0]) if dead else TrialError(blame, raised.text)
 
     def _death(self, end: Any) -> TrialError:
         """Say which process died, and of what."""

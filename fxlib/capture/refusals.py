@@ -1,0 +1,85 @@
+"""What a forward may not do while it is captured, because no graph can hold it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.distributed import rpc
+from torch.fx import Proxy
+
+from fxlib.capture import source
+from fxlib.capture.intercept import Call, Interception, Replace
+from fxlib.capture.tracer import RemoteTracer
+from fxlib.capture.values import IN_PLACE
+from fxlib.errors import CaptureError
+
+_ISSUE = "Issue calls with rpc_async instead."
+_FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
+    (threading.Thread.start, "the forward starts a thread", _ISSUE),
+    (ThreadPoolExecutor.submit, "the forward hands work to threads", _ISSUE),
+    (torch.random.manual_seed, "the forward seeds the random generator", "Seed it before the forward."),
+    (torch.random.set_rng_state, "the forward sets the state of the random generator", "Set it before the forward."),
+    (torch.inference_mode.__enter__, "the forward enters inference_mode", "Use torch.no_grad()."),
+)
+
+
+def install(interception: Interception, tracer: RemoteTracer) -> None:
+    """Refuse all of it for one capture."""
+    for function, problem, hint in _FUNCTIONS:
+        interception.function(function, _refusal(problem, hint))
+    interception.method(rpc.PyRRef, "backward", _refusal("the forward runs a backward", "Run it in the training step."))
+    interception.method(rpc.PyRRef, "__init__", _construction)
+    interception.function(nn.Module.__setattr__, _assignment(tracer))
+
+
+def _refusal(problem: str, hint: str) -> Replace:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise CaptureError(f"{problem}, which no graph can hold", where=source.here(), hint=hint)
+
+    return lambda _: refuse
+
+
+def _construction(original: Call) -> Call:
+    def construct(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
+            problem = "the forward makes an RRef to a traced value, which no graph can hold"
+            raise CaptureError(problem, where=source.here(), hint="Send the value itself.")
+        return original(*args, **kwargs)
+
+    return construct
+
+
+def _assignment(tracer: RemoteTracer) -> Replace:
+    """State of Python's that a forward keeps would be changed once, by the capture, and never again."""
+
+    def replace(original: Call) -> Call:
+        def assign(module: nn.Module, name: str, value: object) -> None:
+            caller = sys._getframe(3)  # beyond the two of the interception
+            if not isinstance(value, Proxy) and not source.is_users(caller.f_code):
+                tracer.added.append(name)  # a constant that torch.fx keeps beside the graph
+                original(module, name, value)
+            elif not _is_written_in_place(getattr(module, name, None), value):
+                raise CaptureError(
+                    f"the forward assigns {type(module).__name__}.{name}, so one step would depend on the last",
+                    where=source.here(),
+                    hint="Return the value instead, or write to a buffer in place.",
+                )
+
+        return assign
+
+    return replace
+
+
+def _is_written_in_place(before: object, value: object) -> bool:
+    """Whether this is the end of `self.count += 1`: Python assigns what the buffer itself has become."""
+    if not (isinstance(before, Proxy) and isinstance(value, Proxy)):
+        return before is value and value is not None
+    node: Any = value.node
+    while node is not before.node and node.target in IN_PLACE:
+        node = node.args[0]
+    return node is before.node

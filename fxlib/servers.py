@@ -1,0 +1,99 @@
+"""The parameter servers around a trainer: their state, and the objects that RRefs lead to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from fxlib.errors import WorkloadError
+
+TableOptimizer = Literal["sgd", "adagrad"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """An embedding table of the reference server `fxlib.ps`: [rows, dim] float32, with its own sparse optimizer.
+
+    Raises:
+        WorkloadError: it has no row or column, or its optimizer is unknown.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    optimizer: TableOptimizer = "sgd"
+    lr: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Check size and optimizer."""
+        if self.rows < 1 or self.dim < 1:
+            raise WorkloadError(f"[{self.rows}, {self.dim}] is no table", where=f"Table({self.name!r})")
+        _check_optimizer(self.optimizer, self.lr, f"Table({self.name!r})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A dense parameter of the reference server `fxlib.ps`.
+
+    Raises:
+        WorkloadError: a size is negative, or its optimizer is unknown.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    optimizer: TableOptimizer = "sgd"
+    lr: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Check shape and optimizer."""
+        if any(size < 0 for size in self.shape):
+            raise WorkloadError(f"negative size in {self.shape}", where=f"Dense({self.name!r}).shape")
+        _check_optimizer(self.optimizer, self.lr, f"Dense({self.name!r})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One parameter-server process, called `name` on the RPC wire.
+
+    Its state is that of the reference server (`tables`, `dense`), or is set up by `setup`, a function
+    "pkg.mod:function" of a module that the operator allowed, called as `function(name, seed)` before each arm.
+    `service_time_s` is added to each call that the reference server answers: it stands for the network and the load
+    of the real one.
+
+    Raises:
+        WorkloadError: the name is empty, or the service time is negative or not finite.
+    """
+
+    name: str
+    tables: Sequence[Table] = ()
+    dense: Sequence[Dense] = ()
+    setup: str | None = None
+    service_time_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check name and service time; normalize the rest."""
+        object.__setattr__(self, "tables", tuple(self.tables))
+        object.__setattr__(self, "dense", tuple(self.dense))
+        if not self.name:
+            raise WorkloadError("a server needs the name that calls are sent to", where="Server.name")
+        if not (math.isfinite(self.service_time_s) and self.service_time_s >= 0):
+            raise WorkloadError("must be finite and not negative", where=f"Server({self.name!r}).service_time_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteObject:
+    """What lies behind an RRef that the graph reaches by name: its owner and the class "pkg.mod:Class" to build."""
+
+    owner: str
+    cls: str
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
+def _check_optimizer(name: str, lr: float, where: str) -> None:
+    if name not in get_args(TableOptimizer):
+        raise WorkloadError(f"unknown optimizer {name!r}", where=where, hint='"sgd" or "adagrad".')
+    if not (math.isfinite(lr) and lr >= 0):
+        raise WorkloadError("lr must be finite and not negative", where=where)

@@ -1,0 +1,146 @@
+"""The timeline of a step as a person reads it: a self-contained HTML page, or a trace that Perfetto opens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from fxlib.result import Span, Timeline
+
+IN_FLIGHT = "in_flight"
+COLOURS = {
+    "forward": "#c7d7ee", "loss": "#aebfd8", "backward": "#9fc5b0", "optimizer": "#b7a9d6",
+    "call": "#d1495b", "wait": "#d1495b", "push": "#e08e45", "issue": "#2d6a9f", IN_FLIGHT: "#e9c46a",
+}  # fmt: skip
+MEANINGS = {
+    "forward": "compute: forward", "backward": "compute: backward", "optimizer": "optimizer", "issue": "issue",
+    "call": "blocked in a call or a wait", "push": "pushing gradients", IN_FLIGHT: "call in flight",
+}  # fmt: skip
+WIDTH, MARGIN, ROW, GAP = 1100, 130, 14, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A named row of the picture, several rows high where its spans overlap."""
+
+    name: str
+    rows: Sequence[Sequence[Span]]
+
+
+def lanes(timeline: Timeline) -> list[Lane]:
+    """Lay a timeline out: the trainer's thread on one row per depth, then for each server its calls in flight."""
+    thread = [span for span in timeline.spans if span.kind != IN_FLIGHT]
+    outer = [span for span in thread if span.kind in {"forward", "loss", "backward", "optimizer"}]
+    inner = [span for span in thread if span.kind not in {"forward", "loss", "backward", "optimizer"}]
+    servers = sorted({span.to for span in timeline.spans if span.kind in {IN_FLIGHT, "call"}})
+    remote = {
+        to: pack([span for span in timeline.spans if span.to == to and span.kind in {IN_FLIGHT, "call"}])
+        for to in servers
+    }
+    return [
+        Lane(name="trainer", rows=[row for row in (outer, inner) if row]),
+        *(Lane(name=to or "remote", rows=rows) for to, rows in remote.items()),
+    ]
+
+
+def pack(spans: Sequence[Span]) -> list[list[Span]]:
+    """Put spans on as few rows as have no overlap (interval partitioning, by start)."""
+    rows: list[list[Span]] = []
+    for span in sorted(spans, key=lambda each: each.start_s):
+        row = next((row for row in rows if row[-1].end_s <= span.start_s), None)
+        if row is None:
+            rows.append(row := [])
+        row.append(span)
+    return rows
+
+
+def page(timelines: Mapping[str, Timeline], *, title: str) -> str:
+    """Return an HTML page, in need of nothing else, with the timelines one above another on one time axis."""
+    longest = max((timeline.step_s for timeline in timelines.values()), default=0.0) or 1.0
+    pictures = "\n".join(
+        f"<h2>{escape(name)}: {timeline.step_s * 1e3:.1f} ms a step</h2>\n{_picture(timeline, longest)}"
+        for name, timeline in timelines.items()
+    )
+    legend = " ".join(
+        f'<span class="key"><i style="background:{COLOURS[kind]}"></i>{escape(text)}</span>'
+        for kind, text in MEANINGS.items()
+    )
+    return _PAGE.format(title=escape(title), legend=legend, pictures=pictures)
+
+
+def chrome_trace(timelines: Mapping[str, Timeline]) -> str:
+    """Return the timelines as a JSON trace, one process each, for https://ui.perfetto.dev or chrome://tracing.
+
+    Source: "Trace Event Format", the complete (`X`) and metadata (`M`) events; times in microseconds.
+    """
+    events: list[dict[str, object]] = []
+    for process, (name, timeline) in enumerate(timelines.items(), start=1):
+        events.append({"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}})
+        rows = ((lane.name, row) for lane in lanes(timeline) for row in lane.rows)
+        for thread, (lane_name, row) in enumerate(rows, start=1):
+            events.append(
+                {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": lane_name}}
+            )
+            events += [_event(span, process, thread) for span in row]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _event(span: Span, process: int, thread: int) -> dict[str, object]:
+    return {
+        "ph": "X", "pid": process, "tid": thread, "cat": span.kind,
+        "name": f"{span.kind} {span.name}".strip(), "args": {"to": span.to},
+        "ts": span.start_s * 1e6, "dur": (span.end_s - span.start_s) * 1e6,
+    }  # fmt: skip
+
+
+def _picture(timeline: Timeline, longest_s: float) -> str:
+    scale = (WIDTH - MARGIN) / longest_s
+    parts, top = [], GAP
+    for lane in lanes(timeline):
+        middle = top + len(lane.rows) * (ROW + GAP) / 2 + 4
+        parts.append(f'<text x="{MARGIN - 8}" y="{middle:.0f}" text-anchor="end">{escape(lane.name)}</text>')
+        for row in lane.rows:
+            parts += [_bar(span, top, scale) for span in row]
+            top += ROW + GAP
+        top += 2 * GAP
+    parts += _axis(longest_s, scale, top)
+    return f'<svg viewBox="0 0 {WIDTH} {top + 18}" width="100%" role="img">{"".join(parts)}</svg>'
+
+
+def _bar(span: Span, top: float, scale: float) -> str:
+    left, width = MARGIN + span.start_s * scale, max((span.end_s - span.start_s) * scale, 0.6)
+    words = escape(f"{span.kind} {span.name} {span.to}: {(span.end_s - span.start_s) * 1e3:.3f} ms")
+    colour = COLOURS.get(span.kind, "#999999")
+    return (
+        f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{ROW}" fill="{colour}">'
+        f"<title>{words}</title></rect>"
+    )
+
+
+def _axis(longest_s: float, scale: float, top: float) -> Iterator[str]:
+    step_s = next(s for s in _ticks() if longest_s / s <= 12)
+    for tick in range(int(longest_s / step_s) + 1):
+        x = MARGIN + tick * step_s * scale
+        yield f'<line x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{top}" stroke="#00000018"/>'
+        yield f'<text x="{x:.1f}" y="{top + 13}" text-anchor="middle">{tick * step_s * 1e3:g} ms</text>'
+
+
+def _ticks() -> Iterator[float]:
+    power = 1e-6
+    while True:
+        yield from (power, 2 * power, 5 * power)
+        power *= 10
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 14px/1.4 system-ui, sans-serif; max-width: 1140px; margin: 2em auto; color: #222; background: #fff; }}
+h1 {{ font-size: 20px; }} h2 {{ font-size: 15px; margin: 1.4em 0 .3em; }} svg text {{ font-size: 11px; fill: #444; }}
+.key {{ margin-right: 1.2em; white-space: nowrap; }}
+.key i {{ display: inline-block; width: 1em; height: .8em; margin-right: .4em; }}
+</style></head><body><h1>{title}</h1><p>{legend}</p>
+{pictures}
+</body></html>
+"""

@@ -1,0 +1,213 @@
+"""The reference parameter server: what it returns, how it learns, and that it does both reproducibly."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+from torch.nn import functional as F
+
+from fxlib import ps
+from fxlib.contracts import contract_of
+from fxlib.errors import WorkloadError
+from fxlib.runtime import functions
+from fxlib.workload import Dense, Server, Table
+from tests.runtime.world import rpc_world
+
+ROWS, DIM, LR = 50, 4, 0.1
+INDICES = torch.tensor([[3, 7], [3, 0]])
+
+
+@pytest.fixture(autouse=True)
+def _served() -> None:
+    ps.setup(server("sgd"), seed=1)
+
+
+def server(optimizer: str) -> Server:
+    return Server(
+        name="ps0",
+        tables=(Table(name="t", rows=ROWS, dim=DIM, optimizer=optimizer, lr=LR),),  # type: ignore[arg-type]
+        dense=(Dense(name="d", shape=(2, 3), optimizer=optimizer, lr=LR),),  # type: ignore[arg-type]
+    )
+
+
+def table() -> torch.Tensor:
+    return ps.lookup("t", torch.arange(ROWS))
+
+
+def test_a_lookup_returns_rows_in_the_shape_of_its_indices() -> None:
+    rows = ps.lookup("t", INDICES)
+    assert rows.shape == (2, 2, DIM)
+    assert torch.equal(rows, table()[INDICES])
+    assert torch.equal(ps.lookup("t", INDICES.int()), rows)
+
+
+def test_a_lookup_returns_a_copy() -> None:
+    ps.lookup("t", INDICES).zero_()
+    assert not torch.equal(ps.lookup("t", INDICES), torch.zeros(2, 2, DIM))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_are_pooled_as_embedding_bag_does(mode: ps.Pooling) -> None:
+    indices, offsets = torch.tensor([1, 2, 2, 5]), torch.tensor([0, 3, 3])
+    expected = F.embedding_bag(indices, table(), offsets, mode=mode)
+    assert torch.equal(ps.lookup_bag("t", indices, offsets, mode=mode), expected)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("mode", ["", "sum", "mean"])
+def test_pushes_train_as_torchs_own_optimizers_do(optimizer: str, mode: Any) -> None:
+    ps.setup(server(optimizer), seed=1)
+    weight = table().requires_grad_()
+    kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adagrad
+    reference = kind([weight], lr=LR)
+    offsets = torch.tensor([0, 1, 1])
+    for step in range(5):
+        indices = torch.tensor([step, 3, 3, 8])
+        reference.zero_grad()
+        rows = F.embedding_bag(indices, weight, offsets, mode=mode) if mode else weight[indices]
+        gradient = torch.randn(rows.shape)
+        rows.backward(gradient)
+        reference.step()
+        if mode:
+            ps.push_bag("t", indices, offsets, gradient, mode=mode)
+        else:
+            ps.push("t", indices, gradient)
+    torch.testing.assert_close(table(), weight.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_rows_named_twice_are_summed_in_the_order_given() -> None:
+    gradient = torch.randn(1000, DIM)
+    before, total = ps.lookup("t", torch.tensor([3]))[0], torch.zeros(DIM)
+    for row in gradient:
+        total += row
+    ps.push("t", torch.full((1000,), 3), gradient)
+    assert torch.equal(ps.lookup("t", torch.tensor([3]))[0], before - LR * total)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_equal_seeds_and_pushes_give_equal_bits_whatever_the_threads(threads: int) -> None:
+    digests, before = set(), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(3):
+            ps.setup(server("adagrad"), seed=5)
+            generator = torch.Generator().manual_seed(0)
+            for _ in range(3):
+                indices = torch.randint(0, ROWS, (4000,), generator=generator)
+                ps.push("t", indices, torch.randn(4000, DIM, generator=generator))
+            digests.add(ps.state_digest())
+    finally:
+        torch.set_num_threads(before)
+    assert len(digests) == 1
+
+
+def test_dense_parameters_are_pulled_and_pushed() -> None:
+    before = ps.pull("d")
+    ps.push_dense("d", torch.ones(2, 3))
+    assert torch.equal(ps.pull("d"), before - LR)
+
+
+def test_reset_draws_the_state_anew_from_its_seed() -> None:
+    digest = ps.state_digest()
+    ps.push("t", INDICES, torch.ones(2, 2, DIM))
+    ps.push_dense("d", torch.ones(2, 3))
+    assert ps.state_digest() != digest
+    ps.reset(1)
+    assert ps.state_digest() == digest
+    ps.reset(2)
+    assert ps.state_digest() != digest
+
+
+def test_a_tables_bits_do_not_depend_on_its_neighbours() -> None:
+    alone = table()
+    ps.setup(Server(name="other", tables=(Table(name="u", rows=9, dim=2), *server("sgd").tables)), seed=1)
+    assert torch.equal(table(), alone)
+
+
+def test_an_empty_push_changes_nothing() -> None:
+    digest = ps.state_digest()
+    ps.push("t", torch.empty(0, dtype=torch.long), torch.empty(0, DIM))
+    assert ps.state_digest() == digest
+
+
+@pytest.mark.parametrize("index", [-1, ROWS])
+def test_an_index_outside_of_the_table_is_named(index: int) -> None:
+    with pytest.raises(IndexError, match=rf"'t' has {ROWS} rows, and no row {index}"):
+        ps.lookup("t", torch.tensor([0, index]))
+    with pytest.raises(IndexError, match=f"no row {index}"):
+        ps.push("t", torch.tensor([index]), torch.ones(1, DIM))
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: ps.lookup("t", torch.tensor([0.5])), IndexError, "must be integers"),
+        (lambda: ps.lookup("u", INDICES), WorkloadError, r"no 'u' among its tables \(t\)"),
+        (lambda: ps.pull("u"), WorkloadError, r"no 'u' among its dense \(d\)"),
+        (lambda: ps.push("t", INDICES, torch.ones(3)), ValueError, r"should have \(2, 2, 4\)"),
+        (lambda: ps.push_dense("d", torch.ones(3)), ValueError, r"should have \(2, 3\)"),
+        (lambda: ps.lookup_bag("t", INDICES, torch.tensor([0])), ValueError, "dimensions"),
+        (lambda: ps.lookup_bag("t", INDICES[0], torch.tensor([1])), ValueError, "rise from 0"),
+        (lambda: ps.lookup_bag("t", INDICES[0], torch.tensor([0, 3])), ValueError, "rise from 0"),
+        (lambda: ps.lookup_bag("t", INDICES[0], torch.tensor([0]), mode="max"), ValueError, "mode"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_words(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_the_service_time_is_added_to_each_call() -> None:
+    ps.set_service_time(0.05)
+    start = time.perf_counter()
+    ps.lookup("t", INDICES)
+    assert time.perf_counter() - start >= 0.05
+
+
+def test_contracts_name_functions_that_resolve() -> None:
+    for function in (ps.lookup, ps.lookup_bag, ps.pull):
+        contract = contract_of(function)
+        assert contract is not None
+        assert contract.is_read
+        assert contract.gradient is not None
+        assert callable(functions.resolve(contract.gradient))
+    assert functions.resolve("fxlib.ps:lookup") is ps.lookup
+
+
+def test_placement_spreads_tables_by_size() -> None:
+    sizes = [100, 10, 60, 50]
+    servers = ps.place([Table(name=f"t{i}", rows=rows, dim=1) for i, rows in enumerate(sizes)], ["a", "b"])
+    assert [[table.name for table in each.tables] for each in servers] == [["t0", "t1"], ["t2", "t3"]]
+    with pytest.raises(ValueError, match="no server"):
+        ps.place([], [])
+
+
+def test_it_serves_over_rpc() -> None:
+    with rpc_world(server("sgd"), Server(name="ps1")):
+        rows = rpc.rpc_sync("ps0", ps.lookup, args=("t", INDICES))
+        assert rows.shape == (2, 2, DIM)
+        rpc.rpc_sync("ps0", ps.push, args=("t", INDICES, torch.ones(2, 2, DIM)))
+        assert not torch.equal(rpc.rpc_sync("ps0", ps.lookup, args=("t", INDICES)), rows)
+        with pytest.raises(
+            RuntimeError, match=r"(?s)IndexError.*no row 99"
+        ):  # as RPC raises an IndexError of the server
+            rpc.rpc_sync("ps0", ps.lookup, args=("t", torch.tensor([99])))
+        with pytest.raises(RuntimeError, match=r"(?s)WorkloadError.*no 't'"):
+            rpc.rpc_sync("ps1", ps.lookup, args=("t", INDICES))
+
+
+def test_distributed_autograd_carries_gradients_to_the_table() -> None:
+    with rpc_world(server("sgd"), Server(name="ps1")), dist_autograd.context() as context:
+        every = torch.arange(ROWS)
+        before = rpc.rpc_sync("ps0", ps.lookup, args=("t", every))
+        rows = rpc.rpc_sync("ps0", ps.lookup_attached, args=("t", INDICES))
+        dist_autograd.backward(context, [(rows * 2).sum()])
+        gradient = rpc.rpc_sync("ps0", ps.gradients, args=(context,))["t"]
+        assert gradient.sum() == 2 * rows.numel()
+        rpc.rpc_sync("ps0", ps.step, args=(context,))
+        assert torch.equal(rpc.rpc_sync("ps0", ps.lookup, args=("t", every)), before - LR * gradient)

@@ -1,0 +1,97 @@
+"""The scheduled program is the program: on random ones, against an adversary that decides when calls in flight run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxlib import recipes
+from fxlib.analysis import aliases, dependencies
+from fxlib.analysis.behaviour import Part
+from fxlib.analysis.dependencies import Dependencies, Why
+from fxlib.errors import PassError
+from tests.random_programs.programs import random_program
+from tests.random_programs.running import differences, outcome
+
+ADVERSARIES = range(3)
+
+
+def check(seed: int) -> int:
+    """Compare one program with its schedule under several adversaries; return how many of its calls moved."""
+    program = random_program(seed)
+    rewrite = recipes.apply(program.module)
+    expected = outcome(program, program.module, adversary=7)
+    for adversary in ADVERSARIES:
+        found = differences(expected, outcome(program, rewrite.module, adversary=adversary))
+        assert not found, f"seed {seed}, adversary {adversary}: {found}\n{program.module.code}\n{rewrite.module.code}"
+    return sum(call.action == "moved" for call in rewrite.calls)
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 2**32))
+def test_a_scheduled_program_does_what_the_program_does(seed: int) -> None:
+    check(seed)
+
+
+def test_random_programs_have_calls_that_move() -> None:
+    assert sum(map(check, range(100))) > 300
+
+
+@pytest.mark.slow
+def test_thousands_of_scheduled_programs_do_what_the_programs_do() -> None:
+    for seed in range(3000):
+        check(seed)
+
+
+def test_random_programs_mean_the_same_whatever_the_adversary() -> None:
+    """Else a difference would say nothing about the schedule."""
+    for seed in range(60):
+        program = random_program(seed)
+        assert not differences(*(outcome(program, program.module, adversary=adversary) for adversary in (1, 2)))
+
+
+def _without(why: Why) -> AbstractContextManager[object]:
+    def sources(self: Dependencies, place: int) -> list[int]:
+        return [source for source, each in self.before(place) if each is not why]
+
+    return mock.patch.object(Dependencies, "sources", sources)
+
+
+def _without_aliases() -> AbstractContextManager[object]:
+    return mock.patch.object(aliases.Aliases, "_join_all", lambda *_: None)
+
+
+def _order_by_issue_alone() -> AbstractContextManager[object]:
+    touch = dependencies._Builder._touch
+
+    def skip_waits(self: dependencies._Builder, place: int, does: dependencies.NodeEffects, own: list[int]) -> None:
+        if does.part is not Part.WAIT:
+            touch(self, place, does, own)
+
+    return mock.patch.object(dependencies._Builder, "_touch", skip_waits)
+
+
+PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    **{f"no {why.name} edges": (lambda why=why: _without(why)) for why in Why if why is not Why.DATA},
+    "no aliases": _without_aliases,
+    "a call is over once it is issued": _order_by_issue_alone,
+}
+
+
+def _seeds_that_notice() -> Iterator[int]:
+    for seed in range(400):
+        try:
+            check(seed)
+        except (AssertionError, PassError):
+            yield seed
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_schedule_without_one_of_its_rules_is_caught(bug: str) -> None:
+    with PLANTED[bug]():
+        assert next(_seeds_that_notice(), None) is not None

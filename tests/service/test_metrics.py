@@ -1,0 +1,135 @@
+"""What the metrics say, and that no client can make them grow without bound."""
+
+import re
+
+import pytest
+from prometheus_client import generate_latest
+
+from fxlib.v1 import jobs_pb2
+from service.blobs.memory import MemoryBlobStore
+from service.core import Core
+from service.models import Figures, ModelBoard
+from service.stores.memory import MemoryJobStore
+from tests.service.support import answer, claim, make_service, request, submit, work, worker
+
+
+def samples(core: Core) -> dict[str, float]:
+    lines = generate_latest(core.registry).decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line.startswith("fxlib_"))}
+
+
+def figures(gain: float = 0.5) -> Figures:
+    return Figures.of(answer(gain=gain))
+
+
+async def test_an_answer_is_counted_and_its_figures_shown() -> None:
+    async with make_service() as core:
+        await submit(core)
+        await work(core)
+        found = samples(core)
+        assert found['fxlib_answers_total{cached="false",decision="adopt",reason="FASTER"}'] == 1
+        assert found['fxlib_calls_total{action="moved",reason="MOVED"}'] == 3
+        assert found['fxlib_model_qps{arm="optimized",model="dlrm"}'] == 150
+        assert found['fxlib_model_gain_ratio{bound="low",model="dlrm"}'] == 0.4
+        assert found['fxlib_model_adopted{model="dlrm"}'] == 1
+        assert found['fxlib_job_phase_seconds_sum{phase="qps"}'] == 4.0
+        assert found['fxlib_jobs_finished_total{state="succeeded"}'] == 1
+        assert found['fxlib_workers_live{torch_version="2.13.0"}'] == 1
+
+
+async def test_a_cached_answer_is_told_from_a_measured_one() -> None:
+    async with make_service() as core:
+        await submit(core)
+        await work(core)
+        await submit(core)
+        found = samples(core)
+        assert found['fxlib_answers_total{cached="true",decision="adopt",reason="FASTER"}'] == 1
+        assert found['fxlib_calls_total{action="moved",reason="MOVED"}'] == 3
+
+
+async def test_the_queue_is_shown() -> None:
+    async with make_service() as core:
+        assert samples(core)["fxlib_oldest_queued_age_seconds"] == 0
+        await submit(core)
+        await submit(core, request(fresh=True))
+        await claim(core)
+        found = samples(core)
+        assert found["fxlib_queue_depth"] == found['fxlib_jobs{state="queued"}'] == 1
+        assert found['fxlib_jobs{state="running"}'] == 1
+        assert 0 < found["fxlib_oldest_queued_age_seconds"] < 60
+
+
+async def test_gauges_are_as_they_were_after_a_restart() -> None:
+    store, blobs = MemoryJobStore(), MemoryBlobStore()
+    gauges = re.compile(r"fxlib_(jobs\{|queue_depth|model_|workers_live)")
+
+    def told(core: Core) -> dict[str, float]:
+        return {name: value for name, value in samples(core).items() if gauges.match(name)}
+
+    async with make_service(store, blobs) as core:
+        for name, gain in (("dlrm", 0.1), ("bert", 0.2), ("dlrm", 0.3)):
+            await submit(core, request(name=name, fresh=True))
+            await work(core, answer(gain=gain))
+        await submit(core, request(fresh=True))
+        before = told(core)
+    async with make_service(store, blobs) as core:
+        assert told(core) == before
+        assert before['fxlib_model_gain_ratio{bound="value",model="dlrm"}'] == 0.3
+
+
+async def test_no_client_makes_the_metrics_grow_without_bound() -> None:
+    strange = answer()
+    del strange.calls[:], strange.passes[:]
+    for number in range(100):
+        strange.calls.add(node="n", action="moved", reason_code=f"REASON_{number}")
+        strange.passes.add(name=f"pass_{number}", changes=-1, seconds=-1.0)
+        strange.phase_seconds[f"phase_{number}"] = 1.0
+    async with make_service() as core:
+        for number in range(60):
+            await submit(core, request(name=f"model-{number}", fresh=True))
+            strange.reason_code = f"REASON_{number}"
+            await work(core, strange, worker(f"w{number}"))
+            await claim(core, worker(f"x{number}", torch_version=f"2.{number}"))
+        found = samples(core)
+        assert len({name for name in found if name.startswith("fxlib_model_adopted")}) == 51
+        assert found['fxlib_calls_total{action="moved",reason="other"}'] == 6000
+        assert found['fxlib_pass_changes_total{pass="other"}'] == 0
+        assert found['fxlib_workers_live{torch_version="other"}'] == 41
+        assert not [name for name in found if "REASON_" in name or "pass_1" in name or "phase_1" in name]
+
+
+def test_the_names_answered_most_often_are_shown_and_the_rest_share_one() -> None:
+    board = ModelBoard(shown=2)
+    for name in ("a", "a", "b", "b", "c", "d"):
+        board.record(name, figures())
+    board.record("a", figures(0.9))
+    rows = dict(board.rows())
+    assert sorted(rows) == ["a", "b", "other"]
+    assert rows["a"].gain == answer(gain=0.9).gain
+
+
+def test_a_board_remembers_a_bounded_number_of_names() -> None:
+    board = ModelBoard(shown=2)
+    for number in range(1000):
+        board.record(f"m{number}", figures())
+    assert len(board._rows) == 20
+
+
+def test_a_model_called_other_is_one_of_the_others() -> None:
+    board = ModelBoard(shown=2)
+    board.record("other", figures())
+    assert [name for name, _ in board.rows()] == ["other"]
+
+
+@pytest.mark.parametrize("missing", ["qps_original", "qps_optimized", "gain"])
+async def test_a_figure_that_was_not_measured_is_not_shown(missing: str) -> None:
+    kept = answer(reason="NO_CALLS")
+    kept.ClearField(missing)
+    async with make_service() as core:
+        await submit(core)
+        await work(core, kept)
+        found = samples(core)
+        shown = {"qps_original": "original", "qps_optimized": "optimized", "gain": "value"}[missing]
+        assert not [name for name in found if f'"{shown}"' in name and "fxlib_model" in name]
+        assert found['fxlib_model_adopted{model="dlrm"}'] == 0
+        assert kept.decision == jobs_pb2.DECISION_KEEP_ORIGINAL

@@ -1,0 +1,84 @@
+"""What an operator might allow: functions and classes that trials in tests call on their servers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import torch
+from torch import nn
+
+from fxlib import remote
+
+_calls = {"count": 0}
+_lock = threading.Lock()
+
+
+def prepare(name: str, seed: int) -> dict[str, torch.Tensor]:
+    """Set a server up, and return the state that is to be compared."""
+    state["weight"] = torch.full((4,), float(seed))
+    return state
+
+
+state: dict[str, torch.Tensor] = {}
+
+
+def keep_quiet(name: str, seed: int) -> None:
+    """Set a server up, and keep its state to itself."""
+
+
+@remote(reads="weights", gradient="tests.workers.remote_code:learn")
+def weigh(x: torch.Tensor) -> torch.Tensor:
+    """Read state, slowly."""
+    time.sleep(0.004)
+    return x * state["weight"]
+
+
+@remote(writes="weights")
+def learn(x: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Write state."""
+    state["weight"] -= 0.01 * gradient.sum(0)
+
+
+@remote(pure=True)
+def double(x: torch.Tensor) -> torch.Tensor:
+    """Compute, slowly."""
+    time.sleep(0.004)
+    return x * 2
+
+
+@remote(pure=True)
+def hang(x: torch.Tensor) -> torch.Tensor:
+    """Never answer."""
+    time.sleep(3600)
+    return x
+
+
+@remote(pure=True)
+def die(x: torch.Tensor) -> torch.Tensor:
+    """End the server's process, at the tenth call."""
+    _calls["count"] += 1
+    if _calls["count"] >= 10:
+        os._exit(7)
+    return x
+
+
+@remote(pure=True)
+def count(x: torch.Tensor) -> torch.Tensor:
+    """Return something else each time: its contract is a lie."""
+    with _lock:
+        _calls["count"] += 1
+        return x + _calls["count"]
+
+
+class Scale(nn.Module):
+    """A module for a server to hold."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale by the parameter."""
+        return x * self.weight
