@@ -58,16 +58,23 @@ def pack(spans: Sequence[Span]) -> list[list[Span]]:
 
 def page(timelines: Mapping[str, Timeline], *, title: str) -> str:
     """Return an HTML page, in need of nothing else, with the timelines one above another on one time axis."""
+    return _PAGE.format(title=escape(title), figure=figure(timelines))
+
+
+def figure(timelines: Mapping[str, Timeline]) -> str:
+    """Return the timelines and their legend as an HTML fragment, for a page of one's own."""
     longest = max((timeline.step_s for timeline in timelines.values()), default=0.0) or 1.0
-    pictures = "\n".join(
+    keys = "".join(
+        f'<rect x="{90 + index * 145}" y="2" width="12" height="10" fill="{COLOURS[kind]}"/>'
+        f'<text x="{106 + index * 145}" y="11">{escape(text)}</text>'
+        for index, (kind, text) in enumerate(MEANINGS.items())
+    )
+    legend = f'<svg viewBox="0 0 {WIDTH} 16" width="100%" font-size="11" fill="#444">{keys}</svg>'
+    pictures = (
         f"<h2>{escape(name)}: {timeline.step_s * 1e3:.1f} ms a step</h2>\n{_picture(timeline, longest)}"
         for name, timeline in timelines.items()
     )
-    legend = " ".join(
-        f'<span class="key"><i style="background:{COLOURS[kind]}"></i>{escape(text)}</span>'
-        for kind, text in MEANINGS.items()
-    )
-    return _PAGE.format(title=escape(title), legend=legend, pictures=pictures)
+    return "\n".join([legend, *pictures])
 
 
 def chrome_trace(timelines: Mapping[str, Timeline]) -> str:
@@ -106,7 +113,7 @@ def _picture(timeline: Timeline, longest_s: float) -> str:
             top += ROW + GAP
         top += 2 * GAP
     parts += _axis(longest_s, scale, top)
-    return f'<svg viewBox="0 0 {WIDTH} {top + 18}" width="100%" role="img">{"".join(parts)}</svg>'
+    return f'<svg viewBox="0 0 {WIDTH} {top + 18}" width="100%" font-size="11" fill="#444">{"".join(parts)}</svg>'
 
 
 def _bar(span: Span, top: float, scale: float) -> str:
@@ -137,10 +144,8 @@ def _ticks() -> Iterator[float]:
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 14px/1.4 system-ui, sans-serif; max-width: 1140px; margin: 2em auto; color: #222; background: #fff; }}
-h1 {{ font-size: 20px; }} h2 {{ font-size: 15px; margin: 1.4em 0 .3em; }} svg text {{ font-size: 11px; fill: #444; }}
-.key {{ margin-right: 1.2em; white-space: nowrap; }}
-.key i {{ display: inline-block; width: 1em; height: .8em; margin-right: .4em; }}
-</style></head><body><h1>{title}</h1><p>{legend}</p>
-{pictures}
+h1 {{ font-size: 20px; }} h2 {{ font-size: 15px; margin: 1.4em 0 .3em; }}
+</style></head><body><h1>{title}</h1>
+{figure}
 </body></html>
 """

@@ -137,7 +137,7 @@ class Dispatcher:
         try:
             return await asyncio.shield(attempt)
         except asyncio.CancelledError:
-            self._background.spawn(self._give_back(attempt))
+            self._background.entrust(self._give_back(attempt), "giving a job back")
             raise
 
     async def _give_back(self, attempt: asyncio.Task[Grant | None]) -> None:

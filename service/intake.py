@@ -93,7 +93,7 @@ class Twins:
         job = transition.job
         if job.state in (State.SUCCEEDED, State.FAILED) and not job.cached:
             answer = Answered(job_id=job.id, result=transition.result, failure=job.failure)
-            self._background.spawn(self._end(job.cache_key, answer))
+            self._background.entrust(self._end(job.cache_key, answer), "ending equal jobs")
 
     async def _end(self, cache_key: str, answer: Answered) -> None:
         for twin in await self._ledger.read(self._ledger.store.twins, cache_key):

@@ -48,6 +48,10 @@ class DLRM(nn.Module):
             rpc_sync(server, ps.lookup, args=(table, sparse[:, feature]))
             for feature, (server, table) in enumerate(self.owners)
         ]
+        return self.interact(dense, embedded)
+
+    def interact(self, dense: Tensor, embedded: Sequence[Tensor]) -> Tensor:
+        """Return a logit per sample from dense features and one embedding [batch, dim] per categorical feature."""
         features = self.bottom(dense)
         stacked = torch.stack([features, *embedded], dim=1)
         products = torch.bmm(stacked, stacked.transpose(1, 2)).flatten(1)[:, self.pairs]

@@ -72,6 +72,8 @@ def _as_called(found: Operator, node: Node) -> Operator:
         found = replace(found, writes=found.writes | {0, "input"}, shares=True, same=True)
     if found.random and (_flag(node, "training") is False or _flag(node, "train") is False):
         found = replace(found, random=False)
+    if found.name in words.RUNNING_STATISTICS and _flag(node, "training") is False:
+        found = replace(found, writes=frozenset())
     if found.name in words.RENORMALIZE and _is_on(node, "max_norm"):
         found = replace(found, writes=found.writes | {1, "weight"})
     if found.name == "getattr" and node.args[1] in words.PLAIN_ATTRIBUTES:

@@ -27,7 +27,8 @@ RETURN_ARGUMENT = _named(
     to type type_as cpu cuda float double half bfloat16 long int short char byte bool cfloat cdouble chalf
     contiguous dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout
     positive real conj conj_physical resolve_conj resolve_neg expand_as sum_to_size broadcast_tensors meshgrid
-    einsum tensordot as_tensor asarray from_numpy pin_memory flatten as_subclass dequantize refine_names rename
+    einsum tensordot as_tensor asarray from_numpy pin_memory unsafe_split unsafe_split_with_sizes unsafe_chunk
+    flatten as_subclass dequantize refine_names rename
     """
 )
 """May return an argument, or a view of one, whatever its schema says."""
@@ -55,7 +56,7 @@ FRESH = _named(
     argsort argwhere isfinite isreal isclose greater greater_equal less less_equal not_equal arccos arcsin
     arctan float_power fliplr flipud kron cross diff det quantile nanmean grid_sample gumbel_softmax zeros ones
     full empty rand randn randint arange linspace eye tensor zeros_like ones_like rand_like randn_like full_like
-    new_zeros new_ones new_full batch_norm normalize size item tolist dim numel
+    new_zeros new_ones new_full pad interpolate batch_norm normalize size item tolist dim numel
     """
 )
 """Composite, or written in Python, and yet sure to return memory of its own. (`normalize` and pooling divide.)"""

@@ -1,4 +1,4 @@
-"""Which contract a remote call has: as the request states it, as its author declares it, or as torch's own code has it."""
+"""Which contract a remote call has: as the request states it, its author declares it, or torch's own code has it."""
 
 from __future__ import annotations
 

@@ -14,9 +14,10 @@ from torch.fx import Proxy
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from typing_extensions import override
 
+from fxlib.capture.constants import FACTORIES, KnownTensor
 from fxlib.capture.intercept import is_capturing
 from fxlib.capture.tracer import RemoteTracer
-from fxlib.capture.values import value_of
+from fxlib.capture.values import TracedValue, value_of
 
 _ANSWERED = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "get_device"}
@@ -66,7 +67,11 @@ class EagerCalls(TorchFunctionMode):
         if is_tensor_method_or_property(func):
             return tracer.create_proxy("call_method", func.__name__, args, kwargs)
         name = tracer.graph._target_to_str(func)
-        return tracer.create_proxy("call_function", func, args, kwargs, name=name)
+        result = tracer.create_proxy("call_function", func, args, kwargs, name=name)
+        traced = any(node.op != "get_attr" for node in result.node.all_input_nodes)
+        if traced or name not in FACTORIES or type(result) is not TracedValue:
+            return result
+        return KnownTensor(result, func(*args, **kwargs))
 
     def _attribute(self, getter: Any, tensor: torch.Tensor) -> Any:
         value = getter(tensor)

@@ -46,8 +46,10 @@ def _install_rpc(interception: Interception, tracer: RemoteTracer) -> None:
     calls = tracer.calls
 
     def call(style: Style) -> Replace:
-        return lambda _: lambda to, func, args=None, kwargs=None, timeout=None: calls.call(
-            style, to, func, args, kwargs, timeout=timeout
+        return lambda _: (
+            lambda to, func, args=None, kwargs=None, timeout=None: calls.call(
+                style, to, func, args, kwargs, timeout=timeout
+            )
         )
 
     def invoke(rref: Any, api: Call, method: str, timeout: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +70,8 @@ def _install_rpc(interception: Interception, tracer: RemoteTracer) -> None:
 def _install_rrefs(interception: Interception, tracer: RemoteTracer) -> None:
     calls = tracer.calls
     for name, style in _METHODS.items():
-        interception.method(rpc.PyRRef, name, lambda _, style=style: functools.partial(calls.method_calls, style))
+        helper = functools.partial(calls.method_calls, style)
+        interception.method(rpc.PyRRef, name, functools.partial(_in_place_of, helper))
     interception.method(rpc.PyRRef, "to_here", lambda _: calls.fetch)
     for name in ("local_value", "confirmed_by_owner"):
         interception.method(rpc.PyRRef, name, _on_node(tracer, name))
@@ -96,9 +99,13 @@ def _install_autocast(interception: Interception, tracer: RemoteTracer) -> None:
     interception.function(torch.autocast.__exit__, leave)
 
 
+def _in_place_of(replacement: Call, _: Call) -> Call:
+    return replacement
+
+
 def _on_node(tracer: RemoteTracer, name: str) -> Replace:
-    return lambda _: lambda rref, *args, **kwargs: tracer.create_proxy(
-        "call_method", name, (tracer.rref(rref), *args), kwargs
+    return lambda _: (
+        lambda rref, *args, **kwargs: tracer.create_proxy("call_method", name, (tracer.rref(rref), *args), kwargs)
     )
 
 

@@ -14,9 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType
-from typing import Any, cast
-
-from typing_extensions import Self
+from typing import Any, Self, cast
 
 Call = Callable[..., Any]
 Replace = Callable[[Call], Call]

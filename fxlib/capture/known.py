@@ -1,4 +1,4 @@
-"""Contracts that need no declaration: torch functions on a server, and forwards of `torch.nn` modules behind an RRef."""
+"""Contracts that need no declaration: of torch functions, and of forwards of `torch.nn` modules behind an RRef."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ RANDOM = Contract(writes=frozenset({GENERATOR}))
 
 # Their forwards draw random numbers or update buffers in training mode, or may do so by what they contain. The mode of
 # a module on another machine is not known, and may change without a word to us.
-_NOT_READS: tuple[type[nn.Module], ...] = (
+_NOT_READS: tuple[type, ...] = (
     *(_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.MultiheadAttention, RNNBase),
     *(nn.Transformer, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder),
     *(nn.TransformerDecoderLayer, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict),
-    *(LazyModuleMixin, nn.AdaptiveLogSoftmaxWithLoss),  # type: ignore[type-abstract]
+    *(LazyModuleMixin, nn.AdaptiveLogSoftmaxWithLoss),
 )
 _RANDOM_FUNCTIONS = frozenset(
     {"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d"}

@@ -1,4 +1,4 @@
-"""What capture notes on every node once the graph is whole: its place in the program, and whether it takes a gradient."""
+"""What capture notes on every node of a whole graph: its place in the program, and whether it takes a gradient."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _requires_grad(node: Node, root: nn.Module, *, grad_enabled: bool) -> bool |
 
 
 def _from_inputs(node: Node, name: str, *, grad_enabled: bool) -> bool | None:
-    """Of nothing that takes a gradient comes nothing that does; a gradient goes in without coming out only unknowably."""
+    """Nothing that takes a gradient comes of inputs that take none; of others, it may or may not."""
     inputs = [value.meta.get("requires_grad") for value in node.all_input_nodes]
     if all(value is False for value in inputs) and not name.endswith("requires_grad_"):
         return False

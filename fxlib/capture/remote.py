@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -14,6 +16,7 @@ from torch.fx.node import map_aggregate
 
 from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
+from fxlib.capture.handlers import guarding_handler
 from fxlib.capture.intercept import suspended
 from fxlib.capture.values import FutureValue, RRefCalls, StructuredValue, value_of
 from fxlib.contracts import Contract
@@ -26,6 +29,9 @@ _OPERATORS = {"sync": ops.remote_call, "async": ops.issue_call, "remote": ops.cr
 
 class Recorder(Protocol):
     """What recording needs of the tracer."""
+
+    end: FrameType | None
+    """The frame at which the user's frames end."""
 
     def create_proxy(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None
@@ -64,7 +70,7 @@ class RemoteCalls:
         return self._record(style, call, contract, functools.partial(self._declarations.note_created, function))
 
     def method_call(
-        self, style: Style, rref: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: Any = None
+        self, style: Style, rref: Any, method: str, args: tuple[Any, ...], kwargs: Any, *, timeout: Any = None
     ) -> Any:
         """Record a call of a method of the object behind an RRef."""
         contract = self._declarations.of_method(rref, method)
@@ -127,6 +133,12 @@ class RemoteCalls:
             raise _refused("the gradient of a remote result cannot be pushed", error) from error
 
     def _emit(self, operator: Any, args: tuple[Any, ...], name: str, contract: Contract | None) -> Proxy:
+        if place := guarding_handler(sys._getframe(1), self._tracer.end):
+            raise CaptureError(
+                "an except clause guards a remote call, and a graph cannot catch",
+                where=place,
+                hint="Handle errors around the whole forward, or keep this part whole with leaf_modules= or wrap=.",
+            )
         proxy = self._tracer.create_proxy("call_function", operator, args, {}, name=name)
         proxy.node.meta["call"] = proxy.node.name
         if contract is not None:
@@ -231,6 +243,6 @@ def _unfold(
 
 
 def _is_remote_forward(function: Any, args: tuple[Any, ...]) -> bool:
-    """Whether this is how a `RemoteModule` calls its forward. It moves arguments to CUDA devices, and else only calls."""
+    """Whether this is a `RemoteModule` calling its forward; it does no more, unless the module is on a CUDA device."""
     generated = getattr(function, "__name__", "") == "_remote_forward"
     return generated and len(args) >= 3 and torch.device(args[1]).type != "cuda"

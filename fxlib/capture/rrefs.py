@@ -27,11 +27,11 @@ class RRefPlaces:
                     path = f"{prefix}.{name}" if prefix else name
                     self._note(f"{path}.module_rref", child.module_rref)
 
-    def path_of(self, rref: rpc.PyRRef) -> str | None:
+    def path_of(self, rref: object) -> str | None:
         """Return the dotted path of an attribute, or None."""
         return self._paths.get(id(rref))
 
-    def hint_of(self, rref: rpc.PyRRef) -> str:
+    def hint_of(self, rref: object) -> str:
         """Return a name that says where the RRef was found: `tables_3` for `self.tables[3]`."""
         return self._hints.get(id(rref), "rref")
 

@@ -42,7 +42,7 @@ def unchanged(model: object) -> Iterator[None]:
 
 @contextmanager
 def remote_modules_aside(model: object) -> Iterator[None]:
-    """Keep each `RemoteModule` as a plain attribute for the time of the block: it refuses what torch.fx asks modules."""
+    """Keep each `RemoteModule` as a plain attribute during the block: it refuses what torch.fx asks modules."""
     found = list(remote_modules(model)) if isinstance(model, nn.Module) else []
     children = [dict(parent._modules) for parent, _, _ in found]
     try:

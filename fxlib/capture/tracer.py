@@ -22,6 +22,14 @@ from fxlib.capture.values import TracedValue
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
 
+_DECLARE = (
+    "Declare the structure of the remote result: @fxlib.remote(returns=(None, None)), or "
+    'contracts={"pkg.mod:function": fxlib.Contract(returns=...)}.'
+)
+_DECIDE = (
+    "Move the decision out of the forward, fix the argument with concrete_args=, or make the function that decides a "
+    "leaf with wrap=."
+)
 _RREF_CALLS = {"rpc_sync": "sync", "rpc_async": "async", "remote": "remote"}
 
 
@@ -37,11 +45,12 @@ class RemoteTracer(Tracer):
     leaves: Collection[object] = ()
     depth = 0
     """Above zero while the tracer itself works, so that its own computations are not recorded."""
-    _end: FrameType | None = None
+    end: FrameType | None = None
+    """The frame at which the user's frames end."""
 
     def prepare(self, calls: RemoteCalls, places: RRefPlaces, leaves: Collection[object], end: FrameType) -> None:
         """Set up one capture; `end` is the frame at which the user's frames end."""
-        self.calls, self.places, self.leaves, self._end = calls, places, leaves, end
+        self.calls, self.places, self.leaves, self.end = calls, places, leaves, end
         self.added: list[str] = []
         self._names: dict[int, str] | None = None
         self._constants: dict[int, Proxy] = {}
@@ -55,7 +64,7 @@ class RemoteTracer(Tracer):
         return self.constant(value, self.places.hint_of(value))
 
     def constant(self, value: object, hint: str) -> Proxy:
-        """Return the node that reads an object which the model does not hold under a path; it is kept beside the graph."""
+        """Return the node that reads an object that is no attribute of the model; it is kept beside the graph."""
         if id(value) in self._constants:
             return self._constants[id(value)]
         name = hint if not hasattr(self.root, hint) else self.get_fresh_qualname(f"{hint}_")
@@ -76,7 +85,7 @@ class RemoteTracer(Tracer):
             node = super().create_node(kind, target, *args, **kwargs)
         finally:
             self.depth -= 1
-        frames = list(source.user_frames(sys._getframe(1), self._end))
+        frames = list(source.user_frames(sys._getframe(1), self.end))
         if frames:
             code, line = frames[0]
             node.meta["source"] = f"{code.co_filename}:{line}"
@@ -180,16 +189,12 @@ class RemoteTracer(Tracer):
         remote = "call" in proxy.node.meta
         raise CaptureError(
             f"{problem}: {proxy.node.name} = {proxy.node.format_node()}",
-            where=source.here(self._end),
-            hint='Declare the structure of the remote result: @fxlib.remote(returns=(None, None)), or contracts={"pkg.mod:'
-            'function": fxlib.Contract(returns=...)}.'
-            if remote
-            else "Move the decision out of the forward, fix the argument with concrete_args=, or make the function that "
-            "decides a leaf with wrap=.",
+            where=source.here(self.end),
+            hint=_DECLARE if remote else _DECIDE,
         )
 
 
-def tracer_for(tracer_class: type[Tracer] | None) -> RemoteTracer:
+def tracer_for(tracer_class: Any) -> RemoteTracer:
     """Make a tracer that behaves as the caller's class does, and knows remote calls.
 
     Raises:

@@ -47,7 +47,9 @@ class Handle:
         """
         if not self.ready():
             return current
-        result = self.result()
+        outcome = self._future.result()
+        result = outcome.result
+        self._warn(outcome.problem)
         if not result.adopted or current is result.module:
             return current
         if current is not self._original:

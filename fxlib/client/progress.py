@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import Protocol, Self, TextIO
 
-from fxlib.jobs import Event
+from fxlib.jobs import TERMINAL, Event
 
 
 class Progress(Protocol):
@@ -31,11 +32,11 @@ class Silent:
 
 
 class Lines:
-    """One plain line for each new phase or message: for logs."""
+    """One plain line for each new phase, and one now and then within a phase: for logs."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._last = ""
+    def __init__(self, stream: TextIO, *, every_s: float = 10.0) -> None:
+        self._stream, self._every_s = stream, every_s
+        self._last, self._phase, self._next_s = "", "", 0.0
 
     def say(self, text: str) -> None:
         """Write a line, unless it is the last one again."""
@@ -46,8 +47,11 @@ class Lines:
                 print(f"fxlib: {text}", file=self._stream, flush=True)
 
     def show(self, event: Event) -> None:
-        """Write phase and message."""
-        self.say(sentence(event))
+        """Write phase and message, unless the same phase had a line a short while ago."""
+        now_s = time.monotonic()
+        if event.phase != self._phase or event.state in TERMINAL or now_s >= self._next_s:
+            self._phase, self._next_s = event.phase, now_s + self._every_s
+            self.say(sentence(event))
 
 
 class Terminal:

@@ -61,8 +61,8 @@ def name_of(function: RemoteFunction) -> str:
     if inspect.ismethod(function) and isinstance(owner, type):
         return f"{owner.__module__}:{owner.__qualname__}.{function.__name__}"
     if isinstance(function, torch.jit.ScriptFunction):  # keeps the name of what it was made from
-        module, _, qualname = function.qualified_name.removeprefix("__torch__.").rpartition(".")
-        return f"{module or '__main__'}:{qualname}"
+        home, _, script = str(function.qualified_name).removeprefix("__torch__.").rpartition(".")
+        return f"{home or '__main__'}:{script}"
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(qualname, str):
         raise ContractError(

@@ -9,7 +9,7 @@ from torch.distributed.nn.api.remote_module import _RemoteModule
 
 
 def local_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield path and module of `root` and all below, as `named_modules` does, which a `RemoteModule` among them refuses."""
+    """Yield path and module of `root` and all below, as `named_modules` does, which a `RemoteModule` makes fail."""
     seen: set[int] = set()
     stack = [("", root)]
     while stack:

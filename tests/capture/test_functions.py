@@ -68,13 +68,13 @@ def test_static_and_class_methods_can_be_marked() -> None:
 def nothing() -> None: ...
 
 
-class Callable_:
+class Instance:
     def __call__(self) -> None: ...
 
 
 @pytest.mark.parametrize(
     "function",
-    [lambda: None, functools.partial(nothing), Callable_(), functools.wraps(nothing)(lambda: None)],
+    [lambda: None, functools.partial(nothing), Instance(), functools.wraps(nothing)(lambda: None)],
     ids=["lambda", "partial", "callable object", "under another's name"],
 )
 def test_what_no_other_process_could_find_has_no_name(function: Any) -> None:
@@ -85,15 +85,11 @@ def test_what_no_other_process_could_find_has_no_name(function: Any) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "os:system",
-        "builtins:eval",
-        "builtins:exec",
-        "builtins:getattr",
-        "_operator:attrgetter",
-        "_operator:methodcaller",
-    ]
-    + ["torch:load", "torch:save", "torch.os:system", "torch:Tensor.register_hook", "torch:Tensor.__reduce_ex__"]
-    + ["torch.jit:load", "torch.hub:load", "torch:Tensor.numpy", "tests.capture.servers:nonexistent", "x", ""],
+        *("os:system", "builtins:eval", "builtins:exec", "builtins:getattr", "_operator:attrgetter"),
+        *("_operator:methodcaller", "torch:load", "torch:save", "torch.os:system", "torch:Tensor.register_hook"),
+        *("torch:Tensor.__reduce_ex__", "torch.jit:load", "torch.hub:load", "torch:Tensor.numpy"),
+        *("tests.capture.servers:nonexistent", "x", ""),
+    ],
 )
 def test_names_outside_the_tables_do_not_resolve(name: str) -> None:
     with pytest.raises(ContractError, match="no remote function"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import rpc
+from torch.distributed.nn import RemoteModule
 from torch.distributed.rpc import remote, rpc_async, rpc_sync
 from torch.futures import collect_all, wait_all
 
@@ -259,7 +260,7 @@ def test_a_remote_module() -> None:
     class Hybrid(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embedding = torch.distributed.nn.RemoteModule("ps1", nn.EmbeddingBag, (10, 3))
+            self.embedding = RemoteModule("ps1", nn.EmbeddingBag, (10, 3))
             self.top = nn.Linear(3, 2)
 
         def forward(self, rows: torch.Tensor) -> Any:

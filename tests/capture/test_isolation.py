@@ -123,7 +123,7 @@ def test_another_thread_runs_models_and_calls_while_one_captures() -> None:
             results.append(model(torch.ones(3, 2)))
             model.note = 3  # type: ignore[assignment]
             with torch.no_grad(), torch.autocast("cpu"):
-                results.append(torch.rand(2) + model[0].weight)
+                results.append(torch.rand(2) + model[0](torch.ones(2)))
             with pytest.raises((RuntimeError, ValueError)):  # a real call, to a worker that there is not
                 rpc_sync("nobody", double, (torch.ones(2),))
         except BaseException as error:  # noqa: BLE001 - asserted below

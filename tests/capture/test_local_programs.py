@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -56,6 +56,25 @@ def reuses_a_fresh_tensor_of_zeros(x: torch.Tensor) -> Any:
     total += x.sum(0)
     total[0] = 1
     return total, torch.full((2,), 3.0).add_(1), torch.arange(4) + 1
+
+
+def decides_on_numbers_in_fresh_tensors(x: torch.Tensor) -> Any:
+    for index in torch.arange(3).tolist():
+        x = x + index
+    steps = [step * 2 for step in torch.arange(2)]
+    grid = torch.ones(2, 3)
+    if torch.tensor([1]) and grid.shape[0] == 2 and len(grid) == grid.size(0):
+        x = x * int(torch.tensor(2)) + torch.linspace(0, 1, 3)[1].item()
+    return x + steps[1] + grid.mul_(3).sum()
+
+
+def tidies_up(x: torch.Tensor) -> Any:
+    try:
+        with torch.no_grad():
+            y = x * 2
+    finally:
+        z = x + 1
+    return y + z
 
 
 def draws_random_numbers(x: torch.Tensor) -> Any:
@@ -112,16 +131,18 @@ def autocasts_all(x: torch.Tensor) -> Any:
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.scale = 100
         return x * 2
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return gradients[0] * 100
+        return gradients[0] * ctx.scale
 
 
 def calls_a_function_with_a_backward_of_its_own(x: torch.Tensor) -> Any:
     weight = x.clone().requires_grad_()
-    return torch.autograd.grad(Doubled.apply(weight).sum(), weight)[0]
+    doubled: torch.Tensor = Doubled.apply(weight)  # type: ignore[no-untyped-call]
+    return torch.autograd.grad(doubled.sum(), weight)[0]
 
 
 PROGRAMS: list[Callable[..., Any]] = [
@@ -147,7 +168,7 @@ class Counter(nn.Module):
         self.norm = nn.BatchNorm1d(3)
 
     def forward(self, x: torch.Tensor) -> Any:
-        self.count += 1
+        self.count += 1  # type: ignore[misc]
         self.history.mul_(0.5).add_(x.sum(0))
         return self.norm(x * self.scale) + self.count + self.history
 
@@ -186,7 +207,7 @@ def test_backward_hooks_keep_their_module_whole() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.inner = Inner()
-            self.inner.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 10,))
+            self.inner.register_full_backward_hook(lambda module, inputs, outputs: (cast(Any, inputs)[0] * 10,))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(x) + x

@@ -39,7 +39,7 @@ def modules_called(captured: CapturedModule) -> list[str]:
 
 def test_leaf_modules_are_named_by_class_instance_or_path() -> None:
     model = Outer()
-    options = {"concrete_args": {"flag": True}}
+    options: Any = {"concrete_args": {"flag": True}}
     assert modules_called(fxlib.capture(model, leaf_modules=[Inner], **options)) == ["a", "b", "linear"]
     assert modules_called(fxlib.capture(model, leaf_modules=[model.b], **options)) == ["b", "linear"]
     assert modules_called(fxlib.capture(model, leaf_modules=["a"], **options)) == ["a", "linear"]
@@ -97,7 +97,7 @@ class Custom(Tracer):
         node.meta["size"] = int(torch.ones(3).sum())
         return node
 
-    def iter(self, obj: Proxy) -> Any:
+    def iter(self, obj: Any) -> Any:
         return iter([obj[0], obj[1]])
 
     def to_bool(self, obj: Proxy) -> bool:
@@ -107,7 +107,7 @@ class Custom(Tracer):
 def test_a_tracer_of_the_callers_own_keeps_its_ways() -> None:
     class Model(Outer):
         def forward(self, x: torch.Tensor) -> Any:  # type: ignore[override]
-            parts = [part for part in rpc_sync("ps0", servers.pair, (x,))]
+            parts = list(rpc_sync("ps0", servers.pair, (x,)))
             return self.a(parts[0]) if x.sum() else parts[1]
 
     captured = fxlib.capture(Model(), tracer_class=Custom)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,8 +124,30 @@ def returns_a_generator(x: torch.Tensor) -> Any:
     return (rpc_sync("ps0", double, (x,)) for _ in range(2))
 
 
+def catches_errors_of_a_call(x: torch.Tensor) -> Any:
+    for _ in range(3):
+        try:
+            return rpc_sync("ps0", double, (x,))  # HERE
+        except (RuntimeError, TimeoutError):
+            continue
+    return x
+
+
+def catches_all_errors_of_a_helper(x: torch.Tensor) -> Any:
+    try:
+        return servers.helped(x)  # HERE
+    except:  # noqa: E722
+        return x
+
+
+def decides_on_what_was_written(x: torch.Tensor) -> Any:
+    count = torch.tensor(1)
+    count += x.sum()
+    return x * int(count)  # HERE
+
+
 def fails_by_itself(x: torch.Tensor) -> Any:
-    return [x][1]  # HERE
+    return {1: x}[2]  # HERE
 
 
 REFUSED: list[Callable[..., Any]] = [
@@ -133,9 +156,8 @@ REFUSED: list[Callable[..., Any]] = [
 
 
 def line_of(forward: Callable[..., Any]) -> str:
-    code = forward.__code__  # type: ignore[attr-defined]
-    with open(__file__) as file:
-        lines = file.readlines()
+    code = forward.__code__
+    lines = Path(__file__).read_text().splitlines()
     marked = [n for n in range(code.co_firstlineno, len(lines)) if "# HERE" in lines[n - 1]]
     return f"{__file__}:{marked[0]}"
 
@@ -188,8 +210,8 @@ def test_state_that_a_forward_keeps_is_refused_and_undone(how: Callable[[nn.Modu
 
 
 def test_a_forward_replaced_on_the_instance_is_refused() -> None:
-    model = nn.Linear(2, 2)
-    model.forward = lambda x: x  # type: ignore[method-assign]
+    model: Any = nn.Linear(2, 2)
+    model.forward = lambda x: x
     with pytest.raises(CaptureError, match="replaced on the instance"):
         fxlib.capture(model)
 

@@ -6,14 +6,21 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Self, cast
 
 import pytest
+from typing_extensions import override
 
 import fxlib
+from fxlib.cli import serve as command
+from fxlib.cli.children import Child
+from fxlib.errors import FxlibError
 
 STAND_INS = {
     "workers": "",
@@ -98,7 +105,7 @@ def gone(pid: int) -> bool:
 
 
 def pid_of(start: str) -> int:
-    return int(start.split()[0])
+    return int(start.split(maxsplit=1)[0])
 
 
 def test_a_service_and_a_worker_run_until_sigterm(tmp_path: Path) -> None:
@@ -167,3 +174,29 @@ def test_a_client_authority_needs_workers_of_its_own(tmp_path: Path) -> None:
     with serve(tmp_path, "--client-ca", "ca.pem") as serving:
         assert serving.process.wait(60) == 1
         assert "Say --no-worker, and start it with fxlib worker." in serving.errors()
+
+
+def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead:
+        code = 3
+        started = 0
+
+        def __init__(self, module: str, arguments: list[str]) -> None:
+            Dead.started += 1
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    class Impatient(threading.Event):
+        @override
+        def wait(self, timeout: float | None = None) -> bool:
+            return super().wait(0)
+
+    monkeypatch.setattr(command, "Child", Dead)
+    service = cast(Child, SimpleNamespace(code=None))
+    with pytest.raises(FxlibError, match="the worker: it died 6 times in a row"):
+        command._attend_with_worker(service, [], Impatient())
+    assert Dead.started == 6

@@ -127,7 +127,9 @@ class _Writer:
 
     def view(self) -> None:
         method, args = self.rng.choice(
-            (("view", (2, 4)), ("contiguous", ()), ("narrow", (0, 0, 2)), ("contiguous", ()), ("detach", ()))[: self.views]
+            (("view", (2, 4)), ("contiguous", ()), ("narrow", (0, 0, 2)), ("contiguous", ()), ("detach", ()))[
+                : self.views
+            ]
         )
         self.values.append(self.graph.call_method(method, (self.pick(), *args)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -140,3 +141,19 @@ def test_a_forward_that_fails_leaves_nothing_on_the_tape() -> None:
     with pytest.raises(RuntimeError, match="shape"):
         module(ROWS)
     assert len(module._fxlib.tape) == 0
+
+
+def test_threads_that_share_a_module_lose_no_gradient() -> None:
+    module = two_reads()
+
+    def train() -> None:
+        for _ in range(10):
+            module(ROWS).sum().backward()
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    push_gradients(module)
+    assert len(pushed()) == 4 * 10 * 2

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc, workers_pb2, workers_pb2_grpc
 from tests.service.client import Client
 from tests.service.support import Process, answer, graph_bytes, request, worker
 
-JOBS, WORKERS, REPORTS, WATCHERS = 300, 8, 3, 3
+JOBS, WORKERS, REPORTS, WATCHERS = 250, 8, 3, 3
 CALLS = JOBS * (1 + WATCHERS + 1 + 1 + REPORTS + 1 + 1)
 
 
@@ -50,6 +51,7 @@ def resident_bytes(pid: int) -> int:
     return 1024 * int(status.partition("VmRSS:")[2].split()[0])
 
 
+@pytest.mark.slow
 async def test_thousands_of_calls_at_once_are_served_in_bounded_time_and_memory(tmp_path: Path) -> None:
     process = Process(tmp_path / "data")
     try:

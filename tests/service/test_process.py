@@ -81,6 +81,7 @@ def test_killed_together_with_a_worker_it_gives_the_job_to_another(tmp_path: Pat
         assert lease.attempt == 2
 
 
+@pytest.mark.slow
 def test_whenever_it_is_killed_what_it_accepted_is_there(tmp_path: Path) -> None:
     accepted: dict[str, str] = {}
     for round_ in range(3):

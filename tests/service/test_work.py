@@ -24,6 +24,11 @@ from tests.service.support import (
     worker,
 )
 
+
+def adopting(graph: bytes | None) -> jobs_pb2.JobResult:
+    return jobs_pb2.JobResult(decision=jobs_pb2.DECISION_ADOPT, graph=None if graph is None else ref(graph))
+
+
 STOLEN = jobs_pb2.JobResult(
     decision=jobs_pb2.DECISION_KEEP_ORIGINAL, calls=[jobs_pb2.CallReport(node="n", action="stolen")]
 )

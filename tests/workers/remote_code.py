@@ -26,6 +26,7 @@ state: dict[str, torch.Tensor] = {}
 
 def keep_quiet(name: str, seed: int) -> None:
     """Set a server up, and keep its state to itself."""
+    prepare(name, seed)
 
 
 @remote(reads="weights", gradient="tests.workers.remote_code:learn")

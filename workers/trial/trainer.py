@@ -69,8 +69,8 @@ class Trainer(Member):
             for name, described in self._workload.rrefs.items()
         }
         for rref in rrefs.values():
-            rref.confirmed_by_owner()
-            rref._get_type()
+            # Known before the first call: a call that has to ask for the type first is issued from another thread.
+            rref._get_type(blocking=False).wait()
         self._bound = {arm: bind(module, rrefs) for arm, module in self._modules.items()}
         self._renew_steps()
 
