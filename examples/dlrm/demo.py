@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def main() -> int:
         graph, result = optimize(model, batches, servers, address, budget_s=options.budget_s)
     print(result, flush=True)
     with local(servers):
-        return compare(options, result, {"original": graph, "optimized": result.module}, batches, servers)
+        return compare(options, result, graph, model, batches=batches, servers=servers)
 
 
 def optimize(
@@ -69,17 +69,20 @@ def optimize(
 def compare(
     options: argparse.Namespace,
     result: Result,
-    arms: Mapping[str, nn.Module],
+    graph: nn.Module,
+    model: DLRM,
+    *,
     batches: Sequence[fxlib.Batch],
     servers: Sequence[Server],
 ) -> int:
     """Train with both modules in this very job, and race them; print and write what came out."""
-    start: dict[str, Tensor] = {name: value.clone() for name, value in arms["original"].state_dict().items()}
+    arms = {"original": graph, "optimized": result.module}
+    start: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
     losses = {
         arm: train(module, batches, steps=options.steps, servers=servers, start=start) for arm, module in arms.items()
     }
     steps = {arm: training_step(module) for arm, module in arms.items()}
-    alone = compute_step(arms["original"], batches[0])
+    alone = compute_step(model, batches[0])
     seconds = race({**steps, "compute alone": alone}, batches, rounds=options.rounds)
     same = losses["original"] == losses["optimized"]
     figures = _figures(seconds, losses, same=same)

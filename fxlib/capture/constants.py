@@ -49,26 +49,27 @@ class KnownTensor(TracedValue):
         return self._value
 
     def __bool__(self) -> bool:
-        return bool(self.known().tolist())
+        return bool(self.item())
 
     def __int__(self) -> int:
-        return int(self.known().tolist())
+        return int(self.item())
 
     def __float__(self) -> float:
-        return float(self.known().tolist())
+        return float(self.item())
 
     def __index__(self) -> int:
-        return operator.index(self.known().tolist())
+        return operator.index(self.item())
 
     def __len__(self) -> int:
         return int(self._value.shape[0])
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self[index] for index in range(len(self))])
+        get = operator.getitem
+        return iter([self.tracer.create_proxy("call_function", get, (self, index), {}) for index in range(len(self))])
 
     def item(self) -> Any:
         """Return the only element."""
-        return self.known().tolist()
+        return self.known().item()
 
     def tolist(self) -> Any:
         """Return the elements."""

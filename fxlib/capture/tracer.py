@@ -179,13 +179,18 @@ class RemoteTracer(Tracer):
     def _decide(self, stock: Callable[[Proxy], Any], proxy: Proxy, problem: str) -> Any:
         if any("to_bool" in base.__dict__ or "iter" in base.__dict__ for base in self._callers_classes()):
             return stock(proxy)
-        return self._refuse(proxy, problem)
+        return self.refuse(proxy, problem)
 
     def _callers_classes(self) -> list[type]:
         mro = type(self).__mro__
         return [base for base in mro[mro.index(RemoteTracer) + 1 :] if not base.__module__.startswith("torch.fx.")]
 
-    def _refuse(self, proxy: Proxy, problem: str) -> NoReturn:
+    def refuse(self, proxy: Proxy, problem: str) -> NoReturn:
+        """Say that the program cannot be decided without the proxy's value.
+
+        Raises:
+            CaptureError: always.
+        """
         remote = "call" in proxy.node.meta
         raise CaptureError(
             f"{problem}: {proxy.node.name} = {proxy.node.format_node()}",

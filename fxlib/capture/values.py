@@ -81,8 +81,13 @@ def is_number(node: Node) -> bool:
 class TracedValue(_InPlace, Proxy):
     """A value of the program, as torch.fx's Proxy has it, with operators that write in place kept in place."""
 
+    tracer: Any
+
     def __getattr__(self, name: str) -> TracedAttribute:
         return TracedAttribute(self, name)
+
+    def __len__(self) -> int:
+        return self.tracer.refuse(self, "the length of a traced value is asked for, and only a run knows it")
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in self._fields:

@@ -156,9 +156,7 @@ def test_a_loop_over_a_remote_result_needs_its_structure_and_gets_by_with_it() -
 
 
 def pipelined(x: torch.Tensor) -> Any:
-    futures = []
-    for part in iter(x.split(2, dim=0)):
-        futures.append(rpc.rpc_async("ps0", servers.double, args=(part,)))
+    futures = [rpc.rpc_async("ps0", servers.double, args=(part,)) for part in iter(x.split(2, dim=0))]
     return torch.cat(torch.futures.wait_all(futures))
 
 
