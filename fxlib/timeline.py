@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from fxlib.result import Span, Timeline
@@ -16,7 +16,7 @@ COLOURS = {
 }  # fmt: skip
 MEANINGS = {
     "forward": "compute: forward", "backward": "compute: backward", "optimizer": "optimizer", "issue": "issue",
-    "call": "blocked in a call or a wait", "push": "pushing gradients", IN_FLIGHT: "call in flight",
+    "call": "blocked by a call", "push": "pushing gradients", IN_FLIGHT: "call in flight",
 }  # fmt: skip
 WIDTH, MARGIN, ROW, GAP = 1100, 130, 14, 3
 
@@ -34,11 +34,9 @@ def lanes(timeline: Timeline) -> list[Lane]:
     thread = [span for span in timeline.spans if span.kind != IN_FLIGHT]
     outer = [span for span in thread if span.kind in {"forward", "loss", "backward", "optimizer"}]
     inner = [span for span in thread if span.kind not in {"forward", "loss", "backward", "optimizer"}]
-    servers = sorted({span.to for span in timeline.spans if span.kind in {IN_FLIGHT, "call"}})
-    remote = {
-        to: pack([span for span in timeline.spans if span.to == to and span.kind in {IN_FLIGHT, "call"}])
-        for to in servers
-    }
+    # A blocking call is in flight for as long as it blocks.
+    flights = [replace(span, kind=IN_FLIGHT) for span in timeline.spans if span.kind in {IN_FLIGHT, "call"}]
+    remote = {to: pack([span for span in flights if span.to == to]) for to in sorted({span.to for span in flights})}
     return [
         Lane(name="trainer", rows=[row for row in (outer, inner) if row]),
         *(Lane(name=to or "remote", rows=rows) for to, rows in remote.items()),

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 import torch
-from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.modules import module_operator
-from fxlib.analysis.operators import Operator, operator_of
+from fxlib.analysis.operators import Operator, depends_on_arguments, operator_of
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.calls import is_call, is_issue, is_wait
@@ -48,6 +47,13 @@ class Behaviour:
     operator: Operator | None = None
     fence: Reason | None = None
 
+    @property
+    def is_impure(self) -> bool:
+        """Whether something would be lost with the node even though nobody used its value."""
+        if self.part is Part.LOCAL:
+            return self.operator is None or self.operator.has_effects
+        return self.part is not Part.STATE
+
 
 _FIXED = {part: Behaviour(part=part) for part in Part}
 _OPAQUE = Behaviour(part=Part.FENCE, fence=Reason.OPAQUE_NEIGHBOUR)
@@ -71,7 +77,7 @@ class Behaviours:
     def __init__(self, module: GraphModule) -> None:
         """Take the submodules that `call_module` nodes name from `module`."""
         self._module = module
-        self._local: dict[Operator, Behaviour] = {}
+        self._plain: dict[object, Behaviour] = {}
         self._submodules: dict[object, Behaviour] = {}
 
     def of(self, node: Node) -> Behaviour:
@@ -80,21 +86,25 @@ class Behaviours:
             return _FIXED[part]
         if node.op == "call_module":
             return self._submodule(node.target)
-        return self._call_of(node) or self._operator(node)
+        if not node.kwargs and (known := self._plain.get(node.target)) is not None:
+            return known
+        found = self._call_of(node)
+        if found is None:
+            found = self._operator(node)
+            if not depends_on_arguments(node):
+                self._plain[node.target] = found
+        return found
 
-    def _operator(self, node: Node) -> Behaviour:
+    @staticmethod
+    def _operator(node: Node) -> Behaviour:
         if node.target in _MODES:
             return _MODE
         operator = operator_of(node)
-        if operator is None:
-            return _OPAQUE
-        if operator not in self._local:
-            self._local[operator] = Behaviour(part=Part.LOCAL, operator=operator)
-        return self._local[operator]
+        return _OPAQUE if operator is None else Behaviour(part=Part.LOCAL, operator=operator)
 
     def _submodule(self, target: object) -> Behaviour:
         if target not in self._submodules:
-            operator = module_operator(_submodule(self._module, str(target)))
+            operator = module_operator(self._module.get_submodule(str(target)))
             known = operator is not None
             self._submodules[target] = Behaviour(part=Part.LOCAL, operator=operator) if known else _OPAQUE
         return self._submodules[target]
@@ -112,7 +122,3 @@ class Behaviours:
         if node.target is ops.create:
             return _FIXED[Part.ISSUE]
         return _TRACK if node.target is ops.track_gradient else None
-
-
-def _submodule(module: GraphModule, target: str) -> nn.Module:
-    return module.get_submodule(target)

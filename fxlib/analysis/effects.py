@@ -29,8 +29,6 @@ class NodeEffects:
     reads: frozenset[Resource] = frozenset()
     writes: frozenset[Resource] = frozenset()
     fence: Reason | None = None
-    impure: bool = False
-    """Whether something would be lost with the node even though nobody uses its value."""
 
     @property
     def commits(self) -> bool:
@@ -82,11 +80,9 @@ class _Analyst:
 
     def describe(self, node: Node, behaviour: Behaviour) -> NodeEffects:
         if behaviour.part is Part.FENCE:
-            return NodeEffects(part=Part.FENCE, fence=behaviour.fence, impure=True)
+            return NodeEffects(part=Part.FENCE, fence=behaviour.fence)
         if behaviour.part in _CALLS:
             return self._call(node, behaviour.part)
-        if behaviour.part is Part.OUTPUT:
-            return NodeEffects(part=Part.OUTPUT, impure=True)
         operator = behaviour.operator
         plain = operator is None or not operator.has_effects
         if plain and not self._written:
@@ -97,8 +93,7 @@ class _Analyst:
             writes |= {GENERATOR}
         if plain and not reads and not writes:
             return self._pure[behaviour.part]
-        raises = operator is not None and operator.raises
-        return NodeEffects(part=behaviour.part, reads=reads, writes=writes, impure=raises or bool(writes))
+        return NodeEffects(part=behaviour.part, reads=reads, writes=writes)
 
     def _call(self, node: Node, part: Part) -> NodeEffects:
         issue = node.all_input_nodes[0] if part is Part.WAIT else node
@@ -107,7 +102,7 @@ class _Analyst:
         if contract_of_call(issue) is None and writes:
             # It may run in this very process, on what lies outside of the graph.
             touched |= {GENERATOR, *self._outside}
-        return NodeEffects(part=part, reads=frozenset(touched), writes=frozenset(writes), impure=True)
+        return NodeEffects(part=part, reads=frozenset(touched), writes=frozenset(writes))
 
     def _memory_read(self, node: Node, behaviour: Behaviour) -> Iterable[Storage]:
         if not self._written or behaviour.part is not Part.LOCAL:

@@ -59,9 +59,12 @@ def operator_of(node: Node) -> Operator | None:
     """Return what a `call_function` or `call_method` node does with its own arguments; None if it may do anything."""
     target = node.target
     found = _method(target) if isinstance(target, str) else _function(target)
-    if found is None or not (node.kwargs or _flags(target)):
-        return found
-    return _as_called(found, node)
+    return _as_called(found, node) if found is not None and depends_on_arguments(node) else found
+
+
+def depends_on_arguments(node: Node) -> bool:
+    """Whether another node with the same target may do something else."""
+    return bool(node.kwargs or _flags(node.target))
 
 
 def _as_called(found: Operator, node: Node) -> Operator:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.behaviour import Behaviours, Part
-from fxlib.runtime.calls import is_issue, kind_of
+from fxlib.runtime.calls import is_issue, is_wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,35 +20,34 @@ class Conduct:
     """Identity of each parameter and buffer, by name."""
     calls: tuple[str, ...]
     """Every call once, sorted: the name as captured."""
-    halves: tuple[str, ...]
+    unwaited: tuple[str, ...]
     """Calls that are issued and never waited for, sorted."""
     sequences: tuple[tuple[str, ...], tuple[str, ...]]
     """Random operators and fences, each in their order."""
-    nodes: tuple[Hashable, ...]
+    nodes: list[tuple[object, ...]]
 
     @classmethod
     def of(cls, module: GraphModule) -> Conduct:
-        """Look at a module."""
-        nodes = list(module.graph.nodes)
-        calls, halves, random, fences = [], [], [], []
-        lookup = Behaviours(module)
+        """Look at a module, in linear time."""
+        nodes, lookup = list(module.graph.nodes), Behaviours(module)
+        calls, unwaited, random, fences = [], [], [], []
         for node in nodes:
             behaviour = lookup.of(node)
-            if behaviour.part in {Part.CALL, Part.ISSUE} or is_issue(node):
+            if behaviour.part in _STARTS or (behaviour.part is Part.FENCE and is_issue(node)):
                 calls.append(call_name(node))
                 if behaviour.part is not Part.CALL and not node.users:
-                    halves.append(call_name(node))
-            elif behaviour.part is Part.FENCE and kind_of(node) is None:
+                    unwaited.append(call_name(node))
+            elif behaviour.part is Part.FENCE and not is_wait(node):
                 fences.append(node.name)
             elif behaviour.operator is not None and behaviour.operator.random:
                 random.append(node.name)
         return cls(
-            signature=tuple((node.name, str(node.target)) for node in nodes if node.op == "placeholder"),
+            signature=tuple((node.name, node.target) for node in nodes if node.op == "placeholder"),
             state={name: id(tensor) for name, tensor in module.state_dict(keep_vars=True).items()},
             calls=tuple(sorted(calls)),
-            halves=tuple(sorted(halves)),
+            unwaited=tuple(sorted(unwaited)),
             sequences=(tuple(random), tuple(fences)),
-            nodes=tuple((node.name, node.op, node.target, node.args, tuple(node.kwargs.items())) for node in nodes),
+            nodes=[(node, node.target, node.args, node.kwargs) for node in nodes],
         )
 
     def broken_by(self, after: Conduct, *, changes: int, may_change_weights: bool, same_effects: bool) -> str:
@@ -59,15 +58,22 @@ class Conduct:
             return "the pass changed parameters or buffers without declaring that it needs weights"
         if not changes and after.nodes != self.nodes:
             return "the pass reports no changes, and changed the graph"
-        if after.halves != self.halves:
-            return f"calls are left without a wait: {', '.join(set(after.halves) - set(self.halves))}"
+        if after.unwaited != self.unwaited:
+            return f"calls are left without a wait: {_listed(self.unwaited, after.unwaited)}"
         if same_effects and after.calls != self.calls:
-            return f"a bitwise pass lost or added calls: {', '.join(set(after.calls) ^ set(self.calls))}"
+            return f"a bitwise pass lost or added calls: {_listed(self.calls, after.calls)}"
         if same_effects and after.sequences != self.sequences:
             return "a bitwise pass lost, added or reordered random operators or opaque calls"
         return ""
 
 
+_STARTS = (Part.CALL, Part.ISSUE)
+
+
 def call_name(node: Node) -> str:
     """Return the name of a call as captured, which its halves share."""
     return str(node.meta.get("call", node.name))
+
+
+def _listed(one: tuple[str, ...], other: tuple[str, ...]) -> str:
+    return ", ".join(sorted(set(one) ^ set(other)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import GraphModule
 from typing_extensions import override
 
-from fxlib.analysis.effects import Effects
+from fxlib.analysis.behaviour import Behaviours
 from fxlib.passes.base import GraphPass, PassResult, register_pass
 
 
@@ -19,9 +19,9 @@ class DeadCode(GraphPass):
 
     @override
     def run(self, module: GraphModule) -> PassResult:
-        effects, deleted = Effects.of(module), 0
-        for node in reversed(effects.nodes):
-            if not node.users and node.op != "placeholder" and not effects[node].impure:
+        behaviours, deleted = Behaviours(module), 0
+        for node in reversed(module.graph.nodes):
+            if not node.users and not behaviours.of(node).is_impure:
                 module.graph.erase_node(node)
                 deleted += 1
         return PassResult(module, changes=deleted)
