@@ -16,6 +16,7 @@ from torch.fx import Graph, Tracer
 from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
 from fxlib.capture.eager import EagerCalls
+from fxlib.capture.faults import fault, unswallowed
 from fxlib.capture.hooks import install
 from fxlib.capture.intercept import Interception, is_capturing
 from fxlib.capture.metadata import annotate
@@ -64,7 +65,7 @@ def capture(
             "the model is captured already", where=type(model).__name__, hint="Capture the original model."
         )
     if is_capturing():
-        raise CaptureError("a forward cannot capture a model", where=source.here(), hint="Capture it before.")
+        raise fault("a forward cannot capture a model", hint="Capture it before.")
     with _one_at_a_time:
         tracer = tracer_for(tracer_class)
         root = model if isinstance(model, nn.Module) else nn.Module()
@@ -87,7 +88,7 @@ def _trace(
     with _modes_restored(), unchanged(model), Interception() as interception:
         try:
             install(interception, tracer, wrap)
-            with EagerCalls(tracer):
+            with unswallowed(), EagerCalls(tracer):
                 return tracer.trace(model, concrete_args)
         except FxlibError:
             raise

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Proxy
 
-from fxlib.capture import source
+from fxlib.capture.faults import fault
 from fxlib.capture.values import TracedValue
-from fxlib.errors import CaptureError
 
 FACTORIES = frozenset({"arange", "eye", "full", "linspace", "logspace", "ones", "tensor", "zeros", "as_tensor"})
 """Their results depend on their arguments alone."""
@@ -41,9 +40,8 @@ class KnownTensor(TracedValue):
             CaptureError: it may have been written to since it was made.
         """
         if self.node.users:
-            raise CaptureError(
+            raise fault(
                 f"{self.node.name} decides which way the program goes, and may have been written to since it was made",
-                where=source.here(),
                 hint="Decide it with Python's own numbers.",
             )
         return self._value

@@ -13,10 +13,10 @@ from torch.distributed import rpc
 from torch.fx import Proxy
 
 from fxlib.capture import source
+from fxlib.capture.faults import fault
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.tracer import RemoteTracer
 from fxlib.capture.values import IN_PLACE
-from fxlib.errors import CaptureError
 
 _ISSUE = "Issue calls with rpc_async instead."
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
@@ -39,7 +39,7 @@ def install(interception: Interception, tracer: RemoteTracer) -> None:
 
 def _refusal(problem: str, hint: str) -> Replace:
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise CaptureError(f"{problem}, which no graph can hold", where=source.here(), hint=hint)
+        raise fault(f"{problem}, which no graph can hold", hint=hint)
 
     return lambda _: refuse
 
@@ -48,7 +48,7 @@ def _construction(original: Call) -> Call:
     def construct(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
             problem = "the forward makes an RRef to a traced value, which no graph can hold"
-            raise CaptureError(problem, where=source.here(), hint="Send the value itself.")
+            raise fault(problem, hint="Send the value itself.")
         return original(*args, **kwargs)
 
     return construct
@@ -64,9 +64,8 @@ def _assignment(tracer: RemoteTracer) -> Replace:
                 tracer.added.append(name)  # a constant that torch.fx keeps beside the graph
                 original(module, name, value)
             elif not _is_written_in_place(getattr(module, name, None), value):
-                raise CaptureError(
+                raise fault(
                     f"the forward assigns {type(module).__name__}.{name}, so one step would depend on the last",
-                    where=source.here(),
                     hint="Return the value instead, or write to a buffer in place.",
                 )
 

@@ -14,8 +14,8 @@ from torch.distributed import rpc
 from torch.fx import Node, Proxy
 from torch.fx.node import map_aggregate
 
-from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
+from fxlib.capture.faults import fault
 from fxlib.capture.handlers import guarding_handler
 from fxlib.capture.intercept import suspended
 from fxlib.capture.values import FutureValue, RRefCalls, StructuredValue, value_of
@@ -134,7 +134,7 @@ class RemoteCalls:
 
     def _emit(self, operator: Any, args: tuple[Any, ...], name: str, contract: Contract | None) -> Proxy:
         if place := guarding_handler(sys._getframe(1), self._tracer.end):
-            raise CaptureError(
+            raise fault(
                 "an except clause guards a remote call, and a graph cannot catch",
                 where=place,
                 hint="Handle errors around the whole forward, or keep this part whole with leaf_modules= or wrap=.",
@@ -160,9 +160,8 @@ class RemoteCalls:
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, str) and "Proxy(" in value:
-            raise CaptureError(
+            raise fault(
                 f"the text {value!r} was made from a traced value, whose run-time value is not in it",
-                where=source.here(),
                 hint="Send the value itself, or make the text before the capture.",
             )
         if isinstance(value, _PLAIN):
@@ -191,7 +190,7 @@ _PLAIN = (
 
 
 def _refused(what: str, error: ContractError) -> CaptureError:
-    return CaptureError(f"{what}: {str(error).removesuffix(f' {error.hint}')}", where=source.here(), hint=error.hint)
+    return fault(f"{what}: {str(error).removesuffix(f' {error.hint}')}", hint=error.hint)
 
 
 def _named(node: Node) -> str | None:
@@ -210,9 +209,8 @@ def _sequence(args: Any) -> tuple[Any, ...]:
         return ()
     if isinstance(args, (tuple, list)) or (isinstance(args, StructuredValue) and args.is_sequence):
         return tuple(args)
-    raise CaptureError(
+    raise fault(
         f"the arguments of a remote call are a {type(args).__name__}, whose length only a run knows",
-        where=source.here(),
         hint="Write args=(first, second, ...).",
     )
 
@@ -234,9 +232,8 @@ def _unfold(
     if getattr(function, "__fx_already_patched", False):  # torch.fx.wrap, for the time of the trace
         return function.__wrapped__, args, kwargs
     if isinstance(function, Proxy) or not callable(function):
-        raise CaptureError(
+        raise fault(
             "the remote function is not known before the model runs",
-            where=source.here(),
             hint="Name it in the program.",
         )
     return function, args, kwargs

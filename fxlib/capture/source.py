@@ -58,8 +58,13 @@ def is_users(code: CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def trace_line(code: CodeType, line: int) -> str:
-    """Return one entry of a stack trace, as `traceback` formats it."""
+def described(frames: tuple[tuple[CodeType, int], ...]) -> tuple[str, str]:
+    """Return file:line of the innermost frame, and a stack trace of all as `traceback` formats it."""
+    code, line = frames[0]
+    return f"{code.co_filename}:{line}", "\n".join(_trace_line(*frame) for frame in reversed(frames)).strip()
+
+
+def _trace_line(code: CodeType, line: int) -> str:
     text = linecache.getline(code.co_filename, line).strip()
     entry = f'  File "{code.co_filename}", line {line}, in {code.co_name}'
     return f"{entry}\n    {text}" if text else entry

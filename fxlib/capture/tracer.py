@@ -15,6 +15,7 @@ from torch.fx import Node, Proxy, Tracer
 from typing_extensions import override
 
 from fxlib.capture import source
+from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing
 from fxlib.capture.remote import RemoteCalls
 from fxlib.capture.rrefs import RRefPlaces
@@ -85,12 +86,9 @@ class RemoteTracer(Tracer):
             node = super().create_node(kind, target, *args, **kwargs)
         finally:
             self.depth -= 1
-        frames = list(source.user_frames(sys._getframe(1), self.end))
-        if frames:
-            code, line = frames[0]
-            node.meta["source"] = f"{code.co_filename}:{line}"
-            if not node.stack_trace:
-                node.stack_trace = "\n".join([source.trace_line(*frame) for frame in reversed(frames)]).strip()
+        if frames := tuple(source.user_frames(sys._getframe(1), self.end)):
+            node.meta["source"], stack_trace = source.described(frames)
+            node.meta.setdefault("stack_trace", stack_trace)
         return node
 
     @override
@@ -192,7 +190,7 @@ class RemoteTracer(Tracer):
             CaptureError: always.
         """
         remote = "call" in proxy.node.meta
-        raise CaptureError(
+        raise fault(
             f"{problem}: {proxy.node.name} = {proxy.node.format_node()}",
             where=source.here(self.end),
             hint=_DECLARE if remote else _DECIDE,

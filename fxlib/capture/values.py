@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from torch.fx import Node, Proxy
 from torch.fx.proxy import Attribute, TracerBase
 
-from fxlib.capture import source
+from fxlib.capture.faults import fault
 from fxlib.errors import CaptureError
 
 Structure = Mapping[Any, Any] | Sequence[Any]
@@ -134,9 +134,8 @@ class StructuredValue(TracedValue):
         try:
             return value_of(item, self.structure[key])
         except (KeyError, IndexError, TypeError) as error:
-            raise CaptureError(
+            raise fault(
                 f"the declared structure {self.structure!r} has no element {key!r}",
-                where=source.here(),
                 hint="Correct returns= in the remote function's contract.",
             ) from error
 
@@ -221,4 +220,4 @@ class RRefCalls:
 
 
 def _undecidable(problem: str, hint: str = "Decide it before the capture, or on the server.") -> CaptureError:
-    return CaptureError(problem, where=source.here(), hint=hint)
+    return fault(problem, hint=hint)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -82,9 +81,12 @@ def run(options: argparse.Namespace) -> int:
                 hint="Say --no-worker, and start it with fxlib worker.",
             )
     stop = threading.Event()
-    with tempfile.TemporaryDirectory(prefix="fxlib-") as scratch, _ending(stop), ExitStack() as children:
-        ready_file = Path(scratch, "ready")
-        service = children.enter_context(Child("service", _service_arguments(options, ready_file)))
+    data = _data_folder(options.data)
+    ready_file = data / "ready"
+    ready_file.unlink(missing_ok=True)
+    with _ending(stop), ExitStack() as children:
+        children.callback(ready_file.unlink, missing_ok=True)
+        service = children.enter_context(Child("service", _service_arguments(options, data, ready_file)))
         addresses = _addresses(service, ready_file, stop)
         if addresses is None:
             return 0
@@ -98,18 +100,24 @@ def run(options: argparse.Namespace) -> int:
         return _attend_with_worker(service, _worker_arguments(options, addresses["listen"]), stop)
 
 
-def _service_arguments(options: argparse.Namespace, ready_file: Path) -> list[str]:
-    arguments = ["--ready-file", str(ready_file)]
-    options.data = options.data or str(_default_data())
-    for name in _SERVICE:
+def _service_arguments(options: argparse.Namespace, data: Path, ready_file: Path) -> list[str]:
+    arguments = ["--data", str(data), "--ready-file", str(ready_file)]
+    for name in sorted(_SERVICE.keys() - {"data"}):
         value = getattr(options, name.replace("-", "_"))
         if value is not None:
             arguments += [f"--{name}", value]
     return [*arguments, *(["--insecure"] if options.insecure else [])]
 
 
-def _default_data() -> Path:
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "fxlib"
+def _data_folder(given: str | None) -> Path:
+    """Make the folder that `--data` names, or the default one, for this user's eyes alone."""
+    shared = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    folder = Path(given or shared / "fxlib")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise FxlibError(error.strerror or str(error), where=f"--data {folder}") from error
+    return folder
 
 
 def _worker_arguments(options: argparse.Namespace, listen: str) -> list[str]:

@@ -58,8 +58,12 @@ class GraphPass(ABC):
     def ensures(self, module: GraphModule) -> None:  # noqa: B027 - most promises are declared, and checked for all
         """Raise PassError if the pass broke its own promise on its output."""
 
-    def __call__(self, module: GraphModule) -> tuple[PassResult, PassReport]:
+    def __call__(self, module: GraphModule, before: Conduct | None = None) -> Run:
         """Run the pass, time it, and hold it to what it declares.
+
+        Args:
+            module: what to transform.
+            before: the module's conduct, where the caller knows it already.
 
         Raises:
             PassError: the pass does not apply, or its output breaks the pass's declaration.
@@ -67,12 +71,13 @@ class GraphPass(ABC):
         if "eval_mode" in self.needs and module.training:
             raise PassError("needs a module in eval mode", where=self.name, hint="Call module.eval() before capture.")
         self.requires(module)
-        before = Conduct.of(module)
+        before = Conduct.of(module) if before is None else before
         start = time.perf_counter()
         result = self.run(module)
         seconds = time.perf_counter() - start
+        after = Conduct.of(result.module)
         broken = before.broken_by(
-            Conduct.of(result.module),
+            after,
             changes=result.changes,
             may_change_weights="weights" in self.needs,
             same_effects=self.preserves == "bitwise",
@@ -81,7 +86,16 @@ class GraphPass(ABC):
             raise PassError(broken, where=self.name, hint="This is a bug in the pass.")
         self.ensures(result.module)
         report = PassReport(name=self.name, changes=result.changes, seconds=seconds, declined=result.declined)
-        return result, report
+        return Run(result=result, report=report, conduct=after)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a pass that kept its promises; `conduct` is that of the module it made."""
+
+    result: PassResult
+    report: PassReport
+    conduct: Conduct
 
 
 def register_pass(

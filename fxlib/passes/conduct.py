@@ -43,7 +43,7 @@ class Conduct:
                 random.append(node.name)
         return cls(
             signature=tuple((node.name, node.target) for node in nodes if node.op == "placeholder"),
-            state={name: id(tensor) for name, tensor in module.state_dict(keep_vars=True).items()},
+            state={name: id(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())},
             calls=tuple(sorted(calls)),
             unwaited=tuple(sorted(unwaited)),
             sequences=(tuple(random), tuple(fences)),

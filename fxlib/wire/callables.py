@@ -61,7 +61,7 @@ class Labels:
         if known_name(function) is not None:
             return
         if isinstance(function, OpaqueFunction):
-            label = function.slot
+            label = f".{function.slot}" if function.method else function.slot
         elif (label := self._registered.get(id(function), "")) == "":
             label = base = label_of(function)
             count = 1

@@ -54,6 +54,12 @@ class OpaqueModule(nn.Module):
         super().__init__()
         self._fxlib_label = label  # a name that no model gives to a part of its own
 
+    def __getattr__(self, name: str) -> Any:
+        """Answer `label`, the qualified name of the class, unless the model has a part of this name."""
+        if name == "label" and not any(name in vars(self)[table] for table in ("_parameters", "_buffers", "_modules")):
+            return self._fxlib_label
+        return super().__getattr__(name)
+
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse.
 

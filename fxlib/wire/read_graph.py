@@ -121,9 +121,11 @@ def _target(message: pb.Target, own: Mapping[str, Callable[..., Any]], labels: L
             raise _unbound("function", name)
         return own.get(name) or OpaqueFunction(name)
     if kind == "opaque_method":
-        if labels is not None and name not in labels.methods:
+        if labels is None:
+            return OpaqueFunction(name, method=True)
+        if name not in labels.methods and f".{name}" not in own:
             raise _unbound("method", name)
-        return name if labels is not None else OpaqueFunction(name, method=True)
+        return own.get(f".{name}", name)  # a stand-in where `root` was itself decoded without its client
     return name
 
 

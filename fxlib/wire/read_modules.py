@@ -159,14 +159,5 @@ def _adopt_rest(module: nn.Module, own: nn.Module) -> None:
 def _set_graph(module: GraphModule, graph: Graph, where: str) -> None:
     try:
         module.graph = graph
-    except (
-        SyntaxError,
-        NameError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        IndexError,
-        AssertionError,
-        RecursionError,
-    ) as error:
+    except Exception as error:  # noqa: BLE001 - whatever it stumbles over is a fault of the graph
         raise WireError(f"torch.fx cannot generate code for the graph: {error}", where=where) from None

@@ -260,7 +260,7 @@ def test_a_remote_module() -> None:
     class Hybrid(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embedding = RemoteModule("ps1", nn.EmbeddingBag, (10, 3))
+            self.embedding: Any = RemoteModule("ps1", nn.EmbeddingBag, (10, 3))
             self.top = nn.Linear(3, 2)
 
         def forward(self, rows: torch.Tensor) -> Any:

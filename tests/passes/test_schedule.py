@@ -258,7 +258,10 @@ def test_the_schedule_is_the_same_for_every_hash_seed() -> None:
     )
     found = {
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."}, capture_output=True, check=True
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            capture_output=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     }

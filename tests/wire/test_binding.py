@@ -104,6 +104,43 @@ def test_an_unknown_method_is_bound_back_as_a_method() -> None:
     assert bound(Thing()) == 2
 
 
+def test_a_decoded_module_can_itself_be_the_root() -> None:
+    def build(graph: Graph, x: Any) -> Any:
+        return graph.call_method("special", (graph.call_function(other_helper, (x,)), graph.get_attr("handle")))
+
+    root: Any = nn.Module()
+    root.handle = object()
+    worker = wire.decode(wire.encode(graph_of(build, root)).graph)
+    encoded = wire.encode(worker)
+    candidate = wire.decode(encoded.graph, root=worker)
+    assert wire.encode(candidate).graph == encoded.graph
+    assert candidate.handle is worker.handle
+
+
+def test_a_part_called_label_is_no_trouble() -> None:
+    class Labelled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.label = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.label(x)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Labelled()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    module = fxlib.capture(Outer())
+    assert there_and_back(module, module).inner is module.inner
+    decoded = wire.decode(wire.encode(module).graph)
+    assert decoded(torch.ones(2, 3)).shape == (2, 3)
+    assert wire.OpaqueModule("a.B").label == "a.B"
+
+
 def test_an_opaque_slot_that_the_root_does_not_fill_is_refused() -> None:
     graph = wire.encode(graph_of(lambda graph, x: graph.call_function(helper, (x,)))).graph
     with pytest.raises(WireError, match="calls no function"):

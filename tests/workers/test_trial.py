@@ -25,7 +25,7 @@ from workers.trials import Trials
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 ALLOWED = "tests.workers.remote_code"
-QUICK = TrialOptions(budget_s=8, step_timeout_s=3, sameness_steps=2)
+QUICK = TrialOptions(budget_s=25, step_timeout_s=3, sameness_steps=2)
 Try = Callable[..., Report]
 
 
@@ -93,7 +93,8 @@ def test_a_faster_candidate_is_adopted_with_figures_and_timelines(attempt: Try) 
 
 def test_the_original_against_itself_is_not_adopted(attempt: Try) -> None:
     model = Lookups()
-    report = attempt(model, lookup_workload(service_time_s=0.0), QUICK, candidate=fxlib.capture(model))
+    short = TrialOptions(budget_s=8)
+    report = attempt(model, lookup_workload(service_time_s=0.0), short, candidate=fxlib.capture(model))
     assert report.decision == "keep_original"
     assert report.reason in (Reason.NOT_FASTER, Reason.BUDGET_EXHAUSTED)
     assert report.gain is not None

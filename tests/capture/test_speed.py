@@ -1,0 +1,49 @@
+"""Capturing costs about what `torch.fx.symbolic_trace` does."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.rpc import rpc_sync
+
+import fxlib
+from tests.capture import servers
+
+
+class Chain(nn.Module):
+    def __init__(self, nodes: int) -> None:
+        super().__init__()
+        self.steps, self.linear = nodes // 4, nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.steps):
+            x = self.linear(torch.relu(x).sigmoid() + self.weight)
+        return x
+
+
+def seconds(trace: Callable[[nn.Module], Any], model: nn.Module) -> float:
+    start = time.process_time()
+    trace(model)
+    return time.process_time() - start
+
+
+def test_a_node_takes_no_more_than_twice_the_time_of_stock_tracing() -> None:
+    model = Chain(10_000)
+    rounds = [(seconds(fxlib.capture, model), seconds(torch.fx.symbolic_trace, model)) for _ in range(3)]
+    ours, stock = (min(column) for column in zip(*rounds, strict=True))
+
+    print(f"capture {ours * 100:.1f} µs a node, symbolic_trace {stock * 100:.1f} µs, ratio {ours / stock:.2f}")
+    assert ours < 2 * stock
+
+
+def test_the_time_grows_with_the_number_of_remote_calls_alone() -> None:
+    def forward(x: torch.Tensor) -> Any:
+        return sum(rpc_sync(f"ps{i % 2}", servers.lookup, ("t", x)) for i in range(2000))
+
+    captured = fxlib.capture(forward)
+
+    assert len(captured.graph.nodes) == 4002
+    assert seconds(fxlib.capture, forward) < 5.0  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""The example model trains the same bits, blocking and rewritten, against real servers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.rpc import rpc_sync
+
+import fxlib
+from examples.dlrm.model import DLRM, SPARSE_FEATURES, tables
+from examples.dlrm.training import Batches, compute_step, train
+from fxlib import ps
+from fxlib.runtime import exposed_s, is_issue, record
+from tests.runtime.world import rpc_world
+
+ROWS, DIM, BATCH = 50, 4, 16
+SERVERS = ps.place(tables(ROWS, DIM), ("ps0", "ps1"))
+
+
+def batches() -> Batches:
+    generator = torch.Generator().manual_seed(0)
+
+    def batch() -> fxlib.Batch:
+        dense = torch.rand(BATCH, 13, generator=generator)
+        sparse = torch.randint(0, ROWS, (BATCH, SPARSE_FEATURES), generator=generator)
+        return fxlib.Batch(inputs=(dense, sparse), target=(dense[:, 0] > 0.5).float())
+
+    return [batch() for _ in range(3)]
+
+
+def model() -> DLRM:
+    torch.manual_seed(0)
+    return DLRM(SERVERS, dim=DIM, hidden=32)
+
+
+def test_tables_are_spread_over_the_servers() -> None:
+    assert [len(server.tables) for server in SERVERS] == [13, 13]
+
+
+def test_original_and_rewritten_train_the_same_bits_on_trainer_and_servers() -> None:
+    dlrm, data = model(), batches()
+    graph = fxlib.capture(dlrm)
+    rewritten = fxlib.optimize(graph)
+    assert sum(map(is_issue, rewritten.graph.nodes)) == SPARSE_FEATURES
+    start = {name: value.clone() for name, value in dlrm.state_dict().items()}
+    outcomes: list[tuple[list[float], dict[str, Tensor], list[str]]] = []
+    with rpc_world(*SERVERS):
+        for module in (graph, rewritten):
+            losses = train(module, data, steps=6, servers=SERVERS, start=start)
+            weights = {name: value.clone() for name, value in module.state_dict().items()}
+            outcomes.append((losses, weights, [rpc_sync(server.name, ps.state_digest) for server in SERVERS]))
+    (losses, weights, digests), (other_losses, other_weights, other_digests) = outcomes
+    assert losses == other_losses
+    assert digests == other_digests
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+    assert losses[-1] < losses[0]
+
+
+def test_the_rewritten_forward_stands_still_for_less_than_half_the_time() -> None:
+    graph = fxlib.capture(model())
+    (batch, *_) = batches()
+    slow = ps.place(tables(ROWS, DIM), ("ps0", "ps1"), service_time_s=0.005)
+    exposed = []
+    with rpc_world(*slow):
+        for module in (graph, fxlib.optimize(graph)):
+            with record() as recording:
+                module(*batch.inputs)
+            exposed.append(sum(exposed_s(recording.timeline).values()))
+        rpc_world_at_rest()
+    assert exposed[0] > SPARSE_FEATURES * 0.005
+    assert exposed[1] < exposed[0] / 2
+
+
+def rpc_world_at_rest() -> None:
+    for server in SERVERS:
+        rpc_sync(server.name, ps.set_service_time, args=(0.0,))
+
+
+def test_compute_alone_makes_no_remote_call() -> None:
+    dlrm, data = model(), batches()
+    with rpc_world(*SERVERS):
+        step = compute_step(dlrm, data[0])
+        before = [rpc_sync(server.name, ps.state_digest) for server in SERVERS]
+        assert step(data[0]) > 0
+        assert [rpc_sync(server.name, ps.state_digest) for server in SERVERS] == before

@@ -1,0 +1,53 @@
+"""The picture of a step: nothing overlaps in a row, nothing is fetched, nothing is interpreted."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxlib.result import Span, Timeline
+from fxlib.timeline import chrome_trace, lanes, pack, page
+
+TIMES = st.floats(0, 10, allow_nan=False)
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> Span:
+    start = draw(TIMES)
+    kind = draw(st.sampled_from(["call", "issue", "wait", "in_flight", "forward", "backward", "push"]))
+    return Span(kind=kind, name="x", to=draw(st.sampled_from(["ps0", "ps1", ""])), start_s=start, end_s=start + 0.5)
+
+
+@given(st.lists(spans()))
+def test_rows_have_no_overlap_and_lose_no_span(given_spans: list[Span]) -> None:
+    rows = pack(given_spans)
+    assert sorted(map(repr, given_spans)) == sorted(repr(span) for row in rows for span in row)
+    for row in rows:
+        assert all(left.end_s <= right.start_s for left, right in pairwise(row))
+
+
+@given(st.lists(spans()))
+def test_any_timeline_can_be_drawn_and_traced(given_spans: list[Span]) -> None:
+    timeline = Timeline(spans=tuple(given_spans), step_s=11.0)
+    assert page({"before": timeline}, title="t").startswith("<!doctype html>")
+    events = json.loads(chrome_trace({"before": timeline}))["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) >= len(given_spans)
+
+
+def test_each_server_has_its_lane() -> None:
+    calls = [Span(kind="in_flight", name=f"c{i}", to=f"ps{i % 2}", start_s=0.0, end_s=1.0) for i in range(4)]
+    found = {lane.name: len(lane.rows) for lane in lanes(Timeline(spans=tuple(calls), step_s=1.0))}
+    assert found == {"trainer": 0, "ps0": 2, "ps1": 2}
+
+
+def test_names_are_text_not_markup() -> None:
+    span = Span(kind="call", name="<script>", to="&", start_s=0.0, end_s=1.0)
+    drawn = page({"<b>": Timeline(spans=(span,), step_s=1.0)}, title="<i>")
+    assert not any(markup in drawn for markup in ("<script>", "<b>", "<i>"))
+
+
+def test_an_empty_timeline_is_a_page_too() -> None:
+    assert "0.0 ms" in page({"before": Timeline(spans=(), step_s=0.0)}, title="t")

@@ -1,0 +1,34 @@
+"""A child for tests of the keeper: it does as it is told, and starts a process that outlives it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from workers.child import Channel
+
+ORPHAN = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+
+
+def main() -> int:
+    """Serve until told to exit."""
+    channel = Channel.inherited()
+    while True:
+        message = channel.receive()
+        if message is None:
+            continue
+        if "say" in message:
+            channel.send(said=message["say"])
+        if "breed" in message:
+            # Started by a process that ends at once, in a session of its own: nobody's child.
+            subprocess.run([sys.executable, "-c", ORPHAN], check=True, start_new_session=True)
+            channel.send(bred=True)
+        if "exit" in message:
+            return int(message["exit"])
+        if "kill" in message:
+            os.kill(os.getpid(), message["kill"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
