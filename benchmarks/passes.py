@@ -101,8 +101,15 @@ def measure(quick: bool) -> Sequence[Row]:
         value, low, high = ratio_interval(ours, stock)
         rows.append(
             Row(
-                benchmark="passes", case=case, arm="schedule/symbolic_trace", metric="ratio", value=value, unit="",
-                low=low, high=high, runs=rounds,
+                benchmark="passes",
+                case=case,
+                arm="schedule/symbolic_trace",
+                metric="ratio",
+                value=value,
+                unit="",
+                low=low,
+                high=high,
+                runs=rounds,
             )  # fmt: skip
         )
     return rows

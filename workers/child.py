@@ -131,7 +131,7 @@ class Child:
     def end(self) -> None:
         """End the child and all that it started; returns when nothing of it is left."""
         self.channel.close()
-        with contextlib.suppress(BrokenPipeError):  # the keeper ended by itself
+        with contextlib.suppress(BrokenPipeError, ValueError):  # the keeper ended by itself, or was told before
             self._lifeline.write(b".")
             self._lifeline.flush()
         with contextlib.suppress(BrokenPipeError):

@@ -6,6 +6,7 @@ that nothing may cross, because it may do anything or because it begins or ends 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -71,6 +72,11 @@ _MODES: frozenset[object] = frozenset(
 )
 
 
+@functools.cache
+def _local(operator: Operator) -> Behaviour:
+    return Behaviour(part=Part.LOCAL, operator=operator)
+
+
 class Behaviours:
     """The behaviour of any node of one module; each operator and submodule is looked up once."""
 
@@ -100,7 +106,7 @@ class Behaviours:
         if node.target in _MODES:
             return _MODE
         operator = operator_of(node)
-        return _OPAQUE if operator is None else Behaviour(part=Part.LOCAL, operator=operator)
+        return _OPAQUE if operator is None else _local(operator)
 
     def _submodule(self, target: object) -> Behaviour:
         if target not in self._submodules:

@@ -69,21 +69,38 @@ def depends_on_arguments(node: Node) -> bool:
 
 def _as_called(found: Operator, node: Node) -> Operator:
     """Take account of `out=`, `inplace=`, `training=` and the like."""
-    if node.kwargs.get("out") is not None:
-        found = replace(found, writes=found.writes | {"out"}, shares=True, same=True)
-    if _is_on(node, "inplace"):
-        found = replace(found, writes=found.writes | {0, "input"}, shares=True, same=True)
-    if found.random and (_flag(node, "training") is False or _flag(node, "train") is False):
-        found = replace(found, random=False)
-    if found.name in words.RUNNING_STATISTICS and _flag(node, "training") is False:
-        found = replace(found, writes=frozenset())
-    if found.name in words.RENORMALIZE and _is_on(node, "max_norm"):
-        found = replace(found, writes=found.writes | {1, "weight"})
-    if found.name == "getattr" and node.args[1] in words.PLAIN_ATTRIBUTES:
-        found = replace(found, shares=False, same=False, gradient=False)
-    if found.name == "getitem" and len(node.all_input_nodes) > 1:
-        found = replace(found, raises=True)  # by the values of its index
-    return found
+    name = found.name
+    return _variant(
+        found,
+        out=node.kwargs.get("out") is not None,
+        in_place=_is_on(node, "inplace"),
+        idle=_flag(node, "training") is False or _flag(node, "train") is False,
+        renormalizes=name in words.RENORMALIZE and _is_on(node, "max_norm"),
+        plain=name == "getattr" and node.args[1] in words.PLAIN_ATTRIBUTES,
+        indexes=name == "getitem" and len(node.all_input_nodes) > 1,
+    )
+
+
+@functools.cache
+def _variant(
+    found: Operator, *, out: bool, in_place: bool, idle: bool, renormalizes: bool, plain: bool, indexes: bool
+) -> Operator:
+    writes = found.writes
+    if idle and found.name in words.RUNNING_STATISTICS:
+        writes = frozenset()
+    writes |= {"out"} if out else frozenset()
+    writes |= {0, "input"} if in_place else frozenset()
+    writes |= {1, "weight"} if renormalizes else frozenset()
+    returns_argument = out or in_place
+    return replace(
+        found,
+        writes=writes,
+        shares=(found.shares or returns_argument) and not plain,
+        same=(found.same or returns_argument) and not plain,
+        random=found.random and not idle,
+        raises=found.raises or indexes,  # by the values of its index
+        gradient=found.gradient and not plain,
+    )
 
 
 def written_arguments(node: Node, found: Operator) -> Iterator[Node]:

@@ -69,7 +69,9 @@ def capture(
     with _one_at_a_time:
         tracer = tracer_for(tracer_class)
         root = model if isinstance(model, nn.Module) else nn.Module()
-        calls = RemoteCalls(tracer, Declarations(contracts or {}))
+        calls = RemoteCalls(
+            tracer, Declarations(contracts or {}, type(model).forward if isinstance(model, nn.Module) else model)
+        )
         tracer.prepare(calls, RRefPlaces(root), frozenset(leaf_modules), sys._getframe())
         _check_root(model)
         try:

@@ -22,15 +22,17 @@ class Declarations:
 
     Args:
         stated: contracts by "package.module:qualname", or by ".method" for methods of objects behind RRefs.
+        forward: the function to be captured, whose signature may name classes: `table: RRef[Embedding]`.
     """
 
-    def __init__(self, stated: Mapping[str, Contract]) -> None:
+    def __init__(self, stated: Mapping[str, Contract], forward: Callable[..., Any]) -> None:
         for name, contract in stated.items():
             if not isinstance(contract, Contract):
                 raise CaptureError(
                     f"{contract!r} is no Contract", where=f"contracts[{name!r}]", hint="Use fxlib.Contract."
                 )
         self._stated = stated
+        self._hints = _hints(forward)
         self._classes: dict[object, type | None] = {}
         self._values: dict[Node, Contract | None] = {}
         self._alive: list[object] = []
@@ -67,15 +69,20 @@ class Declarations:
     def _class_behind(self, rref: Any) -> type | None:
         key = rref.node if isinstance(rref, Proxy) else id(rref)
         if key not in self._classes:
-            self._classes[key] = _annotated(rref.node) if isinstance(rref, Proxy) else _asked(rref)
+            self._classes[key] = self._annotated(rref.node) if isinstance(rref, Proxy) else _asked(rref)
             self._alive.append(rref)  # an id is good for as long as the object lives
         return self._classes[key]
 
+    def _annotated(self, node: Node) -> type | None:
+        arguments = typing.get_args(self._hints.get(str(node.target))) if node.op == "placeholder" else ()
+        return arguments[0] if arguments and isinstance(arguments[0], type) else None
 
-def _annotated(node: Node) -> type | None:
-    """The class that the forward's signature names: `table: RRef[Embedding]`."""
-    arguments = typing.get_args(node.type)
-    return arguments[0] if arguments and isinstance(arguments[0], type) else None
+
+def _hints(forward: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(forward)
+    except Exception:  # noqa: BLE001 - annotations may hold anything, and need not be there
+        return {}
 
 
 def _asked(rref: Any) -> type | None:

@@ -68,7 +68,7 @@ for _name in _OPERATORS:
 def is_number(node: Node) -> bool:
     """Whether the node's value is surely a number: a size, or computed from sizes alone."""
     if node.op == "placeholder":
-        return node.type in (int, float, bool)
+        return node.type in (int, float, bool, "int", "float", "bool")
     if node.op == "call_method":
         return node.target in ("size", "dim", "numel", "item", "ndimension", "nelement", "stride")
     if node.target is getattr:

@@ -72,12 +72,10 @@ def test_the_demo_adopts_trains_the_same_losses_and_leaves_a_report(tmp_path: Pa
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, signum: signal.Signals) -> None:
-    demo = start(tmp_path)
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        if "rewrit" in line:
-            break
-    demo.send_signal(signum)
-    demo.stdout.read()
-    assert demo.wait(60) != 0
+    with start(tmp_path) as demo:
+        assert demo.stdout is not None
+        assert any("starting trainers" in line for line in demo.stdout)
+        demo.send_signal(signum)
+        demo.stdout.read()
+        assert demo.wait(60) != 0
     assert_nothing_left(tmp_path)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 
-from workers.child import Channel
+from workers.child import Channel, ChildEndedError
 
 ORPHAN = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
 
 
 def main() -> int:
-    """Serve until told to exit."""
-    channel = Channel.inherited()
+    """Serve until told to exit, or until nobody asks any more."""
+    with contextlib.suppress(ChildEndedError):
+        return serve(Channel.inherited())
+    return 0
+
+
+def serve(channel: Channel) -> int:
+    """Do as told; return the exit status asked for."""
     while True:
         message = channel.receive()
         if message is None:

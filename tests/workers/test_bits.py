@@ -1,0 +1,64 @@
+"""Digests tell bits apart."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+
+from workers.trial.bits import digest, digest_all, leaves
+
+
+def nan(payload: int) -> torch.Tensor:
+    return torch.tensor([0x7FC00000 | payload], dtype=torch.int32).view(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor(0.0), torch.tensor(-0.0)),
+        (nan(1), nan(2)),
+        (torch.tensor(1.0), torch.tensor(1.0, dtype=torch.float64)),
+        (torch.zeros(2, 3), torch.zeros(3, 2)),
+        (torch.zeros(0, 3), torch.zeros(3, 0)),
+        (torch.tensor(1 + 1j), torch.tensor(1 - 1j)),
+        (1, True),
+        (1.0, 1),
+        (None, "None"),
+    ],
+)
+def test_what_differs_in_a_bit_differs(one: object, other: object) -> None:
+    assert digest(one) != digest(other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64])
+def test_layout_in_memory_does_not_count(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([[0, 1, 1], [1, 0, 1]], dtype=dtype)
+    assert digest(tensor) == digest(tensor.t().contiguous().t()) == digest(tensor.clone().requires_grad_(False))
+
+
+def test_lazily_conjugated_tensors_are_digested_by_value() -> None:
+    tensor = torch.tensor([1 + 2j])
+    assert digest(tensor.conj()) == digest(torch.tensor([1 - 2j]))
+
+
+def test_sparse_gradients_are_digested() -> None:
+    one = torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], (3,), check_invariants=True)
+    other = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True)
+    assert digest(one) == digest(one.clone())
+    assert digest(one) != digest(other)
+
+
+def test_equal_nans_are_equal() -> None:
+    assert digest(nan(5)) == digest(nan(5).clone())
+    assert struct.pack("f", float(nan(5))) != b""
+
+
+def test_leaves_are_named_by_their_place() -> None:
+    assert set(leaves("output", {"a": [1, (2,)], "b": 3})) == {"output['a'][0]", "output['a'][1][0]", "output['b']"}
+    assert set(leaves("output", torch.zeros(1))) == {"output"}
+
+
+def test_names_count() -> None:
+    assert digest_all({"a": torch.zeros(1)}) != digest_all({"b": torch.zeros(1)})

@@ -1,0 +1,45 @@
+"""What a decoded graph still needs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed import rpc
+
+import fxlib
+from fxlib import ps, wire
+from fxlib.runtime import CapturedModule
+from fxlib.workload import Workload
+from workers.trial.objects import needs_of
+
+WORKLOAD = Workload(batches=[torch.zeros(1)], mode="forward")
+
+
+class Own(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = Own()
+
+    def forward(self, x: torch.Tensor, to: str) -> torch.Tensor:
+        rows = rpc.rpc_sync("ps0", ps.lookup, args=("t", x))
+        return self.own(rows) + rpc.rpc_sync(to, torch.add, args=(x, x))
+
+
+def travelled(model: nn.Module) -> CapturedModule:
+    return wire.decode(wire.encode(fxlib.capture(model, leaf_modules=(Own,))).graph)
+
+
+def test_functions_are_asked_of_the_servers_that_run_them() -> None:
+    needs = needs_of([travelled(Model())], WORKLOAD)
+    assert needs.functions == {"": ("torch:add",), "ps0": ("fxlib.ps:lookup", "fxlib.ps:push")}
+
+
+def test_modules_that_only_the_job_has_are_named() -> None:
+    (opaque,) = needs_of([travelled(Model())], WORKLOAD).opaque
+    assert "'own'" in opaque
+    assert "Own" in opaque
