@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ def nan(payload: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    "one, other",
     [
         (torch.tensor(0.0), torch.tensor(-0.0)),
         (nan(1), nan(2)),
@@ -44,15 +42,14 @@ def test_lazily_conjugated_tensors_are_digested_by_value() -> None:
 
 
 def test_sparse_gradients_are_digested() -> None:
-    one = torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], (3,), check_invariants=True)
-    other = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True)
+    one = torch.tensor([1.0, 2.0, 0.0]).to_sparse()
+    other = torch.tensor([1.0, 0.0, 2.0]).to_sparse()
     assert digest(one) == digest(one.clone())
     assert digest(one) != digest(other)
 
 
 def test_equal_nans_are_equal() -> None:
     assert digest(nan(5)) == digest(nan(5).clone())
-    assert struct.pack("f", float(nan(5))) != b""
 
 
 def test_leaves_are_named_by_their_place() -> None:

@@ -35,8 +35,12 @@ def test_rewrites_run_beside_each_other(path: Path) -> None:
 def waits(lock: HostLock, kind: str) -> bool:
     """Whether the lock is held against us: the second look while waiting gives up."""
     looks = iter([carry_on, give_up])
+
+    def look() -> None:
+        next(looks)()
+
     try:
-        with getattr(lock, kind)(lambda: next(looks)()):
+        with getattr(lock, kind)(look):
             return False
     except GivenUpError:
         return True

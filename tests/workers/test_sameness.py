@@ -58,7 +58,8 @@ def test_other_differences_still_count_beside_one_that_is_left_out() -> None:
 
 
 def test_a_trace_that_lacks_something_differs() -> None:
-    same = compare(Runs([GOOD], [[{"output": "a"}, GOOD[1]]]))
+    lacking: list[Trace] = [{"output": "a"}, GOOD[1]]
+    same = compare(Runs([GOOD], [lacking]))
     assert same.difference == "after step 1: loss"
 
 

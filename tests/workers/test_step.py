@@ -60,7 +60,7 @@ def test_a_copy_shares_no_storage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    "name, expected",
     [("mean", 2.0), ("sum", 8.0), ("mse", 1.0), ("bce_with_logits", None), ("cross_entropy", None)],
 )
 def test_losses_by_name(name: str, expected: float | None) -> None:
@@ -111,7 +111,7 @@ def test_a_local_step_is_the_loop_that_a_user_would_write() -> None:
     for loss in losses:
         optimizer.zero_grad()
         own = nn.functional.mse_loss(model(*batch.inputs), batch.target)  # type: ignore[arg-type]
-        own.backward()  # type: ignore[no-untyped-call]
+        own.backward()
         optimizer.step()
         assert loss is not None
         assert torch.equal(own, loss)
