@@ -7,14 +7,14 @@ effect: it begins at the issue and is over at the wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.aliases import Aliases
 from fxlib.analysis.behaviour import Behaviour, Behaviours, Part
-from fxlib.analysis.operators import written_arguments
+from fxlib.analysis.operators import Operator, written_arguments
 from fxlib.analysis.resources import GENERATOR, Resource, ServerState, Storage, contract_of_call, reads_and_writes
 from fxlib.reasons import Reason
 
@@ -72,53 +72,53 @@ class _Analyst:
 
     def __init__(self, aliases: Aliases, nodes: Sequence[Node], behaviours: Sequence[Behaviour]) -> None:
         self._aliases = aliases
-        self._pure = {part: NodeEffects(part=part) for part in Part}
-        self._written: set[int] = set()
+        self._known: dict[tuple[object, ...], NodeEffects] = {}
+        self._written: dict[int, Storage] = {}
         for node, behaviour in zip(nodes, behaviours, strict=True):
-            self._written |= self._writes(node, behaviour)
-        self._outside = frozenset(Storage(each) for each in aliases.outside() if each in self._written)
+            for each in self._writes(node, behaviour.operator):
+                self._written.setdefault(each, Storage(each))
+        self._classes = {node: each for node in nodes if (each := aliases.of(node)) in self._written}
+        self._outside = [self._written[each] for each in aliases.outside() if each in self._written]
 
     def describe(self, node: Node, behaviour: Behaviour) -> NodeEffects:
-        if behaviour.part is Part.FENCE:
-            return NodeEffects(part=Part.FENCE, fence=behaviour.fence)
-        if behaviour.part in _CALLS:
-            return self._call(node, behaviour.part)
-        operator = behaviour.operator
-        plain = operator is None or not operator.has_effects
-        if plain and not self._written:
-            return self._pure[behaviour.part]
-        reads: frozenset[Resource] = frozenset(self._memory_read(node, behaviour))
-        writes: frozenset[Resource] = frozenset(map(Storage, self._writes(node, behaviour)))
-        if operator is not None and operator.random:
-            writes |= {GENERATOR}
-        if plain and not reads and not writes:
-            return self._pure[behaviour.part]
-        return NodeEffects(part=behaviour.part, reads=reads, writes=writes)
+        part, operator = behaviour.part, behaviour.operator
+        if part is Part.FENCE:
+            return NodeEffects(part=part, fence=behaviour.fence)
+        if part in _CALLS:
+            return self._call(node, part)
+        reads = self._reads(node, operator) if part is Part.LOCAL else ()
+        writes = tuple(self._writes(node, operator))
+        random = operator is not None and operator.random
+        key = (part, reads, writes, random)
+        found = self._known.get(key)
+        if found is None:
+            drawn = [GENERATOR] if random else []
+            touched = frozenset(self._written[each] for each in reads)
+            written = frozenset([*(self._written[each] for each in writes), *drawn])
+            self._known[key] = found = NodeEffects(part=part, reads=touched, writes=written)
+        return found
 
     def _call(self, node: Node, part: Part) -> NodeEffects:
         issue = node.all_input_nodes[0] if part is Part.WAIT else node
         reads, writes = reads_and_writes(issue)
-        touched: set[Resource] = {*reads, *self._storages(issue.all_input_nodes)}
+        touched: set[Resource] = {*reads, *(self._written[each] for each in self._reads(issue, None))}
         if contract_of_call(issue) is None and writes:
             # It may run in this very process, on what lies outside of the graph.
             touched |= {GENERATOR, *self._outside}
         return NodeEffects(part=part, reads=frozenset(touched), writes=frozenset(writes))
 
-    def _memory_read(self, node: Node, behaviour: Behaviour) -> Iterable[Storage]:
-        if not self._written or behaviour.part is not Part.LOCAL:
-            return ()
-        state = behaviour.operator.state if behaviour.operator is not None else ()
-        own = self._aliases.of_state(state) & self._written if state else ()
-        return {*self._storages(node.all_input_nodes), *map(Storage, own)}
-
-    def _storages(self, nodes: Iterable[Node]) -> set[Storage]:
+    def _reads(self, node: Node, operator: Operator | None) -> tuple[int, ...]:
+        """Return the classes of written memory that the node reads."""
         if not self._written:
-            return set()
-        return {Storage(each) for each in map(self._aliases.of, nodes) if each in self._written}
+            return ()
+        found = tuple(self._classes[value] for value in node.all_input_nodes if value in self._classes)
+        if operator is None or not operator.state:
+            return found
+        return (*found, *sorted(self._aliases.of_state(operator.state) & self._written.keys()))
 
-    def _writes(self, node: Node, behaviour: Behaviour) -> set[int]:
-        operator = behaviour.operator
+    def _writes(self, node: Node, operator: Operator | None) -> Iterator[int]:
         if operator is None or not (operator.writes or operator.written_state):
-            return set()
-        found = {self._aliases.of(each) for each in written_arguments(node, operator)}
-        return found | self._aliases.of_state(operator.written_state)
+            return
+        for value in written_arguments(node, operator):
+            yield self._aliases.of(value)
+        yield from sorted(self._aliases.of_state(operator.written_state))

@@ -60,28 +60,20 @@ def capture(
     Raises:
         CaptureError: the forward does something that a graph cannot hold; says where, and what to do.
     """
-    if isinstance(model, CapturedModule):
-        raise CaptureError(
-            "the model is captured already", where=type(model).__name__, hint="Capture the original model."
-        )
-    if is_capturing():
-        raise fault("a forward cannot capture a model", hint="Capture it before.")
+    _check(model)
     with _one_at_a_time:
         tracer = tracer_for(tracer_class)
-        root = model if isinstance(model, nn.Module) else nn.Module()
-        calls = RemoteCalls(
-            tracer, Declarations(contracts or {}, type(model).forward if isinstance(model, nn.Module) else model)
-        )
-        tracer.prepare(calls, RRefPlaces(root), frozenset(leaf_modules), sys._getframe())
-        _check_root(model)
+        module = model if isinstance(model, nn.Module) else None
+        declarations = Declarations(contracts or {}, model if module is None else type(module).forward)
+        places = RRefPlaces(nn.Module() if module is None else module)
+        tracer.prepare(RemoteCalls(tracer, declarations), places, frozenset(leaf_modules), sys._getframe())
         try:
             with remote_modules_aside(model):
                 graph = _trace(tracer, model, dict(concrete_args) if concrete_args else None, wrap)
             return _finish(tracer, graph, model)
         finally:
-            for name in getattr(tracer, "added", ()):
-                if isinstance(model, nn.Module):
-                    delattr(model, name)
+            for name in tracer.added if module is not None else ():
+                delattr(module, name)
 
 
 def _trace(
@@ -116,7 +108,12 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
     return CapturedModule(tracer.root, graph, original=model)
 
 
-def _check_root(model: Model) -> None:
+def _check(model: Model) -> None:
+    if is_capturing():
+        raise fault("a forward cannot capture a model", hint="Capture it before.")
+    if isinstance(model, CapturedModule):
+        where = type(model).__name__
+        raise CaptureError("the model is captured already", where=where, hint="Capture the original model.")
     if isinstance(model, nn.Module) and "forward" in model.__dict__:
         raise CaptureError(
             "the model's forward was replaced on the instance, and torch.fx traces that of its class",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,11 +25,19 @@ class KnownTensor(TracedValue):
     Its value is told as long as no node of the graph uses it, and so none can have written to it.
     """
 
-    def __init__(self, proxy: Proxy, value: torch.Tensor) -> None:
+    def __init__(self, proxy: Proxy, make: Callable[[], torch.Tensor]) -> None:
         super().__init__(proxy.node, proxy.tracer)
-        self._value = value
+        self._make = make
 
-    _fields = TracedValue._fields | {"_value"}
+    _fields = TracedValue._fields | {"_make", "_value"}
+
+    @functools.cached_property
+    def _value(self) -> torch.Tensor:
+        self.tracer.depth += 1  # what the tracer computes for itself is not recorded
+        try:
+            return self._make()
+        finally:
+            self.tracer.depth -= 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._value, name) if name in _METADATA else super().__getattr__(name)

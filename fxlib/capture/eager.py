@@ -68,10 +68,8 @@ class EagerCalls(TorchFunctionMode):
             return tracer.create_proxy("call_method", func.__name__, args, kwargs)
         name = tracer.graph._target_to_str(func)
         result = tracer.create_proxy("call_function", func, args, kwargs, name=name)
-        traced = any(node.op != "get_attr" for node in result.node.all_input_nodes)
-        if traced or name not in FACTORIES or type(result) is not TracedValue:
-            return result
-        return KnownTensor(result, func(*args, **kwargs))
+        known = name in FACTORIES and not result.node.all_input_nodes and type(result) is TracedValue
+        return KnownTensor(result, lambda: func(*args, **kwargs)) if known else result
 
     def _attribute(self, getter: Any, tensor: torch.Tensor) -> Any:
         value = getter(tensor)

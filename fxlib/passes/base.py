@@ -75,7 +75,7 @@ class GraphPass(ABC):
         start = time.perf_counter()
         result = self.run(module)
         seconds = time.perf_counter() - start
-        after = Conduct.of(result.module)
+        after = before.after(result.module, changes=result.changes)
         broken = before.broken_by(
             after,
             changes=result.changes,

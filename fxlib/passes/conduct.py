@@ -43,12 +43,18 @@ class Conduct:
                 random.append(node.name)
         return cls(
             signature=tuple((node.name, node.target) for node in nodes if node.op == "placeholder"),
-            state={name: id(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())},
+            state=_state(module),
             calls=tuple(sorted(calls)),
             unwaited=tuple(sorted(unwaited)),
             sequences=(tuple(random), tuple(fences)),
-            nodes=[(node, node.target, node.args, node.kwargs) for node in nodes],
+            nodes=_nodes(module),
         )
+
+    def after(self, module: GraphModule, *, changes: int) -> Conduct:
+        """Look at the module that a pass made of this one, briefly where the pass did nothing."""
+        if not changes and self.nodes == _nodes(module) and self.state == _state(module):
+            return self
+        return Conduct.of(module)
 
     def broken_by(self, after: Conduct, *, changes: int, may_change_weights: bool, same_effects: bool) -> str:
         """Say which rule the change from this conduct to `after` breaks; empty if none."""
@@ -73,6 +79,14 @@ _STARTS = (Part.CALL, Part.ISSUE)
 def call_name(node: Node) -> str:
     """Return the name of a call as captured, which its halves share."""
     return str(node.meta.get("call", node.name))
+
+
+def _nodes(module: GraphModule) -> list[tuple[object, ...]]:
+    return [(node, node.target, node.args, node.kwargs) for node in module.graph.nodes]
+
+
+def _state(module: GraphModule) -> dict[str, int]:
+    return {name: id(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
 
 def _listed(one: tuple[str, ...], other: tuple[str, ...]) -> str:

@@ -74,7 +74,7 @@ def test_the_demo_adopts_trains_the_same_losses_and_leaves_a_report(tmp_path: Pa
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, signum: signal.Signals) -> None:
     with start(tmp_path) as demo:
         assert demo.stdout is not None
-        assert any("starting trainers" in line for line in demo.stdout)
+        assert any(" rewritten " in line for line in demo.stdout)  # the trial is next
         demo.send_signal(signum)
         demo.stdout.read()
         assert demo.wait(60) != 0

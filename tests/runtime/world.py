@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import shutil
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,8 +51,16 @@ def _start() -> None:
 
 
 def _serve(name: str, rank: int, folder: str) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.simplefilter("ignore")
     fxlib.ps.serve(Server(name=name), rank=rank, world_size=SIZE, options=_options(folder))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()  # a killed parent runs no exit handler
+    os._exit(1)
 
 
 def _end(folder: str) -> None:

@@ -8,7 +8,7 @@ from workers.trial.sameness import compare
 from workers.trial.servers import UNKNOWN
 from workers.trial.trainer import Arm, Trace
 
-GOOD = [{"output": "a", "loss": "b"}, {"output": "c", "loss": "d"}]
+GOOD: list[Trace] = [{"output": "a", "loss": "b"}, {"output": "c", "loss": "d"}]
 
 
 class Runs:
