@@ -241,7 +241,9 @@ def _differs(before: Graph, after: Graph) -> bool:
     if len(before.nodes) != len(after.nodes):
         return True
     pairs = zip(before.nodes, after.nodes, strict=True)
-    return any((one.name, one.target, str(one.args)) != (other.name, other.target, str(other.args)) for one, other in pairs)
+    return any(
+        (one.name, one.target, str(one.args)) != (other.name, other.target, str(other.args)) for one, other in pairs
+    )
 
 
 def _make(name: str, options: Mapping[str, object]) -> GraphPass:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -62,8 +64,17 @@ def _serve(  # noqa: PLR0917 - of a process, which takes them in order
 ) -> None:
     from fxlib import ps
 
+    threading.Thread(target=end_with_parent, daemon=True).start()
     warnings.simplefilter("ignore")
     ps.serve(server, rank=rank, world_size=size, options=_options(folder, rpc_timeout_s), seed=seed, threads=threads)
+
+
+def end_with_parent() -> None:
+    """Wait for the end of the process that spawned this one, then end too: a killed parent runs no exit handler."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _options(folder: str, rpc_timeout_s: float) -> rpc.TensorPipeRpcBackendOptions:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+from torch import nn
+
+from fxlib.client import Client
+from fxlib.client.blobs import upload
+from fxlib.client.deadline import Deadline
+from fxlib.client.request import Question, captured_of, prepare
+from fxlib.errors import RemoteError
+from fxlib.jobs import Event
+from fxlib.workload import Workload
 from tests.workers.cases import alive
 
 ALLOWED = "tests.workers.remote_code"
@@ -35,8 +46,8 @@ class Service:
         ready.unlink(missing_ok=True)
         options = ["--listen", self._listen, "--metrics", "127.0.0.1:0", "--data", str(self._folder / "data")]
         options += ["--ready-file", str(ready), "--lease-seconds", "4"]
-        log = (self._folder / "service.log").open("ab")
-        self._process = subprocess.Popen([sys.executable, "-m", "service", *options], stdout=log, stderr=log)
+        with (self._folder / "service.log").open("ab") as log:
+            self._process = subprocess.Popen([sys.executable, "-m", "service", *options], stdout=log, stderr=log)
         deadline = time.monotonic() + 60
         while not ready.exists() or not ready.read_text().endswith("\n"):
             assert time.monotonic() < deadline, "the service does not come up"
@@ -92,3 +103,28 @@ def _end(process: subprocess.Popen[bytes] | None, number: int) -> None:
         process.send_signal(number)
     if process is not None:
         process.wait(60)
+
+
+def submit(client: Client, model: nn.Module, workload: Workload, step_timeout_s: float = 60.0) -> str:
+    """Hand a job in, as a launcher that does not wait for the answer; return its id."""
+    prepared = prepare(captured_of(model, workload), workload, Question(fresh=True))
+    prepared.request.trial.step_timeout_s = step_timeout_s
+    upload(client._connection, prepared.blobs, Deadline(30))
+    return client._connection.jobs.Optimize(prepared.request, timeout=30).job.id
+
+
+def until(client: Client, job_id: str, said: str, deadline_s: float = 90.0) -> None:
+    """Wait for an event of the job whose phase is so, or whose message begins so."""
+    seen, events = threading.Event(), list[Event]()
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        if event.phase == said or event.message.startswith(said):
+            seen.set()
+
+    def watch() -> None:
+        with contextlib.suppress(RemoteError):  # the test is over
+            client.watch(job_id, listen)
+
+    threading.Thread(target=watch, daemon=True).start()
+    assert seen.wait(deadline_s), [event.message for event in events]

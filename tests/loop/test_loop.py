@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +13,9 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib.client import Client
-from fxlib.jobs import Event, Job
 from fxlib.reasons import Reason
 from fxlib.workload import Server, Workload
-from tests.loop.processes import Service, Worker
+from tests.loop.processes import Service, Worker, submit, until
 from tests.workers import remote_code
 from tests.workers.cases import Lookups, lookup_workload
 
@@ -67,40 +65,6 @@ def hanging() -> tuple[nn.Module, Workload]:
     return Calls(remote_code.hang), workload
 
 
-class Running:
-    """A job submitted and followed, in a thread of its own."""
-
-    def __init__(self, client: Client, model: nn.Module, workload: Workload, **asked: object) -> None:
-        self._client = client
-        self._before = {job.id for job in client.jobs()}
-        self.handle = client.submit(model, workload, fresh=True, **asked)  # type: ignore[arg-type]
-
-    @property
-    def job(self) -> Job:
-        """The job, once the service has it."""
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            if found := [job for job in self._client.jobs() if job.id not in self._before]:
-                return self._client.job(found[0].id)
-            time.sleep(0.05)
-        raise AssertionError("the service never got the job")
-
-    def until(self, said: str, deadline_s: float = 90.0) -> None:
-        """Wait for an event whose phase or message begins so."""
-        seen, events = threading.Event(), list[Event]()
-
-        def listen(event: Event) -> None:
-            events.append(event)
-            if event.phase == said or event.message.startswith(said):
-                seen.set()
-
-        def watch() -> None:
-            self._client.watch(self.job.id, listen)
-
-        threading.Thread(target=watch, daemon=True).start()
-        assert seen.wait(deadline_s), [event.message for event in events]
-
-
 def test_a_launcher_gets_its_own_module_back_faster_and_proven(client: Client) -> None:
     model = Lookups()
     result = client.optimize(model, lookup_workload(), name="demo")
@@ -123,17 +87,17 @@ def test_a_relaunch_is_answered_at_once(client: Client) -> None:
     assert time.monotonic() - start < 5
 
 
-def test_a_worker_goes_on_after_a_model_that_hangs(client: Client, workers: list[Worker]) -> None:
-    result = client.optimize(*hanging(), step_timeout_s=2.0)
-    assert result.reason is Reason.TRIAL_HUNG
+def test_a_worker_goes_on_after_a_model_that_hangs(client: Client) -> None:
+    job = client.watch(submit(client, *hanging(), step_timeout_s=2.0), lambda _: None, timeout_s=90)
+    assert job.report is not None
+    assert job.report.reason is Reason.TRIAL_HUNG
     assert client.optimize(Lookups(), lookup_workload(), fresh=True).adopted
-    assert len(workers) == 1
 
 
 def test_a_cancelled_job_frees_its_worker(client: Client) -> None:
-    running = Running(client, *hanging(), step_timeout_s=300.0)
-    running.until("running")
-    assert client.cancel(running.job.id).state == "cancelled"
+    job_id = submit(client, *hanging(), step_timeout_s=300.0)
+    until(client, job_id, "running")
+    assert client.cancel(job_id).state == "cancelled"
     start = time.monotonic()
     assert client.optimize(Lookups(), lookup_workload(), fresh=True).adopted
     assert time.monotonic() - start < 60
@@ -141,9 +105,8 @@ def test_a_cancelled_job_frees_its_worker(client: Client) -> None:
 
 def test_a_job_survives_the_service_and_a_client_that_leaves(client: Client, service: Service) -> None:
     with fxlib.connect(service.address) as leaver:
-        running = Running(leaver, Lookups(), lookup_workload(service_time_s=0.004))
-        running.until("sameness")
-        job_id = running.job.id
+        job_id = submit(leaver, Lookups(), lookup_workload(service_time_s=0.004))
+        until(leaver, job_id, "sameness")
     service.kill()
     time.sleep(1.0)
     service.start()
@@ -156,21 +119,21 @@ def test_a_job_survives_the_service_and_a_client_that_leaves(client: Client, ser
 def test_a_killed_worker_leaves_nothing_and_another_finishes_its_job(
     client: Client, service: Service, workers: list[Worker], folder: Path
 ) -> None:
-    running = Running(client, Lookups(), lookup_workload(service_time_s=0.003))
-    running.until("qps")
+    job_id = submit(client, Lookups(), lookup_workload(service_time_s=0.003))
+    until(client, job_id, "qps")
     victim = workers.pop()
     victim.kill()
     assert victim.left() == []
     workers.append(Worker(service, folder, "second"))
-    job = client.watch(running.job.id, lambda _: None, timeout_s=120)
+    job = client.watch(job_id, lambda _: None, timeout_s=120)
     assert (job.state, job.attempts, job.worker_id) == ("succeeded", 2, "second")
 
 
 def test_a_worker_that_is_told_to_end_gives_its_job_back(
     client: Client, service: Service, workers: list[Worker], folder: Path
 ) -> None:
-    running = Running(client, Lookups(), lookup_workload(service_time_s=0.002))
-    running.until("sameness")
+    job_id = submit(client, Lookups(), lookup_workload(service_time_s=0.002))
+    until(client, job_id, "sameness")
     leaving = workers.pop()
     start = time.monotonic()
     leaving.end()
@@ -178,7 +141,7 @@ def test_a_worker_that_is_told_to_end_gives_its_job_back(
     assert leaving.left() == []
     assert "given back" in leaving.log.read_text()
     workers.append(Worker(service, folder, "third"))
-    job = client.watch(running.job.id, lambda _: None, timeout_s=120)
+    job = client.watch(job_id, lambda _: None, timeout_s=120)
     assert (job.state, job.attempts, job.worker_id) == ("succeeded", 1, "third")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
-import os
 import shutil
 import tempfile
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 from torch.distributed import rpc
 
 import fxlib.ps
+from fxlib.ps.local import end_with_parent
 from fxlib.workload import Server
 
 NAMES = ("ps0", "ps1")
@@ -51,16 +51,9 @@ def _start() -> None:
 
 
 def _serve(name: str, rank: int, folder: str) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     warnings.simplefilter("ignore")
     fxlib.ps.serve(Server(name=name), rank=rank, world_size=SIZE, options=_options(folder))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()  # a killed parent runs no exit handler
-    os._exit(1)
 
 
 def _end(folder: str) -> None:
