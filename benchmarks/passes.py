@@ -1,16 +1,16 @@
 """The schedule recipe on graphs of growing size, against the time that stock tracing takes for the same graph.
 
 One node in a hundred is a remote call. Arms: `schedule` (`fxlib.recipes.apply`: copy, all passes and their checks,
-recompile) and `symbolic_trace` (`torch.fx.symbolic_trace` of the model that the graph was traced from). Metrics: seconds,
-the arms in turn within one process; the ratio of the two, pair by pair; and microseconds per node, which stay level if
-time grows in proportion to nodes.
+recompile) and `symbolic_trace` (`torch.fx.symbolic_trace` of the model that the graph was traced from). Metrics:
+seconds, the arms in turn within one process; the ratio of the two, pair by pair; and microseconds per node, which stay
+level if time grows in proportion to nodes.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -82,37 +82,27 @@ def seconds(run: Callable[[], object]) -> float:
 
 def measure(quick: bool) -> Sequence[Row]:
     """Measure every size."""
-    rows: list[Row] = []
-    for size, rounds in (QUICK_SIZES if quick else SIZES).items():
-        model = Model(size)
-        module = captured(symbolic_trace(model))
-        nodes = len(module.graph.nodes)
-        moved = sum(call.action == "moved" for call in recipes.apply(module).calls)
-        assert moved == size // CALL_EVERY
-        ours, stock = [], []
-        for _ in range(rounds):
-            ours.append(seconds(lambda module=module: recipes.apply(module)))  # type: ignore[misc]
-            stock.append(seconds(lambda model=model: symbolic_trace(model)))  # type: ignore[misc]
-        case = {"nodes": nodes, "calls": moved}
-        for arm, samples in (("schedule", ours), ("symbolic_trace", stock)):
-            per_node = [1e6 * each / nodes for each in samples]
-            rows.append(row(benchmark="passes", case=case, arm=arm, metric="seconds", unit="s", samples=samples))
-            rows.append(row(benchmark="passes", case=case, arm=arm, metric="per_node", unit="us", samples=per_node))
-        value, low, high = ratio_interval(ours, stock)
-        rows.append(
-            Row(
-                benchmark="passes",
-                case=case,
-                arm="schedule/symbolic_trace",
-                metric="ratio",
-                value=value,
-                unit="",
-                low=low,
-                high=high,
-                runs=rounds,
-            )  # fmt: skip
-        )
-    return rows
+    sizes = QUICK_SIZES if quick else SIZES
+    return [each for size, rounds in sizes.items() for each in measure_size(size, rounds)]
+
+
+def measure_size(size: int, rounds: int) -> Iterator[Row]:
+    """Measure one size, the arms in turn."""
+    model = Model(size)
+    module = captured(symbolic_trace(model))
+    moved = sum(call.action == "moved" for call in recipes.apply(module).calls)
+    assert moved == size // CALL_EVERY
+    pairs = [(seconds(lambda: recipes.apply(module)), seconds(lambda: symbolic_trace(model))) for _ in range(rounds)]
+    ours, stock = [first for first, _ in pairs], [second for _, second in pairs]
+    nodes = len(module.graph.nodes)
+    case = {"nodes": nodes, "calls": moved}
+    for arm, samples in (("schedule", ours), ("symbolic_trace", stock)):
+        per_node = [1e6 * each / nodes for each in samples]
+        yield row(benchmark="passes", case=case, arm=arm, metric="seconds", unit="s", samples=samples)
+        yield row(benchmark="passes", case=case, arm=arm, metric="per_node", unit="us", samples=per_node)
+    value, low, high = ratio_interval(ours, stock)
+    ratio = {"arm": "schedule/symbolic_trace", "metric": "ratio", "unit": ""}
+    yield Row(benchmark="passes", case=case, value=value, low=low, high=high, runs=rounds, **ratio)
 
 
 if __name__ == "__main__":

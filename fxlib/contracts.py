@@ -14,6 +14,10 @@ _ATTRIBUTE = "__fxlib_contract__"
 _DECLARED: dict[str, Callable[..., object]] = {}
 
 
+def _names(value: str | Iterable[str]) -> frozenset[str]:
+    return frozenset([value] if isinstance(value, str) else value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
     """Effects of one remote function; resources are names scoped to the call's destination.
@@ -27,7 +31,9 @@ class Contract:
 
     pure: bool = False
     reads: frozenset[str] = frozenset()
+    """Given as one name, or as names in any collection."""
     writes: frozenset[str] = frozenset()
+    """Given like `reads`."""
     commutes: bool = False
     gradient: str | None = None
     batched_by: str | None = None
@@ -35,11 +41,13 @@ class Contract:
     """Structure of the result; `None`: a single leaf or unknown."""
 
     def __post_init__(self) -> None:
-        """Refuse contradictions.
+        """Take names as they come, and refuse contradictions.
 
         Raises:
             ContractError: the contract is pure and yet touches state, or commutes without writing.
         """
+        object.__setattr__(self, "reads", _names(self.reads))
+        object.__setattr__(self, "writes", _names(self.writes))
         if self.pure and (self.reads or self.writes):
             raise ContractError(
                 "a pure remote function reads and writes nothing", hint="Drop pure=, or reads= and writes=."
@@ -112,7 +120,3 @@ def contract_of(function: object) -> Contract | None:
     """Return the contract declared on a function, method or class, or None."""
     found = getattr(function, _ATTRIBUTE, None)
     return found if isinstance(found, Contract) else None
-
-
-def _names(value: str | Iterable[str]) -> frozenset[str]:
-    return frozenset([value] if isinstance(value, str) else value)

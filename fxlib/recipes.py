@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch.fx import Graph, GraphModule, Node
 
-from fxlib.analysis.resources import contract_of_call, function_name
+from fxlib.analysis.resources import contract_of_call, function_name, names_a_function
 from fxlib.contracts import PURE, Contract
 from fxlib.errors import PassError
 from fxlib.passes import REGISTRY, DeadCode, FoldPairs, GraphPass, OverlapCalls, SplitCalls
@@ -182,7 +182,7 @@ def _draft(module: GraphModule) -> GraphModule:
     copied: dict[Node, Node] = {}
     for node in module.graph.nodes:
         copied[node] = graph.node_copy(node, copied.__getitem__)
-    graph._codegen = copy.deepcopy(module.graph._codegen)
+    graph._codegen = copy.copy(module.graph._codegen)  # a deep copy warns of tree specs, which nobody changes
     _number(list(graph.nodes))
     draft.__dict__["_graph"] = graph
     return draft
@@ -200,7 +200,7 @@ def _annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) -
     """Give calls without a contract the one that the request has for them; return what is taken on its word."""
     declared, assumed = set(), set()
     for node in graph.nodes:
-        if not _is_remote(node) or contract_of_call(node) is not None:
+        if not names_a_function(node) or contract_of_call(node) is not None:
             continue
         name = function_name(node)
         if name in contracts:
@@ -210,10 +210,6 @@ def _annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) -
             node.meta["contract"] = _ASSUMED[assume]
             assumed.add(f"{name}: {_words(_ASSUMED[assume])}, as the request assumes of every unknown function")
     return (*sorted(declared), *sorted(assumed))
-
-
-def _is_remote(node: Node) -> bool:
-    return node.target in {ops.remote_call, ops.issue_call, ops.create}
 
 
 def _words(contract: Contract) -> str:

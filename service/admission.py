@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 import uuid
@@ -16,6 +15,7 @@ from service.blobs.base import BlobStore
 from service.config import Limits
 from service.convert import blob_from_proto
 from service.errors import Code, ServiceError, Violation
+from service.examiners import Examiners
 from service.fields import DEFAULT_NAME, DEFAULT_NAMESPACE, check_submission
 from service.job import Job
 
@@ -29,8 +29,7 @@ class Admission:
         self._blobs = blobs
         self._limits = limits
         self.graph_limits = wire.Limits(nodes=limits.graph_nodes, graph_bytes=limits.graph_bytes)
-        # Validating holds the interpreter: two at a time leave the event loop its turn.
-        self._turns = asyncio.Semaphore(2)
+        self._examiners = Examiners()
 
     def identify(self, request: jobs_pb2.OptimizeRequest) -> str:
         """Fill in what was left to the service, and return the digest that tells a repeated request from another.
@@ -49,8 +48,7 @@ class Admission:
         Raises:
             ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
         """
-        async with self._turns:
-            return await asyncio.to_thread(self._examine, request, digest)
+        return await self._examiners.run(self._examine, request, digest)
 
     async def check_graph(self, ref: graph_pb2.BlobRef, field: str) -> None:
         """Check that a blob is there and a valid graph.
@@ -58,8 +56,7 @@ class Admission:
         Raises:
             ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
         """
-        async with self._turns:
-            await asyncio.to_thread(self._check_graph, ref, field)
+        await self._examiners.run(self._check_graph, ref, field)
 
     def _examine(self, request: jobs_pb2.OptimizeRequest, digest: str) -> Job:
         if not request.HasField("graph"):

@@ -10,7 +10,14 @@ from dataclasses import fields
 
 from fxlib import __version__, wire
 from fxlib.errors import FxlibError
-from fxlib.protocol import recipe_from_proto, report_from_proto, trial_from_proto, trial_to_proto, workload_from_proto
+from fxlib.protocol import (
+    check_adoption,
+    recipe_from_proto,
+    report_from_proto,
+    trial_from_proto,
+    trial_to_proto,
+    workload_from_proto,
+)
 from fxlib.trial import TrialOptions
 from fxlib.v1 import graph_pb2, jobs_pb2, workload_pb2
 from service.errors import Code, ServiceError, Violation
@@ -65,14 +72,14 @@ def complete_trial(request: jobs_pb2.OptimizeRequest) -> None:
         trial_from_proto(request.trial)
 
 
-def check_result(result: jobs_pb2.JobResult) -> None:
-    """Check that a worker's answer can be read.
+def check_result(result: jobs_pb2.JobResult, trial: jobs_pb2.TrialOptions) -> None:
+    """Check that a worker's answer can be read, and that what it adopts shows the gain that the trial asks for.
 
     Raises:
         ServiceError: INVALID_REQUEST, naming the field.
     """
     with _refusing(Code.INVALID_REQUEST, "result"):
-        report_from_proto(result)
+        check_adoption(report_from_proto(result), trial.min_gain)
 
 
 def recipe_key(recipe: jobs_pb2.Recipe) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from fxlib.protocol import plain
 from fxlib.v1 import jobs_pb2
 from service.errors import Code, ServiceError, Violation, invalid
 
@@ -96,8 +97,8 @@ def check_failure(code: str) -> None:
 
 
 def clip(message: str) -> str:
-    """Return a message no longer than is stored."""
-    return message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "..."
+    """Return a message in one plain line, no longer than is stored."""
+    return plain(message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "...")
 
 
 def _submission(request: jobs_pb2.OptimizeRequest) -> Iterator[Violation]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from workers.config import Config
 from workers.hold import CancelledError, Hold, HoldOverError, ShutdownError
 from workers.host_lock import HostLock
 from workers.job import Workshop
+from workers.keeper import delete
 from workers.link import Link, failure_of
 from workers.trials import Trials
 
@@ -57,7 +57,7 @@ class Agent:
                 slot.join()
             trials.end()
             self._link.close()
-            shutil.rmtree(root, ignore_errors=True)
+            delete(root)
             logs.info("worker ended", name=info.worker_id)
 
     def _serve(self, workshop: Workshop) -> None:

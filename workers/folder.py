@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fxlib.protocol import blobs_of, report_from_proto, report_to_proto, trial_from_proto, workload_from_proto
+from fxlib.protocol import report_from_proto, report_to_proto, trial_from_proto, workload_from_proto
 from fxlib.result import Report
 from fxlib.trial import TrialOptions
 from fxlib.v1 import jobs_pb2
@@ -45,9 +45,8 @@ class JobFolder:
         return jobs_pb2.OptimizeRequest.FromString(self._request.read_bytes())
 
     def blobs(self) -> dict[str, bytes]:
-        """Read the blobs that the workload names, by SHA-256."""
-        named = {blob.sha256 for blob in blobs_of(self.request().workload)}
-        return {sha256: (self._blobs / sha256).read_bytes() for sha256 in named}
+        """Read the blobs that the workload and the graph name, by SHA-256."""
+        return {path.name: path.read_bytes() for path in self._blobs.iterdir()}
 
     def workload(self) -> Workload:
         """Read the workload."""

@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 
+from fxlib import wire
 from fxlib.errors import FxlibError, RemoteError
 from fxlib.protocol import blobs_of, report_to_proto
 from fxlib.result import Report
@@ -76,7 +77,8 @@ class Workshop:
     def _fetch(self, folder: JobFolder, hold: Hold) -> None:
         request = hold.lease.request
         original = self.link.fetch(request.graph)
-        blobs = {ref.sha256: self.link.fetch(ref) for ref in blobs_of(request.workload)}
+        weights = [storage.data for storage in wire.parse(original).storages if storage.HasField("data")]
+        blobs = {ref.sha256: self.link.fetch(ref) for ref in (*blobs_of(request.workload), *weights)}
         folder.fill(request, original, blobs)
 
     def _rewrite(self, folder: JobFolder, hold: Hold) -> Report:

@@ -20,11 +20,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Final
 
 import psutil
 
-_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PATIENCE_S: Final = 10.0
 
@@ -43,8 +43,9 @@ def main(folder: str, root: str, descriptor: int, command: list[str]) -> int:
         return 128 - status if status is not None and status < 0 else status or 0
     finally:
         end_descendants()
-        for path in (folder, *([root] if abandoned else [])):
-            shutil.rmtree(path, ignore_errors=True)
+        delete(Path(folder))
+        if abandoned:
+            delete(Path(root))
 
 
 def end_descendants(patience_s: float = _PATIENCE_S) -> None:
@@ -63,12 +64,12 @@ def end_descendants(patience_s: float = _PATIENCE_S) -> None:
         time.sleep(0.01)
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
-    parent = os.getppid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended in between
-        os.kill(os.getpid(), signal.SIGKILL)
+def delete(folder: Path, patience_s: float = _PATIENCE_S) -> None:
+    """Delete a folder, again and again: another keeper may be at it, or a process that is about to be ended."""
+    deadline = time.monotonic() + patience_s
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.01)
 
 
 def _await_end(child: subprocess.Popen[bytes]) -> bool:

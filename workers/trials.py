@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -50,8 +51,11 @@ class Trials:
     def start(self) -> None:
         """Start the driver, unless it runs; returns at once, while Ray comes up."""
         if self._driver is None:
-            settings = json.dumps(asdict(self._settings))
-            self._driver = Child("workers.trial", self._root, {TRIAL_SETTINGS: settings})
+            environment = {TRIAL_SETTINGS: json.dumps(asdict(self._settings))}
+            if not self._settings.ray_address:
+                # As Ray itself would decide, and then warn of; it reads this when it is imported.
+                environment["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE", "token")
+            self._driver = Child("workers.trial", self._root, environment)
             self._ready = False
 
     def end(self) -> None:

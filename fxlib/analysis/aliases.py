@@ -14,10 +14,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.behaviour import Behaviour, Part
-from fxlib.analysis.operators import Operator, written_arguments
+from fxlib.analysis.catalogue import Operator
+from fxlib.analysis.operators import written_arguments
 from fxlib.runtime import ops
 
-_REMOTE: frozenset[object] = frozenset({ops.remote_call, ops.issue_call})
+_REMOTE: frozenset[object] = frozenset({ops.remote_call, ops.issue_call, ops.start_call})
 """Calls whose results have crossed a wire, even those to this very process."""
 
 
@@ -31,13 +32,14 @@ class Aliases:
         self._parents = [self.OUTSIDE]
         self._nodes: dict[Node, int] = {}
         self._state: dict[object, int] = {}
-        explicit: list[Node] = []
+        self._explicit: dict[Node, list[Node]] = {}
         for node, behaviour in zip(nodes, behaviours, strict=True):
             self._nodes[node] = self._new()
             self._place(module, node, behaviour)
             if behaviour.operator is not None and behaviour.operator.writes:
-                explicit.extend(written_arguments(node, behaviour.operator))
-        if self._outside_is_written(explicit):
+                self._explicit[node] = list(written_arguments(node, behaviour.operator))
+        self._input_writers = {node for node, written in self._explicit.items() if self._are_inputs(written)}
+        if self._outside_is_written():
             for each in self._state.values():
                 self._join(each, self.OUTSIDE)
 
@@ -52,6 +54,10 @@ class Aliases:
     def outside(self) -> set[int]:
         """Return all classes of memory that comes from outside the graph."""
         return {self._find(each) for each in (self.OUTSIDE, *self._state.values())}
+
+    def writes_input(self, node: Node) -> bool:
+        """Whether the node writes memory that the caller gave, as opposed to the module's own."""
+        return node in self._input_writers
 
     def _place(self, module: GraphModule, node: Node, behaviour: Behaviour) -> None:
         own, operator = self._nodes[node], behaviour.operator
@@ -83,9 +89,12 @@ class Aliases:
             self._state[key] = self._new()
         return self._state[key]
 
-    def _outside_is_written(self, written: Iterable[Node]) -> bool:
+    def _are_inputs(self, values: Iterable[Node]) -> bool:
+        return any(self.of(value) == self._find(self.OUTSIDE) for value in values)
+
+    def _outside_is_written(self) -> bool:
         outside = self.outside()
-        return any(self.of(node) in outside for node in written)
+        return any(self.of(value) in outside for written in self._explicit.values() for value in written)
 
     def _new(self) -> int:
         self._parents.append(len(self._parents))

@@ -13,8 +13,9 @@ from enum import Enum, auto
 import torch
 from torch.fx import GraphModule, Node
 
+from fxlib.analysis.catalogue import Operator
 from fxlib.analysis.modules import module_operator
-from fxlib.analysis.operators import Operator, depends_on_arguments, operator_of
+from fxlib.analysis.operators import depends_on_arguments, operator_of
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.calls import is_call, is_issue, is_wait

@@ -9,7 +9,7 @@ from torch.fx import Node
 from fxlib.analysis.behaviour import Part
 from fxlib.analysis.calls import Pair, Reordering
 from fxlib.analysis.dependencies import Dependencies, Why
-from fxlib.analysis.resources import ServerState, contract_of_call, destination, function_name
+from fxlib.analysis.resources import ServerState, contract_of_call, destination, function_name, names_a_function
 from fxlib.reasons import Declined, Reason
 
 _ANCHORS = frozenset({Part.WAIT, Part.FENCE, Part.CALL})
@@ -92,14 +92,15 @@ class Blame:
 def remedy_for(call: Node) -> str:
     """Return the declaration that would free a call without a contract, ready to be pasted."""
     name = function_name(call)
+    if not names_a_function(call):
+        return f"give the call a contract: node.meta['contract'], on {name}"
     if name.startswith("."):
         return f'declare @fxlib.remote(reads="...") on the method {name[1:]}, or pass contracts={{"{name}": ...}}'
     return f'declare @fxlib.remote(reads="...") on {name}, or pass contracts={{"{name}": ...}}'
 
 
 def _remedy_if_unknown(call: Node) -> str:
-    names_a_function = len(call.args) == 5 and isinstance(call.args[1], str)
-    return remedy_for(call) if names_a_function and contract_of_call(call) is None else ""
+    return remedy_for(call) if names_a_function(call) and contract_of_call(call) is None else ""
 
 
 def _declined(node: Node, reason: Reason, detail: str = "", remedy: str = "") -> Declined:

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.behaviour import Part
 from fxlib.analysis.effects import Effects, NodeEffects
 from fxlib.analysis.gradients import GradientUses
-from fxlib.analysis.resources import Generator, Resource, ServerState
+from fxlib.analysis.resources import Generator, Process, Resource, ServerState
 
 
 class Why(IntEnum):
@@ -172,4 +172,6 @@ class _ServerWrites:
 
 
 def _cause(resource: Resource) -> Why:
+    if isinstance(resource, Process):
+        return Why.SERVER
     return Why.RANDOM if isinstance(resource, Generator) else Why.MEMORY

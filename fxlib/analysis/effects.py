@@ -14,11 +14,24 @@ from torch.fx import GraphModule, Node
 
 from fxlib.analysis.aliases import Aliases
 from fxlib.analysis.behaviour import Behaviour, Behaviours, Part
-from fxlib.analysis.operators import Operator, written_arguments
-from fxlib.analysis.resources import GENERATOR, Resource, ServerState, Storage, contract_of_call, reads_and_writes
+from fxlib.analysis.catalogue import Operator
+from fxlib.analysis.operators import written_arguments
+from fxlib.analysis.resources import (
+    GENERATOR,
+    PROCESS,
+    Resource,
+    ServerState,
+    Storage,
+    contract_of_call,
+    may_run_here,
+    reads_and_writes,
+    starts_at_once,
+)
+from fxlib.capture import known
 from fxlib.reasons import Reason
 
-_CALLS = frozenset({Part.CALL, Part.ISSUE, Part.WAIT})
+_STARTS = frozenset({Part.CALL, Part.ISSUE})
+_CALLS = _STARTS | {Part.WAIT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,10 +42,14 @@ class NodeEffects:
     reads: frozenset[Resource] = frozenset()
     writes: frozenset[Resource] = frozenset()
     fence: Reason | None = None
+    writes_input: bool = False
+    """Whether it writes what the caller gave."""
 
     @property
     def commits(self) -> bool:
-        """Whether it starts something on a server that cannot be taken back."""
+        """Whether it does something that cannot be taken back: on a server, or to an input."""
+        if self.writes_input:
+            return True
         starts = self.part is Part.CALL or self.part is Part.ISSUE
         return starts and any(isinstance(each, ServerState) for each in self.writes)
 
@@ -74,11 +91,15 @@ class _Analyst:
         self._aliases = aliases
         self._known: dict[tuple[object, ...], NodeEffects] = {}
         self._written: dict[int, Storage] = {}
-        for node, behaviour in zip(nodes, behaviours, strict=True):
+        pairs = list(zip(nodes, behaviours, strict=True))
+        for node, behaviour in pairs:
             for each in self._writes(node, behaviour.operator):
                 self._written.setdefault(each, Storage(each))
         self._classes = {node: each for node in nodes if (each := aliases.of(node)) in self._written}
-        self._outside = [self._written[each] for each in aliases.outside() if each in self._written]
+        outside = aliases.outside()
+        self._outside = [self._written[each] for each in outside if each in self._written]
+        self._visited = any(each.part in _STARTS and may_run_here(node) for node, each in pairs)
+        self._from_outside = {node for node in nodes if aliases.of(node) in outside} if self._visited else set()
 
     def describe(self, node: Node, behaviour: Behaviour) -> NodeEffects:
         part, operator = behaviour.part, behaviour.operator
@@ -89,23 +110,35 @@ class _Analyst:
         reads = self._reads(node, operator) if part is Part.LOCAL else ()
         writes = tuple(self._writes(node, operator))
         random = operator is not None and operator.random
-        key = (part, reads, writes, random)
+        given, visited = self._aliases.writes_input(node), self._reads_process(node, operator)
+        key = (part, reads, writes, random, given, visited)
         found = self._known.get(key)
         if found is None:
-            drawn = [GENERATOR] if random else []
-            touched = frozenset(self._written[each] for each in reads)
-            written = frozenset([*(self._written[each] for each in writes), *drawn])
-            self._known[key] = found = NodeEffects(part=part, reads=touched, writes=written)
+            touched: frozenset[Resource] = frozenset(self._written[each] for each in reads)
+            written: frozenset[Resource] = frozenset(self._written[each] for each in writes)
+            touched |= {PROCESS} if visited else frozenset()
+            written |= {GENERATOR} if random else frozenset()
+            self._known[key] = found = NodeEffects(part=part, reads=touched, writes=written, writes_input=given)
         return found
 
     def _call(self, node: Node, part: Part) -> NodeEffects:
         issue = node.all_input_nodes[0] if part is Part.WAIT else node
         reads, writes = reads_and_writes(issue)
         touched: set[Resource] = {*reads, *(self._written[each] for each in self._reads(issue, None))}
-        if contract_of_call(issue) is None and writes:
-            # It may run in this very process, on what lies outside of the graph.
+        written: set[Resource] = {*writes}
+        if may_run_here(issue):
             touched |= {GENERATOR, *self._outside}
-        return NodeEffects(part=part, reads=frozenset(touched), writes=frozenset(writes))
+            if part is not Part.WAIT or starts_at_once(issue):  # a call to this very process is over when it is issued
+                written.add(PROCESS)
+        elif part is not Part.WAIT and any(each.name == known.GENERATOR for each in writes):
+            touched.add(GENERATOR)
+        return NodeEffects(part=part, reads=frozenset(touched), writes=frozenset(written))
+
+    def _reads_process(self, node: Node, operator: Operator | None) -> bool:
+        """Whether the node reads what a call that runs in this process may have changed."""
+        if not self._visited or operator is None:
+            return False
+        return bool(operator.state) or any(value in self._from_outside for value in node.all_input_nodes)
 
     def _reads(self, node: Node, operator: Operator | None) -> tuple[int, ...]:
         """Return the classes of written memory that the node reads."""

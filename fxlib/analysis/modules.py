@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fxlib.analysis.operators import Operator
+from fxlib.analysis.catalogue import Operator
 
 _FRESH = tuple(
     f"torch.nn.modules.{name}"

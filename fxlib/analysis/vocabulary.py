@@ -85,7 +85,9 @@ RAISING = _named(
     inverse linalg_cholesky linalg_inv linalg_solve linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_svd
     linalg_lstsq linalg_lu linalg_lu_solve linalg_ldl_factor linalg_tensorinv linalg_tensorsolve linalg_matrix_power
     svd qr lu_solve triangular_solve masked_select masked_scatter repeat_interleave floor_divide remainder fmod
-    floordiv mod truediv divmod
+    floordiv mod truediv divmod index_copy index_fill scatter_reduce index_reduce put multi_margin_loss
+    multilabel_margin_loss gaussian_nll_loss segment_reduce linalg_pinv pinverse linalg_matrix_norm linalg_cond
+    max_unpool1d max_unpool2d max_unpool3d combinations select narrow
     """
 )
 """Raises for the sake of values, not only of shapes and dtypes: an unused one may be there as a check."""

@@ -14,6 +14,7 @@ from torch.distributed import rpc
 from torch.fx import Graph, Tracer
 
 from fxlib.capture import source
+from fxlib.capture.ambient import generators_unused
 from fxlib.capture.declarations import Declarations
 from fxlib.capture.eager import EagerCalls
 from fxlib.capture.faults import fault, unswallowed
@@ -28,6 +29,7 @@ from fxlib.capture.tracer import RemoteTracer, tracer_for
 from fxlib.contracts import Contract
 from fxlib.errors import CaptureError, FxlibError
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.state import FunctionModel
 
 _one_at_a_time = threading.Lock()
 Model = nn.Module | Callable[..., Any]
@@ -79,7 +81,9 @@ def capture(
 def _trace(
     tracer: RemoteTracer, model: Model, concrete_args: dict[str, Any] | None, wrap: Collection[Callable[..., Any]]
 ) -> Graph:
-    with _modes_restored(), unchanged(model), Interception() as interception:
+    forward = type(model).forward if isinstance(model, nn.Module) else model
+    state = (_modes_restored(), unchanged(model, tracer.added), generators_unused(forward))
+    with state[0], state[1], state[2], Interception() as interception:
         try:
             install(interception, tracer, wrap)
             with unswallowed(), EagerCalls(tracer):
@@ -104,7 +108,8 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
         # Generated code would otherwise wrap the function again at every recompile, and for good.
         node.meta.pop("is_wrapped", None)
     if not isinstance(model, nn.Module):
-        return CapturedModule(tracer.root, graph, class_name=getattr(model, "__name__", None))
+        name = getattr(model, "__name__", None)
+        return CapturedModule(tracer.root, graph, original=FunctionModel(model), class_name=name)
     return CapturedModule(tracer.root, graph, original=model)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.fx import Proxy
+from typing_extensions import override
 
 from fxlib.capture.faults import fault
 from fxlib.capture.values import TracedValue
@@ -38,6 +39,10 @@ class KnownTensor(TracedValue):
             return self._make()
         finally:
             self.tracer.depth -= 1
+
+    @override
+    def _class(self) -> type:
+        return torch.Tensor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._value, name) if name in _METADATA else super().__getattr__(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
@@ -13,7 +14,8 @@ from torch.distributed import rpc
 from torch.distributed.rpc import rref_proxy
 from torch.fx import Proxy
 
-from fxlib.capture import refusals
+from fxlib.capture import refusals, source
+from fxlib.capture.faults import fault
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.remote import Style
 from fxlib.capture.tracer import RemoteTracer
@@ -21,6 +23,7 @@ from fxlib.capture.values import CollectedFutures
 from fxlib.errors import CaptureError
 
 _STYLES: dict[Call, Style] = {rpc.rpc_sync: "sync", rpc.rpc_async: "async", rpc.remote: "remote"}
+_AUTOCAST_QUESTIONS = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled", "get_autocast_gpu_dtype")
 _METHODS: dict[str, Style] = {"rpc_sync": "sync", "rpc_async": "async", "remote": "remote"}
 
 
@@ -95,6 +98,20 @@ def _install_autocast(interception: Interception, tracer: RemoteTracer) -> None:
 
         return replacement
 
+    def ask(original: Call) -> Call:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            if not entered and source.is_users(sys._getframe(2).f_code):
+                raise fault(
+                    "the forward asks for the mode of autocast around it, and runs may differ in it",
+                    hint="Make what asks a leaf with wrap=, or enter autocast in the forward.",
+                )
+            return original(*args, **kwargs)
+
+        return replacement
+
+    for name in _AUTOCAST_QUESTIONS:
+        if name in torch.__dict__:
+            interception.method(torch, name, ask)
     interception.function(torch.autocast.__enter__, enter)
     interception.function(torch.autocast.__exit__, leave)
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Self, cast
 
 Call = Callable[..., Any]
@@ -53,8 +53,8 @@ class Interception:
         self._undo.callback(setattr, function, "__code__", code)
         function.__code__ = _code_that_calls(redirection, code)
 
-    def method(self, owner: type, name: str, replace: Replace) -> None:
-        """Replace a method that an extension defines, in C or C++."""
+    def method(self, owner: type | ModuleType, name: str, replace: Replace) -> None:
+        """Replace a method, or a function of a module, that an extension defines, in C or C++."""
         original = owner.__dict__[name]
         replacement = replace(original)
 

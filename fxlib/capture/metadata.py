@@ -43,7 +43,10 @@ def annotate(graph: Graph, root: nn.Module) -> None:
 
 def _requires_grad(node: Node, root: nn.Module, *, grad_enabled: bool) -> bool | None:
     if node.op == "get_attr":
-        return bool(getattr(_attribute(root, str(node.target)), "requires_grad", False))
+        value = attribute_of(root, str(node.target))
+        if isinstance(value, nn.Parameter) and (value.is_floating_point() or value.is_complex()):
+            return True  # frozen now, perhaps, and unfrozen by the time of a step
+        return bool(getattr(value, "requires_grad", False))
     if node.op in ("placeholder", "output") or node.kwargs.get("requires_grad"):
         return None
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -65,7 +68,8 @@ def _from_inputs(node: Node, name: str, *, grad_enabled: bool) -> bool | None:
     return None if grad_enabled or in_place else False
 
 
-def _attribute(root: Any, path: str) -> Any:
+def attribute_of(root: Any, path: str) -> Any:
+    """Return what a `get_attr` node reads; None if there is no such thing."""
     for part in path.split("."):
         root = getattr(root, part, None)
     return root

@@ -17,13 +17,24 @@ from fxlib.capture.faults import fault
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.tracer import RemoteTracer
 from fxlib.capture.values import IN_PLACE
+from fxlib.errors import CaptureError
 
 _ISSUE = "Issue calls with rpc_async instead."
+_BEFORE = "Set it before the forward."
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (threading.Thread.start, "the forward starts a thread", _ISSUE),
     (ThreadPoolExecutor.submit, "the forward hands work to threads", _ISSUE),
     (torch.random.manual_seed, "the forward seeds the random generator", "Seed it before the forward."),
-    (torch.random.set_rng_state, "the forward sets the state of the random generator", "Set it before the forward."),
+    (torch.random.set_rng_state, "the forward sets the state of the random generator", _BEFORE),
+    (torch.set_default_dtype, "the forward sets the default dtype", _BEFORE),
+    (torch.set_default_device, "the forward sets the default device", _BEFORE),
+    (torch.use_deterministic_algorithms, "the forward sets whether algorithms are deterministic", _BEFORE),
+    (torch.set_float32_matmul_precision, "the forward sets the precision of matrix products", _BEFORE),
+    (torch.backends.cudnn.set_flags, "the forward sets flags of a backend", _BEFORE),
+    (torch.backends.mkldnn.set_flags, "the forward sets flags of a backend", _BEFORE),
+    (torch.backends.cuda.enable_flash_sdp, "the forward chooses a backend of attention", _BEFORE),
+    (torch.backends.cuda.enable_math_sdp, "the forward chooses a backend of attention", _BEFORE),
+    (torch.backends.cuda.enable_mem_efficient_sdp, "the forward chooses a backend of attention", _BEFORE),
     (torch.inference_mode.__enter__, "the forward enters inference_mode", "Use torch.no_grad()."),
 )
 
@@ -32,6 +43,8 @@ def install(interception: Interception, tracer: RemoteTracer) -> None:
     """Refuse all of it for one capture."""
     for function, problem, hint in _FUNCTIONS:
         interception.function(function, _refusal(problem, hint))
+    interception.function(torch.is_tensor, _tensor_question(tracer))
+    interception.function(torch.autograd.graph.saved_tensors_hooks.__enter__, _saved_tensors)
     interception.method(rpc.PyRRef, "backward", _refusal("the forward runs a backward", "Run it in the training step."))
     interception.method(rpc.PyRRef, "__init__", _construction)
     interception.function(nn.Module.__setattr__, _assignment(tracer))
@@ -42,6 +55,29 @@ def _refusal(problem: str, hint: str) -> Replace:
         raise fault(f"{problem}, which no graph can hold", hint=hint)
 
     return lambda _: refuse
+
+
+def _tensor_question(tracer: RemoteTracer) -> Replace:
+    def replace(original: Call) -> Call:
+        def is_tensor(value: object) -> bool:
+            asked = isinstance(value, Proxy) and source.is_users(sys._getframe(3).f_code)
+            return issubclass(tracer.class_of(value), torch.Tensor) if asked else original(value)  # type: ignore[arg-type]
+
+        return is_tensor
+
+    return replace
+
+
+def _saved_tensors(original: Call) -> Call:
+    def enter(block: object) -> Any:
+        if type(block).__module__ == "torch.utils.checkpoint":  # recomputes the same values, so may go
+            return original(block)
+        raise fault(
+            "the forward sets hooks on the tensors saved for backward, which no graph can hold",
+            hint="Set them around the whole forward, or keep this part whole with leaf_modules= or wrap=.",
+        )
+
+    return enter
 
 
 def _construction(original: Call) -> Call:
@@ -61,17 +97,35 @@ def _assignment(tracer: RemoteTracer) -> Replace:
         def assign(module: nn.Module, name: str, value: object) -> None:
             caller = sys._getframe(3)  # beyond the two of the interception
             if not isinstance(value, Proxy) and not source.is_users(caller.f_code):
-                tracer.added.append(name)  # a constant that torch.fx keeps beside the graph
-                original(module, name, value)
+                _assign_for_torch(tracer, original, module, name, value)
             elif not _is_written_in_place(getattr(module, name, None), value):
-                raise fault(
-                    f"the forward assigns {type(module).__name__}.{name}, so one step would depend on the last",
-                    hint="Return the value instead, or write to a buffer in place.",
-                )
+                raise _kept(module, name)
 
         return assign
 
     return replace
+
+
+def _assign_for_torch(tracer: RemoteTracer, original: Call, module: nn.Module, name: str, value: object) -> None:
+    """Let torch's own code assign: a constant that torch.fx keeps beside the graph, or what changes nothing."""
+    is_new = not hasattr(module, name)
+    if not is_new and module in getattr(tracer, "submodule_paths", ()) and getattr(module, name) is not value:
+        if name == "training":
+            raise fault(
+                f"the forward switches the training mode of {type(module).__name__}, which no graph can hold",
+                hint="Call train() or eval() before the forward.",
+            )
+        raise _kept(module, name)
+    if is_new and module is tracer.root:
+        tracer.added.append(name)
+    original(module, name, value)
+
+
+def _kept(module: nn.Module, name: str) -> CaptureError:
+    return fault(
+        f"the forward assigns {type(module).__name__}.{name}, so one step would depend on the last",
+        hint="Return the value instead, or write to a buffer in place.",
+    )
 
 
 def _is_written_in_place(before: object, value: object) -> bool:

@@ -24,7 +24,7 @@ from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import functions, ops
 
 Style = Literal["sync", "async", "remote"]
-_OPERATORS = {"sync": ops.remote_call, "async": ops.issue_call, "remote": ops.create}
+_OPERATORS = {"sync": ops.remote_call, "async": ops.start_call, "remote": ops.create}
 
 
 class Recorder(Protocol):
@@ -98,7 +98,9 @@ class RemoteCalls:
     ) -> Any:
         hint = call[1].replace(":", ".").rpartition(".")[2]
         node_name = {"sync": hint, "async": f"issue_{hint}", "remote": f"create_{hint}"}[style]
-        proxy = self._emit(_OPERATORS[style], call, node_name, contract)
+        # An RRef's `rpc_async` asks the owner for the object's class first, and leaves all errors to the future.
+        late = style == "async" and call[1].startswith(".")
+        proxy = self._emit(ops.issue_call if late else _OPERATORS[style], call, node_name, contract)
         if style == "async":
             return FutureValue(proxy.node, proxy.tracer, lambda future: self._wait(future, call, contract))
         if style == "remote":

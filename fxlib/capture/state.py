@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import random
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.fx import Proxy
 
 from fxlib.capture import source
 from fxlib.errors import CaptureError
 from fxlib.runtime.walk import local_modules, remote_modules
 
 _CONTAINERS = (list, dict, set)
+_ABSENT = object()
 
 
 @contextmanager
-def unchanged(model: object) -> Iterator[None]:
-    """Undo what the block does to containers held by the model's modules.
+def unchanged(model: object, added: Collection[str]) -> Iterator[None]:
+    """Undo what the block does to the model's modules: attributes, state, containers, random generators held there.
+
+    Args:
+        model: the model; a function has no state.
+        added: attributes of the model that the tracer adds meanwhile.
 
     Raises:
-        CaptureError: the block changed one.
+        CaptureError: the block changed something.
     """
-    held = list(_containers(model)) if isinstance(model, nn.Module) else []
-    before = [container.copy() for _, _, container in held]
+    held = list(_held(model)) if isinstance(model, nn.Module) else []
+    before = [_snapshot(value) for _, _, value in held]
     try:
         yield
     finally:
         changed = []
-        for (module, name, container), copy in zip(held, before, strict=True):
-            if not _same(container, copy):
-                changed.append((module, name))
-                _restore(container, copy)
+        for (module, name, _), copy in zip(held, before, strict=True):
+            if not name:
+                _forget_cached(module, copy)
+        for (module, name, value), copy in zip(held, before, strict=True):
+            ignored = added if value is getattr(model, "__dict__", None) else ()
+            if difference := _difference(value, copy, ignored):
+                changed.append((module, name or difference))
+                _restore(value, copy, ignored)
     for module, name in changed:
         raise CaptureError(
             f"the forward changes {type(module).__name__}.{name}, so one step would depend on the last",
@@ -57,23 +69,60 @@ def remote_modules_aside(model: object) -> Iterator[None]:
             parent._modules.update(before)
 
 
-def _containers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+def _held(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+    """Yield what may change: each module's attributes under no name, and the containers and generators among them."""
     for _, module in local_modules(model):
+        yield module, "", module.__dict__
         for name, value in module.__dict__.items():
-            if type(value) in _CONTAINERS and name not in nn.Module().__dict__:
+            if type(value) in _CONTAINERS or _generator_state(value) is not None:
                 yield module, name, value
 
 
-def _same(container: Any, copy: Any) -> bool:
-    if len(container) != len(copy):
-        return False
-    if isinstance(container, dict):
-        return all(key in copy and copy[key] is value for key, value in container.items())
-    if isinstance(container, set):
-        return all(value in copy for value in container)
-    return all(one is other for one, other in zip(container, copy, strict=True))
+def _forget_cached(module: nn.Module, known: Collection[str]) -> None:
+    """Forget properties that were computed for the first time, and no traced value: they would be again."""
+    for name in [each for each in module.__dict__ if each not in known]:
+        computed = isinstance(getattr(type(module), name, None), functools.cached_property)
+        if computed and not isinstance(module.__dict__[name], Proxy):
+            del module.__dict__[name]
 
 
-def _restore(container: Any, copy: Any) -> None:
-    container.clear()
-    container.extend(copy) if isinstance(container, list) else container.update(copy)
+def _generator_state(value: Any) -> Any:
+    """Return the state of a random generator of Python's or NumPy's; None of anything else."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    bits = getattr(value, "bit_generator", None) if type(value).__module__.startswith("numpy.random") else None
+    return None if bits is None else bits.state
+
+
+def _snapshot(value: Any) -> Any:
+    return value.copy() if isinstance(value, _CONTAINERS) else _generator_state(value)
+
+
+def _difference(value: Any, copy: Any, ignored: Collection[str]) -> str:
+    """Return what differs, in words; empty if nothing does."""
+    if isinstance(value, dict):
+        names = [key for key in {**copy, **value} if key not in ignored]
+        return next((str(key) for key in names if value.get(key, _ABSENT) is not copy.get(key, _ABSENT)), "")
+    if isinstance(value, (list, set)):
+        alike = len(value) == len(copy) and _elements(value) == _elements(copy)
+    else:
+        alike = repr(_generator_state(value)) == repr(copy)
+    return "" if alike else "what it holds"
+
+
+def _elements(value: Any) -> Any:
+    return [id(each) for each in value] if isinstance(value, list) else {id(each) for each in value}
+
+
+def _restore(value: Any, copy: Any, ignored: Collection[str]) -> None:
+    if isinstance(value, random.Random):
+        value.setstate(copy)
+    elif not isinstance(value, _CONTAINERS):
+        value.bit_generator.state = copy
+    elif isinstance(value, list):
+        value[:] = copy
+    else:
+        kept = {name: value[name] for name in ignored if name in value} if isinstance(value, dict) else {}
+        value.clear()
+        value.update(copy)
+        value.update(kept) if isinstance(value, dict) else None

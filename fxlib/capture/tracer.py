@@ -14,7 +14,7 @@ from torch.distributed.nn.api.remote_module import _RemoteModule
 from torch.fx import Node, Proxy, Tracer
 from typing_extensions import override
 
-from fxlib.capture import source
+from fxlib.capture import kinds, source
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing
 from fxlib.capture.remote import RemoteCalls
@@ -182,6 +182,15 @@ class RemoteTracer(Tracer):
     def _callers_classes(self) -> list[type]:
         mro = type(self).__mro__
         return [base for base in mro[mro.index(RemoteTracer) + 1 :] if not base.__module__.startswith("torch.fx.")]
+
+    def class_of(self, proxy: Proxy) -> type:
+        """Return the class that the proxy's value surely has.
+
+        Raises:
+            CaptureError: only a run knows it.
+        """
+        found = kinds.class_of(proxy.node, self.root)
+        return found or self.refuse(proxy, "the class of a traced value is asked for, and only a run knows it")
 
     def refuse(self, proxy: Proxy, problem: str) -> NoReturn:
         """Say that the program cannot be decided without the proxy's value.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch.fx import Node, Proxy
 from torch.fx.proxy import Attribute, TracerBase
+from typing_extensions import override
 
+from fxlib.capture import kinds
 from fxlib.capture.faults import fault
 from fxlib.errors import CaptureError
 
@@ -86,6 +90,13 @@ class TracedValue(_InPlace, Proxy):
     def __getattr__(self, name: str) -> TracedAttribute:
         return TracedAttribute(self, name)
 
+    @property
+    def __class__(self) -> type:  # type: ignore[override] # what isinstance asks
+        return self._class() if kinds.asked_by_the_program(sys._getframe(1)) else type(self)
+
+    def _class(self) -> type:
+        return self.tracer.class_of(self)
+
     def __len__(self) -> int:
         return self.tracer.refuse(self, "the length of a traced value is asked for, and only a run knows it")
 
@@ -110,6 +121,10 @@ class StructuredValue(TracedValue):
     def __init__(self, node: Node, tracer: TracerBase, structure: Structure) -> None:
         super().__init__(node, tracer)
         self.structure = structure
+
+    @override
+    def _class(self) -> type:
+        return type(self.structure)
 
     @property
     def is_sequence(self) -> bool:
@@ -164,6 +179,10 @@ class FutureValue(TracedValue):
         super().__init__(node, tracer)
         self._wait = wait
         self._result: list[Any] = []
+
+    @override
+    def _class(self) -> type:
+        return torch.futures.Future
 
     def wait(self) -> Any:
         """Wait for the call; later waits give the same value."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fxlib import wire
+from fxlib import protocol, wire
 from fxlib.client.blobs import download, upload
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
@@ -16,7 +16,6 @@ from fxlib.client.request import Prepared
 from fxlib.client.screen import screen
 from fxlib.errors import FxlibError, JobFailedError, RejectedError, WireError
 from fxlib.jobs import Job
-from fxlib.protocol import job_from_proto
 from fxlib.result import Result
 from fxlib.v1 import jobs_pb2
 
@@ -77,7 +76,7 @@ def _optimize(connection: Connection, request: jobs_pb2.OptimizeRequest, deadlin
     answer = connection.call(
         "asking for an optimization", lambda left_s: connection.jobs.Optimize(request, timeout=left_s), deadline
     )
-    return job_from_proto(answer.job)
+    return protocol.job_from_proto(answer.job)
 
 
 def _conclude(connection: Connection, prepared: Prepared, job: Job, deadline: Deadline) -> Result:
@@ -85,6 +84,7 @@ def _conclude(connection: Connection, prepared: Prepared, job: Job, deadline: De
         detail = f"{job.failure.message} ({job.failure.code})" if job.failure else "no reason given"
         raise JobFailedError(detail, where=f"job {job.id} {job.state}")
     module: nn.Module = prepared.captured
+    protocol.check_adoption(job.report, prepared.request.trial.min_gain)
     if job.report.decision == "adopt":
         if job.graph is None:
             raise WireError("there is no graph to adopt", where=f"job {job.id}")

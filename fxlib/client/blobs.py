@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
-from fxlib.errors import LimitError, WireError
+from fxlib.errors import LimitError, RejectedError, WireError
 from fxlib.jobs import Blob
 from fxlib.protocol import blob_to_proto
 from fxlib.v1 import blobs_pb2, graph_pb2
@@ -15,6 +15,9 @@ from fxlib.v1 import blobs_pb2, graph_pb2
 CHUNK_BYTES = 1 << 20
 PART_BYTES = 8 << 20
 """Sent in one call: small enough for a slow link, within one call's time limit."""
+
+BLOB_CORRUPT = "BLOB_CORRUPT"
+"""The service's code for bytes that are not those of the blob."""
 
 MAX_GRAPH_BYTES = 1 << 30
 _REFS_PER_CALL = 1000
@@ -32,9 +35,13 @@ def upload(connection: Connection, blobs: Mapping[str, bytes], deadline: Deadlin
     for start in range(0, len(refs), _REFS_PER_CALL):
         missing += _missing(connection, refs[start : start + _REFS_PER_CALL], deadline)
     for ref in missing:
-        part = _Part(connection, ref, blobs[ref.sha256])
-        while not connection.call("uploading a blob", part, deadline):
-            pass
+        try:
+            _send(connection, ref, blobs[ref.sha256], deadline)
+        except RejectedError as error:
+            if error.code != BLOB_CORRUPT:
+                raise
+            # What others had sent under this name was not the blob; the service has dropped it.
+            _send(connection, ref, blobs[ref.sha256], deadline)
     return sum(ref.size for ref in missing)
 
 
@@ -54,6 +61,12 @@ def download(connection: Connection, blob: Blob, deadline: Deadline) -> bytes:
     if hashlib.sha256(data).hexdigest() != blob.sha256:
         raise WireError("the bytes received are not those that were announced", where=f"blob {blob.sha256}")
     return data
+
+
+def _send(connection: Connection, ref: graph_pb2.BlobRef, data: bytes, deadline: Deadline) -> None:
+    part = _Part(connection, ref, data)
+    while not connection.call("uploading a blob", part, deadline):
+        pass
 
 
 def _missing(connection: Connection, refs: Sequence[graph_pb2.BlobRef], deadline: Deadline) -> list[graph_pb2.BlobRef]:

@@ -10,6 +10,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from fxlib.errors import RejectedError, RemoteError, ServiceUnavailableError
+from fxlib.protocol import plain
 
 _AWAY = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.ABORTED))
 
@@ -45,7 +46,7 @@ def understand(error: grpc.RpcError) -> Failure:
         elif detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
     status = error.code()
-    message = error.details() or status.name.lower().replace("_", " ")
+    message = plain(error.details() or "") or status.name.lower().replace("_", " ")
     return Failure(status=status, code=code, message=message, retry_after_s=retry_after_s)
 
 

@@ -2,39 +2,139 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
+
+from torch import nn
+from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
+from fxlib.client.expressions import Numbers, bodies, callable_key
 from fxlib.contracts import Contract
 from fxlib.errors import WireError
-from fxlib.runtime import create, is_call, is_issue, track_gradient
+from fxlib.runtime import (
+    create,
+    fetch,
+    functions,
+    is_call,
+    is_issue,
+    is_wait,
+    issue_call,
+    issue_fetch,
+    kind_of,
+    remote_call,
+    track_gradient,
+)
+from fxlib.wire.callables import known_name
+from fxlib.wire.targets import methods
+
+Deeds = dict[Hashable, str]
+"""What a graph does in the world outside of its tensors, and each deed in words."""
+
+_CALLS = frozenset({remote_call, issue_call, create, track_gradient})
+_IN_PLACE = ("setitem", "delitem", *(f"i{name}" for name in ("add", "concat", "mul", "or", "and", "sub", "xor")))
+_CHANGES = frozenset(f"{form}{name}{form}" for name in _IN_PLACE for form in ("", "__"))
+"""What changes a list or a dict, of which a server's name may be read afterwards."""
 
 
 def screen(answer: GraphModule, original: GraphModule) -> None:
     """Check that an answer is called as the original is, and that it speaks to nobody to whom the original does not.
 
+    All graphs of the module tree are looked at. A server, or the RRef that leads to it, must be a constant of the
+    original, or be computed as the original computes it; the function called there must be one that the original calls
+    on that server, or one that its contract names. Code of the launcher's own that is on no list (opaque) must be
+    called with just what the original gives it.
+
     Raises:
-        WireError: it takes other arguments, or names a server or remote function that the original does not name.
+        WireError: it takes other arguments, or does something that the original does not.
     """
     if _arguments(answer) != _arguments(original):
         raise WireError("the rewritten graph takes other arguments than the original", where="the answer")
-    if strangers := sorted(_names(answer) - _names(original)):
-        raise WireError(f"the rewritten graph calls {strangers[0]!r}, and the original does not", where="the answer")
+    numbers = Numbers()
+    allowed = _deeds(original, numbers, contracts=True)
+    free = not any(_reads_server(node) for _, body in bodies(original) for node in body.graph.nodes)
+    for deed, words in _deeds(answer, numbers, contracts=False).items():
+        if free and isinstance(deed, tuple) and deed[0] == "change":
+            continue
+        if deed not in allowed:
+            raise WireError(f"the rewritten graph {words}, and the original does not", where="the answer")
 
 
 def _arguments(module: GraphModule) -> list[tuple[str, object]]:
     return [(str(node.target), node.args) for node in module.graph.nodes if node.op == "placeholder"]
 
 
-def _names(module: GraphModule) -> set[str]:
-    """Servers and remote functions that a graph names, and those that its contracts let a pass put in their place."""
-    names: set[str] = set()
-    for node in filter(_is_remote, module.graph.nodes):
-        names |= {value for value in node.args if isinstance(value, str)}
-        contract = node.meta.get("contract")
-        if isinstance(contract, Contract):
-            names |= {name for name in (contract.gradient, contract.batched_by) if name is not None}
-    return names
+def _deeds(module: GraphModule, numbers: Numbers, *, contracts: bool) -> Deeds:
+    """Return the deeds of all graphs; with `contracts`, also those that its contracts let a pass put in their place."""
+    known = numbers.of(module)
+    bodies_of, deeds = dict(bodies(module)), Deeds()
+    speaking: set[str] = set()
+    # Children first: whether a module's graph speaks decides whether a call of it does.
+    for path, body in reversed(bodies_of.items()):
+        for node in body.graph.nodes:
+            found = dict(_deeds_of(node, body, numbers, known, contracts=contracts))
+            child = _joined(path, str(node.target))
+            if node.op == "call_module" and (not found and child in speaking):
+                found = {("call", child, _given(node, numbers, known)): f"calls {child!r} with other arguments"}
+            if found:
+                speaking.add(path)
+            deeds |= found
+    return deeds
 
 
-def _is_remote(node: Node) -> bool:
-    return is_call(node) or is_issue(node) or node.target in (create, track_gradient)
+def _deeds_of(
+    node: Node, body: GraphModule, numbers: Numbers, known: dict[Node, int], *, contracts: bool
+) -> Iterator[tuple[Hashable, str]]:
+    if node.target in _CALLS:
+        to, function = (node.args[1:] if node.target is track_gradient else node.args)[:2]
+        contract = node.meta.get("contract") if contracts else None
+        extra = (contract.gradient, contract.batched_by) if isinstance(contract, Contract) else ()
+        for name in (function, *(each for each in extra if each is not None)):
+            deed = "speak", numbers.value(to, known), numbers.value(name, known)
+            yield deed, f"calls {name!r} on {to!r}"
+    elif node.target in {fetch, issue_fetch}:
+        yield ("fetch", numbers.value(node.args[0], known)), f"fetches {node.args[0]!r}"
+    elif node.target in {functions.resolve, rpc.get_worker_info}:
+        yield (callable_key(node.target), _given(node, numbers, known)), f"looks up {node.args}"
+    elif is_call(node) or is_issue(node):
+        kind = kind_of(node)
+        for text in (each for each in node.args if isinstance(each, str)):
+            yield ("kind", kind, text), f"calls {text!r}"
+    elif _is_change(node):
+        yield ("change", callable_key(node.target), _given(node, numbers, known)), f"changes {node.args[0]!r} otherwise"
+    elif _is_opaque(node, body):
+        yield ("own", callable_key(node.target), _given(node, numbers, known)), f"calls {node.target!r} otherwise"
+
+
+def _reads_server(node: Node) -> bool:
+    """Whether the node calls a server that may come out of a list or a dict, which a change would redirect."""
+    if node.target not in _CALLS:
+        return False
+    to = node.args[1 if node.target is track_gradient else 0]
+    made = isinstance(to, Node) and to.op in {"call_function", "call_method", "call_module"}
+    return made and isinstance(to, Node) and to.target not in {create, rpc.get_worker_info}
+
+
+def _is_change(node: Node) -> bool:
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return node.op in {"call_method", "call_function"} and name in _CHANGES
+
+
+def _is_opaque(node: Node, body: GraphModule) -> bool:
+    """Whether the node calls code of the launcher's own, or a method that is on no list."""
+    if node.op == "call_function":
+        return not is_wait(node) and known_name(node.target) is None
+    if node.op == "call_method":
+        return node.target not in methods()
+    return node.op == "call_module" and not _is_known(body.get_submodule(str(node.target)))
+
+
+def _is_known(module: nn.Module) -> bool:
+    return isinstance(module, GraphModule) or type(module).__module__.startswith("torch.nn.")
+
+
+def _given(node: Node, numbers: Numbers, known: dict[Node, int]) -> tuple[int, int]:
+    return numbers.value(node.args, known), numbers.value(node.kwargs, known)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,6 +1,7 @@
 """Paired conversions between the protocol's messages and the library's dataclasses: the edge of every part.
 
-Each pair is exact: what `X_from_proto` reads from the message that `X_to_proto` wrote is equal to what was written.
+Each pair is exact: what `X_from_proto` reads from the message that `X_to_proto` wrote is equal to what was written, but
+for text that people read in jobs, events and reports, which becomes plain (one line, nothing that steers a terminal).
 """
 
 from fxlib.protocol.batches import (
@@ -19,8 +20,9 @@ from fxlib.protocol.jobs import (
     state_from_proto,
     state_to_proto,
 )
+from fxlib.protocol.plain import plain
 from fxlib.protocol.recipe import RecipeLike, needs_of, recipe_from_proto, recipe_to_proto
-from fxlib.protocol.report import blob_from_proto, blob_to_proto, report_from_proto, report_to_proto
+from fxlib.protocol.report import blob_from_proto, blob_to_proto, check_adoption, report_from_proto, report_to_proto
 from fxlib.protocol.trial import trial_from_proto, trial_to_proto
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
 from fxlib.protocol.workload import EncodedWorkload, blobs_of, workload_from_proto, workload_to_proto
@@ -35,6 +37,7 @@ __all__ = [
     "blob_to_proto",
     "blobs_of",
     "catalogue_to_proto",
+    "check_adoption",
     "contract_from_proto",
     "contract_to_proto",
     "event_from_proto",
@@ -42,6 +45,7 @@ __all__ = [
     "job_from_proto",
     "job_to_proto",
     "needs_of",
+    "plain",
     "recipe_from_proto",
     "recipe_to_proto",
     "report_from_proto",

@@ -8,6 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fxlib.jobs import Event, Failure, Job, State
 from fxlib.protocol.bijection import Bijection
+from fxlib.protocol.plain import finite, plain
 from fxlib.protocol.report import blob_from_proto, report_from_proto, report_to_proto
 from fxlib.v1 import jobs_pb2
 
@@ -62,22 +63,22 @@ def job_to_proto(job: Job) -> jobs_pb2.Job:
 
 
 def job_from_proto(proto: jobs_pb2.Job) -> Job:
-    """Read a job.
+    """Read a job; text in it becomes plain.
 
     Raises:
         WireError: a field of the job or of its result has no meaning.
     """
     has_graph = proto.HasField("result") and proto.result.HasField("graph")
     return Job(
-        id=proto.id,
-        request_id=proto.request_id,
-        name=proto.name,
-        namespace=proto.namespace,
-        labels=dict(proto.labels),
+        id=plain(proto.id),
+        request_id=plain(proto.request_id),
+        name=plain(proto.name),
+        namespace=plain(proto.namespace),
+        labels={plain(key): plain(value) for key, value in proto.labels.items()},
         state=state_from_proto(proto.state),
-        phase=proto.phase,
+        phase=plain(proto.phase),
         attempts=proto.attempts,
-        worker_id=proto.worker_id,
+        worker_id=plain(proto.worker_id),
         created_at=_from_timestamp(proto.created_at) if proto.HasField("created_at") else None,
         started_at=_from_timestamp(proto.started_at) if proto.HasField("started_at") else None,
         finished_at=_from_timestamp(proto.finished_at) if proto.HasField("finished_at") else None,
@@ -102,23 +103,23 @@ def event_to_proto(event: Event) -> jobs_pb2.JobEvent:
 
 
 def event_from_proto(proto: jobs_pb2.JobEvent) -> Event:
-    """Read one line of a job's history.
+    """Read one line of a job's history; text in it becomes plain.
 
     Raises:
-        WireError: the state has no meaning.
+        WireError: the state has no meaning, or the progress is no figure.
     """
     return Event(
         sequence=proto.sequence,
         at=_from_timestamp(proto.at),
         state=_STATES.back(proto.state, "JobEvent.state"),
-        phase=proto.phase,
-        message=proto.message,
-        progress=None if proto.progress < 0 else proto.progress,
+        phase=plain(proto.phase),
+        message=plain(proto.message),
+        progress=None if proto.progress < 0 else finite(proto.progress, "JobEvent.progress"),
     )
 
 
 def _failure(proto: jobs_pb2.JobFailure) -> Failure:
-    return Failure(code=proto.code, message=proto.message)
+    return Failure(code=plain(proto.code), message=plain(proto.message))
 
 
 def _to_timestamp(at: datetime) -> Timestamp:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 from fxlib.errors import WireError
 from fxlib.jobs import Blob
 from fxlib.protocol.bijection import Bijection
+from fxlib.protocol.plain import amount, finite, plain
 from fxlib.reasons import Declined, Reason
 from fxlib.result import Action, CallReport, Decision, Estimate, PassReport, Report, Span, Timeline
 from fxlib.v1 import graph_pb2, jobs_pb2
@@ -14,6 +16,9 @@ from fxlib.v1 import graph_pb2, jobs_pb2
 _DECISIONS = Bijection[Decision, "jobs_pb2.Decision"](
     {"adopt": jobs_pb2.DECISION_ADOPT, "keep_original": jobs_pb2.DECISION_KEEP_ORIGINAL}
 )
+
+_SLACK = 1e-5
+"""How exactly the ends of a gain's interval are computed."""
 
 
 def report_to_proto(report: Report, *, graph: Blob | None = None) -> jobs_pb2.JobResult:
@@ -44,30 +49,43 @@ def report_to_proto(report: Report, *, graph: Blob | None = None) -> jobs_pb2.Jo
 
 
 def report_from_proto(proto: jobs_pb2.JobResult) -> Report:
-    """Read a report.
+    """Read a report; text in it becomes plain.
 
     Raises:
-        WireError: there is no decision, or a call's action is unknown.
+        WireError: there is no decision, a call's action is unknown, or a figure is none.
     """
     return Report(
         decision=_DECISIONS.back(proto.decision, "JobResult.decision"),
         reason=_reason(proto.reason_code),
-        explanation=proto.reason,
-        qps_original=_estimate_from_proto(proto.qps_original) if proto.HasField("qps_original") else None,
-        qps_optimized=_estimate_from_proto(proto.qps_optimized) if proto.HasField("qps_optimized") else None,
-        gain=_estimate_from_proto(proto.gain) if proto.HasField("gain") else None,
+        explanation=plain(proto.reason),
+        qps_original=_rate(proto.qps_original, "qps_original") if proto.HasField("qps_original") else None,
+        qps_optimized=_rate(proto.qps_optimized, "qps_optimized") if proto.HasField("qps_optimized") else None,
+        gain=_gain(proto.gain) if proto.HasField("gain") else None,
         calls=tuple(_call_from_proto(each) for each in proto.calls),
         passes=tuple(_pass_from_proto(each) for each in proto.passes),
-        not_reproduced=tuple(proto.not_reproduced),
-        preserves=proto.preserves,
-        assumptions=tuple(proto.assumptions),
+        not_reproduced=tuple(map(plain, proto.not_reproduced)),
+        preserves=plain(proto.preserves),
+        assumptions=tuple(map(plain, proto.assumptions)),
         timeline_original=_timeline(proto, "timeline_original"),
         timeline_optimized=_timeline(proto, "timeline_optimized"),
         blocks=proto.blocks,
-        phase_seconds=dict(proto.phase_seconds),
-        hardware=proto.hardware,
-        torch_version=proto.torch_version,
+        phase_seconds={
+            plain(name): amount(seconds, "JobResult.phase_seconds") for name, seconds in proto.phase_seconds.items()
+        },
+        hardware=plain(proto.hardware),
+        torch_version=plain(proto.torch_version),
     )
+
+
+def check_adoption(report: Report, min_gain: float) -> None:
+    """Check that a report which says "adopt" shows the gain that was asked for.
+
+    Raises:
+        WireError: there is no gain, or its interval reaches below `min_gain` or is open.
+    """
+    gain = report.gain
+    if report.decision == "adopt" and not (gain and gain.low > min_gain - _SLACK and math.isfinite(gain.high)):
+        raise WireError(f"adopts without a gain above {min_gain:.1%}", where="JobResult.gain")
 
 
 def blob_to_proto(blob: Blob) -> graph_pb2.BlobRef:
@@ -93,8 +111,18 @@ def _estimate_to_proto(estimate: Estimate) -> jobs_pb2.Estimate:
     return jobs_pb2.Estimate(value=estimate.value, low=estimate.low, high=estimate.high)
 
 
-def _estimate_from_proto(proto: jobs_pb2.Estimate) -> Estimate:
-    return Estimate(value=proto.value, low=proto.low, high=proto.high)
+def _rate(proto: jobs_pb2.Estimate, name: str) -> Estimate:
+    low, value, high = (amount(each, f"JobResult.{name}") for each in (proto.low, proto.value, proto.high))
+    return Estimate(value=value, low=low, high=high)
+
+
+def _gain(proto: jobs_pb2.Estimate) -> Estimate:
+    """Read a gain; its interval may be open upwards, where the trial ruled no gain out."""
+    where = "JobResult.gain"
+    low, value = finite(proto.low, where), finite(proto.value, where)
+    if not low <= value <= proto.high:
+        raise WireError(f"{value} is not within {low} to {proto.high}", where=where)
+    return Estimate(value=value, low=low, high=proto.high)
 
 
 def _call_to_proto(call: CallReport) -> jobs_pb2.CallReport:
@@ -115,17 +143,18 @@ def _call_to_proto(call: CallReport) -> jobs_pb2.CallReport:
 
 def _call_from_proto(proto: jobs_pb2.CallReport) -> CallReport:
     reason, detail = _known(proto.reason_code, proto.detail, proto.reason)
+    where = "JobResult.calls"
     return CallReport(
-        node=proto.node,
-        function=proto.function,
-        to=proto.to,
+        node=plain(proto.node),
+        function=plain(proto.function),
+        to=plain(proto.to),
         action=_action(proto.action, proto.node),
         reason=reason,
-        detail=detail,
-        remedy=proto.remedy,
-        source=proto.source,
-        exposed_before_s=proto.exposed_before_s if proto.HasField("exposed_before_s") else None,
-        exposed_after_s=proto.exposed_after_s if proto.HasField("exposed_after_s") else None,
+        detail=plain(detail),
+        remedy=plain(proto.remedy),
+        source=plain(proto.source),
+        exposed_before_s=amount(proto.exposed_before_s, where) if proto.HasField("exposed_before_s") else None,
+        exposed_after_s=amount(proto.exposed_after_s, where) if proto.HasField("exposed_after_s") else None,
     )
 
 
@@ -133,7 +162,7 @@ def _action(text: str, node: str) -> Action:
     for action in get_args(Action):
         if action == text:
             return action
-    raise WireError(f"{text!r} is no action", where=f"JobResult.calls[{node!r}].action")
+    raise WireError(f"{text[:80]!r} is no action", where=f"JobResult.calls[{node[:80]!r}].action")
 
 
 def _pass_to_proto(report: PassReport) -> jobs_pb2.PassReport:
@@ -154,8 +183,9 @@ def _pass_from_proto(proto: jobs_pb2.PassReport) -> PassReport:
     declined = []
     for each in proto.declined:
         reason, detail = _known(each.reason_code, each.detail, each.reason)
-        declined.append(Declined(node=each.node, reason=reason, detail=detail, remedy=each.remedy))
-    return PassReport(name=proto.name, changes=proto.changes, seconds=proto.seconds, declined=tuple(declined))
+        declined.append(Declined(node=plain(each.node), reason=reason, detail=plain(detail), remedy=plain(each.remedy)))
+    seconds = amount(proto.seconds, "JobResult.passes")
+    return PassReport(name=plain(proto.name), changes=proto.changes, seconds=seconds, declined=tuple(declined))
 
 
 def _timeline_to_proto(timeline: Timeline) -> jobs_pb2.Timeline:
@@ -170,7 +200,15 @@ def _timeline(result: jobs_pb2.JobResult, name: str) -> Timeline | None:
     if not result.HasField(name):
         return None
     proto: jobs_pb2.Timeline = getattr(result, name)
+    where = f"JobResult.{name}"
     spans = tuple(
-        Span(kind=each.kind, name=each.name, to=each.to, start_s=each.start_s, end_s=each.end_s) for each in proto.spans
+        Span(
+            kind=plain(each.kind),
+            name=plain(each.name),
+            to=plain(each.to),
+            start_s=finite(each.start_s, where),
+            end_s=finite(each.end_s, where),
+        )
+        for each in proto.spans
     )
-    return Timeline(spans=spans, step_s=proto.step_s)
+    return Timeline(spans=spans, step_s=amount(proto.step_s, where))

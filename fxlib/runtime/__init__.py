@@ -2,7 +2,7 @@
 
 from fxlib.runtime.calls import CallKind, is_call, is_issue, is_wait, kind_of, kinds, register
 from fxlib.runtime.module import CapturedModule
-from fxlib.runtime.ops import create, fetch, issue_call, issue_fetch, remote_call, track_gradient, wait
+from fxlib.runtime.ops import create, fetch, issue_call, issue_fetch, remote_call, start_call, track_gradient, wait
 from fxlib.runtime.record import Recording, exposed_s, record
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "record",
     "register",
     "remote_call",
+    "start_call",
     "track_gradient",
     "wait",
 ]

@@ -26,13 +26,20 @@ class CallKind:
     """One kind of call: `blocking(*args) == wait(issue(*args))`, with the same effects and errors.
 
     `issue` takes the arguments of `blocking`, does not block, and keeps its errors for `wait`, which takes what
-    `issue` returned. Several kinds may share one `wait`. All three are module-level functions.
+    `issue` returned. Several kinds may share one `wait`. `start`, if there is one, is the issue that programs write
+    themselves: it raises at once. All are module-level functions.
     """
 
     name: str
     blocking: Operator
     issue: Operator
     wait: Operator
+    start: Operator | None = None
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """All operators of the kind."""
+        return (self.blocking, self.issue, self.wait, *(() if self.start is None else (self.start,)))
 
 
 _BLOCKING: dict[Operator, CallKind] = {}
@@ -46,14 +53,17 @@ def register(kind: CallKind) -> CallKind:
     Raises:
         ContractError: one of its operators already plays another part.
     """
-    for table, key, others in ((_BLOCKING, kind.blocking, (_ISSUE, _WAIT)), (_ISSUE, kind.issue, (_BLOCKING, _WAIT))):
+    issues = kind.operators[1:2] + kind.operators[3:]
+    tables = [(_BLOCKING, kind.blocking, (_ISSUE, _WAIT)), *((_ISSUE, each, (_BLOCKING, _WAIT)) for each in issues)]
+    for table, key, others in tables:
         if table.get(key, kind) != kind or any(key in other for other in others):
             raise ContractError("the operator already belongs to another kind of call", where=f"{kind.name}: {key!r}")
     if kind.wait in _BLOCKING or kind.wait in _ISSUE:
         raise ContractError("the operator already belongs to another kind of call", where=f"{kind.name}: {kind.wait!r}")
-    _BLOCKING[kind.blocking] = _ISSUE[kind.issue] = kind
+    _BLOCKING[kind.blocking] = kind
+    _ISSUE.update(dict.fromkeys(issues, kind))
     _WAIT.add(kind.wait)
-    for each in (kind.blocking, kind.issue, kind.wait):
+    for each in kind.operators:
         has_side_effect(each)
     return kind
 
@@ -89,7 +99,9 @@ def is_wait(node: Node) -> bool:
     return node.op == "call_function" and node.target in _WAIT
 
 
-REMOTE_CALL = register(CallKind(name="rpc", blocking=ops.remote_call, issue=ops.issue_call, wait=ops.wait))
+REMOTE_CALL = register(
+    CallKind(name="rpc", blocking=ops.remote_call, issue=ops.issue_call, wait=ops.wait, start=ops.start_call)
+)
 FETCH = register(CallKind(name="rref", blocking=ops.fetch, issue=ops.issue_fetch, wait=ops.wait))
 has_side_effect(ops.create)
 has_side_effect(ops.track_gradient)

@@ -16,40 +16,10 @@ from typing_extensions import override
 
 from fxlib.errors import WireError
 from fxlib.runtime import failure, ops
+from fxlib.runtime.conditions import Conditions, parameters_of
 from fxlib.runtime.flight import THREAD, Flight, Tape
 from fxlib.runtime.record import current_recording
-from fxlib.runtime.walk import local_modules
-
-_HOOKS = (
-    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook",
-    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-)  # fmt: skip
-
-
-class Conditions:
-    """What a capture is true of: the training flags of all modules, and grad mode."""
-
-    def __init__(self, module: nn.Module, *, grad_enabled: bool) -> None:
-        """Note the present state of `module` and all that it holds."""
-        self.flags = [(each, each.training) for _, each in local_modules(module)]
-        self.grad_enabled = grad_enabled
-
-    def rebased(self, module: nn.Module) -> Conditions:
-        """Return the same conditions for another root over the same children."""
-        twin = copy.copy(self)
-        twin.flags = [(module, self.flags[0][1]), *self.flags[1:]]
-        return twin
-
-    def broken(self, *, grad_enabled: bool) -> str:
-        """Return which of them does not hold now, in words; empty if all do."""
-        for module, flag in self.flags:
-            if module.training is not flag:
-                return f"the training flag of {type(module).__name__} is {module.training}, and was {flag} at capture"
-        if grad_enabled is not self.grad_enabled:
-            return f"grad mode is {'on' if grad_enabled else 'off'}, and was not at capture"
-        return ""
-
+from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
 
 @dataclass(slots=True)
 class Companions:
@@ -60,6 +30,10 @@ class Companions:
     """The user's own model; None in a trial."""
     tape: Tape = field(default_factory=Tape)
     """What `fxlib.push_gradients` will push."""
+    mirror: Mirror | None = None
+    """What the module has seen of the original's root."""
+    constants: tuple[str, ...] = ()
+    """The attributes of the root that the graph reads."""
 
 
 class CapturedModule(GraphModule):
@@ -89,16 +63,20 @@ class CapturedModule(GraphModule):
         default = type(named).__name__ if isinstance(named, nn.Module) else "CapturedModule"
         super().__init__(root if isinstance(root, nn.Module) else dict(root), graph, class_name or default)
         if isinstance(root, nn.Module):
-            _share_state(root, self)
-        conditions = Conditions(self, grad_enabled=torch.is_grad_enabled())
+            share_state(root, self)
         if isinstance(original, CapturedModule):
             original = original._fxlib.original
         if isinstance(root, CapturedModule):
             self.meta.update(root.meta)
             conditions = root._fxlib.conditions.rebased(self)
             original = original if original is not None else root._fxlib.original
+        else:
+            conditions = Conditions(self, original, grad_enabled=torch.is_grad_enabled())
+        companions = Companions(conditions, original, constants=constants_of(graph))
+        if original is not None:
+            companions.mirror = Mirror(original)
         # Not through `__setattr__`, which looks for modules among the values.
-        self.__dict__["_fxlib"] = Companions(conditions, original)
+        self.__dict__["_fxlib"] = companions
 
     _fxlib: Companions
 
@@ -111,9 +89,12 @@ class CapturedModule(GraphModule):
         """Generate the forward anew, after the graph was edited."""
         code = super().recompile()
         cls: Any = type(self)
-        cls.forward = _guard(cls.forward)
+        inputs = frozenset(str(node.target) for node in self.graph.nodes if node.op == "placeholder")
+        cls.forward = _guard(cls.forward, inputs)
         # GraphModule's own `__call__` prints failures of generated code and cuts their tracebacks off.
         del cls.__call__
+        if (companions := self.__dict__.get("_fxlib")) is not None:
+            companions.constants = constants_of(self.graph)
         return code
 
     @override
@@ -148,13 +129,40 @@ class CapturedModule(GraphModule):
         )
 
     @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        companions = self.__dict__.get("_fxlib")
+        # A draft of a pass has the companions of the module that it was made from.
+        if companions is None or companions.mirror is None or companions.conditions.module is not self:
+            super().__setattr__(name, value)
+            return
+        held = companions.original.__dict__
+        known = name in self.__dict__ or isinstance(getattr(type(self), name, None), property)
+        if name in held and not known:
+            companions.mirror.replace(name, value)
+            return
+        super().__setattr__(name, value)
+        if name in companions.constants or any(name in held[table] for table in ("_parameters", "_buffers", "_modules")):
+            companions.mirror.replace(name, value)
+
+    @override
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self._follow()
+        super()._apply(*args, **kwargs)
+        companions = self._fxlib
+        if companions.original is not None and companions.mirror is not None:
+            lend_state(self, companions.original)
+            companions.mirror.note()
+        return self
+
+    @override
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         original = self._fxlib.original
         if original is None:
             super()._save_to_state_dict(destination, prefix, keep_vars)
         else:
-            _lend_state(self, original)
-            original._save_to_state_dict(destination, prefix, keep_vars)
+            self._follow()
+            with lent(self, original):
+                original._save_to_state_dict(destination, prefix, keep_vars)
 
     @override
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -162,19 +170,28 @@ class CapturedModule(GraphModule):
         if original is None:
             super()._load_from_state_dict(*args, **kwargs)
         else:
-            _lend_state(self, original)
-            original._load_from_state_dict(*args, **kwargs)
-            _lend_state(original, self)
+            self._follow()
+            with lent(self, original):
+                original._load_from_state_dict(*args, **kwargs)
+
+    def _follow(self) -> None:
+        companions = self._fxlib
+        if companions.mirror is not None:
+            companions.mirror.follow(self, companions.constants)
 
 
-def _guard(generated: Callable[..., Any]) -> Callable[..., Any]:
+def _guard(generated: Callable[..., Any], inputs: frozenset[str]) -> Callable[..., Any]:
     code: Any = generated.__code__
+    parameters = parameters_of(generated, inputs)
 
     @functools.wraps(generated)
     def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
         grad_enabled, companions = torch.is_grad_enabled(), self._fxlib
-        if companions.original is not None and (broken := companions.conditions.broken(grad_enabled=grad_enabled)):
-            return _run_original(self, companions.original, broken, args, kwargs)
+        if companions.original is not None:
+            self._follow()
+            conditions = companions.conditions
+            if broken := conditions.broken(grad_enabled=grad_enabled) or conditions.misfit(parameters, args, kwargs):
+                return _run_original(self, companions.original, broken, args, kwargs)
         recording = current_recording()
         run = generated if recording is None else recording.instrument(self, generated)
         outer, flight = THREAD.flight, Flight()
@@ -183,9 +200,10 @@ def _guard(generated: Callable[..., Any]) -> Callable[..., Any]:
             result = run(self, *args, **kwargs)
             if flight.refused:  # a call that could not be issued, and that nobody waited for
                 raise flight.refused[0]
-        except Exception as error:
+        except BaseException as error:
             stop = failure.locate(self, code, error)
-            earlier = failure.earlier_error(self, stop) if stop is not None else None
+            # An interrupt is the program's at once: nothing is waited for.
+            earlier = failure.earlier_error(self, stop) if stop is not None and isinstance(error, Exception) else None
             if stop is not None:
                 failure.leave_modes(stop)
             torch.set_grad_enabled(grad_enabled)
@@ -194,6 +212,8 @@ def _guard(generated: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             THREAD.flight = outer
+        if grad_enabled is not companions.conditions.grad_enabled:  # the graph's blocks end in the mode of its capture
+            torch.set_grad_enabled(grad_enabled)
         if flight.tracked:
             companions.tape.add(flight.tracked)
         return result
@@ -207,28 +227,5 @@ def _run_original(
     if torch.is_grad_enabled() and any(node.target is ops.track_gradient for node in module.graph.nodes):
         module._fxlib.tape.untracked = reason
     original.training = module.training
-    _lend_state(module, original)
-    try:
+    with lent(module, original):
         return original.forward(*args, **kwargs)
-    finally:
-        _lend_state(original, module)
-
-
-def _share_state(root: nn.Module, module: nn.Module) -> None:
-    """Give `module` the state of `root` as `root` has it: same objects, order, persistence, plain tensors and hooks."""
-    for table in ("_parameters", "_buffers", "_modules"):
-        own, theirs = module.__dict__[table], root.__dict__[table]
-        plain = {name: value for name, value in own.items() if name not in theirs and name in root.__dict__}
-        extra = {name: value for name, value in own.items() if name not in theirs and name not in plain}
-        own.clear()
-        own.update({**theirs, **extra})
-        module.__dict__.update(plain)
-    module._non_persistent_buffers_set = set(root._non_persistent_buffers_set)
-    module.__dict__.update({name: copy.copy(root.__dict__[name]) for name in _HOOKS})
-
-
-def _lend_state(source: nn.Module, target: nn.Module) -> None:
-    """Let `target` see the parameters and buffers that `source` holds now: `to()` and others replace the objects."""
-    for table in ("_parameters", "_buffers"):
-        own, theirs = target.__dict__[table], source.__dict__[table]
-        own.update({name: theirs[name] for name in own if name in theirs})

@@ -7,6 +7,7 @@ leaves its errors to the wait. All run in the caller's thread, so in its distrib
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -19,6 +20,7 @@ from fxlib.errors import ContractError
 from fxlib.runtime import functions
 from fxlib.runtime.deadlines import DEADLINES
 from fxlib.runtime.flight import Tracked, current_flight
+from fxlib.runtime.gradients import as_it_is, writable
 
 # `rpc_async` returns a `torch._C.Future`, of which `torch.futures.Future` is a subclass.
 Future: TypeAlias = "torch._C.Future[Any]"
@@ -45,8 +47,26 @@ def remote_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: flo
 
 
 def issue_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Future:
-    """Start `remote_call` with the same arguments and return its future. Never raises: errors are kept for the wait."""
-    return _issue(to, timeout, lambda limit: _start(_rpc_async, to, function, args, kwargs, limit=limit))
+    """Start `remote_call` with the same arguments and return its future. Never raises: errors are kept for the wait.
+
+    A call to this very process is over when its future is returned: it may touch what the forward goes on with, and
+    there is no latency to hide.
+    """
+    future = _issue(to, timeout, lambda limit: _start(_rpc_async, to, function, args, kwargs, limit=limit))
+    if _is_this_process(to):
+        with contextlib.suppress(Exception):  # the wait raises it
+            future.wait()
+    return future
+
+
+def start_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Future:
+    """Start a call that the program itself issues, and return its future: `rpc_async`.
+
+    Raises:
+        ContractError: no function is known by this name.
+        Exception: whatever `rpc_async` raises at once: an unknown worker, arguments that cannot be sent.
+    """
+    return _watched(to, timeout, lambda limit: _start(_rpc_async, to, function, args, kwargs, limit=limit))
 
 
 def fetch(rref: Any, timeout: float | None) -> Any:
@@ -96,7 +116,8 @@ def track_gradient(  # noqa: PLR0917 - as all operators: positional, in the docu
 
     Returns the result as it is when grad mode is off, when it takes no gradient (integers), or when it already belongs
     to an autograd graph (distributed autograd carries that gradient home by itself). `index` is the call's place in
-    program order. The other arguments are those of the call whose result this is.
+    program order. The other arguments are those of the call whose result this is; the tape keeps them as they are now,
+    whatever becomes of the tensors until the push. The result may be written to in place.
 
     Raises:
         ContractError: the result is not one tensor, so that `gradient` cannot be given its gradient.
@@ -114,9 +135,10 @@ def track_gradient(  # noqa: PLR0917 - as all operators: positional, in the docu
     # A detached tensor shares storage and has flags of its own: a server in this process keeps its tensor as it was.
     leaf = result.detach().requires_grad_()
     if (flight := current_flight()) is not None:
-        call = Tracked(leaf=leaf, to=to, gradient=gradient, args=args, kwargs=kwargs, timeout_s=timeout, index=index)
+        sent, named = as_it_is(args), as_it_is(kwargs)
+        call = Tracked(leaf=leaf, to=to, gradient=gradient, args=sent, kwargs=named, timeout_s=timeout, index=index)
         flight.tracked.append(call)
-    return leaf
+    return writable(leaf)
 
 
 def server_name(to: Any) -> str:
@@ -133,6 +155,10 @@ def server_name(to: Any) -> str:
         return str(to)
 
 
+def _is_this_process(to: Any) -> bool:
+    return rpc.api._is_current_rpc_agent_set() and rpc.get_worker_info().name == server_name(to)
+
+
 def _start(start: Starter, to: Any, function: str, args: Args, kwargs: Kwargs, *, limit: float) -> Any:
     if function.startswith("."):
         return rref_proxy._invoke_rpc(to, start, function[1:], limit, *args, **kwargs)
@@ -147,11 +173,15 @@ def _rpc_async(to: Any, function: Any, *, args: Args, kwargs: Kwargs | None = No
 
 def _issue(to: Any, timeout: float | None, start: Callable[[float], Future]) -> Future:
     try:
-        server = server_name(to)
-        future = start(DEADLINES.deadline(server, timeout))
-        DEADLINES.watch(server, timeout, future)
+        return _watched(to, timeout, start)
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the wait
         return _refused(error)
+
+
+def _watched(to: Any, timeout: float | None, start: Callable[[float], Future]) -> Future:
+    server = server_name(to)
+    future = start(DEADLINES.deadline(server, timeout))
+    DEADLINES.watch(server, timeout, future)
     return future
 
 

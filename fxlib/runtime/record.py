@@ -163,7 +163,7 @@ def _targets() -> dict[str, set[Callable[..., Any]]]:
     kinds = calls.kinds()
     return {
         "call": {kind.blocking for kind in kinds},
-        "issue": {kind.issue for kind in kinds},
+        "issue": {each for kind in kinds for each in (kind.issue, kind.start) if each is not None},
         "wait": {kind.wait for kind in kinds},
     }
 
@@ -174,4 +174,4 @@ def _destination(node: Node, args: tuple[Any, ...]) -> str:
     return ""
 
 
-_REMOTE = {ops.remote_call, ops.issue_call, ops.fetch, ops.issue_fetch}
+_REMOTE = {ops.remote_call, ops.issue_call, ops.start_call, ops.fetch, ops.issue_fetch}

@@ -33,6 +33,7 @@ _KINDS: dict[int, frozenset[str]] = {
 _CALLS: dict[str, tuple[int, int | None]] = {
     "fxlib.runtime.remote_call": (5, 1),
     "fxlib.runtime.issue_call": (5, 1),
+    "fxlib.runtime.start_call": (5, 1),
     "fxlib.runtime.create": (5, 1),
     "fxlib.runtime.fetch": (2, None),
     "fxlib.runtime.issue_fetch": (2, None),

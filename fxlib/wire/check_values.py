@@ -12,9 +12,10 @@ from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import Limits
 from fxlib.wire.names import check_label, check_name, check_text
 from fxlib.wire.operators import check_operator
-from fxlib.wire.targets import functions
 
 _STRUCTURE = frozenset({"none", "list", "tuple", "dict", "ordered_dict", "named_tuple"})
+_ASKED_OF_RREFS = frozenset({"is_owner", "owner", "owner_name", "to_here", "wait"})
+"""What the operators of `fxlib.runtime` call on whatever they are given."""
 _PLACES = {"tensor_meta": "tensor_meta", "function": "attribute", "tensor": "attribute", "opaque": "attribute"}
 
 
@@ -29,6 +30,10 @@ class Place:
     """Nodes that it may refer to: those with a lower index."""
     tensors: int = 0
     """Tensors that it may refer to."""
+    functions: Collection[str] = ()
+    """Functions that it may be."""
+    withheld: Collection[int] = ()
+    """Earlier nodes whose values may not be used here: modules and functions."""
 
 
 def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
@@ -39,6 +44,8 @@ def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
     if kind == "node":
         if value.node >= place.nodes:
             raise Fault(f"refers to node {value.node}, which does not come before it")
+        if value.node in place.withheld:
+            raise Fault(f"refers to node {value.node}, a module or function, which may not be used here")
     elif kind in _FREE:
         return
     elif kind is None:
@@ -123,6 +130,11 @@ def _tensor(index: int, place: Place) -> None:
         raise Fault(f"refers to tensor {index}, of {place.tensors}")
 
 
+def _function(name: str, place: Place) -> None:
+    if name not in place.functions:
+        raise Fault(f"function {name[:80]!r} may not stand here")
+
+
 def _named_tuple(value: pb.NamedTuple, place: Place, depth: int) -> None:
     check_label(value.name)
     check_name(value.name.rpartition(".")[2], "class")
@@ -130,8 +142,8 @@ def _named_tuple(value: pb.NamedTuple, place: Place, depth: int) -> None:
         raise Fault("a named tuple has other fields than items, or two of one name")
     for name in value.fields:
         check_name(name, "field")
-        if name.startswith("_"):
-            raise Fault(f"field {name!r} of a named tuple begins with an underscore")
+        if name.startswith("_") or name in _ASKED_OF_RREFS:
+            raise Fault(f"field {name!r} of a named tuple begins with an underscore, or is a method of RRefs")
     depth = _deeper(place, depth)
     for item in value.items:
         check_value(item, place, depth)
@@ -155,7 +167,6 @@ _NAMES: dict[str, Collection[str]] = {
     "layout": constants.LAYOUTS,
     "memory_format": constants.MEMORY_FORMATS,
     "qscheme": constants.QSCHEMES,
-    "function": functions(),
 }
 _PLAIN: dict[str, Callable[[Any, Place], None]] = {
     "text": lambda text, place: check_text(text, place.limits),
@@ -165,6 +176,7 @@ _PLAIN: dict[str, Callable[[Any, Place], None]] = {
     "size": _size,
     "operator": lambda name, _: check_operator(name),
     "tensor": _tensor,
+    "function": _function,
     "opaque": lambda label, _: check_label(label),
 }
 _NESTED: dict[str, Callable[[Any, Place, int], None]] = {

@@ -15,8 +15,18 @@ from fxlib.wire.names import is_dunder
 
 _OWN_STATE = frozenset(vars(nn.Module()))
 """Where nn.Module keeps parameters, children, hooks and flags."""
+_OF_ANY_MODULE = _OWN_STATE | frozenset(dir(nn.Module))
 _HOOKS = tuple(sorted(name for name in _OWN_STATE if name.endswith("hooks")))
 _RNN_CACHES = frozenset({"_flat_weights", "_flat_weight_refs"})
+_CALLS = frozenset({("TransformerEncoderLayer", "activation"), ("TransformerDecoderLayer", "activation")})
+_ACTIVATIONS = frozenset(
+    f"{namespace}.{name}"
+    for namespace in ("torch", "torch.nn.functional")
+    for name in (
+        *("celu", "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish", "relu"),
+        *("relu6", "selu", "sigmoid", "silu", "softplus", "softsign", "tanh"),
+    )
+)
 _RNN_NAMES = ("_flat_weights_names", "_all_weights")
 
 
@@ -50,10 +60,15 @@ def attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
+def functions_of(leaf: str, attribute: str) -> frozenset[str]:
+    """Return the names of the functions that a module of torch.nn may hold in an attribute, to call them."""
+    return _ACTIVATIONS if (leaf, attribute) in _CALLS else frozenset()
+
+
 def may_hold(cls: type[nn.Module], name: str) -> bool:
     """Whether an attribute of this name hides neither a method nor the state that nn.Module itself keeps."""
     found = inspect.getattr_static(cls, name, None)
-    return not (name in _OWN_STATE or is_dunder(name) or callable(found) or hasattr(found, "__get__"))
+    return not (name in _OF_ANY_MODULE or is_dunder(name) or callable(found) or hasattr(found, "__get__"))
 
 
 def may_have_slot(cls: type[nn.Module], name: str) -> bool:
@@ -82,7 +97,7 @@ def finish(module: nn.Module) -> None:
             raise Fault("the names of a recurrent module's weights are not those of its parameters")
         try:
             module._init_flat_weights()
-        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it stumbles over is a fault of the names
             raise Fault(f"the recurrent module does not fit its weights: {error}") from None
 
 

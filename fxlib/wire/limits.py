@@ -13,6 +13,8 @@ class Limits:
     """Serialized graph, without weights."""
     nodes: int = 1_000_000
     """In all bodies together."""
+    steps: int = 10_000_000
+    """Nodes and modules that one forward runs; those of a nested GraphModule count at each call."""
     modules: int = 100_000
     """Paths in the module tree; a module that is shared counts once for each path to it."""
     nesting: int = 32

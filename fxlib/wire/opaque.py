@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from fxlib.errors import OpaqueError
+from fxlib.runtime.attributes import check_data
 
 _NO_IDENTIFIER = re.compile(r"\W")
 
@@ -97,10 +98,20 @@ class OpaqueAttribute:
 
 
 def opaque_tuple(label: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """Return a named tuple class that stands for the client's class `label`. The caller has checked all names."""
-    made: type[tuple[Any, ...]] = namedtuple(label.rpartition(".")[2], fields, module=__name__)  # type: ignore[misc] # noqa: PYI024
-    made.__fxlib_label__ = label  # type: ignore[attr-defined]
-    return made
+    """Return a named tuple class that stands for the client's class `label`. The caller has checked all names.
+
+    Its fields hold data alone: a method that a graph calls may be what the graph's writer put under the name.
+    """
+    plain: Any = namedtuple(label.rpartition(".")[2], fields, module=__name__)  # type: ignore[misc] # noqa: PYI024
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        made = plain.__new__(cls, *args, **kwargs)
+        for field, item in zip(fields, made, strict=True):
+            check_data(item, field)
+        return made
+
+    space = {"__slots__": (), "__new__": new, "__fxlib_label__": label, "__module__": __name__}
+    return type(plain.__name__, (plain,), space)
 
 
 def tuple_label(cls: type) -> str:

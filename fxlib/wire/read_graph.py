@@ -11,6 +11,7 @@ from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 
 from fxlib.contracts import Contract
 from fxlib.errors import WireError
+from fxlib.runtime.attributes import read_attribute
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels
 from fxlib.wire.contracts import read_contract
@@ -19,7 +20,7 @@ from fxlib.wire.hints import read_hint
 from fxlib.wire.opaque import OpaqueFunction
 from fxlib.wire.operators import find_operator
 from fxlib.wire.read_values import ValueReader
-from fxlib.wire.targets import functions, registered
+from fxlib.wire.targets import DATA_ATTRIBUTES, functions, registered
 from fxlib.wire.write_graph import OPCODES
 
 _OPS = {number: name for name, number in OPCODES.items()}
@@ -74,6 +75,8 @@ class GraphReader:
         op = _OPS[message.op]
         if op == "call_method" and not isinstance(target, str):
             op = "call_function"  # on a stand-in, which keeps the method's name to itself
+        elif target is getattr and message.args[1].text not in DATA_ATTRIBUTES:
+            target = read_attribute
         args = tuple([values.read(arg) for arg in message.args])
         kwargs = {each.name: values.read(each.value) for each in message.kwargs}
         hint = read_hint(message.type) if message.HasField("type") else None

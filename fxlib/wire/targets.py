@@ -22,6 +22,7 @@ from torch.overrides import get_overridable_functions
 
 from fxlib.runtime import calls, ops
 from fxlib.runtime import functions as remote_functions
+from fxlib.runtime.attributes import read_attribute
 
 Function = Callable[..., Any]
 
@@ -56,7 +57,7 @@ _FUNCTIONAL_EXTRAS = (
     *("celu_", "elu_", "hardsigmoid", "hardswish", "hardtanh_", "leaky_relu_", "logsigmoid", "relu_", "rrelu_"),
     *("selu_", "sigmoid", "tanh", "threshold", "threshold_", "upsample", "upsample_bilinear", "upsample_nearest"),
 )
-_RUNTIME = ("remote_call", "issue_call", "fetch", "issue_fetch", "create", "wait", "track_gradient")
+_RUNTIME = ("remote_call", "issue_call", "start_call", "fetch", "issue_fetch", "create", "wait", "track_gradient")
 
 METHODS_WITHHELD = frozenset(
     {
@@ -66,6 +67,10 @@ METHODS_WITHHELD = frozenset(
         "untyped_storage",
     }
 )
+DATA_ATTRIBUTES = frozenset(
+    name for name in dir(torch.Tensor) if not name.startswith("_") and not callable(getattr(torch.Tensor, name))
+) - {"grad_fn"}
+"""What `getattr` may read of a tensor as it is; under other names, a decoded graph refuses what can be called."""
 _METHOD_EXTRAS = (
     *("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros", "stride", "unflatten"),
     *("to_padded_tensor", "to_sparse_bsc", "to_sparse_bsr", "to_sparse_coo", "to_sparse_csc", "to_sparse_csr"),
@@ -113,7 +118,7 @@ def function_name(function: object) -> str | None:
 def registered() -> Mapping[str, Function]:
     """Operators of the call kinds that this process registered beyond the library's own, by label."""
     own = {getattr(ops, name) for name in _RUNTIME}
-    found = (each for kind in calls.kinds() for each in (kind.blocking, kind.issue, kind.wait))
+    found = (each for kind in calls.kinds() for each in kind.operators)
     return {f"{each.__module__}.{each.__qualname__}": each for each in found if each not in own}
 
 
@@ -122,7 +127,7 @@ def _names() -> dict[int, str]:
     names: dict[int, str] = {}
     for name, function in functions().items():
         names.setdefault(id(function), name)
-    return names
+    return names | {id(read_attribute): "builtins.getattr"}  # which stands for it in decoded graphs
 
 
 @cache

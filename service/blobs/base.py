@@ -51,6 +51,10 @@ class BlobStore(ABC):
         """Add to an unfinished upload, and return how many bytes it has now."""
 
     @abstractmethod
+    def drop(self, sha256: str) -> None:
+        """Forget an unfinished upload, if there is one."""
+
+    @abstractmethod
     def commit(self, blob: Blob) -> None:
         """Turn an unfinished upload into a blob, durably; the upload is dropped if its bytes are not that blob's.
 

@@ -49,6 +49,10 @@ class FolderBlobStore(BlobStore):
             return file.tell()
 
     @override
+    def drop(self, sha256: str) -> None:
+        (self._partials / sha256).unlink(missing_ok=True)
+
+    @override
     def commit(self, blob: Blob) -> None:
         partial, path = self._partials / blob.sha256, self._path(blob.sha256)
         with _room(), partial.open("ab+") as file:

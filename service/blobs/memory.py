@@ -35,6 +35,10 @@ class MemoryBlobStore(BlobStore):
         return len(partial)
 
     @override
+    def drop(self, sha256: str) -> None:
+        self._partials.pop(sha256, None)
+
+    @override
     def commit(self, blob: Blob) -> None:
         data = bytes(self._partials.pop(blob.sha256, (b"", 0.0))[0])
         if len(data) != blob.size or hashlib.sha256(data).hexdigest() != blob.sha256:

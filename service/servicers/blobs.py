@@ -46,8 +46,7 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
         blob = self._checked(request.blob, "blob")
         if await asyncio.to_thread(self._store.size, blob.sha256) == blob.size:
             return blobs_pb2.QueryWriteResponse(committed_bytes=blob.size, complete=True)
-        kept = await asyncio.to_thread(self._store.partial_size, blob.sha256)
-        return blobs_pb2.QueryWriteResponse(committed_bytes=kept)
+        return blobs_pb2.QueryWriteResponse(committed_bytes=await self._uploads.kept(blob))
 
     @override
     async def Write(

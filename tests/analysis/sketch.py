@@ -59,8 +59,8 @@ class Sketch:
         return CapturedModule(self.root, self.graph)
 
     def _remote(self, name: str, target: Any, args: tuple[Any, ...], to: Any, contract: Contract | None) -> Node:
-        call = (to, f"shop:{name}", args, {}, None)
-        node = self.graph.create_node("call_function", target, call, name=name)
+        arguments: tuple[Any, ...] = (to, f"shop:{name}", args, {}, None)
+        node = self.graph.create_node("call_function", target, arguments, name=name)
         if contract is not None:
             node.meta["contract"] = contract
         return node

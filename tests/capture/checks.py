@@ -42,7 +42,7 @@ def assert_same(actual: Any, expected: Any) -> None:
 def targets(captured: torch.fx.GraphModule) -> list[str]:
     """Names of the runtime operators in the graph, in order."""
     names = [getattr(node.target, "__name__", "") for node in captured.graph.nodes if node.op == "call_function"]
-    wanted = {"remote_call", "issue_call", "wait", "fetch", "create", "track_gradient"}
+    wanted = {"remote_call", "issue_call", "start_call", "wait", "fetch", "create", "track_gradient"}
     return [name for name in names if name in wanted]
 
 

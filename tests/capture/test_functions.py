@@ -36,7 +36,7 @@ def scripted(x: torch.Tensor) -> torch.Tensor:
         (len, "builtins:len"),
         (scripted, f"{__name__}:scripted"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_registered_function_is_found_by_its_name(function: Any, name: str) -> None:
     assert functions.register(function) == name

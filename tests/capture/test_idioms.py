@@ -14,6 +14,7 @@ from torch.distributed.rpc import remote, rpc_async, rpc_sync
 from torch.futures import collect_all, wait_all
 
 import fxlib
+from fxlib import wire
 from fxlib.runtime import create, is_call, is_issue
 from tests.capture import servers
 from tests.capture.checks import same, targets
@@ -247,7 +248,7 @@ def test_remote_results_take_gradients_that_are_pushed_in_program_order() -> Non
 
     assert loss.item() == 100.0
     assert [each.tolist() for each in rpc_sync("ps0", servers.pushed)] == [[10.0, 10.0], [5.0, 5.0]]
-    assert targets(captured) == ["remote_call", "track_gradient", "issue_call", "wait", "track_gradient"]
+    assert targets(captured) == ["remote_call", "track_gradient", "start_call", "wait", "track_gradient"]
 
 
 def test_a_remote_error_is_the_blocking_one() -> None:
@@ -269,3 +270,24 @@ def test_a_remote_module() -> None:
     captured = same(Hybrid(), torch.zeros(4, 2, dtype=torch.long))
 
     assert [node.args[1] for node in captured.graph.nodes if is_call(node) or is_issue(node)] == [".forward"] * 2
+
+
+def issues_what_cannot_be(x: torch.Tensor) -> Any:
+    future = rpc_async("nowhere", servers.lookup, ("a", x))
+    rpc_sync("ps0", servers.push, (x, x))
+    return future.wait()
+
+
+def fails_before(x: torch.Tensor) -> Any:
+    first = rpc_sync("ps1", servers.lookup, ("a", "no rows"))
+    return first + issues_what_cannot_be(x * 2)
+
+
+@pytest.mark.parametrize("forward, error", [(issues_what_cannot_be, RuntimeError), (fails_before, TypeError)])
+def test_an_issue_of_the_programs_own_raises_where_it_stands(forward: Any, error: type[Exception]) -> None:
+    captured = fxlib.capture(forward)
+    decoded = wire.decode(wire.encode(captured).graph, root=captured)
+    for form in (forward, captured, fxlib.optimize(captured), decoded):
+        with pytest.raises(error):
+            form(torch.ones(2))
+        assert not rpc_sync("ps0", servers.pushed)

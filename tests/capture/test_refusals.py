@@ -172,43 +172,6 @@ def test_the_refusal_names_the_place_and_the_way_out(forward: Callable[..., Any]
         assert refusal.value.where == line_of(forward)
 
 
-class Stateful(nn.Module):
-    def __init__(self, how: Callable[[nn.Module, Any], None]) -> None:
-        super().__init__()
-        self.how, self.steps, self.seen, self.cache = how, 0, [1], {"a": 1}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.how(self, x)
-        return x
-
-
-def keep(module: Any, x: Any) -> None:
-    module.last = x
-
-
-def count(module: Any, x: Any) -> None:
-    module.steps += 1
-
-
-def append(module: Any, x: Any) -> None:
-    module.seen.append(x)
-
-
-def cache(module: Any, x: Any) -> None:
-    module.cache["b"] = x
-
-
-@pytest.mark.parametrize("how", [keep, count, append, cache])
-def test_state_that_a_forward_keeps_is_refused_and_undone(how: Callable[[nn.Module, Any], None]) -> None:
-    model = Stateful(how)
-    before = {**model.__dict__, "seen": [1], "cache": {"a": 1}}
-
-    with pytest.raises(CaptureError, match="one step would depend on the last"):
-        fxlib.capture(model)
-
-    assert model.__dict__ == before
-
-
 def test_a_forward_replaced_on_the_instance_is_refused() -> None:
     model: Any = nn.Linear(2, 2)
     model.forward = lambda x: x

@@ -11,6 +11,7 @@ from torch import nn
 from fxlib import recipes
 from fxlib.contracts import PURE, Contract
 from fxlib.reasons import Reason
+from fxlib.runtime import calls
 from tests.analysis.sketch import READ, WRITE, Sketch, names, reason, schedule
 
 
@@ -266,3 +267,39 @@ def test_the_schedule_is_the_same_for_every_hash_seed() -> None:
         for seed in ("1", "2")
     }
     assert len(found) == 1
+
+
+def get(key: str, x: torch.Tensor) -> torch.Tensor:
+    """A blocking client of the user's own."""
+    return x
+
+
+def get_later(key: str, x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def join(future: torch.Tensor) -> torch.Tensor:
+    return future
+
+
+def test_a_users_own_blocking_client_is_scheduled_by_the_same_machinery() -> None:
+    calls.register(calls.CallKind(name="own client", blocking=get, issue=get_later, wait=join))
+    program = Sketch("x", "ids")
+    x, ids = program.inputs
+    dense = program.work("dense", torch.sin, x)
+    found = program.work("found", get, "key", ids)
+    found.meta["contract"] = READ
+    module = program.returns(dense, found)
+    assert schedule(module) == ["found_issue", "dense", "found"]
+
+
+def test_what_a_users_own_client_names_first_is_no_server() -> None:
+    calls.register(calls.CallKind(name="own client", blocking=get, issue=get_later, wait=join))
+    program = Sketch("x", "ids")
+    x, ids = program.inputs
+    written = program.work("written", get, "one", ids)
+    read = program.work("read", get, "other", ids)
+    written.meta["contract"], read.meta["contract"] = WRITE, READ
+    assert schedule(program.returns(written, read, program.work("dense", torch.sin, x))) == [
+        *("written", "read_issue", "dense", "read")
+    ]

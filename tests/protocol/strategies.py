@@ -19,6 +19,7 @@ word = st.sampled_from(["a", "bc", "def_0", "weight", "x1"])
 function = st.sampled_from(["ps:push", "my.ps:Table.lookup", "a.b.c:d"])
 number = st.floats(allow_nan=False)
 amount = st.floats(0, 1e9)
+line = st.text("ab ×", max_size=4)
 size = st.integers(0, 2**31 - 1)
 
 immediate: st.SearchStrategy[Any] = st.recursive(
@@ -111,71 +112,74 @@ trials = st.builds(
 )
 
 reasons = st.sampled_from(Reason)
-estimates = st.builds(Estimate, value=number, low=number, high=number)
-spans = st.builds(Span, kind=word, name=text, to=text, start_s=amount, end_s=amount)
+estimates = st.builds(Estimate, value=amount, low=amount, high=amount)
+gains = st.lists(st.floats(-1, 1e9), min_size=3, max_size=3).map(
+    lambda ends: Estimate(**dict(zip(("low", "value", "high"), sorted(ends), strict=True)))
+)
+spans = st.builds(Span, kind=word, name=line, to=line, start_s=amount, end_s=amount)
 timelines = st.builds(Timeline, spans=st.lists(spans, max_size=3).map(tuple), step_s=amount)
 calls = st.builds(
     CallReport,
     node=word,
     function=function,
-    to=text,
+    to=line,
     action=st.sampled_from(["moved", "merged", "left_alone"]),
     reason=reasons,
-    detail=text,
-    remedy=text,
-    source=text,
+    detail=line,
+    remedy=line,
+    source=line,
     exposed_before_s=st.none() | amount,
     exposed_after_s=st.none() | amount,
 )
-declined = st.builds(Declined, node=word, reason=reasons, detail=text, remedy=text)
+declined = st.builds(Declined, node=word, reason=reasons, detail=line, remedy=line)
 passes = st.builds(
     PassReport, name=word, changes=size, seconds=amount, declined=st.lists(declined, max_size=2).map(tuple)
 )
-texts = st.lists(text, max_size=2).map(tuple)
+lines = st.lists(line, max_size=2).map(tuple)
 reports = st.builds(
     Report,
     decision=st.sampled_from(["adopt", "keep_original"]),
     reason=st.none() | reasons,
-    explanation=text,
+    explanation=line,
     qps_original=st.none() | estimates,
     qps_optimized=st.none() | estimates,
-    gain=st.none() | estimates,
+    gain=st.none() | gains,
     calls=st.lists(calls, max_size=3).map(tuple),
     passes=st.lists(passes, max_size=3).map(tuple),
-    not_reproduced=texts,
+    not_reproduced=lines,
     preserves=st.sampled_from(["bitwise", "tolerance", "lossy"]),
-    assumptions=texts,
+    assumptions=lines,
     timeline_original=st.none() | timelines,
     timeline_optimized=st.none() | timelines,
     blocks=size,
     phase_seconds=st.dictionaries(word, amount, max_size=3),
-    hardware=text,
-    torch_version=text,
+    hardware=line,
+    torch_version=line,
 )
 
 blobs = st.builds(Blob, sha256=st.from_regex(r"[0-9a-f]{64}", fullmatch=True), size=size)
 times = st.datetimes(datetime(1970, 1, 2), datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001 - bounds
 states = st.sampled_from(["queued", "running", "succeeded", "failed", "cancelled"])
 events = st.builds(
-    Event, sequence=size, at=times, state=states, phase=text, message=text, progress=st.none() | st.floats(0, 1)
+    Event, sequence=size, at=times, state=states, phase=line, message=line, progress=st.none() | st.floats(0, 1)
 )
 jobs = st.builds(
     lambda job, report, graph: Job(**{**job, "report": report, "graph": graph if report else None}),
     st.fixed_dictionaries(
         {
             "id": word,
-            "request_id": text,
-            "name": text,
-            "namespace": text,
-            "labels": st.dictionaries(text, text, max_size=2),
+            "request_id": line,
+            "name": line,
+            "namespace": line,
+            "labels": st.dictionaries(line, line, max_size=2),
             "state": states,
-            "phase": text,
+            "phase": line,
             "attempts": size,
-            "worker_id": text,
+            "worker_id": line,
             "created_at": st.none() | times,
             "started_at": st.none() | times,
             "finished_at": st.none() | times,
-            "failure": st.none() | st.builds(Failure, code=word, message=text),
+            "failure": st.none() | st.builds(Failure, code=word, message=line),
             "cached": st.booleans(),
             "last_sequence": size,
         }

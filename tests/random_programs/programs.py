@@ -1,4 +1,4 @@
-"""Random programs: graphs that mix remote calls with aliases, writes in place, random numbers, shared weights, failures."""
+"""Random programs: graphs that mix remote calls with aliases, writes in place, random numbers and failures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import operator
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
@@ -43,13 +42,36 @@ def opaque(x: torch.Tensor) -> torch.Tensor:
     return x + NOISE
 
 
+SECOND_INPUTS = ("own", "view of the first", "the buffer")
+
+
 @dataclass(kw_only=True)
 class Program:
     """A module to run, and what to run it on."""
 
     module: CapturedModule
-    second_input: Literal["own", "view of the first", "the buffer"]
+    second_input: str
+    """One of `SECOND_INPUTS`."""
     seed: int
+
+
+def differentiable_program(seed: int, *, length: int = 14) -> Program:
+    """Make a program for distributed autograd: gradients flow to the servers, and it returns all its values.
+
+    Distributed autograd waits forever for the gradient of a result that nobody uses. No gradient flows back from the
+    servers: it would be added to others in whatever order it comes.
+    """
+    writer = _Writer(random.Random(seed), smooth=True)
+    writer.reads, writer.tracks, writer.unsafe = servers.DIFFERENTIABLE, False, {}
+    writer.returns_all = writer.sends_detached = True
+    for _ in range(length):
+        writer.step()
+    return Program(module=CapturedModule(_root(seed), writer.finish()), second_input="own", seed=seed)
+
+
+def _root(seed: int) -> Root:
+    torch.manual_seed(seed)
+    return Root()
 
 
 def random_program(seed: int, *, length: int = 18) -> Program:
@@ -59,9 +81,8 @@ def random_program(seed: int, *, length: int = 18) -> Program:
     writer = _Writer(rng, smooth=smooth)
     for _ in range(length * 2 if smooth else length):
         writer.step()
-    torch.manual_seed(seed)
-    module = CapturedModule(Root(), writer.finish())
-    second = rng.choices(("own", "view of the first", "the buffer"), (8, 2, 2))[0]
+    module = CapturedModule(_root(seed), writer.finish())
+    second = rng.choices(SECOND_INPUTS, (8, 2, 2))[0]
     return Program(module=module, second_input=second, seed=seed)
 
 
@@ -80,6 +101,10 @@ class _Writer:
         self.in_flight: list[Node] = []
         self.required: list[Node] = []
         self.calls = 0
+        self.reads: tuple[Callable[..., object], ...] = servers.READS
+        self.tracks = True
+        self.returns_all = False
+        self.sends_detached = False
         self.views = 4 if smooth else 5  # without `detach`
         self.weights: dict[Callable[[], None], int] = {
             self.unary: 14, self.binary: 14, self.view: 9, self.linear: 7, self.use_weight: 6, self.random_op: 6,
@@ -107,8 +132,8 @@ class _Writer:
         """Wait for what is in flight, and return some values."""
         while self.in_flight:
             self.values.append(self.graph.call_function(ops.wait, (self.in_flight.pop(0),)))
-        many = 10 if self.smooth else 4
-        self.graph.output((*self.required, *self.rng.sample(self.values, min(many, len(self.values)))))
+        many = len(self.values) if self.returns_all else min(10 if self.smooth else 4, len(self.values))
+        self.graph.output((*self.required, *self.rng.sample(self.values, many)))
         return self.graph
 
     def pick(self) -> Node:
@@ -174,7 +199,7 @@ class _Writer:
         self.values.append(self.graph.call_method("add_", (self.graph.get_attr("buffer"), 0.125)))
 
     def read(self) -> None:
-        self.call(ops.remote_call, self.rng.choice(servers.READS))
+        self.call(ops.remote_call, self.rng.choice(self.reads))
 
     def write(self) -> None:
         self.call(ops.remote_call, self.rng.choice(servers.WRITES))
@@ -188,11 +213,11 @@ class _Writer:
             self.required.append(self.values[-1])  # unused work is taken not to raise
 
     def issue(self) -> None:
-        self.call(ops.issue_call, self.rng.choice(servers.READS))
+        self.call(ops.issue_call, self.rng.choice(self.reads))
 
     def call(self, form: Callable[..., object], function: Callable[..., object]) -> None:
         to = self.rng.choice((*servers.SERVERS, *servers.SERVERS, self.to))
-        args, name = (self.pick(),), functions.name_of(function)
+        args, name = (self.const() if self.sends_detached else self.pick(),), functions.name_of(function)
         call = self.graph.call_function(form, (to, name, args, {}, None))
         if (contract := contract_of(function)) is not None:
             call.meta["contract"] = contract
@@ -201,7 +226,7 @@ class _Writer:
             self.in_flight.append(call)
             return
         self.values.append(call)
-        if contract is not None and contract.gradient is not None and self.rng.random() < 0.7:
+        if self.tracks and contract is not None and contract.gradient is not None and self.rng.random() < 0.7:
             self.emit(ops.track_gradient, call, to, contract.gradient, args, {}, None, self.calls)
 
     def opaque(self) -> None:

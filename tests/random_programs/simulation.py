@@ -1,4 +1,4 @@
-"""Parameter servers without a network: calls in flight run whenever an adversary pleases, with arguments as they then are.
+"""Parameter servers without a network: calls in flight run when an adversary pleases, on arguments as they then are.
 
 It stands in for `torch.distributed.rpc`. A call in flight has not copied its arguments, runs at any moment before its
 wait returns, and passes others on the way: whatever real timing can do, one of the adversary's seeds does, without
@@ -8,6 +8,7 @@ threads and without waiting.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 import fxlib
@@ -26,8 +28,36 @@ State = dict[str, torch.Tensor]
 _WORLD: list[World] = []
 
 
+_OWN: State = {}
+"""The state of this very process, where it is a real server."""
+
+
+def first_state(server: str) -> State:
+    place = SERVERS.index(server)
+    return {"table": torch.full((2, 4), 0.3 + place), "count": torch.full((2, 4), 0.7 - place)}
+
+
+def reset(server: str) -> None:
+    """Put a real server's state back to the first one."""
+    _OWN.update({name: tensor.requires_grad_() for name, tensor in first_state(server).items()})
+
+
+def own_state() -> State:
+    """Return a real server's state."""
+    return {name: tensor.detach() for name, tensor in _OWN.items()}
+
+
+def own_gradients(context: int) -> State:
+    """Return the gradients that a context of distributed autograd has brought to a real server."""
+    found = dist_autograd.get_gradients(context)
+    return {name: found[tensor] for name, tensor in _OWN.items() if tensor in found}
+
+
 def _state() -> State:
-    return _WORLD[-1].serving
+    if _WORLD:
+        return _WORLD[-1].serving
+    time.sleep(random.choice((0.0, 0.001, 0.003)))  # a real server: calls pass one another here
+    return _OWN
 
 
 @fxlib.remote(reads="table", gradient="tests.random_programs.simulation:push")
@@ -80,6 +110,18 @@ def failing_write(x: torch.Tensor) -> torch.Tensor:
     raise ValueError(f"refused {float(x.detach().sum()):.6f}")
 
 
+@fxlib.remote(reads="table")
+def differentiable(x: torch.Tensor) -> torch.Tensor:
+    return _state()["table"] * 0.5 + x.sin() * 0.25
+
+
+@fxlib.remote(reads=["table", "count"])
+def differentiable_product(x: torch.Tensor) -> torch.Tensor:
+    state = _state()
+    return state["table"] * state["count"] * x.cos()
+
+
+DIFFERENTIABLE = (differentiable, differentiable_product)
 READS = (lookup, count, both, pure)
 WRITES = (push, add, unknown)
 FAILING = (failing_read, failing_write)
@@ -133,10 +175,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self._adversary = random.Random(seed)
         self._flying: list[Flying] = []
-        self.states = {
-            name: {"table": torch.full((2, 4), 0.3 + place), "count": torch.full((2, 4), 0.7 - place)}
-            for place, name in enumerate(SERVERS)
-        }
+        self.states = {name: first_state(name) for name in SERVERS}
         self.serving: State = {}
 
     def rpc_async(
@@ -175,9 +214,10 @@ def simulated(seed: int) -> Iterator[World]:
     """Let `torch.distributed.rpc` reach a fresh simulated world."""
     world = World(seed)
     _WORLD.append(world)
-    names = {"rpc_async": world.rpc_async, "rpc_sync": world.rpc_sync, "get_rpc_timeout": lambda: 60.0}
     try:
-        with mock.patch.multiple(rpc, **names):
+        with mock.patch.multiple(
+            rpc, rpc_async=world.rpc_async, rpc_sync=world.rpc_sync, get_rpc_timeout=mock.Mock(return_value=60.0)
+        ):
             yield world
             world.drain()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from unittest import mock
@@ -14,9 +15,11 @@ from fxlib import recipes
 from fxlib.analysis import aliases, dependencies
 from fxlib.analysis.behaviour import Part
 from fxlib.analysis.dependencies import Dependencies, Why
+from fxlib.analysis.effects import NodeEffects
 from fxlib.errors import PassError
 from tests.random_programs.programs import random_program
 from tests.random_programs.running import differences, outcome
+from tests.random_programs.simulation import simulated
 
 ADVERSARIES = range(3)
 
@@ -25,9 +28,9 @@ def check(seed: int) -> int:
     """Compare one program with its schedule under several adversaries; return how many of its calls moved."""
     program = random_program(seed)
     rewrite = recipes.apply(program.module)
-    expected = outcome(program, program.module, adversary=7)
+    expected = outcome(program, program.module, simulated(7))
     for adversary in ADVERSARIES:
-        found = differences(expected, outcome(program, rewrite.module, adversary=adversary))
+        found = differences(expected, outcome(program, rewrite.module, simulated(adversary)))
         assert not found, f"seed {seed}, adversary {adversary}: {found}\n{program.module.code}\n{rewrite.module.code}"
     return sum(call.action == "moved" for call in rewrite.calls)
 
@@ -52,7 +55,7 @@ def test_random_programs_mean_the_same_whatever_the_adversary() -> None:
     """Else a difference would say nothing about the schedule."""
     for seed in range(60):
         program = random_program(seed)
-        assert not differences(*(outcome(program, program.module, adversary=adversary) for adversary in (1, 2)))
+        assert not differences(*(outcome(program, program.module, simulated(adversary)) for adversary in (1, 2)))
 
 
 def _without(why: Why) -> AbstractContextManager[object]:
@@ -63,13 +66,13 @@ def _without(why: Why) -> AbstractContextManager[object]:
 
 
 def _without_aliases() -> AbstractContextManager[object]:
-    return mock.patch.object(aliases.Aliases, "_join_all", lambda *_: None)
+    return mock.patch.object(aliases.Aliases, "_join_all", return_value=None)
 
 
 def _order_by_issue_alone() -> AbstractContextManager[object]:
     touch = dependencies._Builder._touch
 
-    def skip_waits(self: dependencies._Builder, place: int, does: dependencies.NodeEffects, own: list[int]) -> None:
+    def skip_waits(self: dependencies._Builder, place: int, does: NodeEffects, own: list[int]) -> None:
         if does.part is not Part.WAIT:
             touch(self, place, does, own)
 
@@ -77,7 +80,7 @@ def _order_by_issue_alone() -> AbstractContextManager[object]:
 
 
 PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    **{f"no {why.name} edges": (lambda why=why: _without(why)) for why in Why if why is not Why.DATA},
+    **{f"no {why.name} edges": functools.partial(_without, why) for why in Why if why is not Why.DATA},
     "no aliases": _without_aliases,
     "a call is over once it is issued": _order_by_issue_alone,
 }

@@ -11,7 +11,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from fxlib.errors import ContractError
-from fxlib.runtime import create, fetch, issue_call, issue_fetch, remote_call, track_gradient, wait
+from fxlib.runtime import create, fetch, issue_call, issue_fetch, remote_call, start_call, track_gradient, wait
 from fxlib.runtime.deadlines import DEADLINES
 from tests.runtime import remote_functions
 from tests.runtime.remote_functions import NAME
@@ -71,6 +71,16 @@ def test_issuing_never_raises_outside_of_a_forward_either() -> None:
     future = issue_call("nobody", f"{NAME}:add", (X,), {}, None)
     with pytest.raises(RuntimeError, match="nobody"):
         wait(future)
+
+
+def test_what_the_program_issues_itself_raises_at_once() -> None:
+    with pytest.raises(RuntimeError, match="nobody"):
+        start_call("nobody", f"{NAME}:add", (X,), {}, None)
+    with pytest.raises(ContractError, match="remote_functions:nothing"):
+        start_call("ps0", f"{NAME}:nothing", (), {}, None)
+    assert torch.equal(
+        wait(start_call("ps0", f"{NAME}:add", (X,), {}, None)), remote_call("ps0", f"{NAME}:add", (X,), {}, None)
+    )
 
 
 def test_an_unknown_function_is_named() -> None:

@@ -98,6 +98,42 @@ async def test_more_bytes_than_announced_are_refused() -> None:
         assert (await refusal(core, more)).code is Code.BLOB_CORRUPT
 
 
+async def test_a_blob_announced_too_large_by_another_is_still_taken() -> None:
+    async with make_service() as core:
+        larger = blobs_pb2.WriteRequest(blob=ref(DATA), data=bytes(2 * len(DATA)))
+        larger.blob.size = 10 * len(DATA)
+        await write(core, [larger])
+        assert await kept(core) == (0, False)
+        assert await write(core, chunks()) == len(DATA)
+        assert await read(core) == DATA
+
+
+async def test_what_was_sent_beyond_the_announced_size_is_not_kept() -> None:
+    async with make_service() as core:
+        await refusal(core, [*chunks(stop=5000), blobs_pb2.WriteRequest(offset=5000, data=bytes(len(DATA)))])
+        assert await kept(core) == (0, False)
+
+
+async def again_and_again(message: blobs_pb2.WriteRequest) -> AsyncIterator[blobs_pb2.WriteRequest]:
+    yield chunks()[0]
+    while True:
+        await asyncio.sleep(0.01)
+        yield message
+
+
+@pytest.mark.parametrize("data", [b"", DATA[:1000], DATA[:999]])
+async def test_who_sends_nothing_new_loses_the_turn(data: bytes) -> None:
+    async with make_service(limits=Limits(upload_idle_s=0.2)) as core:
+        squatter = core.blobs.Write(again_and_again(blobs_pb2.WriteRequest(data=data, offset=0)), None)
+        task = asyncio.ensure_future(squatter)
+        await asyncio.sleep(0.02)
+        async with asyncio.timeout(5):
+            assert await write(core, chunks()) == len(DATA)
+        with pytest.raises(ServiceError) as caught:
+            await task
+        assert caught.value.code is Code.UPLOAD_STALLED
+
+
 async def test_writers_of_one_blob_take_turns_and_all_succeed() -> None:
     async with make_service() as core:
         written = await asyncio.gather(*(write(core, chunks()) for _ in range(10)))

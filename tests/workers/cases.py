@@ -80,7 +80,7 @@ def request(
         graph=blob_ref(graph),
         workload=encoded.message,
         recipe=recipe_to_proto(recipe),
-        trial=trial_to_proto(options or fxlib.TrialOptions(budget_s=20)),
+        trial=trial_to_proto(options or fxlib.TrialOptions(budget_s=40)),
     )
     folder = JobFolder(path)
     folder.fill(message, graph, encoded.blobs)

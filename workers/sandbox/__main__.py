@@ -44,7 +44,7 @@ def rewrite(folder: JobFolder) -> None:
         FxlibError: the graph, the recipe or the workload are not valid, or a pass broke its promise.
     """
     start, workload, request = time.monotonic(), folder.workload(), folder.request()
-    original = wire.decode(wire.parse(folder.original.read_bytes()), seed=workload.seed)
+    original = wire.decode(wire.parse(folder.original.read_bytes()), blobs=folder.blobs(), seed=workload.seed)
     recipe = recipe_from_proto(request.recipe)
     done = recipes.apply(original, recipe, contracts=workload.contracts, assume=workload.assume)
     if done.changed:

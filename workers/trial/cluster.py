@@ -14,6 +14,8 @@ import ray
 from workers.config import TrialSettings
 
 _OBJECT_STORE_BYTES: Final = 256 << 20
+_MOST_CPUS: Final = 8
+"""Ray starts an idle process for each CPU that it is told of; a trial asks for hundredths of one."""
 
 
 @contextmanager
@@ -30,6 +32,7 @@ def connected(settings: TrialSettings, folder: Path) -> Iterator[None]:
     else:
         ray.init(
             address="local",
+            num_cpus=min(os.cpu_count() or 1, _MOST_CPUS),
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.WARNING,

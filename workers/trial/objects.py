@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,9 @@ def needs_of(modules: Iterable[GraphModule], workload: Workload) -> Needs:
     """Return what the graphs need that is not in them or in the workload."""
     opaque: set[str] = set()
     functions: dict[str, set[str]] = {}
-    for module in modules:
-        for node in module.graph.nodes:
-            opaque.update(_opaque(module, node, workload))
+    for path, body in (found for module in modules for found in _bodies(module)):
+        for node in body.graph.nodes:
+            opaque.update(_opaque(body, node, () if path else workload.rrefs))
             for server, function in _functions(node):
                 functions.setdefault(server, set()).add(function)
     return Needs(
@@ -68,13 +68,18 @@ def bind(module: GraphModule, rrefs: RRefs) -> Bound:
     return Bound(module, {name: rref for name, rref in rrefs.items() if name not in attributes})
 
 
-def _opaque(module: GraphModule, node: Node, workload: Workload) -> Iterator[str]:
+def _bodies(module: nn.Module) -> Iterator[tuple[str, GraphModule]]:
+    """Yield the GraphModules in a module tree, with their paths: each has code of its own."""
+    return ((path, each) for path, each in module.named_modules() if isinstance(each, GraphModule))
+
+
+def _opaque(module: GraphModule, node: Node, rrefs: Container[str]) -> Iterator[str]:
     target = node.target
     if isinstance(target, OpaqueFunction):
         yield f"function {target.slot!r}"
     elif node.op == "call_module" and isinstance(called := module.get_submodule(str(target)), OpaqueModule):
         yield f"module {target!r} of class {called.label}"
-    elif node.op == "get_attr" and target not in workload.rrefs and _is_opaque(module, str(target)):
+    elif node.op == "get_attr" and target not in rrefs and _is_opaque(module, str(target)):
         yield f"attribute {target!r} (an RRef? then name its owner and class in Workload.rrefs)"
 
 

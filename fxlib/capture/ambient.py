@@ -1,0 +1,58 @@
+"""The world around a forward: what it asks of it, or changes in it, while it is traced."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fxlib.capture import source
+from fxlib.errors import CaptureError
+
+
+@contextmanager
+def generators_unused(forward: object) -> Iterator[None]:
+    """Refuse a block that draws from the random generators of Python or NumPy: each run would see the same numbers.
+
+    What was drawn is given back, unless other threads run, which may have drawn as well.
+
+    Raises:
+        CaptureError: a generator was drawn from.
+    """
+    before = [(name, read(), put) for name, read, put in _generators()]
+    drawn = ""
+    try:
+        yield
+    finally:
+        for (name, state, put), (_, read, _) in zip(before, _generators(), strict=True):
+            if not _same(state, read()):
+                drawn = name
+                if threading.active_count() == 1:
+                    put(state)
+    if drawn:
+        raise CaptureError(
+            f"{drawn} was drawn from while the forward was traced, and a graph would see the same numbers at every run",
+            where=source.of_definition(forward),
+            hint="Draw with torch (torch.rand), or before the forward. If another thread drew, capture before it starts.",
+        )
+
+
+def _generators() -> list[tuple[str, Callable[[], Any], Callable[[Any], None]]]:
+    found: list[tuple[str, Callable[[], Any], Callable[[Any], None]]] = [
+        ("Python's random generator", random.getstate, random.setstate)
+    ]
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        found.append(("NumPy's random generator", numpy_random.get_state, numpy_random.set_state))
+    return found
+
+
+def _same(state: Any, other: Any) -> bool:
+    return all(map(_same_part, state, other))
+
+
+def _same_part(part: Any, other: Any) -> bool:
+    equal = part == other
+    return equal if isinstance(equal, bool) else bool(equal.all())

@@ -1,0 +1,89 @@
+"""What a traced value surely is, for `isinstance(x, torch.Tensor)` in the program: only a run knows the rest."""
+
+from __future__ import annotations
+
+import functools
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import rpc
+from torch.fx import Node
+from torch.nn.modules.rnn import RNNBase
+
+from fxlib.capture import source
+from fxlib.capture.metadata import attribute_of
+
+_ASKING_FOR_OTHERS = ("<frozen abc>", "functools.py")  # abstract base classes, and single dispatch
+_SEVERAL = (RNNBase, nn.MultiheadAttention, nn.AdaptiveLogSoftmaxWithLoss, nn.ModuleList, nn.ModuleDict)
+_CASTS = frozenset(
+    {"bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "short"}
+    | {"cpu", "cuda", "reshape_as", "type_as"}
+)
+_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
+_ARITHMETIC = frozenset(
+    {"abs", "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "inv", "invert", "le", "lt", "matmul", "mod"}
+    | {"mul", "ne", "neg", "or_", "pos", "pow", "sub", "truediv", "xor"}
+)
+
+
+def asked_by_the_program(frame: FrameType | None) -> bool:
+    """Whether the frame that asks for a class is the user's own, or Python's on its behalf."""
+    while frame is not None and frame.f_code.co_filename.endswith(_ASKING_FOR_OTHERS):
+        frame = frame.f_back
+    return frame is not None and source.is_users(frame.f_code)
+
+
+def class_of(node: Node, root: nn.Module) -> type | None:
+    """Return the class that the node's value surely has; None if only a run knows."""
+    if node.op == "placeholder":
+        # Whoever passes other things fixes them with concrete_args=, or says so in the annotation.
+        plain = node.type is None or node.type in (torch.Tensor, torch.Tensor | None, "torch.Tensor", "Tensor")
+        return torch.Tensor if plain else _plain_class(node.type)
+    if node.op == "get_attr":
+        return type(attribute_of(root, str(node.target)))
+    return torch.Tensor if _is_tensor(node, root) else None
+
+
+def _plain_class(annotation: object) -> type | None:
+    return annotation if isinstance(annotation, type) and annotation in (int, float, bool, str, rpc.RRef) else None
+
+
+def _is_tensor(node: Node, root: nn.Module) -> bool:
+    target: Any = node.target
+    if node.op == "call_module":
+        return _module_makes_a_tensor(root.get_submodule(target), node, root)
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if target is getattr:
+        return node.args[1] in _ATTRIBUTES and _given_tensor(node, root)
+    if node.op == "call_method":
+        return _given_tensor(node, root) and (name in _CASTS or _makes_one_tensor(name))
+    if getattr(target, "__module__", "") == "_operator":
+        made_in_place = name.removeprefix("i") in _ARITHMETIC
+        return (name in _ARITHMETIC or made_in_place) and _given_tensor(node, root)
+    is_torchs = name in torch.__dict__ or name in nn.functional.__dict__
+    return is_torchs and not node.kwargs.get("return_indices") and _makes_one_tensor(name)
+
+
+def _given_tensor(node: Node, root: nn.Module) -> bool:
+    values = [value for value in node.args if isinstance(value, Node)]
+    relevant = values if getattr(node.target, "__name__", "") != "getitem" else values[:1]
+    return any(issubclass(class_of(value, root) or object, torch.Tensor) for value in relevant)
+
+
+def _module_makes_a_tensor(module: nn.Module, node: Node, root: nn.Module) -> bool:
+    if isinstance(module, (nn.Identity, nn.Sequential)):
+        return isinstance(module, nn.Identity) and _given_tensor(node, root)
+    is_own = type(module).__module__.startswith("torch.nn.modules.")
+    return is_own and not isinstance(module, _SEVERAL) and not getattr(module, "return_indices", False)
+
+
+@functools.cache
+def _makes_one_tensor(name: str) -> bool:
+    """Ask torch's own schemas."""
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return False
+    returns = [getattr(packet, each)._schema.returns for each in packet.overloads()]
+    return all(len(each) == 1 and each[0].type.isSubtypeOf(torch._C.TensorType.get()) for each in returns)

@@ -1,0 +1,170 @@
+"""What is believed of operators, against what they do."""
+
+from __future__ import annotations
+
+import operator
+import sys
+import types
+import unittest
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import Graph
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from fxlib.analysis.catalogue import Operator, facts_of
+from fxlib.analysis.modules import module_operator
+from fxlib.analysis.operators import operator_of, written_arguments
+
+
+def facts(target: Any, *args: Any, **kwargs: Any) -> Operator | None:
+    """Facts of one call; strings among the arguments stand for tensors."""
+    graph = Graph()
+    op = "call_method" if isinstance(target, str) else "call_function"
+    values = [graph.placeholder(each) if isinstance(each, str) else each for each in args]
+    named = {name: graph.placeholder(each) if isinstance(each, str) else each for name, each in kwargs.items()}
+    return operator_of(graph.create_node(op, target, tuple(values), named))
+
+
+@pytest.mark.parametrize(
+    "target", [torch.add, F.linear, torch.cat, F.relu, operator.add, F.layer_norm, torch.matmul, "sum", F.max_pool2d]
+)
+def test_work_that_makes_memory_of_its_own_shares_none(target: Any) -> None:
+    found = facts(target, "x")
+    assert found is not None
+    assert (found.shares, found.writes, found.random) == (False, frozenset(), False)
+
+
+@pytest.mark.parametrize("target", [operator.getitem, torch.einsum, torch.reshape, F.dropout, "view", "to", "chunk"])
+def test_what_may_be_a_view_shares_memory(target: Any) -> None:
+    found = facts(target, "x", 0)
+    assert found is not None
+    assert found.shares
+
+
+@pytest.mark.parametrize(
+    "target, args, kwargs, written",
+    [
+        ("add_", ("x", 1), {}, ["x"]),
+        (operator.setitem, ("x", 0, "y"), {}, ["x"]),
+        (operator.imul, ("x", 2), {}, ["x"]),
+        (F.relu, ("x",), {"inplace": True}, ["x"]),
+        (F.relu, ("x", True), {}, ["x"]),
+        (F.relu, ("x", False), {}, []),
+        (torch.add, ("x", "y"), {"out": "z"}, ["z"]),
+        (torch.ops.aten.add_.Tensor, ("x", "y"), {}, ["x"]),
+        (F.embedding, ("ids", "w"), {"max_norm": 1.0}, ["w"]),
+        (F.embedding, ("ids", "w"), {}, []),
+        (F.batch_norm, ("x", "mean", "var"), {"training": True}, ["mean", "var"]),
+        (F.batch_norm, ("x", "mean", "var"), {"training": False}, []),
+    ],
+)
+def test_writes_are_known(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[str]) -> None:
+    graph = Graph()
+    op = "call_method" if isinstance(target, str) else "call_function"
+    values = tuple(graph.placeholder(each) if isinstance(each, str) else each for each in args)
+    named = {name: graph.placeholder(each) if isinstance(each, str) else each for name, each in kwargs.items()}
+    node = graph.create_node(op, target, values, named)
+    found = operator_of(node)
+    assert found is not None
+    assert sorted({each.name for each in written_arguments(node, found)}) == sorted(written)
+
+
+def test_random_operators_are_known() -> None:
+    for target in (torch.rand_like, torch.bernoulli, F.dropout, "uniform_", torch.multinomial, F.rrelu):
+        found = facts(target, "x")
+        assert found is not None, target
+        assert found.random, target
+    assert not _known(facts(F.dropout, "x", training=False)).random
+
+
+@pytest.mark.parametrize(
+    "target", [print, torch.save, torch.manual_seed, "backward", "numpy", "append", nn.init.xavier_uniform_, sorted]
+)
+def test_what_torch_does_not_publish_may_do_anything(target: Any) -> None:
+    assert facts(target, "x") is None
+
+
+def test_modules_are_known_by_what_they_hold() -> None:
+    assert not _known(module_operator(nn.Linear(2, 2))).has_effects
+    assert _known(module_operator(nn.ReLU(inplace=True))).writes
+    assert _known(module_operator(nn.Sequential(nn.Linear(2, 2), nn.Dropout()))).random
+    assert _known(module_operator(nn.LSTM(2, 2, num_layers=2, dropout=0.5))).random
+    assert len(_known(module_operator(nn.BatchNorm1d(2))).written_state) == 3
+    assert _known(module_operator(nn.Embedding(2, 2, max_norm=1.0))).written_state
+
+
+def test_modules_that_run_anybodys_code_may_do_anything() -> None:
+    class Own(nn.Module):
+        pass
+
+    hooked = nn.Linear(2, 2)
+    hooked.register_forward_hook(lambda *_: None)
+    weighted = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    for module in (Own(), nn.Sequential(nn.Linear(2, 2), Own()), hooked, weighted, nn.LazyLinear(2)):
+        assert module_operator(module) is None
+
+
+def _known(found: Operator | None) -> Operator:
+    assert found is not None
+    return found
+
+
+@pytest.mark.slow
+def test_what_is_believed_holds_for_torchs_own_samples_of_every_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = 0
+    for name, function, found, inputs in _samples(monkeypatch):
+        wrong = list(_lies(function, found, inputs))
+        assert not wrong, f"{name}: {wrong}"
+        checked += 1
+    assert checked > 1000
+
+
+def _samples(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[..., Any], Operator, Any]]:
+    # torch's list of operators lies in its own test-suite, which wants a package for comparing texts; none is compared.
+    monkeypatch.setitem(sys.modules, "expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+
+        for op in op_db:
+            dtype = torch.float32 if torch.float32 in op.supported_dtypes("cpu") else None
+            if dtype is None:
+                continue
+            for function, target in ((op.op, op.op), (op.get_inplace(), getattr(op.get_inplace(), "__name__", None))):
+                found = facts_of(target) if target is not None else None
+                if found is not None:
+                    for sample in islice(op.sample_inputs("cpu", dtype, requires_grad=False), 4):
+                        yield op.name, function, found, (sample.input, sample.args, sample.kwargs)
+
+
+def _lies(function: Callable[..., Any], found: Operator, inputs: Any) -> Iterator[str]:
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    if any(leaf.layout is not torch.strided for leaf in tensors):
+        return
+    before = [leaf.clone() for leaf in tensors]
+    random = torch.get_rng_state()
+    try:
+        result = function(inputs[0], *inputs[1], **inputs[2])
+    except Exception:  # noqa: BLE001 - not every sample is meant for every variant
+        return
+    results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    if not found.shares and _memory(results) & _memory(tensors):
+        yield "its result shares memory with an argument"
+    if not found.same and any(one is other for one in results for other in tensors):
+        yield "its result is an argument"
+    if not found.random and not torch.equal(random, torch.get_rng_state()):
+        yield "it draws random numbers"
+    pairs = zip(before, tensors, strict=True)
+    if not found.writes and any(not torch.equal(old.nan_to_num(), new.nan_to_num()) for old, new in pairs):
+        yield "it writes an argument"
+
+
+def _memory(tensors: list[torch.Tensor]) -> set[int]:
+    return {leaf.untyped_storage().data_ptr() for leaf in tensors if leaf.layout is torch.strided} - {0}

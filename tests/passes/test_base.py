@@ -1,0 +1,162 @@
+"""A pass is held to what it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from typing_extensions import override
+
+from fxlib import recipes
+from fxlib.errors import PassError
+from fxlib.passes import REGISTRY, GraphPass, PassResult, SplitCalls, register_pass
+from fxlib.reasons import Declined, Reason
+from fxlib.runtime import CapturedModule
+from tests.analysis.sketch import Sketch, names
+
+
+@pytest.fixture(autouse=True)
+def own_registry() -> Iterator[None]:
+    with mock.patch.dict(REGISTRY):
+        yield
+
+
+def sample() -> CapturedModule:
+    root = nn.Module()
+    root.layer = nn.Linear(2, 2)
+    program = Sketch("x", root=root)
+    (x,) = program.inputs
+    noise = program.work("noise", torch.rand_like, x)
+    more = program.work("more", torch.rand_like, x)
+    return program.returns(program.call("found", program.module("dense", "layer", noise)), more)
+
+
+def erase(module: GraphModule, name: str) -> PassResult:
+    node = next(node for node in module.graph.nodes if node.name == name)
+    node.replace_all_uses_with(node.all_input_nodes[0])
+    module.graph.erase_node(node)
+    return PassResult(module, changes=1)
+
+
+def test_a_bitwise_pass_may_not_lose_a_call() -> None:
+    @register_pass("loses", preserves="bitwise")
+    class Loses(GraphPass):
+        @override
+        def run(self, module: GraphModule) -> PassResult:
+            node = next(node for node in module.graph.nodes if node.name == "found")
+            node.replace_all_uses_with(next(iter(module.graph.nodes)))
+            module.graph.erase_node(node)
+            return PassResult(module, changes=1)
+
+    with pytest.raises(PassError, match="loses: a bitwise pass lost or added calls: found"):
+        recipes.apply(sample(), recipes.from_passes([("loses", {})]))
+
+
+def test_a_bitwise_pass_may_not_lose_a_random_operator_and_another_may() -> None:
+    for preserves in ("bitwise", "tolerance"):
+
+        @register_pass(f"quiet {preserves}", preserves=preserves)
+        class Quiet(GraphPass):
+            @override
+            def run(self, module: GraphModule) -> PassResult:
+                return erase(module, "noise")
+
+    with pytest.raises(PassError, match="random"):
+        recipes.apply(sample(), recipes.from_passes([("quiet bitwise", {})]))
+    assert recipes.apply(sample(), recipes.from_passes([("quiet tolerance", {})])).preserves == "tolerance"
+
+
+def test_a_pass_may_not_lose_a_wait() -> None:
+    @register_pass("forgets", preserves="lossy")
+    class Forgets(GraphPass):
+        @override
+        def run(self, module: GraphModule) -> PassResult:
+            SplitCalls().run(module)
+            wait = next(node for node in module.graph.nodes if node.name == "found")
+            wait.replace_all_uses_with(next(iter(module.graph.nodes)))
+            module.graph.erase_node(wait)
+            return PassResult(module, changes=1)
+
+    with pytest.raises(PassError, match="calls are left without a wait: found"):
+        recipes.apply(sample(), recipes.from_passes([("forgets", {})]))
+
+
+def test_a_pass_may_not_change_weights_that_it_did_not_ask_for() -> None:
+    @register_pass("drifts", preserves="lossy")
+    class Drifts(GraphPass):
+        @override
+        def run(self, module: GraphModule) -> PassResult:
+            module.layer = nn.Linear(2, 2)
+            return PassResult(module, changes=1)
+
+    module = sample()
+    with pytest.raises(PassError, match="without declaring that it needs weights"):
+        recipes.apply(module, recipes.from_passes([("drifts", {})]))
+
+
+def test_a_pass_may_not_keep_its_changes_to_itself() -> None:
+    @register_pass("shy", preserves="lossy")
+    class Shy(GraphPass):
+        @override
+        def run(self, module: GraphModule) -> PassResult:
+            erase(module, "more")
+            return PassResult(module, changes=0)
+
+    with pytest.raises(PassError, match="reports no changes, and changed the graph"):
+        recipes.apply(sample(), recipes.from_passes([("shy", {})]))
+
+
+def test_ensures_looks_at_the_output() -> None:
+    @register_pass("promises", preserves="tolerance")
+    class Promises(GraphPass):
+        @override
+        def run(self, module: GraphModule) -> PassResult:
+            return erase(module, "noise")
+
+        @override
+        def ensures(self, module: GraphModule) -> None:
+            assert "noise" not in names(module)
+
+    recipes.apply(sample(), recipes.from_passes([("promises", {})]))
+
+
+def test_a_pass_for_eval_mode_refuses_a_module_in_training() -> None:
+    @register_pass("folds", preserves="tolerance", needs=frozenset({"eval_mode"}))
+    class Folds(GraphPass):
+        @override
+        def run(self, module: GraphModule) -> PassResult:
+            return PassResult(module, changes=0)
+
+    with pytest.raises(PassError, match="folds: needs a module in eval mode"):
+        recipes.apply(sample(), recipes.from_passes([("folds", {})]))
+
+
+def test_options_are_frozen_keywords_and_part_of_the_recipes_key() -> None:
+    @register_pass("tuned", preserves="bitwise", version="3")
+    class Tuned(GraphPass):
+        depth: int = 2
+
+        @override
+        def run(self, module: GraphModule) -> PassResult:
+            declined = Declined(node="found", reason=Reason.NOTHING_TO_OVERLAP)
+            return PassResult(module, changes=0, declined=(declined,))
+
+    recipe = recipes.from_passes([("tuned", {"depth": 5})])
+    assert recipe.key == "tuned@3 depth=5"
+    with pytest.raises(FrozenInstanceError):
+        recipe.passes[0].depth = 1  # type: ignore[attr-defined]
+    (report,) = recipes.apply(sample(), recipe).passes
+    assert (report.name, report.changes, len(report.declined)) == ("tuned", 0, 1)
+    assert report.seconds >= 0
+    with pytest.raises(PassError, match="has no option 'width'"):
+        recipes.from_passes([("tuned", {"width": 1})])
+
+
+def test_two_passes_may_not_share_a_name() -> None:
+    with pytest.raises(PassError, match="another pass is called 'dead_code'"):
+        register_pass("dead_code", preserves="bitwise")(SplitCalls)

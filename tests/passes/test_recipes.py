@@ -1,0 +1,98 @@
+"""Recipes work on a copy, and say what they did."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import symbolic_trace
+
+import fxlib
+from fxlib import recipes
+from fxlib.errors import PassError
+from fxlib.runtime import CapturedModule
+from tests.analysis.sketch import Sketch, names
+
+
+def sample() -> CapturedModule:
+    root = nn.Module()
+    root.layer = nn.Linear(2, 2)
+    program = Sketch("x", "ids", root=root)
+    x, ids = program.inputs
+    dense = program.module("dense", "layer", x)
+    return program.returns(dense, program.call("found", ids))
+
+
+def test_the_given_module_stays_as_it_is() -> None:
+    module = sample()
+    code, metas = module.code, [dict(node.meta) for node in module.graph.nodes]
+    rewrite = recipes.apply(module, assume="reads")
+    assert rewrite.changed
+    assert module.code == code
+    assert [dict(node.meta) for node in module.graph.nodes] == metas
+    assert module.graph.owning_module is module
+
+
+def test_the_rewritten_module_shares_parameters_under_the_same_names() -> None:
+    module = sample()
+    rewritten = recipes.apply(module).module
+    assert isinstance(rewritten, CapturedModule)
+    assert rewritten.layer.weight is module.layer.weight
+    assert list(rewritten.state_dict()) == list(module.state_dict())
+    rewritten.graph.lint()
+
+
+def test_a_call_that_moved_keeps_its_name_and_its_place_in_the_program() -> None:
+    nodes = {node.name: node for node in recipes.apply(sample()).module.graph.nodes}
+    assert nodes["found"].meta["order"] == nodes["found_issue"].meta["order"]
+    assert nodes["found"].meta["call"] == nodes["found_issue"].meta["call"] == "found"
+    assert nodes["found"].meta["order"] > nodes["dense"].meta["order"]
+
+
+def test_a_rewrite_of_a_rewrite_changes_nothing() -> None:
+    first = recipes.apply(sample()).module
+    second = recipes.apply(first)
+    assert not second.changed
+    assert second.module is first
+
+
+def test_a_graph_without_calls_comes_back_as_it_is() -> None:
+    module = symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    rewrite = recipes.apply(module)
+    assert rewrite.module is module
+    assert rewrite.calls == ()
+    assert [report.name for report in rewrite.passes] == ["dead_code", "split_calls", "overlap_calls", "fold_pairs"]
+
+
+def test_optimize_hands_the_module_over_with_its_rewrite() -> None:
+    module = fxlib.optimize(sample())
+    assert names(module) == ["found_issue", "dense", "found"]
+    assert module.meta["rewrite"].module is module
+
+
+def test_structured_inputs_and_outputs_survive() -> None:
+    class Structured(nn.Module):
+        def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            unused = batch["x"].sin()  # noqa: F841 - dead code is what changes here
+            return {"y": batch["x"].cos()}
+
+    module = symbolic_trace(Structured(), concrete_args={"batch": {"x": torch.fx.PH}})
+    rewrite = recipes.apply(module)
+    assert rewrite.changed
+    batch = {"x": torch.ones(2)}
+    assert torch.equal(rewrite.module(batch)["y"], module(batch)["y"])
+
+
+def test_unknown_names_are_refused_with_those_that_there_are() -> None:
+    with pytest.raises(PassError, match="no recipe is called 'fast'"):
+        recipes.get("fast")
+    with pytest.raises(PassError, match="no pass is called 'fuse'"):
+        recipes.from_passes([("fuse", {})])
+
+
+def test_a_failing_recipe_leaves_the_garbage_collector_on() -> None:
+    with pytest.raises(PassError):
+        recipes.apply(sample(), "fast")
+    assert gc.isenabled()

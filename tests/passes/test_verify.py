@@ -1,0 +1,113 @@
+"""Two modules are compared in all that they leave behind."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fxlib import verify
+from fxlib.errors import PassError
+
+
+class Model(nn.Module):
+    """Everything that can differ: set `twist` to make it so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.twist = nn.Linear(3, 3), nn.BatchNorm1d(3), ""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.norm(self.layer(x))
+        if self.twist == "input":
+            x.detach().add_(1)
+        if self.twist == "random":
+            torch.rand(1)
+        if self.twist == "buffer":
+            self.get_buffer("norm.running_mean").add_(1)
+        if self.twist == "gradient":
+            y = y + (x - x.detach()) * 0
+        if self.twist == "error":
+            raise ValueError("out of stock")
+        return {"y": y.double() if self.twist == "dtype" else y}
+
+
+def pair(twist: str) -> tuple[Model, Model]:
+    one = Model()
+    other = copy.deepcopy(one)
+    other.twist = twist
+    return one, other
+
+
+def test_a_module_is_itself() -> None:
+    verification = verify(*pair(""), [torch.randn(4, 3, requires_grad=True)])
+    assert verification
+    assert "grad of layer.weight" in verification.compared
+    assert "random generator" in verification.compared
+
+
+@pytest.mark.parametrize(
+    "twist, where",
+    [
+        ("input", "input[0][0]"),
+        ("random", "random generator"),
+        ("buffer", "after the run, norm.running_mean"),
+        ("dtype", "output['y']"),
+        ("error", "error"),
+    ],
+)
+def test_every_difference_is_found_and_named(twist: str, where: str) -> None:
+    verification = verify(*pair(twist), [torch.randn(4, 3)])
+    assert not verification
+    assert where in [each.where for each in verification.differences]
+
+
+def test_one_bit_is_a_difference_unless_tolerated() -> None:
+    one, other = pair("")
+    with torch.no_grad():
+        other.norm.bias.add_(1e-7)
+    x = torch.randn(4, 3)
+    assert not verify(one, other, [x])
+    assert verify(one, other, [x], rtol=1e-3, atol=1e-3)
+
+
+def test_bits_are_compared_and_not_values() -> None:
+    class Zero(nn.Module):
+        def __init__(self, sign: float) -> None:
+            super().__init__()
+            self.sign = sign
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 0.0 * self.sign
+
+    assert not verify(Zero(1.0), Zero(-1.0), [torch.ones(2)])
+    assert verify(Zero(float("nan")), Zero(float("nan")), [torch.ones(2)])
+
+
+def test_modules_inputs_and_generator_are_left_as_they_were() -> None:
+    one, other = pair("input")
+    state, random, x = copy.deepcopy(one.state_dict()), torch.get_rng_state(), torch.ones(4, 3)
+    verify(one, other, [x])
+    assert all(torch.equal(value, one.state_dict()[name]) for name, value in state.items())
+    assert torch.equal(random, torch.get_rng_state())
+    assert torch.equal(x, torch.ones(4, 3))
+    assert one.layer.weight.grad is None
+
+
+def test_inputs_that_share_memory_still_do() -> None:
+    class Writes(nn.Module):
+        def forward(self, x: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+            x.add_(1)
+            return view.clone()
+
+    x = torch.zeros(2, 2)
+    verification = verify(Writes(), Writes(), [x, x[0]])
+    assert verification
+    assert torch.equal(x, torch.zeros(2, 2))
+
+
+def test_a_lone_tensor_is_refused() -> None:
+    with pytest.raises(PassError, match="a sequence of the arguments"):
+        verify(*pair(""), torch.ones(2))  # type: ignore[arg-type]
