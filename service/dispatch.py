@@ -103,6 +103,27 @@ class Dispatcher:
             self._fleet.touch(lease.worker_id)
         return await self._ledger.apply(job_id, said)
 
+    async def complete(self, job_id: str, said: Completed) -> None:
+        """Act on a worker's answer; the same answer may come again.
+
+        Raises:
+            ServiceError: JOB_NOT_FOUND, or LEASE_LOST, if another answer came before among others.
+        """
+        transition = await self.tell(job_id, said)
+        if transition.event is None and transition.job.state is State.SUCCEEDED:
+            stored = await self._ledger.read(self._ledger.store.result_of, job_id)
+            if stored != said.result:
+                raise ServiceError(Code.LEASE_LOST, f"job {job_id} has ended with another answer")
+
+    async def request_of(self, job_id: str) -> bytes:
+        """Return the request that a job was made for.
+
+        Raises:
+            ServiceError: JOB_NOT_FOUND.
+        """
+        await self._ledger.get(job_id)
+        return await self._ledger.read(self._ledger.store.request_of, job_id)
+
     async def sweep(self) -> None:
         """Take jobs back from silent workers, until cancelled."""
         while True:

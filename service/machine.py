@@ -7,7 +7,7 @@
                  +--Answered--> SUCCEEDED or FAILED     Cancelled: QUEUED or RUNNING --> CANCELLED
 
 A finished job never changes again. What still comes under the lease that it ended with is ignored, so that a worker may
-repeat its last call; what comes under any other lease is refused.
+repeat its last call, unless it is an outcome other than the job's; that, and what comes under any other lease, is refused.
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ def _under_lease(job: Job, happened: Reported | Completed | Failed | Released, n
     if not job.token or job.token != happened.token:
         raise ServiceError(Code.LEASE_LOST, f"job {job.id} is not leased under this token")
     if job.state.finished:
+        _check_same(job, happened)
         return Transition(job=job)
     match happened:
         case Reported():
@@ -182,6 +183,14 @@ def _under_lease(job: Job, happened: Reported | Completed | Failed | Released, n
             return _fail(job, happened.failure, now)
         case Released():
             return _requeue(replace(job, attempts=job.attempts - 1), now, f"given back by worker {job.worker_id}")
+
+
+def _check_same(job: Job, happened: Reported | Completed | Failed | Released) -> None:
+    """Refuse an outcome other than the one that the job ended with; the bytes of an answer are not kept here."""
+    failed, completed = isinstance(happened, Failed), isinstance(happened, Completed)
+    other = (failed and job.state is State.SUCCEEDED) or (completed and job.state is State.FAILED)
+    if other or (isinstance(happened, Failed) and job.state is State.FAILED and job.failure != happened.failure):
+        raise ServiceError(Code.LEASE_LOST, f"job {job.id} has ended with another outcome: {job.state.value}")
 
 
 def _report(job: Job, report: Reported, now: float) -> Transition:

@@ -36,7 +36,7 @@ def generators_unused(forward: object) -> Iterator[None]:
         raise CaptureError(
             f"{drawn} was drawn from while the forward was traced, and a graph would see the same numbers at every run",
             where=source.of_definition(forward),
-            hint="Draw with torch (torch.rand), or before the forward. If another thread drew, capture before it starts.",
+            hint="Draw with torch (torch.rand), or before the forward. If another thread drew, capture before it runs.",
         )
 
 

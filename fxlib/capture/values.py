@@ -90,9 +90,10 @@ class TracedValue(_InPlace, Proxy):
     def __getattr__(self, name: str) -> TracedAttribute:
         return TracedAttribute(self, name)
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override] # what isinstance asks
+    def _answer(self) -> type:
         return self._class() if kinds.asked_by_the_program(sys._getframe(1)) else type(self)
+
+    __class__ = property(_answer)  # type: ignore[assignment] # what isinstance asks
 
     def _class(self) -> type:
         return self.tracer.class_of(self)

@@ -6,11 +6,12 @@ import re
 import unicodedata
 from keyword import iskeyword
 
+import torch
+
 from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import Limits
 
-_LONGEST = 1000
-"""Characters of a name, and of a path; a longer one would cost time wherever it is met."""
+_TENSOR_METHODS = frozenset(dir(torch.Tensor))
 _ATOM = re.compile(r"[0-9A-Za-z_-]+")
 _REMOTE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:(?:[^\W\d]\w*\.)*[^\W\d]\w*|\.[^\W\d]\w*")
 _LABEL = re.compile(r"[\w.:<>#$@ \[\]-]{1,500}")
@@ -23,9 +24,7 @@ _COMMENT_BREAKERS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f]|"""')
 def is_name(text: str) -> bool:
     """Whether Python reads the text as one identifier, and as this one."""
     return (
-        len(text) <= _LONGEST
-        and text.isidentifier()
-        and not iskeyword(text) and (text.isascii() or unicodedata.normalize("NFKC", text) == text)
+        text.isidentifier() and not iskeyword(text) and (text.isascii() or unicodedata.normalize("NFKC", text) == text)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from torch import nn
@@ -37,6 +38,41 @@ def _holder(module: pb.Module) -> tuple[type[nn.Module], frozenset[str]]:
     if kind == "leaf":
         return leaves.classes()[module.leaf], frozenset()
     return (CapturedModule, _graph_state()) if kind == "graph" else (OpaqueModule, frozenset(vars(OpaqueModule(""))))
+
+
+class Slots:
+    """Finds the parts of a message's modules by name, however many there are."""
+
+    def __init__(self, graph: pb.Graph) -> None:
+        self._modules = graph.modules
+        self._tables: dict[int, dict[str, int | None]] = {}
+
+    def of(self, module: int) -> Mapping[str, int | None]:
+        """Return the names of a module's slots, with the index of the module that is held there, if one is."""
+        if module not in self._tables:
+            message = self._modules[module]
+            table: dict[str, int | None] = {
+                slot.name: None for slots in (message.parameters, message.buffers, message.attributes) for slot in slots
+            }
+            table |= {slot.name: slot.module if slot.HasField("module") else None for slot in message.children}
+            self._tables[module] = table
+        return self._tables[module]
+
+    def find(self, module: int, path: str) -> int | None:
+        """Return the index of the module at a path; None: another slot is there.
+
+        Raises:
+            Fault: no slot is.
+        """
+        *steps, last = path.split(".")
+        for step in steps:
+            child = self.of(module).get(step)
+            if child is None:
+                raise Fault(f"there is no module {path[:200]!r}")
+            module = child
+        if last not in self.of(module):
+            raise Fault(f"there is no {path[:200]!r}")
+        return self.of(module)[last]
 
 
 @cache

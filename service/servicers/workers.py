@@ -77,14 +77,14 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         """End the job with an answer, or with the reason why there is none."""
         match request.WhichOneof("outcome"):
             case "result":
-                await self._check_result(request.result)
+                await self._check_result(request.job_id, request.result)
                 said = Completed(
                     token=request.token,
                     result=request.result.SerializeToString(),
                     message=clip(_summary(request.result)),
                     reusable=request.result.reason_code in {reason.name for reason in _LASTING},
                 )
-                await self._dispatcher.tell(request.job_id, said)
+                await self._dispatcher.complete(request.job_id, said)
             case "failure":
                 check_failure(request.failure.code)
                 failure = Failure(code=request.failure.code, message=clip(request.failure.message))
@@ -110,8 +110,9 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             attempt=grant.job.attempts,
         )
 
-    async def _check_result(self, result: jobs_pb2.JobResult) -> None:
-        check_result(result)
+    async def _check_result(self, job_id: str, result: jobs_pb2.JobResult) -> None:
+        asked = jobs_pb2.OptimizeRequest.FromString(await self._dispatcher.request_of(job_id))
+        check_result(result, asked.trial)
         if result.HasField("graph"):
             await self._admission.check_graph(result.graph, "result.graph")
         elif result.decision == jobs_pb2.DECISION_ADOPT:

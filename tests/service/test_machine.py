@@ -80,6 +80,20 @@ def test_a_repeated_answer_changes_nothing() -> None:
     assert after(CLAIM, DONE, DONE) == Transition(job=after(CLAIM, DONE).job)
 
 
+FAILURE = Failed(token="t1", failure=Failure(code="REWRITE_FAILED", message="why"))
+OTHER = Failed(token="t1", failure=Failure(code="TRIAL_FAILED", message="why"))
+
+
+def test_a_repeated_failure_changes_nothing() -> None:
+    assert after(CLAIM, FAILURE, FAILURE) == Transition(job=after(CLAIM, FAILURE).job)
+
+
+@pytest.mark.parametrize("said", [(DONE, FAILURE), (FAILURE, DONE), (FAILURE, OTHER)])
+def test_another_outcome_under_the_same_lease_is_refused(said: tuple[Input, Input]) -> None:
+    with pytest.raises(ServiceError, match="another outcome"):
+        after(CLAIM, *said)
+
+
 def test_a_worker_s_failure_ends_it_with_the_reason() -> None:
     job = after(CLAIM, Failed(token="t1", failure=Failure(code="REWRITE_FAILED", message="why"))).job
     assert job.state is State.FAILED
