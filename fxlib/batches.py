@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,9 @@ Range = tuple[float, float]
 
 MAX_COUNT = 4096
 """Different batches that a description may ask for."""
+
+MAX_ELEMENTS = 1 << 36
+"""Of all tensors of all batches that a description asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +73,15 @@ class BatchSpec:
         """Check that there is something to draw.
 
         Raises:
-            WorkloadError: there is no batch, or no input.
+            WorkloadError: there is no batch, no input, or too much of it.
         """
         if not 1 <= self.count <= MAX_COUNT:
             raise WorkloadError(f"{self.count} is not in 1 to {MAX_COUNT}", where="BatchSpec.count")
         if not self.inputs and not self.kwargs:
             raise WorkloadError("no input", where="BatchSpec.inputs")
+        elements = self.count * sum(math.prod(each.shape) for each in self.named.values())
+        if elements > MAX_ELEMENTS:
+            raise WorkloadError(f"{elements} elements are more than {MAX_ELEMENTS}", where="BatchSpec")
 
     @property
     def named(self) -> dict[str, Tensors]:

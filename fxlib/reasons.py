@@ -24,7 +24,7 @@ class Reason(Enum):
     ALREADY_ASYNC = "the program already issues and waits for the call itself"
     NO_ASYNC_FORM = "the call has no asynchronous form"
     RANDOM_ORDER = "random operators keep their relative order"
-    ORDERED_BEFORE_WRITE = "a later node writes on a server or to an input, and such a write comes only after all earlier waits"
+    ORDERED_BEFORE_WRITE = "a later node writes, on a server or to an input, and does so only after all earlier waits"
     MODE_BLOCK = "a grad-mode or autocast block begins or ends in the way; nothing crosses it"
     NOT_SCHEDULED = "no pass of this recipe schedules calls"
 

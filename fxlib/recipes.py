@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -13,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxlib.analysis.resources import contract_of_call, function_name, names_a_function
 from fxlib.contracts import PURE, Contract
-from fxlib.errors import PassError
+from fxlib.errors import FxlibWarning, PassError
 from fxlib.passes import REGISTRY, DeadCode, FoldPairs, GraphPass, OverlapCalls, SplitCalls
 from fxlib.passes.base import Preserves
 from fxlib.passes.conduct import Conduct, call_name
@@ -199,6 +200,7 @@ def _number(nodes: Sequence[Node]) -> None:
 def _annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) -> tuple[str, ...]:
     """Give calls without a contract the one that the request has for them; return what is taken on its word."""
     declared, assumed = set(), set()
+    _warn_of_vain(graph, contracts)
     for node in graph.nodes:
         if not names_a_function(node) or contract_of_call(node) is not None:
             continue
@@ -210,6 +212,21 @@ def _annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) -
             node.meta["contract"] = _ASSUMED[assume]
             assumed.add(f"{name}: {_words(_ASSUMED[assume])}, as the request assumes of every unknown function")
     return (*sorted(declared), *sorted(assumed))
+
+
+def _warn_of_vain(graph: Graph, contracts: Mapping[str, Contract]) -> None:
+    """Say which contracts, or which parts of them, are given in vain: silence would look like consent."""
+    calls = [node for node in graph.nodes if names_a_function(node)]
+    named = {function_name(node) for node in calls}
+    open_ = {function_name(node) for node in calls if contract_of_call(node) is None}
+    for name, contract in contracts.items():
+        if name not in named:
+            problem = "is not used: no remote call of the graph has this name"
+        elif name in open_ and contract.gradient is not None:
+            problem = f"names the gradient {contract.gradient!r}, which only capture can track: nothing will push it"
+        else:
+            continue
+        warnings.warn(f"contracts[{name!r}] {problem}", FxlibWarning, stacklevel=5)
 
 
 def _words(contract: Contract) -> str:

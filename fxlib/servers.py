@@ -11,6 +11,11 @@ from fxlib.errors import WorkloadError
 
 TableOptimizer = Literal["sgd", "adagrad"]
 
+MAX_STATE_ELEMENTS = 1 << 36
+"""Of all tables and dense parameters of one server."""
+
+MAX_SERVICE_TIME_S = 60.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
@@ -63,7 +68,7 @@ class Server:
     of the real one.
 
     Raises:
-        WorkloadError: the name is empty, or the service time is negative or not finite.
+        WorkloadError: the name is empty, the service time is not 0 to 60 s, or there is too much state.
     """
 
     name: str
@@ -78,8 +83,15 @@ class Server:
         object.__setattr__(self, "dense", tuple(self.dense))
         if not self.name:
             raise WorkloadError("a server needs the name that calls are sent to", where="Server.name")
-        if not (math.isfinite(self.service_time_s) and self.service_time_s >= 0):
-            raise WorkloadError("must be finite and not negative", where=f"Server({self.name!r}).service_time_s")
+        if not 0 <= self.service_time_s <= MAX_SERVICE_TIME_S:
+            raise WorkloadError(f"must be 0 to {MAX_SERVICE_TIME_S:g} s", where=f"Server({self.name!r}).service_time_s")
+        elements = sum(table.rows * table.dim for table in self.tables)
+        elements += sum(math.prod(dense.shape) for dense in self.dense)
+        if elements > MAX_STATE_ELEMENTS:
+            raise WorkloadError(
+                f"{elements} elements of state are more than {MAX_STATE_ELEMENTS}",
+                where=f"Server({self.name!r}).tables",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

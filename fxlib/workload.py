@@ -36,6 +36,10 @@ Assume = Literal["", "reads", "pure"]
 
 LOSSES = ("mean", "sum", "mse", "bce_with_logits", "cross_entropy")
 LOSSES_WITH_TARGET = ("mse", "bce_with_logits", "cross_entropy")
+MAX_PROCESSES = 256
+"""Trainers and servers of one trial."""
+
+MAX_THREADS = 1024
 OPTIMIZERS = ("none", "sgd", "adagrad", "adam", "adamw")
 
 
@@ -198,6 +202,12 @@ class Workload:
         for name in ("threads", "trainers"):
             if getattr(self, name) < 1:
                 raise WorkloadError("must be at least 1", where=f"Workload.{name}")
+        if self.threads > MAX_THREADS:
+            raise WorkloadError(f"must be at most {MAX_THREADS}", where="Workload.threads")
+        if self.trainers + len(self.servers) > MAX_PROCESSES:
+            raise WorkloadError(
+                f"trainers and servers must be at most {MAX_PROCESSES} together", where="Workload.servers"
+            )
         names = [server.name for server in self.servers]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise WorkloadError(f"two servers are called {twice[0]!r}", where="Workload.servers")

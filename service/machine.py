@@ -7,7 +7,7 @@
                  +--Answered--> SUCCEEDED or FAILED     Cancelled: QUEUED or RUNNING --> CANCELLED
 
 A finished job never changes again. What still comes under the lease that it ended with is ignored, so that a worker may
-repeat its last call, unless it is an outcome other than the job's; that, and what comes under any other lease, is refused.
+repeat its last call; an outcome other than the job's, and what comes under any other lease, is refused.
 """
 
 from __future__ import annotations

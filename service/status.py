@@ -9,9 +9,14 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from fxlib.protocol import plain
 from service.errors import Code, ServiceError
 
 DOMAIN: Final = "fxlib"
+
+_MAX_MESSAGE: Final = 1_000
+_MAX_TEXT: Final = 160
+_MAX_VIOLATIONS: Final = 20
 
 STATUS: Final = {
     Code.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
@@ -36,13 +41,14 @@ STATUS: Final = {
 
 def to_status(error: ServiceError) -> status_pb2.Status:
     """Return the google.rpc.Status: ErrorInfo always, BadRequest and RetryInfo where they apply."""
-    details: list[Message] = [
-        error_details_pb2.ErrorInfo(reason=error.code.name, domain=DOMAIN, metadata=error.metadata)
-    ]
+    metadata = {key: _short(value) for key, value in error.metadata.items()}
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.code.name, domain=DOMAIN, metadata=metadata)]
     if error.violations:
         violations = [
-            error_details_pb2.BadRequest.FieldViolation(field=violation.field, description=violation.problem)
-            for violation in error.violations
+            error_details_pb2.BadRequest.FieldViolation(
+                field=_short(violation.field), description=_short(violation.problem)
+            )
+            for violation in error.violations[:_MAX_VIOLATIONS]
         ]
         details.append(error_details_pb2.BadRequest(field_violations=violations))
     if error.retry_after_s is not None:
@@ -50,7 +56,13 @@ def to_status(error: ServiceError) -> status_pb2.Status:
         delay.FromMilliseconds(round(error.retry_after_s * 1000))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     number: int = STATUS[error.code].value[0]
-    return status_pb2.Status(code=number, message=str(error), details=[_packed(detail) for detail in details])
+    message = _short(str(error), _MAX_MESSAGE)
+    return status_pb2.Status(code=number, message=message, details=[_packed(detail) for detail in details])
+
+
+def _short(text: str, limit: int = _MAX_TEXT) -> str:
+    """Return text that may echo what a request held, so short that all fits into a call's trailers."""
+    return plain(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
 def _packed(detail: Message) -> any_pb2.Any:

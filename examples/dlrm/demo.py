@@ -24,6 +24,7 @@ from examples.dlrm import data, report
 from examples.dlrm.model import DLRM, tables
 from examples.dlrm.training import LR, compute_step, race, train, training_step
 from fxlib import ps
+from fxlib.cli.children import die_with_parent
 from fxlib.ps.local import local
 from fxlib.result import Result
 from fxlib.workload import Optimizer, Server
@@ -36,7 +37,8 @@ def main() -> int:
     """Run the demo; 0 if the optimized module was adopted and trained the very same losses."""
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     logs = options.out / "clicks.tsv"
     data.generate(logs, samples=BATCH * BATCHES)
     batches = [
@@ -119,7 +121,11 @@ def service(folder: Path) -> Iterator[str]:
     """Run `fxlib serve` on free ports; yield its address, and end it and all that it started."""
     command = [sys.executable, "-m", "fxlib.cli", "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
     process = subprocess.Popen(
-        [*command, "--data", str(folder)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "--data", str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread so far
     )
     assert process.stdout is not None
     try:

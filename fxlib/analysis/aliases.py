@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from fxlib.analysis.behaviour import Behaviour, Part
 from fxlib.analysis.catalogue import Operator
+from fxlib.analysis.modules import attribute
 from fxlib.analysis.operators import written_arguments
 from fxlib.runtime import ops
 
@@ -114,12 +115,6 @@ class Aliases:
     def _join_all(self, one: int, nodes: Iterable[Node]) -> None:
         for node in nodes:
             self._join(one, self._nodes[node])
-
-
-def attribute(module: GraphModule, target: str) -> object:
-    """Return the object that a `get_attr` node names."""
-    path, _, name = target.rpartition(".")
-    return getattr(module.get_submodule(path), name)
 
 
 def _memory(value: object) -> object:

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.catalogue import Operator
 from fxlib.analysis.modules import module_operator
 from fxlib.analysis.operators import depends_on_arguments, operator_of
+from fxlib.analysis.receivers import calls_an_object
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.calls import is_call, is_issue, is_wait
@@ -93,6 +94,18 @@ class Behaviours:
             return _FIXED[part]
         if node.op == "call_module":
             return self._submodule(node.target)
+        if not node.users and self.may_act(node):
+            return _OPAQUE
+        return self._of_target(node)
+
+    def may_act(self, node: Node) -> bool:
+        """Whether a method that changes nothing, if it is a tensor's, may be another object's, and change that."""
+        if node.op != "call_method":
+            return False
+        operator = self._of_target(node).operator
+        return operator is not None and not operator.writes and calls_an_object(self._module, node)
+
+    def _of_target(self, node: Node) -> Behaviour:
         if not node.kwargs and (known := self._plain.get(node.target)) is not None:
             return known
         found = self._call_of(node)

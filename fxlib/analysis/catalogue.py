@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from fxlib.analysis import vocabulary as words
 from fxlib.runtime import functions
+from fxlib.runtime.attributes import read_attribute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,7 +60,7 @@ def facts_of(target: object) -> Operator | None:
 @functools.cache
 def flags_of(target: object) -> dict[str, int]:
     """Where an operator takes those of its arguments that change what it does."""
-    if target is getattr or target is operator.getitem:
+    if target in (getattr, read_attribute, operator.getitem):
         return {"index": 1}
     if isinstance(target, str) or not callable(target):
         return {}
@@ -228,5 +229,9 @@ def _torch_names() -> dict[object, str]:
 def _python_names() -> dict[object, str]:
     table: dict[object, str] = {getattr(operator, name): name for name in words.OPERATORS}
     table |= {getattr(builtins, name): name for name in words.BUILTINS}
-    table |= {functions.resolve: "resolve", rpc.get_worker_info: "get_worker_info"}  # look a name up
+    table |= {
+        read_attribute: "getattr",
+        functions.resolve: "resolve",
+        rpc.get_worker_info: "get_worker_info",
+    }  # look a name up
     return table | {function: "math" for name, function in vars(math).items() if callable(function)}

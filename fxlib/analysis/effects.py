@@ -22,7 +22,6 @@ from fxlib.analysis.resources import (
     Resource,
     ServerState,
     Storage,
-    contract_of_call,
     may_run_here,
     reads_and_writes,
     starts_at_once,

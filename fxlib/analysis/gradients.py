@@ -14,9 +14,9 @@ from collections.abc import Hashable, Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.aliases import attribute
 from fxlib.analysis.behaviour import Behaviour, Part
 from fxlib.analysis.effects import Effects
+from fxlib.analysis.modules import attribute
 from fxlib.analysis.resources import FETCHES, Storage
 
 _USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})

@@ -40,6 +40,12 @@ def module_operator(module: nn.Module) -> Operator | None:
     )
 
 
+def attribute(module: nn.Module, target: str) -> object:
+    """Return the object that a `get_attr` node names."""
+    path, _, name = target.rpartition(".")
+    return getattr(module.get_submodule(path), name)
+
+
 def _is_plain(module: nn.Module) -> bool:
     ours = type(module).__module__.startswith("torch.nn.modules.")
     lazy = isinstance(module, (nn.modules.lazy.LazyModuleMixin, nn.SyncBatchNorm))

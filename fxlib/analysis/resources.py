@@ -26,7 +26,7 @@ class Generator:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What this process keeps outside of the graph: parameters, buffers, inputs. Code that a call runs here may write it."""
+    """What this process keeps outside of the graph: a call that runs here may write parameters, buffers, inputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,9 @@ PLAIN_ATTRIBUTES = _named(
 RREF_METHODS = _named("owner owner_name is_owner")
 """Of an RRef, answered without a word to its owner."""
 
+QUERIES = RREF_METHODS | _named("size dim ndimension numel nelement stride is_floating_point is_complex")
+"""Methods that ask, and never act, whatever object they belong to."""
+
 METHODS = _named("new_zeros new_ones new_full new_empty new_tensor view reshape size long int float double")
 
 CONSTRUCTORS = _named("tensor as_tensor asarray zeros ones full empty rand randn randint randperm arange linspace eye")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 import threading
@@ -22,12 +23,12 @@ def generators_unused(forward: object) -> Iterator[None]:
     Raises:
         CaptureError: a generator was drawn from.
     """
-    before = [(name, read(), put) for name, read, put in _generators()]
+    before = [(name, read, put, read()) for name, read, put in _generators()]
     drawn = ""
     try:
         yield
     finally:
-        for (name, state, put), (_, read, _) in zip(before, _generators(), strict=True):
+        for name, read, put, state in before:
             if not _same(state, read()):
                 drawn = name
                 if threading.active_count() == 1:
@@ -44,7 +45,8 @@ def _generators() -> list[tuple[str, Callable[[], Any], Callable[[Any], None]]]:
     found: list[tuple[str, Callable[[], Any], Callable[[Any], None]]] = [
         ("Python's random generator", random.getstate, random.setstate)
     ]
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+    if "numpy" in sys.modules:
+        numpy_random = importlib.import_module("numpy.random")  # which NumPy imports at its first use
         found.append(("NumPy's random generator", numpy_random.get_state, numpy_random.set_state))
     return found
 

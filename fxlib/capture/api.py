@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.state import remote_modules_aside, unchanged
 from fxlib.capture.tracer import RemoteTracer, tracer_for
 from fxlib.contracts import Contract
-from fxlib.errors import CaptureError, FxlibError
+from fxlib.errors import CaptureError, FxlibError, FxlibWarning
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.state import FunctionModel
 
@@ -57,7 +58,8 @@ def capture(
         wrap: Python functions to keep as one node each, by whichever alias they are called.
         concrete_args: arguments to be fixed while tracing, as in `torch.fx.symbolic_trace`.
         contracts: contracts of remote functions by name ("package.module:function", "package.module:Class.method", or
-            ".method" for any object behind an RRef); they take precedence over declared ones.
+            ".method" for any object behind an RRef); they take precedence over declared ones. A name that no call
+            has is warned of.
 
     Raises:
         CaptureError: the forward does something that a graph cannot hold; says where, and what to do.
@@ -72,6 +74,8 @@ def capture(
         try:
             with remote_modules_aside(model):
                 graph = _trace(tracer, model, dict(concrete_args) if concrete_args else None, wrap)
+            for name in declarations.unused():
+                warnings.warn(f"contracts[{name!r}] is of no call in the model", FxlibWarning, stacklevel=2)
             return _finish(tracer, graph, model)
         finally:
             for name in tracer.added if module is not None else ():
@@ -81,9 +85,7 @@ def capture(
 def _trace(
     tracer: RemoteTracer, model: Model, concrete_args: dict[str, Any] | None, wrap: Collection[Callable[..., Any]]
 ) -> Graph:
-    forward = type(model).forward if isinstance(model, nn.Module) else model
-    state = (_modes_restored(), unchanged(model, tracer.added), generators_unused(forward))
-    with state[0], state[1], state[2], Interception() as interception:
+    with _undisturbed(tracer, model), Interception() as interception:
         try:
             install(interception, tracer, wrap)
             with unswallowed(), EagerCalls(tracer):
@@ -125,6 +127,13 @@ def _check(model: Model) -> None:
             where=type(model).__qualname__,
             hint="Override forward in a subclass.",
         )
+
+
+@contextmanager
+def _undisturbed(tracer: RemoteTracer, model: Model) -> Iterator[None]:
+    forward = type(model).forward if isinstance(model, nn.Module) else model
+    with _modes_restored(), unchanged(model, tracer.added), generators_unused(forward):
+        yield
 
 
 @contextmanager

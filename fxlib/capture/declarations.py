@@ -32,6 +32,7 @@ class Declarations:
                     f"{contract!r} is no Contract", where=f"contracts[{name!r}]", hint="Use fxlib.Contract."
                 )
         self._stated = stated
+        self._asked: set[str] = set()
         self._hints = _hints(forward)
         self._classes: dict[object, type | None] = {}
         self._values: dict[Node, Contract | None] = {}
@@ -39,18 +40,18 @@ class Declarations:
 
     def of_function(self, name: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Contract | None:
         """Return the contract of a function called by name, or None if it is unknown."""
-        return self._stated.get(name) or contract_of(function) or known.of_function(name, kwargs)
+        return self._stated_for(name) or contract_of(function) or known.of_function(name, kwargs)
 
     def of_method(self, rref: Any, method: str) -> Contract | None:
         """Return the contract of a method of the object behind an RRef, or None if it is unknown."""
-        if (stated := self._stated.get(f".{method}")) is not None:
+        if (stated := self._stated_for(f".{method}")) is not None:
             return stated
         cls = self._class_behind(rref)
         if cls is None:
             return None
         for base in cls.__mro__:
             if method in base.__dict__:
-                stated = self._stated.get(f"{base.__module__}:{base.__qualname__}.{method}")
+                stated = self._stated_for(f"{base.__module__}:{base.__qualname__}.{method}")
                 declared = stated or contract_of(base.__dict__[method]) or contract_of(getattr(base, method))
                 return declared or known.of_method(cls, method)
         return known.of_method(cls, method)
@@ -65,6 +66,14 @@ class Declarations:
         self._values[node] = contract
         if isinstance(function, type):
             self._classes[node] = function
+
+    def unused(self) -> list[str]:
+        """Return the names that contracts were stated for, and that no call had."""
+        return [name for name in self._stated if name not in self._asked]
+
+    def _stated_for(self, name: str) -> Contract | None:
+        self._asked.add(name)
+        return self._stated.get(name)
 
     def _class_behind(self, rref: Any) -> type | None:
         key = rref.node if isinstance(rref, Proxy) else id(rref)

@@ -13,9 +13,11 @@ from torch.fx import Node
 from torch.nn.modules.rnn import RNNBase
 
 from fxlib.capture import source
+from fxlib.capture.intercept import suspended
 from fxlib.capture.metadata import attribute_of
 
-_ASKING_FOR_OTHERS = ("<frozen abc>", "functools.py")  # abstract base classes, and single dispatch
+# Abstract base classes, single dispatch, and the metaclass of parameters.
+_ASKING_FOR_OTHERS = ("<frozen abc>", "functools.py", "torch/nn/parameter.py")
 _SEVERAL = (RNNBase, nn.MultiheadAttention, nn.AdaptiveLogSoftmaxWithLoss, nn.ModuleList, nn.ModuleDict)
 _CASTS = frozenset(
     {"bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "short"}
@@ -42,7 +44,8 @@ def class_of(node: Node, root: nn.Module) -> type | None:
         plain = node.type is None or node.type in (torch.Tensor, torch.Tensor | None, "torch.Tensor", "Tensor")
         return torch.Tensor if plain else _plain_class(node.type)
     if node.op == "get_attr":
-        return type(attribute_of(root, str(node.target)))
+        with suspended():
+            return type(attribute_of(root, str(node.target)))
     return torch.Tensor if _is_tensor(node, root) else None
 
 

@@ -35,6 +35,7 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (torch.backends.cuda.enable_flash_sdp, "the forward chooses a backend of attention", _BEFORE),
     (torch.backends.cuda.enable_math_sdp, "the forward chooses a backend of attention", _BEFORE),
     (torch.backends.cuda.enable_mem_efficient_sdp, "the forward chooses a backend of attention", _BEFORE),
+    (torch.nn.attention._sdpa_kernel, "the forward chooses a backend of attention", _BEFORE),
     (torch.inference_mode.__enter__, "the forward enters inference_mode", "Use torch.no_grad()."),
 )
 

@@ -93,7 +93,8 @@ class TracedValue(_InPlace, Proxy):
     def _answer(self) -> type:
         return self._class() if kinds.asked_by_the_program(sys._getframe(1)) else type(self)
 
-    __class__ = property(_answer)  # type: ignore[assignment] # what isinstance asks
+    __class__ = property(_answer)  # what isinstance asks
+    _is_param = False  # asked next, of a Parameter in disguise
 
     def _class(self) -> type:
         return self.tracer.class_of(self)

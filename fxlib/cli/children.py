@@ -31,7 +31,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,  # what it writes is for the log; this process's output is for programs
             process_group=0,  # a Ctrl-C of the terminal ends this process, which then ends its children in order
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
         )
 
     def __enter__(self) -> Self:
@@ -63,6 +63,7 @@ class Child:
         self._process.wait()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Let the kernel end this process when its parent dies, however it dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -21,6 +21,7 @@ from fxlib.runtime.flight import THREAD, Flight, Tape
 from fxlib.runtime.record import current_recording
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
 
+
 @dataclass(slots=True)
 class Companions:
     """What a captured module keeps beside its graph and its state, under the one name that a model will not use."""
@@ -40,8 +41,8 @@ class CapturedModule(GraphModule):
     """A model as a graph in which every remote call is one node, and a drop-in for the model itself.
 
     It has the submodules, parameters and buffers of `root` (the same objects, under the same `state_dict` keys), its
-    hooks and its training flag; what else is asked of it, `original` answers. Where training flags or grad mode differ
-    from those at capture, `original`'s own forward runs. Without an `original`, as in a trial, the graph always runs.
+    hooks and its training flag; what else is asked of it, `original` answers. Where the `Conditions` of the
+    capture do not hold, `original`'s own forward runs. Without an `original`, as in a trial, the graph always runs.
 
     Args:
         root: the model that was traced, another CapturedModule, or a mapping from the graph's targets to objects.
@@ -77,6 +78,8 @@ class CapturedModule(GraphModule):
             companions.mirror = Mirror(original)
         # Not through `__setattr__`, which looks for modules among the values.
         self.__dict__["_fxlib"] = companions
+        if original is not None:
+            del self.__dict__["_is_full_backward_hook"]  # what the original says holds for the hooks of both
 
     _fxlib: Companions
 
@@ -141,13 +144,15 @@ class CapturedModule(GraphModule):
             companions.mirror.replace(name, value)
             return
         super().__setattr__(name, value)
-        if name in companions.constants or any(name in held[table] for table in ("_parameters", "_buffers", "_modules")):
+        if name in companions.constants or any(
+            name in held[table] for table in ("_parameters", "_buffers", "_modules")
+        ):
             companions.mirror.replace(name, value)
 
     @override
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self._follow()
-        super()._apply(*args, **kwargs)
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         companions = self._fxlib
         if companions.original is not None and companions.mirror is not None:
             lend_state(self, companions.original)

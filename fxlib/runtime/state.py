@@ -1,4 +1,4 @@
-"""The state that a captured module and the original have in common, and how what is replaced on one reaches the other."""
+"""What a captured module and the original have in common, and how what is replaced on one reaches the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 from torch.fx import Graph
-from typing_extensions import override
 
 _NEVER = object()
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -26,7 +25,6 @@ class FunctionModel(nn.Module):
         super().__init__()
         self.forward = function
 
-    @override
     def __deepcopy__(self, memo: dict[int, Any]) -> FunctionModel:
         return FunctionModel(self.forward)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.check_values import Place, check_value
@@ -19,6 +20,7 @@ from fxlib.wire.names import (
     is_name,
 )
 from fxlib.wire.operators import check_operator
+from fxlib.wire.slots import Slots
 from fxlib.wire.targets import METHODS_WITHHELD, functions, methods
 
 _KINDS: dict[int, frozenset[str]] = {
@@ -29,6 +31,7 @@ _KINDS: dict[int, frozenset[str]] = {
     pb.OPCODE_CALL_FUNCTION: frozenset({"function", "operator", "opaque_function"}),
     pb.OPCODE_CALL_METHOD: frozenset({"method", "opaque_method"}),
 }
+_LONGEST_PATH = 10_000
 # Arguments of the runtime's operators: how many, and which of them names a remote function.
 _CALLS: dict[str, tuple[int, int | None]] = {
     "fxlib.runtime.remote_call": (5, 1),
@@ -41,6 +44,9 @@ _CALLS: dict[str, tuple[int, int | None]] = {
     "fxlib.runtime.track_gradient": (7, 2),
     "fxlib.runtime.functions.resolve": (1, 0),
 }
+_RESOLVE = "fxlib.runtime.functions.resolve"
+# Behind the name of the remote function stand the arguments that are sent to it.
+_SENT = {name: (named + 1, named + 2) for name, (count, named) in _CALLS.items() if named is not None and count > 1}
 
 
 def check_target(target: pb.Target) -> None:
@@ -48,6 +54,8 @@ def check_target(target: pb.Target) -> None:
     kind = target.WhichOneof("kind")
     if kind == "function" and target.function not in functions():
         raise Fault(f"function {target.function[:80]!r} is not on the allow-list")
+    if kind == "path" and len(target.path) > _LONGEST_PATH:
+        raise Fault(f"a path of {len(target.path):,} characters is too long", f"{_LONGEST_PATH:,} are allowed.")
     if kind == "operator":
         check_operator(target.operator)
     elif kind == "method" and target.method not in methods():
@@ -61,19 +69,29 @@ def check_target(target: pb.Target) -> None:
 
 
 class BodyChecker:
-    """Checks the nodes of `module`, which is one of `graph`'s modules and whose children have been checked."""
+    """Checks the nodes of `graph.modules[module]`, once the modules themselves have been checked.
 
-    def __init__(self, graph: pb.Graph, module: pb.Module, limits: Limits) -> None:
+    Where a value may be called, a graph could call what it likes: by an attribute, or a method, to which it gives the
+    name itself. So modules and functions are no values, except where they are handed to the client's own code.
+    """
+
+    def __init__(self, graph: pb.Graph, module: int, slots: Slots, limits: Limits) -> None:
+        self.called: list[int] = []
+        """Indices of the modules that the nodes call, once for each call."""
         self._graph = graph
         self._module = module
-        self._body = module.graph
+        self._body = graph.modules[module].graph
+        self._slots = slots
         self._limits = limits
+        self._modules: set[int] = set()
+        self._functions: set[int] = set()
+        self._held: set[int] = set()
         self._targets = [
             (str(kind), getattr(each, kind)) for each in graph.targets if (kind := each.WhichOneof("kind"))
         ]
         self._names: set[str] = set()
         self._parameters: set[str] = set()
-        self._paths: set[tuple[int, str]] = set()
+        self._paths: dict[str, int | None] = {}
         self._keywords: set[str] = set()
         self._field = ""
 
@@ -107,17 +125,19 @@ class BodyChecker:
         if kind not in _KINDS.get(node.op, ()):
             raise Fault(f"a {kind} does not go with opcode {node.op}")
         _SHAPES[node.op](self, index, node, target)
-        self._check_arguments(index, node)
+        self._check_arguments(index, node, kind, target)
         if node.HasField("type"):
             self._field = "type"
             check_hint(node.type, self._limits)
         self._check_meta(node)
 
-    def _check_arguments(self, index: int, node: pb.Node) -> None:
-        place = Place(limits=self._limits, nodes=0 if node.op == pb.OPCODE_PLACEHOLDER else index)
+    def _check_arguments(self, index: int, node: pb.Node, kind: str, target: str) -> None:
+        held = self._functions if kind == "opaque_function" else self._held
+        place = Place(limits=self._limits, nodes=0 if node.op == pb.OPCODE_PLACEHOLDER else index, withheld=held)
+        sent = _SENT.get(target, ()) if kind == "function" and self._functions else ()
         for position, arg in enumerate(node.args):
             try:
-                check_value(arg, place)
+                check_value(arg, replace(place, withheld=self._modules) if position in sent else place)
             except Fault:
                 self._field = f"args[{position}]"
                 raise
@@ -156,12 +176,17 @@ class BodyChecker:
             raise Fault("a placeholder has one argument, its default, or none")
 
     def _get_attr(self, index: int, node: pb.Node, target: str) -> None:
-        self._check_path(node.op, target)
+        if self._find(target) is not None:
+            self._modules.add(index)
+            self._held.add(index)
         if node.args or node.kwargs:
             raise Fault("a get_attr node has no arguments")
 
     def _call_module(self, index: int, node: pb.Node, target: str) -> None:
-        self._check_path(node.op, target)
+        module = self._find(target)
+        if module is None:
+            raise Fault(f"there is no module {target[:200]!r}")
+        self.called.append(module)
 
     def _call_method(self, index: int, node: pb.Node, target: str) -> None:
         if not node.args or node.args[0].WhichOneof("kind") != "node":
@@ -173,6 +198,9 @@ class BodyChecker:
         elif target.startswith("builtins.") and any(each.name == "key" for each in node.kwargs):
             raise Fault(f"{target} may not take a key function")
         elif target in _CALLS:
+            if target == _RESOLVE:
+                self._functions.add(index)
+                self._held.add(index)
             count, named = _CALLS[target]
             if len(node.args) != count or node.kwargs:
                 raise Fault(f"{target} takes {count} positional arguments")
@@ -192,29 +220,11 @@ class BodyChecker:
         if target != "output" or len(node.args) != 1 or node.kwargs or index != len(self._body.nodes) - 1:
             raise Fault("the output is the last node, called 'output', with one argument")
 
-    def _check_path(self, op: int, path: str) -> None:
+    def _find(self, path: str) -> int | None:
         """Every step is a slot of a module in the message: no attribute of an object is ever walked."""
-        if (op, path) in self._paths:
-            return
-        *steps, last = path.split(".")
-        module = self._module
-        for step in steps:
-            module = self._child(module, step, path)
-        if op == pb.OPCODE_CALL_MODULE:
-            self._child(module, last, path)
-        elif not any(
-            last == slot.name
-            for slots in (module.parameters, module.buffers, module.attributes, module.children)
-            for slot in slots
-        ):
-            raise Fault(f"there is no {path[:200]!r}")
-        self._paths.add((op, path))
-
-    def _child(self, module: pb.Module, name: str, path: str) -> pb.Module:
-        for slot in module.children:
-            if slot.name == name and slot.HasField("module"):
-                return self._graph.modules[slot.module]
-        raise Fault(f"there is no module {path[:200]!r}")
+        if path not in self._paths:
+            self._paths[path] = self._slots.find(self._module, path)
+        return self._paths[path]
 
     def _check_pytree(self) -> None:
         if not self._body.HasField("pytree"):

@@ -10,8 +10,8 @@ import torch
 
 from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import Limits
+from fxlib.wire.targets import METHODS_WITHHELD
 
-_TENSOR_METHODS = frozenset(dir(torch.Tensor))
 _ATOM = re.compile(r"[0-9A-Za-z_-]+")
 _REMOTE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:(?:[^\W\d]\w*\.)*[^\W\d]\w*|\.[^\W\d]\w*")
 _LABEL = re.compile(r"[\w.:<>#$@ \[\]-]{1,500}")
@@ -70,10 +70,14 @@ def check_parameter(text: str) -> None:
 
 def check_remote_function(text: str) -> None:
     """Raise Fault unless the text reads "package.module:qualname", or ".method"."""
-    if _REMOTE.fullmatch(text) is None or (text.startswith(".") and is_dunder(text[1:]) and text != ".__call__"):
+    method = text[1:] if text.startswith(".") else ""
+    if _REMOTE.fullmatch(text) is None or (is_dunder(method) and method != "__call__"):
         raise Fault(
             f"{text[:80]!r} does not name a remote function", 'It reads "package.module:function" or ".method".'
         )
+    # The RRef may be to a tensor, whose withheld methods reach files and memory.
+    if method in METHODS_WITHHELD or (method.startswith("_") and hasattr(torch.Tensor, method)):
+        raise Fault(f"{text[:80]!r} may not be called through an RRef", "Give the remote method another name.")
 
 
 def check_label(text: str) -> None:

@@ -105,7 +105,7 @@ def opaque_tuple(label: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
     plain: Any = namedtuple(label.rpartition(".")[2], fields, module=__name__)  # type: ignore[misc] # noqa: PYI024
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        made = plain.__new__(cls, *args, **kwargs)
+        made: Any = plain.__new__(cls, *args, **kwargs)
         for field, item in zip(fields, made, strict=True):
             check_data(item, field)
         return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import torch
@@ -19,6 +21,7 @@ from fxlib.wire.read_graph import GraphReader
 from fxlib.wire.read_tensors import TensorReader
 from fxlib.wire.read_values import ValueReader
 from fxlib.wire.targets import function_name
+from fxlib.wire.write_modules import attributes_read
 from fxlib.wire.write_values import ValueWriter
 
 _MISSING = object()
@@ -35,6 +38,7 @@ class ModuleReader:
         self._tensors = tensors
         self._graphs = graphs
         self._built: dict[int, nn.Module] = {}
+        self._read: Mapping[int, Collection[str]] | None = None
 
     def read(self, own: nn.Module | None) -> CapturedModule:
         """Return the root, on the state of the client's module `own` where that is given.
@@ -43,6 +47,7 @@ class ModuleReader:
             WireError: a part can neither be built nor be found in `own`.
         """
         message = self._graph.modules[-1]
+        self._read = attributes_read(own) if isinstance(own, GraphModule) else None
         if own is None:
             module = CapturedModule(nn.Module(), Graph(), class_name=message.graph.class_name)
             module.training = message.training
@@ -109,15 +114,30 @@ class ModuleReader:
         self._tensors.bind(slot.tensor, own)
         return self._tensors.read(slot.tensor, name)
 
+    def _theirs(self, attribute: pb.Attribute, own: nn.Module, name: str) -> object:
+        """The client's attribute, if the client's own graphs read it, too: a model's attributes hold anything."""
+        theirs = getattr(own, attribute.name, _MISSING)
+        read = self._read is None or _is_leaf(own) or attribute.name in self._read.get(id(own), ())
+        if theirs is _MISSING or (read and (not callable(theirs) or _equal(attribute.value, theirs))):
+            return theirs
+        if isinstance(own, GraphModule):  # which may show its model's attributes under their names
+            raise WireError("the module given as root has it, and reads it nowhere", where=f"attribute {name!r}")
+        return _MISSING
+
     def _attribute(self, attribute: pb.Attribute, own: nn.Module | None, name: str) -> object:
-        if own is not None and hasattr(own, attribute.name):
-            return getattr(own, attribute.name)
+        theirs = _MISSING if own is None else self._theirs(attribute, own, name)
+        if theirs is not _MISSING:
+            return theirs
         if attribute.value.WhichOneof("kind") == "opaque" and self._tensors.bound:
             raise WireError("the module given as root has no such attribute", where=f"attribute {name!r}")
         try:
             return ValueReader(tensors=partial(self._tensors.read, name=name)).read(attribute.value)
         except Fault as fault:
             raise fault.at(f"attribute {name!r}") from None
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return leaves.class_name(module) is not None
 
 
 def _alike(message: pb.Module, own: nn.Module) -> bool:
@@ -161,3 +181,8 @@ def _set_graph(module: GraphModule, graph: Graph, where: str) -> None:
         module.graph = graph
     except Exception as error:  # noqa: BLE001 - whatever it stumbles over is a fault of the graph
         raise WireError(f"torch.fx cannot generate code for the graph: {error}", where=where) from None
+    forward = inspect.unwrap(type(module).forward)
+    used = {*forward.__globals__, "torch"} - ({"device"} if "device(type=" not in module.code else set())
+    for name in (str(node.target).lstrip("*") for node in graph.nodes if node.op == "placeholder"):
+        if name in used:
+            raise WireError(f"argument {name!r} hides what the generated code calls", where=where, hint="Rename it.")

@@ -16,9 +16,11 @@ from fxlib.wire.encode import FORMAT
 from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import DEFAULT, Limits
 from fxlib.wire.names import check_comment, check_label, check_name
-from fxlib.wire.slots import check_names
+from fxlib.wire.slots import Slots, check_names
 
 T = TypeVar("T")
+_CALLS_OF_A_CHILD = {"TripletMarginWithDistanceLoss": 3}
+"""Modules of torch.nn that call what they hold more than once."""
 
 
 def validate(graph: pb.Graph, limits: Limits = DEFAULT) -> None:
@@ -39,9 +41,7 @@ def validate(graph: pb.Graph, limits: Limits = DEFAULT) -> None:
     _each("texts", graph.texts, lambda text: check_comment(text, limits))
     _each("modules", graph.modules, lambda module: _check_module(module, graph, limits))
     _each("graph", [graph], lambda whole: _check_tree(whole, limits))
-    for module in graph.modules:
-        if module.WhichOneof("kind") == "graph":
-            BodyChecker(graph, module, limits).check()
+    _check_bodies(graph, limits)
 
 
 def _each(where: str, items: Iterable[T], check: Callable[[T], None]) -> None:
@@ -78,6 +78,23 @@ def _check_tree(graph: pb.Graph, limits: Limits) -> None:
             raise excess("modules", paths[-1], limits.modules, "modules")
 
 
+def _check_bodies(graph: pb.Graph, limits: Limits) -> None:
+    """The nodes of each GraphModule, and how many steps a forward takes: two calls at each level would double them."""
+    slots = Slots(graph)
+    steps: list[int] = []
+    for index, module in enumerate(graph.modules):
+        if module.WhichOneof("kind") == "graph":
+            checker = BodyChecker(graph, index, slots, limits)
+            checker.check()
+            called = checker.called
+        else:
+            called = [slot.module for slot in module.children if slot.HasField("module")]
+            called *= _CALLS_OF_A_CHILD.get(module.leaf, 1)
+        steps.append(1 + len(module.graph.nodes) + sum(steps[each] for each in called))
+        if steps[-1] > limits.steps:
+            raise excess("steps of a forward", steps[-1], limits.steps, "steps").at(f"modules[{index}]")
+
+
 def _check_module(module: pb.Module, graph: pb.Graph, limits: Limits) -> None:
     kind = module.WhichOneof("kind")
     if kind is None:
@@ -95,8 +112,9 @@ def _check_module(module: pb.Module, graph: pb.Graph, limits: Limits) -> None:
     for slot in module.parameters:
         if slot.HasField("tensor") and not graph.tensors[slot.tensor].parameter:
             raise Fault(f"{slot.name!r} is no parameter")
-    place = Place(limits=limits, kind="attribute", tensors=len(graph.tensors))
     for attribute in module.attributes:
+        functions = leaves.functions_of(module.leaf, attribute.name)
+        place = Place(limits=limits, kind="attribute", tensors=len(graph.tensors), functions=functions)
         check_value(attribute.value, place)
         if kind == "leaf" and attribute.value.WhichOneof("kind") == "opaque":
             raise Fault(f"attribute {attribute.name!r} of a torch.nn module is opaque")

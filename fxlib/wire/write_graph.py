@@ -10,6 +10,7 @@ from torch.fx.graph import CodeGen, _PyTreeCodeGen
 
 from fxlib.contracts import Contract
 from fxlib.errors import WireError
+from fxlib.runtime.attributes import read_attribute
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels, known_name
 from fxlib.wire.contracts import write_contract
@@ -43,7 +44,8 @@ class Tables:
 
     def target(self, node: Node) -> int:
         """Return the index of the node's target."""
-        key = id(node.target) if node.op == "call_function" else (node.op == "call_method", node.target)
+        called = getattr if node.target is read_attribute else node.target
+        key = id(called) if node.op == "call_function" else (node.op == "call_method", called)
         index = self._targets.get(key)
         if index is None:
             index = self._targets[key] = len(self._graph.targets)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class ModuleWriter:
         self.tensors = TensorWriter(graph)
         self._graph = graph
         self._tables = Tables(graph, Labels(root))
-        self._read = _attributes_read(root)
+        self._read = attributes_read(root)
         self._index: dict[int, int] = {}
         self._open: set[int] = set()
         self._values = ValueWriter(special=self._write_special)
@@ -84,7 +84,8 @@ class ModuleWriter:
         if (
             name is None
             or not all(tensor is None or is_plain(tensor) for tensor in slots)
-            or not all(leaves.may_hold(type(module), key) and _fits(data) for key, data in attributes.items())
+            or not all(leaves.may_hold(type(module), key) for key in attributes)
+            or not all(_fits(data, leaves.functions_of(name, key)) for key, data in attributes.items())
         ):
             return False
         message.leaf = name
@@ -123,11 +124,11 @@ class ModuleWriter:
         return name is not None
 
 
-def _fits(data: object) -> bool:
+def _fits(data: object, functions: Collection[str | None] = ()) -> bool:
     """Whether an attribute can travel; asked before any part of it is written, so that nothing is left over."""
 
     def special(_: pb.Value, part: object) -> bool:
-        return (isinstance(part, torch.Tensor) and is_plain(part)) or function_name(part) is not None
+        return (isinstance(part, torch.Tensor) and is_plain(part)) or function_name(part) in functions
 
     try:
         ValueWriter(special=special).write(pb.Value(), data)
@@ -136,7 +137,7 @@ def _fits(data: object) -> bool:
     return True
 
 
-def _attributes_read(root: GraphModule) -> dict[int, list[str]]:
+def attributes_read(root: GraphModule) -> dict[int, list[str]]:
     """Names of the attributes that nodes read, by the module that has them."""
     read: dict[int, dict[str, None]] = {}
     for body in bodies(root):

@@ -80,7 +80,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 await self._check_result(request.job_id, request.result)
                 said = Completed(
                     token=request.token,
-                    result=request.result.SerializeToString(),
+                    result=request.result.SerializeToString(deterministic=True),
                     message=clip(_summary(request.result)),
                     reusable=request.result.reason_code in {reason.name for reason in _LASTING},
                 )

@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis import Effects
-from fxlib.analysis.resources import GENERATOR, ServerState, Storage
+from fxlib.analysis.resources import GENERATOR, PROCESS, ServerState, Storage
 from fxlib.contracts import PURE, Contract
 from tests.analysis.sketch import READ, WRITE, Sketch
 
@@ -116,7 +116,7 @@ def test_contracts_say_what_a_call_does_to_which_server() -> None:
     assert not pure.reads | pure.writes
     assert both.reads == {ServerState("ps0", "clock")}
     assert both.writes == {ServerState("ps0", "log")}
-    assert unknown.writes == {ServerState()}
+    assert unknown.writes == {ServerState(), PROCESS}
     assert GENERATOR in unknown.reads
     assert [effects[call].commits for call in calls] == [False, True, False, True, True]
 

@@ -13,7 +13,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import rpc_async, rpc_sync
 
 import fxlib
-from fxlib.errors import CaptureError
+from fxlib.errors import CaptureError, FxlibWarning
 from tests.capture import servers
 from tests.capture.servers import double
 
@@ -188,3 +188,10 @@ def test_a_gradient_that_cannot_be_found_is_refused() -> None:
     contract = fxlib.Contract(reads=frozenset({"t"}), gradient="nowhere.at_all:push")
     with pytest.raises(CaptureError, match=r"nowhere\.at_all:push"):
         fxlib.capture(lambda x: rpc_sync("ps0", double, (x,)), contracts={"tests.capture.servers:double": contract})
+
+
+def test_a_contract_for_no_call_is_warned_of() -> None:
+    stated = {"tests.capture.servers:double": fxlib.Contract(pure=True), "typo:double": fxlib.Contract(pure=True)}
+    with pytest.warns(FxlibWarning, match="typo:double") as caught:
+        fxlib.capture(lambda x: rpc_sync("ps0", double, (x,)), contracts=stated)
+    assert len(caught) == 1

@@ -35,9 +35,8 @@ TENSORS: dict[str, Callable[[Any], Any]] = {
 def test_a_tensor_is_known_for_one(make: Callable[[Any], Any]) -> None:
     def forward(x: torch.Tensor) -> Any:
         y = make(x)
-        if isinstance(y, torch.Tensor) and torch.is_tensor(y) and not isinstance(y, (list, dict, Number)):
-            return y * 3
-        return y
+        asked: Any = [isinstance(y, torch.Tensor), torch.is_tensor(y), not isinstance(y, (list, dict, Number))]
+        return y * 3 if all(asked) else y
 
     same(forward, torch.zeros(2, 2))
 
@@ -59,6 +58,7 @@ def test_what_a_module_holds_and_makes_is_known() -> None:
     same(Layers(), torch.zeros(2, 2))
 
 
+@pytest.mark.usefixtures("world")
 def test_a_declared_result_is_of_its_declared_class() -> None:
     def forward(x: torch.Tensor) -> Any:
         result = rpc_sync("ps0", servers.several, (x,))

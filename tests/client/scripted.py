@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 from typing_extensions import override
 
 from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, graph_pb2, jobs_pb2, jobs_pb2_grpc
@@ -79,7 +82,9 @@ class Scripted(jobs_pb2_grpc.OptimizerServiceServicer, blobs_pb2_grpc.BlobServic
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the line went dead")
         data = self.partial.get(ref.sha256, b"")
         if len(data) == ref.size:
-            assert hashlib.sha256(data).hexdigest() == ref.sha256
+            if hashlib.sha256(data).hexdigest() != ref.sha256:
+                del self.partial[ref.sha256]
+                reject(context, "BLOB_CORRUPT")
             self.blobs[ref.sha256] = data
         return blobs_pb2.WriteResponse(committed_bytes=len(data))
 
@@ -127,6 +132,14 @@ class Scripted(jobs_pb2_grpc.OptimizerServiceServicer, blobs_pb2_grpc.BlobServic
         self.job.result.reason_code, self.job.result.reason = "FASTER", "faster"
         self.job.result.gain.CopyFrom(jobs_pb2.Estimate(value=0.5, low=0.4, high=0.6))
         self.job.result.graph.CopyFrom(ref)
+
+
+def reject(context: Context, code: str) -> None:
+    """End a call with a code of the service's catalogue."""
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=code, domain="fxlib"))
+    status = status_pb2.Status(code=grpc.StatusCode.DATA_LOSS.value[0], message=code, details=[detail])
+    context.abort_with_status(rpc_status.to_status(status))
 
 
 def event(sequence: int, state: jobs_pb2.JobState, phase: str) -> jobs_pb2.JobEvent:

@@ -33,6 +33,14 @@ def test_a_blob_of_any_size_arrives(service: Scripted, connection: Connection, s
     assert service.written == size
 
 
+def test_what_others_sent_under_its_name_costs_a_blob_one_more_try(service: Scripted, connection: Connection) -> None:
+    data = named(b"the blob itself")
+    [name] = data
+    service.partial[name] = b"no part"
+    upload(connection, data, Deadline(20))
+    assert service.blobs == data
+
+
 def test_an_interrupted_upload_goes_on_where_it_ended(service: Scripted, connection: Connection) -> None:
     service.cut_after = 3 * CHUNK_BYTES
     data = named(b"x" * (5 * CHUNK_BYTES + 3))

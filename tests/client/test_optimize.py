@@ -135,6 +135,16 @@ def test_an_answer_that_is_not_a_valid_graph_of_this_model_is_not_used(
     assert result.decision == "keep_original"
 
 
+@pytest.mark.parametrize("low, high", [(0.01, 0.6), (-0.6, 0.6), (float("nan"), 0.6), (0.4, float("inf"))])
+def test_a_graph_without_the_gain_asked_for_is_not_used(
+    service: Scripted, client: Client, graph: GraphModule, low: float, high: float
+) -> None:
+    service.adopt(as_bytes(graph))
+    service.job.result.gain.low, service.job.result.gain.high = low, high
+    with pytest.warns(FxlibWarning, match=r"JobResult\.gain"):
+        assert ask(client, graph).module is graph
+
+
 def test_a_service_that_is_away_costs_a_warning_and_the_patience(graph: GraphModule) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

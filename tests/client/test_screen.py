@@ -26,7 +26,7 @@ def of(build: Build, **children: nn.Module) -> GraphModule:
     return GraphModule(nn.ModuleDict(children), graph)
 
 
-def ask(graph: Graph, to: object, function: str = "fxlib.ps:lookup") -> Any:
+def ask(graph: Graph, to: Any, function: str = "fxlib.ps:lookup") -> Any:
     return graph.call_function(remote_call, (to, function, ("users",), {}, None))
 
 

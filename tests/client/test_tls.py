@@ -10,7 +10,7 @@ from fxlib import Tls
 from fxlib.cli import main
 from fxlib.errors import ServiceUnavailableError
 from tests.client.real import real_service
-from tests.service.test_tls import Files, certificates
+from tests.service.certificates import Files, certificates
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "unknown assumption 'writes'": {"assume": "writes"},
     "Workload.threads: must be at least 1": {"threads": 0},
     "Workload.trainers: must be at least 1": {"trainers": -1},
+    "Workload.threads: must be at most 1024": {"threads": 2**31 - 1},
+    "trainers and servers must be at most 256": {"trainers": 250, "servers": [Server(name=f"{i}") for i in range(7)]},
     "two servers are called 'ps'": {"servers": [Server(name="ps"), Server(name="ps")]},
     "'lookup' names no remote function": {"contracts": {"lookup": Contract(pure=True)}},
     "Workload.seed: -1 is out of range": {"seed": -1},
@@ -89,3 +91,12 @@ def test_state_of_a_server_that_makes_no_sense_is_refused() -> None:
         Dense(name="d", shape=(-1,))
     with pytest.raises(WorkloadError, match=r"Table\('t'\): unknown optimizer 'adam'. \"sgd\" or \"adagrad\"."):
         Table(name="t", rows=1, dim=1, optimizer="adam")  # type: ignore[arg-type]
+
+
+def test_what_no_trial_could_hold_or_wait_for_is_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"Server\('ps'\).service_time_s: must be 0 to 60 s"):
+        Server(name="ps", service_time_s=1e300)
+    with pytest.raises(WorkloadError, match=r"elements of state are more than"):
+        Server(name="ps", tables=[Table(name="t", rows=1 << 50, dim=1 << 10)])
+    with pytest.raises(WorkloadError, match=r"BatchSpec: .* elements are more than"):
+        BatchSpec(inputs=(Tensors(shape=(1 << 40, 1 << 40), dtype=torch.float32),))

@@ -70,7 +70,7 @@ def test_the_demo_adopts_trains_the_same_losses_and_leaves_a_report(tmp_path: Pa
 
 @pytest.mark.cluster
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, signum: signal.Signals) -> None:
     with start(tmp_path) as demo:
         assert demo.stdout is not None

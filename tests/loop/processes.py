@@ -115,7 +115,7 @@ def submit(client: Client, model: nn.Module, workload: Workload, step_timeout_s:
 
 def until(client: Client, job_id: str, said: str, deadline_s: float = 90.0) -> None:
     """Wait for an event of the job whose phase is so, or whose message begins so."""
-    seen, events = threading.Event(), list[Event]()
+    seen, ended, events = threading.Event(), threading.Event(), list[Event]()
 
     def listen(event: Event) -> None:
         events.append(event)
@@ -125,6 +125,10 @@ def until(client: Client, job_id: str, said: str, deadline_s: float = 90.0) -> N
     def watch() -> None:
         with contextlib.suppress(RemoteError):  # the test is over
             client.watch(job_id, listen)
+        ended.set()
 
     threading.Thread(target=watch, daemon=True).start()
-    assert seen.wait(deadline_s), [event.message for event in events]
+    deadline = time.monotonic() + deadline_s
+    while not seen.wait(0.1):
+        assert not ended.is_set(), [event.message for event in events]
+        assert time.monotonic() < deadline, [event.message for event in events]

@@ -75,7 +75,7 @@ def test_optimize_hands_the_module_over_with_its_rewrite() -> None:
 def test_structured_inputs_and_outputs_survive() -> None:
     class Structured(nn.Module):
         def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            unused = batch["x"].sin()  # noqa: F841 - dead code is what changes here
+            unused = torch.sin(batch["x"])  # noqa: F841 - dead code is what changes here
             return {"y": batch["x"].cos()}
 
     module = symbolic_trace(Structured(), concrete_args={"batch": {"x": torch.fx.PH}})

@@ -107,3 +107,19 @@ def test_what_cannot_be_sent_is_said_by_its_field() -> None:
     complexes = Workload(batches=[torch.ones(1, dtype=torch.complex128)])
     with pytest.raises(WorkloadError, match="Describe the batches instead"):
         protocol.workload_to_proto(complexes)
+
+
+def test_text_that_people_read_steers_no_terminal() -> None:
+    message = jobs_pb2.JobEvent(state=jobs_pb2.JOB_STATE_RUNNING, phase="q\x1bps", message="\x1b]0;x\x07\nfxlib: done")
+    read = protocol.event_from_proto(message)
+    assert (read.phase, read.message) == ("q ps", " ]0;x  fxlib: done")
+    result = jobs_pb2.JobResult(decision=jobs_pb2.DECISION_KEEP_ORIGINAL, reason="\x1b[2J\u202egone")
+    result.calls.add(node="a\x1b", action="moved", reason_code="FROM_THE_FUTURE", reason="\x1b[31m", source="\r")
+    assert str(protocol.report_from_proto(result)).isprintable()
+
+
+@pytest.mark.parametrize("figure", [float("nan"), float("inf"), -1.0])
+def test_what_is_no_duration_is_refused(figure: float) -> None:
+    result = jobs_pb2.JobResult(decision=jobs_pb2.DECISION_KEEP_ORIGINAL, phase_seconds={"qps": figure})
+    with pytest.raises(WireError, match="phase_seconds"):
+        protocol.report_from_proto(result)

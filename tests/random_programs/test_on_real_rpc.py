@@ -1,4 +1,4 @@
-"""The scheduled program is the program: on random ones, over TensorPipe, with servers that let calls pass one another."""
+"""The scheduled program is the program: over TensorPipe, with servers that let calls pass one another."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_scheduled_program_does_what_the_program_does() -> None:
 
 
 def _sums_of_many(program: Program, found: Outcome) -> Iterator[str]:
-    """Name the gradients that servers add up from three calls or more, in the order in which they come in: any order."""
+    """Name the gradients that servers add up from three calls or more, in whatever order they come in."""
     calls = Counter(
         node.args[0] if isinstance(node.args[0], str) else "ps1"
         for node in program.module.graph.nodes

@@ -46,6 +46,11 @@ def take_gradient(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None
     _LOG.append(f"{name} {gradient.tolist()}")
 
 
+@remote(writes="tables")
+def take_rows(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+    _LOG.append(f"{name} {rows.tolist()}")
+
+
 class Adder:
     """An object that lives on a server."""
 
@@ -63,5 +68,5 @@ class Adder:
 
 
 NAME = "tests.runtime.remote_functions"
-for _function in (add, slow, fail, write, read_log, read, take_gradient, Adder):
+for _function in (add, slow, fail, write, read_log, read, take_gradient, take_rows, Adder):
     functions.register(_function)

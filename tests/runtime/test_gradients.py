@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -157,3 +158,21 @@ def test_threads_that_share_a_module_lose_no_gradient() -> None:
         thread.join()
     push_gradients(module)
     assert len(pushed()) == 4 * 10 * 2
+
+
+def test_a_gradient_belongs_to_the_rows_that_were_looked_up_though_their_tensor_is_used_again() -> None:
+    module, rows = two_reads(gradient="take_rows"), ROWS.clone()
+    module(rows).sum().backward()
+    rows.fill_(7)
+    push_gradients(module)
+    assert pushed() == ["a [1, 2]", "b [1, 2]"]
+
+
+@pytest.mark.parametrize("write", [lambda row: row.mul_(2.0), lambda row: nn.functional.relu(row, inplace=True)])
+def test_a_tracked_result_may_be_written_to_in_place(write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    program = Program("rows")
+    leaf = tracked(program, program.call("ps0", "read", "a", program.inputs[0]), "a", 0)
+    module = program.returns(program.local(write, leaf))
+    module(ROWS).sum().backward()
+    push_gradients(module)
+    assert len(pushed()) == 1

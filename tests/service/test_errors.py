@@ -46,3 +46,11 @@ def test_an_error_travels_with_its_code_fields_and_facts() -> None:
 def test_an_error_without_a_message_names_its_fields() -> None:
     assert str(invalid("page_size", "must not be negative")) == "page_size: must not be negative"
     assert str(ServiceError(Code.LEASE_LOST)) == Code.LEASE_LOST.value
+
+
+def test_what_a_request_held_is_echoed_so_short_that_a_call_s_trailers_can_carry_it() -> None:
+    long = "\x1b" + "x" * 100_000
+    violations = [Violation(field=long, problem=long)] * 50
+    status = to_status(ServiceError(Code.INVALID_REQUEST, violations=violations, metadata={"job_id": long}))
+    assert len(status.SerializeToString()) < 10_000
+    assert b"\x1b" not in status.message.encode()

@@ -1,6 +1,7 @@
 """Workers and their leases, without a network."""
 
 import asyncio
+from math import inf, nan
 
 import pytest
 
@@ -26,7 +27,15 @@ from tests.service.support import (
 
 
 def adopting(graph: bytes | None) -> jobs_pb2.JobResult:
-    return jobs_pb2.JobResult(decision=jobs_pb2.DECISION_ADOPT, graph=None if graph is None else ref(graph))
+    gain = jobs_pb2.Estimate(value=0.5, low=0.4, high=0.6)
+    return jobs_pb2.JobResult(decision=jobs_pb2.DECISION_ADOPT, gain=gain, graph=None if graph is None else ref(graph))
+
+
+def figures(name: str, value: float, low: float, high: float) -> jobs_pb2.JobResult:
+    """The usual answer with another figure."""
+    changed = answer()
+    getattr(changed, name).CopyFrom(jobs_pb2.Estimate(value=value, low=low, high=high))
+    return changed
 
 
 STOLEN = jobs_pb2.JobResult(
@@ -221,6 +230,26 @@ async def test_completing_twice_is_completing_once() -> None:
         assert (states([ended]), ended.result, ended.last_sequence) == (["succeeded"], answer(), 3)
 
 
+async def test_another_answer_after_the_first_is_refused() -> None:
+    async with make_service() as core:
+        await submit(core)
+        lease = await leased(core)
+        await complete(core, lease)
+        with pytest.raises(ServiceError, match="another answer") as caught:
+            await complete(core, lease, answer(gain=0.6))
+        assert caught.value.code is Code.LEASE_LOST
+
+
+async def test_what_a_worker_tells_is_one_plain_line() -> None:
+    async with make_service() as core:
+        job = await submit(core)
+        lease = await leased(core)
+        failure = jobs_pb2.JobFailure(code="REWRITE_FAILED", message="\x1b[2Jgone\nfxlib: done")
+        outcome = workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token, failure=failure)
+        await core.workers.Complete(outcome, None)
+        assert (await get(core, job.id)).failure.message == " [2Jgone fxlib: done"
+
+
 async def test_a_worker_s_failure_is_the_job_s() -> None:
     async with make_service() as core:
         job = await submit(core)
@@ -238,13 +267,16 @@ async def test_a_worker_s_failure_is_the_job_s() -> None:
     "result, code, field",
     [
         (jobs_pb2.JobResult(), Code.INVALID_REQUEST, "result"),
-        (jobs_pb2.JobResult(decision=jobs_pb2.DECISION_ADOPT), Code.INVALID_REQUEST, "result.graph"),
-        (jobs_pb2.JobResult(decision=jobs_pb2.DECISION_ADOPT, graph=ref(b"absent")), Code.BLOB_MISSING, "result.graph"),
-        (
-            jobs_pb2.JobResult(decision=jobs_pb2.DECISION_ADOPT, graph=ref(b"no graph")),
-            Code.INVALID_GRAPH,
-            "result.graph",
-        ),
+        (adopting(None), Code.INVALID_REQUEST, "result.graph"),
+        (adopting(b"absent"), Code.BLOB_MISSING, "result.graph"),
+        (adopting(b"no graph"), Code.INVALID_GRAPH, "result.graph"),
+        (jobs_pb2.JobResult(decision=jobs_pb2.DECISION_ADOPT), Code.INVALID_REQUEST, "result: JobResult.gain"),
+        (figures("gain", 0.03, 0.01, 0.05), Code.INVALID_REQUEST, "result: JobResult.gain"),
+        (figures("gain", 0.5, 0.4, inf), Code.INVALID_REQUEST, "result: JobResult.gain"),
+        (figures("gain", 0.5, 0.6, 0.7), Code.INVALID_REQUEST, "result: JobResult.gain"),
+        (figures("gain", nan, nan, nan), Code.INVALID_REQUEST, "result: JobResult.gain"),
+        (figures("qps_original", -5, -6, -4), Code.INVALID_REQUEST, "result: JobResult.qps_original"),
+        (figures("qps_optimized", inf, 1, inf), Code.INVALID_REQUEST, "result: JobResult.qps_optimized"),
         (STOLEN, Code.INVALID_REQUEST, "result"),
     ],
 )

@@ -8,7 +8,7 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib import ps, wire
-from fxlib.runtime import CapturedModule
+from fxlib.runtime import CapturedModule, remote_call
 from fxlib.workload import Workload
 from workers.trial.objects import needs_of
 
@@ -43,3 +43,13 @@ def test_modules_that_only_the_job_has_are_named() -> None:
     (opaque,) = needs_of([travelled(Model())], WORKLOAD).opaque
     assert "'own'" in opaque
     assert "Own" in opaque
+
+
+def test_calls_within_nested_graphs_are_needed_too() -> None:
+    inner = torch.fx.Graph()
+    inner.output(inner.call_function(remote_call, ("ps7", "fxlib.ps:lookup", (), {}, None)))
+    outer = torch.fx.Graph()
+    outer.output(outer.call_module("inner"))
+    children = nn.ModuleDict({"inner": torch.fx.GraphModule(nn.Module(), inner)})
+    needs = needs_of([torch.fx.GraphModule(children, outer)], WORKLOAD)
+    assert needs.functions == {"ps7": ("fxlib.ps:lookup",)}

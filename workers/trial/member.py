@@ -47,7 +47,7 @@ class Member:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        torch.set_num_threads(place.threads)
+        torch.set_num_threads(min(place.threads, psutil.cpu_count() or 1))
         for module in place.allowed_modules:
             functions.allow_module(module)
 

@@ -1,0 +1,205 @@
+"""A graph stands in for its model only while what it was captured under holds; else the original's forward runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import symbolic_trace
+
+import fxlib
+from fxlib.runtime import CapturedModule
+
+X = torch.randn(3, 4)
+
+
+def pure(value: torch.Tensor, model: Model) -> torch.Tensor:
+    return value * model.shared
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.dropout = nn.Dropout(0.0)
+        self.power = 2
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor | None = None, *, double: bool = False) -> torch.Tensor:
+        x = x if weight is None else x * weight
+        return self.dropout(self.linear(x) ** self.power) * (2 if double is True else 1)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.scale = 1.0
+        self.shared = 1.0
+        self.steps = 0
+        self.offset = torch.zeros(4)
+        self.gain = nn.Parameter(torch.ones(4))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return pure(self.block(x, x) * self.scaled() * self.gain + self.mean + self.offset, self)
+
+    def scaled(self) -> float:
+        return self.scale
+
+    def step(self) -> None:
+        self.steps += 1
+
+
+def captured(model: nn.Module) -> CapturedModule:
+    return CapturedModule(model, symbolic_trace(model).graph, original=model)
+
+
+def graph_runs(module: CapturedModule, *args: object, **kwargs: object) -> bool:
+    original = module._fxlib.original
+    assert original is not None
+    called: list[object] = []
+    forward = type(original).forward
+    type(original).forward = lambda *a, **k: (called.append(1), forward(*a, **k))[1]  # type: ignore[func-returns-value]
+    try:
+        module(*args, **kwargs)
+    finally:
+        type(original).forward = forward
+    return not called
+
+
+CHANGES: dict[str, Callable[[Model], object]] = {
+    "a number that the forward reads": lambda model: setattr(model, "scale", 0.5),
+    "a number that a helper function reads": lambda model: setattr(model, "shared", 0.5),
+    "a number that a part reads": lambda model: setattr(model.block, "power", 3),
+    "a module in a part": lambda model: setattr(model.block, "linear", nn.Linear(4, 4)),
+    "a module at the root": lambda model: setattr(model, "block", Block()),
+    "a hook on a part": lambda model: model.block.register_forward_hook(lambda *_: X),
+    "a hook on a leaf": lambda model: model.block.linear.register_forward_pre_hook(lambda _, args: (args[0] * 2,)),
+    "a forward on an instance": lambda model: setattr(model.block, "forward", lambda *_: X),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_after_the_capture_is_seen_by_the_module_and_its_siblings(change: str) -> None:
+    model = Model()
+    module = captured(model)
+    sibling = module.with_graph(copy.deepcopy(module.graph))
+    CHANGES[change](model)
+    assert torch.equal(module(X), model(X))
+    assert torch.equal(sibling(X), model(X))
+
+
+def test_a_leaf_made_to_write_in_place_ends_the_rewrite() -> None:
+    module = captured(Model())
+    module.block.dropout.inplace = True
+    assert not graph_runs(module, X)
+
+
+def test_what_the_forward_does_not_read_may_change() -> None:
+    model = Model()
+    module = captured(model)
+    model.step()
+    model.scale = 3.0 - 2.0  # equal, and another object
+    assert graph_runs(module, X)
+
+
+def test_a_hook_that_was_there_may_stay_but_not_leave() -> None:
+    model = Model()
+    handle = model.block.linear.register_forward_hook(lambda *_: X)
+    module = captured(model)
+    assert graph_runs(module, X)
+    handle.remove()
+    assert not graph_runs(module, X)
+
+
+def test_a_copy_has_conditions_of_its_own() -> None:
+    module = captured(Model())
+    twin = copy.deepcopy(module)
+    twin.block.power = 3
+    assert graph_runs(module, X)
+    assert not graph_runs(twin, X)
+
+
+@pytest.mark.parametrize("arguments, fits", [((X, X), True), ((X,), False), ((X, None), False)])
+def test_an_argument_that_is_none_where_the_code_asks_runs_the_original(arguments: tuple[object], fits: bool) -> None:
+    module = captured(Block())
+    assert graph_runs(module, *arguments, double=X) is fits
+
+
+def test_a_bool_where_the_code_asks_for_true_runs_the_original() -> None:
+    block = Block()
+    assert torch.equal(captured(block)(X, X, double=True), block(X, X, double=True))
+
+
+def test_none_is_passed_on_where_no_code_asks() -> None:
+    class Plain(nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+            return nn.functional.layer_norm(x, (4,), weight)
+
+    assert graph_runs(captured(Plain()), X)
+
+
+@pytest.mark.parametrize("name", ["gain", "mean", "offset"])
+def test_a_tensor_replaced_on_the_model_reaches_the_graph_and_its_siblings(name: str) -> None:
+    model = Model()
+    module = captured(model)
+    sibling = module.with_graph(copy.deepcopy(module.graph))
+    setattr(model, name, nn.Parameter(torch.full((4,), 7.0)) if name == "gain" else torch.full((4,), 7.0))
+    assert graph_runs(sibling, X)
+    assert torch.equal(sibling(X), model(X))
+    assert module.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["gain", "mean", "offset", "scale"])
+def test_what_is_replaced_on_the_module_is_replaced_on_the_model_and_the_siblings(name: str) -> None:
+    model = Model()
+    module = captured(model)
+    sibling = module.with_graph(copy.deepcopy(module.graph))
+    value = {"gain": nn.Parameter(torch.full((4,), 7.0)), "scale": 7.0}.get(name, torch.full((4,), 7.0))
+    setattr(module, name, value)
+    assert getattr(model, name) is value
+    assert torch.equal(sibling(X), model(X))
+
+
+def test_a_conversion_of_the_module_reaches_its_siblings() -> None:
+    module = captured(Model())
+    sibling = module.with_graph(copy.deepcopy(module.graph))
+    module.double()
+    assert sibling(X.double()).dtype == torch.float64
+
+
+def test_state_swapped_for_one_call_is_not_kept() -> None:
+    model = Model()
+    module = captured(model).eval()
+    swapped = {"gain": torch.zeros(4), "mean": torch.ones(4)}
+    torch.func.functional_call(module, swapped, (X,))
+    assert torch.equal(module(X), model(X))
+    assert torch.equal(model.state_dict()["mean"], torch.zeros(4))
+
+
+def test_a_function_captured_with_gradients_runs_as_itself_without() -> None:
+    weight = torch.ones(4, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = x * 2
+        return y * weight
+
+    module = fxlib.capture(function)
+    with torch.no_grad():
+        assert not module(X).requires_grad
+        assert not torch.is_grad_enabled()
+    assert module(X).requires_grad
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
+def test_a_hook_given_to_the_model_after_the_capture_runs(register: str) -> None:
+    model, seen = Model(), []
+    module = captured(model)
+    getattr(model, register)(lambda *_: seen.append(1))
+    module(X.clone().requires_grad_()).sum().backward()
+    assert seen == [1]
