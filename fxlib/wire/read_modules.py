@@ -117,8 +117,9 @@ class ModuleReader:
     def _theirs(self, attribute: pb.Attribute, own: nn.Module, name: str) -> object:
         """The client's attribute, if the client's own graphs read it, too: a model's attributes hold anything."""
         theirs = getattr(own, attribute.name, _MISSING)
-        read = self._read is None or _is_leaf(own) or attribute.name in self._read.get(id(own), ())
-        if theirs is _MISSING or (read and (not callable(theirs) or _equal(attribute.value, theirs))):
+        read = self._read is not None and attribute.name in self._read.get(id(own), ())
+        may_read = read or self._read is None or _is_leaf(own)
+        if theirs is _MISSING or read or (may_read and (not callable(theirs) or _equal(attribute.value, theirs))):
             return theirs
         if isinstance(own, GraphModule):  # which may show its model's attributes under their names
             raise WireError("the module given as root has it, and reads it nowhere", where=f"attribute {name!r}")
