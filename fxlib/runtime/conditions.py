@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
+import torch
 from torch import nn
 
 from fxlib.runtime.reading import Reading
@@ -137,6 +138,20 @@ class Conditions:
                 return f"{fact} is not what it was at capture"
             watched.values[index] = now  # an equal value: compared by identity from now on
         return ""
+
+
+def shared_gradient(arguments: Iterable[Any]) -> str:
+    """Return why these arguments' gradients may add up in another order than a rewrite kept; empty if they do not.
+
+    The order is kept for each input by itself; a parameter, or one tensor under two names, has uses beside those.
+    """
+    seen: set[int] = set()
+    for value in arguments:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            if isinstance(value, nn.Parameter) or id(value) in seen:
+                return "an argument that takes a gradient is a parameter, or is given twice"
+            seen.add(id(value))
+    return ""
 
 
 def parameters_of(forward: Callable[..., Any], inputs: frozenset[str]) -> tuple[Parameter, ...]:

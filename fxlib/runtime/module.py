@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from fxlib.errors import WireError
 from fxlib.runtime import failure, ops
-from fxlib.runtime.conditions import Conditions, parameters_of
+from fxlib.runtime.conditions import Conditions, parameters_of, shared_gradient
 from fxlib.runtime.flight import THREAD, Flight, Tape
 from fxlib.runtime.record import current_recording
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
@@ -93,7 +93,8 @@ class CapturedModule(GraphModule):
         code = super().recompile()
         cls: Any = type(self)
         inputs = frozenset(str(node.target) for node in self.graph.nodes if node.op == "placeholder")
-        cls.forward = _guard(cls.forward, inputs)
+        order = list(failure.program_order(list(self.graph.nodes)).values())
+        cls.forward = _guard(cls.forward, inputs, reordered=order != sorted(order))
         # GraphModule's own `__call__` prints failures of generated code and cuts their tracebacks off.
         del cls.__call__
         if (companions := self.__dict__.get("_fxlib")) is not None:
@@ -185,7 +186,7 @@ class CapturedModule(GraphModule):
             companions.mirror.follow(self, companions.constants)
 
 
-def _guard(generated: Callable[..., Any], inputs: frozenset[str]) -> Callable[..., Any]:
+def _guard(generated: Callable[..., Any], inputs: frozenset[str], *, reordered: bool) -> Callable[..., Any]:
     code: Any = generated.__code__
     parameters = parameters_of(generated, inputs)
 
@@ -195,7 +196,10 @@ def _guard(generated: Callable[..., Any], inputs: frozenset[str]) -> Callable[..
         if companions.original is not None:
             self._follow()
             conditions = companions.conditions
-            if broken := conditions.broken(grad_enabled=grad_enabled) or conditions.misfit(parameters, args, kwargs):
+            broken = conditions.broken(grad_enabled=grad_enabled) or conditions.misfit(parameters, args, kwargs)
+            if not broken and reordered and grad_enabled:
+                broken = shared_gradient((*args, *kwargs.values()))
+            if broken:
                 return _run_original(self, companions.original, broken, args, kwargs)
         recording = current_recording()
         run = generated if recording is None else recording.instrument(self, generated)

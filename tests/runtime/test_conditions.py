@@ -203,3 +203,20 @@ def test_a_hook_given_to_the_model_after_the_capture_runs(register: str) -> None
     getattr(model, register)(lambda *_: seen.append(1))
     module(X.clone().requires_grad_()).sum().backward()
     assert seen == [1]
+
+
+def test_a_rewritten_module_runs_the_original_for_one_tensor_as_two_inputs() -> None:
+    def total(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.sin() + y.exp() + x.tanh()
+
+    captured = fxlib.capture(total)
+    graph = copy.deepcopy(captured.graph)
+    sine, exponential, _ = [node for node in graph.nodes if node.op == "call_method"]
+    exponential.append(sine)  # as a rewrite may, which takes x and y for two tensors
+    rewritten = captured.with_graph(graph)
+    x, twin = (torch.linspace(-2, 2, 99).requires_grad_() for _ in range(2))
+    captured(x, x).sum().backward()
+    rewritten(twin, twin).sum().backward()
+    assert x.grad is not None
+    assert twin.grad is not None
+    assert torch.equal(twin.grad, x.grad)
