@@ -6,8 +6,8 @@ INSTALLED := .venv/.installed
 SOURCES := $(wildcard fxlib service workers tests examples benchmarks)
 STUBS ?= .
 PYTEST := $(BIN)/python -m pytest
-# Two test processes share the cores, and each test's tensors are small: more threads would only be in each other's way.
-PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n 2
+# Some tests wait for other processes, so one more than the cores; tensors are small: threads would be in each other's way.
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n 3
 SYSTEM_PACKAGES := chromium:chromium prometheus:prometheus dot:graphviz ip:iproute2
 
 .PHONY: help install check lint types arrows protos-lint fast test system demo bench protos format clean

@@ -27,6 +27,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", EXAMPLES, ids=name)
 def test_the_examples_run(document: Path, address: str, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tests" / "run_document.py"), str(document), address]

@@ -33,6 +33,7 @@ class Aliases:
         self._parents = [self.OUTSIDE]
         self._nodes: dict[Node, int] = {}
         self._state: dict[object, int] = {}
+        self._entered: set[Operator] = set()
         self._explicit: dict[Node, list[Node]] = {}
         for node, behaviour in zip(nodes, behaviours, strict=True):
             self._nodes[node] = self._new()
@@ -76,11 +77,12 @@ class Aliases:
             self._join_all(own, () if issue.target in _REMOTE else issue.all_input_nodes)
         elif operator is not None and operator.shares:
             self._join_all(own, node.all_input_nodes)
-        if operator is not None and operator.state:
+        if operator is not None and operator.state and operator not in self._entered:
             self._enter(operator)
 
     def _enter(self, operator: Operator) -> None:
         """Know a module's own state by its memory, so that a `get_attr` of the same tensor meets it."""
+        self._entered.add(operator)
         for tensor in operator.state:
             self._state_of(tensor)
 

@@ -90,6 +90,7 @@ class _Analyst:
         self._aliases = aliases
         self._known: dict[tuple[object, ...], NodeEffects] = {}
         self._written: dict[int, Storage] = {}
+        self._state: dict[Operator, tuple[int, ...]] = {}
         pairs = list(zip(nodes, behaviours, strict=True))
         for node, behaviour in pairs:
             for each in self._writes(node, behaviour.operator):
@@ -146,11 +147,18 @@ class _Analyst:
         found = tuple(self._classes[value] for value in node.all_input_nodes if value in self._classes)
         if operator is None or not operator.state:
             return found
-        return (*found, *sorted(self._aliases.of_state(operator.state) & self._written.keys()))
+        return (*found, *self._state_read(operator))
+
+    def _state_read(self, operator: Operator) -> tuple[int, ...]:
+        """Return the classes of written memory among what a module holds; modules are called over and over."""
+        if operator not in self._state:
+            self._state[operator] = tuple(sorted(self._aliases.of_state(operator.state) & self._written.keys()))
+        return self._state[operator]
 
     def _writes(self, node: Node, operator: Operator | None) -> Iterator[int]:
         if operator is None or not (operator.writes or operator.written_state):
             return
         for value in written_arguments(node, operator):
             yield self._aliases.of(value)
-        yield from sorted(self._aliases.of_state(operator.written_state))
+        if operator.written_state:
+            yield from sorted(self._aliases.of_state(operator.written_state))

@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.behaviour import Behaviour, Part
+from fxlib.analysis.catalogue import Operator
 from fxlib.analysis.effects import Effects
 from fxlib.analysis.modules import attribute
 from fxlib.analysis.resources import FETCHES, Storage
@@ -34,6 +35,7 @@ class GradientUses:
         self._takes: dict[Node, bool] = {}
         self._accounts: dict[Node, Hashable] = {}
         self._written = {each.alias_class for of in effects.per_node for each in of.writes if isinstance(each, Storage)}
+        self._modules: dict[Operator, tuple[Hashable, ...]] = {}
         self._held: set[Hashable] = set()
         if any(self._fetches_own(node) for node in effects.nodes):
             self._held.update(self._account_of_state(each) for each in module.parameters())
@@ -52,8 +54,7 @@ class GradientUses:
             return
         used = [self._accounts[value] for value in node.all_input_nodes if self._takes[value]]
         if operator is not None and operator.state:
-            parameters = (tensor for tensor in operator.state if isinstance(tensor, torch.nn.Parameter))
-            used.extend(self._account_of_state(tensor) for tensor in parameters)
+            used.extend(self._accounts_of_module(operator))
         yield from used
         if not self._held.isdisjoint(used):
             yield _HELD
@@ -91,6 +92,13 @@ class GradientUses:
             return bool(getattr(attribute(self._module, str(rref.target)), "is_owner", _unknown)())
         except Exception:  # noqa: BLE001 - whatever stands for an RRef of another process
             return True
+
+    def _accounts_of_module(self, operator: Operator) -> tuple[Hashable, ...]:
+        """Return the accounts of a module's parameters; modules are called over and over."""
+        if operator not in self._modules:
+            parameters = (tensor for tensor in operator.state if isinstance(tensor, torch.nn.Parameter))
+            self._modules[operator] = tuple(self._account_of_state(tensor) for tensor in parameters)
+        return self._modules[operator]
 
     def _account_of_state(self, value: object) -> Hashable:
         """Return the account of what the module holds, whether a node or a submodule uses it."""

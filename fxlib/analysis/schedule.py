@@ -24,6 +24,7 @@ from fxlib.analysis.dependencies import Dependencies
 from fxlib.analysis.effects import NodeEffects
 
 _INPUT, _ISSUE, _NEEDED, _WORK, _WAIT, _OUTPUT = range(6)
+_LANES = {Part.INPUT: _INPUT, Part.WAIT: _WAIT, Part.OUTPUT: _OUTPUT}
 _NEVER = -1
 
 
@@ -79,7 +80,7 @@ def _ranks(effects: Sequence[NodeEffects], edges: Sequence[Sequence[int]]) -> li
 def _lane(does: NodeEffects) -> int:
     if does.part is Part.ISSUE:
         return _WORK if does.commits else _ISSUE
-    return {Part.INPUT: _INPUT, Part.WAIT: _WAIT, Part.OUTPUT: _OUTPUT}.get(does.part, _WORK)
+    return _LANES.get(does.part, _WORK)
 
 
 def _is_anchor(does: NodeEffects) -> bool:

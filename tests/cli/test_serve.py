@@ -22,6 +22,8 @@ from fxlib.cli import serve as command
 from fxlib.cli.children import Child
 from fxlib.errors import FxlibError
 
+pytestmark = pytest.mark.slow
+
 STAND_INS = {
     "workers": "",
     "service": """

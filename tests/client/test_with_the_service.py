@@ -15,6 +15,8 @@ from fxlib.jobs import Event
 from tests.client.models import Clicks, workload
 from tests.client.real import adopt, free_port, real_service, scripted_worker
 
+pytestmark = pytest.mark.slow
+
 
 def until(true: Callable[[], bool]) -> None:
     end = time.monotonic() + 60

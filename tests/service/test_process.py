@@ -16,6 +16,8 @@ from fxlib.v1 import blobs_pb2, workers_pb2
 from tests.service.client import Client
 from tests.service.support import Process, eventually, graph_bytes, ref, refused, states
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def running(data: Path, *options: str) -> Iterator[tuple[Process, Client]]:
