@@ -62,7 +62,7 @@ def optimize(
     """Ask the service for a faster module: what a launcher adds to its program."""
     graph = fxlib.capture(model)
     workload = fxlib.Workload.describe(
-        batches, loss="bce_with_logits", optimizer=Optimizer(lr=LR), servers=tuple(servers)
+        batches, loss="bce_with_logits", optimizer=Optimizer(name="adam", lr=LR), servers=tuple(servers)
     )
     with fxlib.connect(address) as client:
         return graph, client.optimize(graph, workload, recipe="schedule", name="dlrm-demo", budget_s=budget_s)

@@ -18,7 +18,7 @@ SPARSE_FEATURES = 26
 
 def tables(rows: int, dim: int) -> tuple[Table, ...]:
     """One embedding table per categorical feature."""
-    return tuple(Table(name=f"C{i + 1}", rows=rows, dim=dim, lr=0.05) for i in range(SPARSE_FEATURES))
+    return tuple(Table(name=f"C{i + 1}", rows=rows, dim=dim, lr=0.3) for i in range(SPARSE_FEATURES))
 
 
 class DLRM(nn.Module):

@@ -17,7 +17,7 @@ from examples.dlrm.model import DLRM
 from fxlib import ps
 from fxlib.workload import Server
 
-LR = 0.1
+LR = 0.001
 Batches = Sequence[fxlib.Batch]
 Step = Callable[[fxlib.Batch], float]
 
@@ -30,7 +30,7 @@ def click_loss(logits: Tensor, batch: fxlib.Batch) -> Tensor:
 
 def training_step(module: nn.Module) -> Step:
     """Forward, loss, backward, gradients to the servers, optimizer."""
-    optimizer = torch.optim.SGD(module.parameters(), lr=LR)
+    optimizer = torch.optim.Adam(module.parameters(), lr=LR)
 
     def step(batch: fxlib.Batch) -> float:
         optimizer.zero_grad()
@@ -50,7 +50,7 @@ def compute_step(model: DLRM, batch: fxlib.Batch) -> Step:
         rpc_sync(server, ps.lookup, args=(table, rows)).requires_grad_()
         for (server, table), rows in zip(model.owners, columns, strict=True)
     ]
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
 
     def step(batch: fxlib.Batch) -> float:
         optimizer.zero_grad()
