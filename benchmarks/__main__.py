@@ -1,9 +1,14 @@
-"""Run every benchmark, each in a process of its own, and write their tables to docs/benchmarks.md."""
+"""Run benchmarks, each in a process of its own, and write their tables to docs/benchmarks.md.
+
+`python -m benchmarks` runs all; `python -m benchmarks overlap --quick` runs one, and leaves other tables as they are.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,12 +20,20 @@ import torch
 from benchmarks.report import Row, line
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+NOT_BENCHMARKS = {"__init__", "__main__", "programs", "report"}
 HEADER = """# Benchmarks
 
-Written by `make bench`. Medians with 95% bootstrap intervals; the arms of a case are interleaved in one run, so compare
-within a case, not across machines. Machine: {machine}.
+Written by `make bench`. Medians with 95% intervals; the arms of a case are interleaved in one run, so compare within a
+case, not across machines.
 """
-NOT_BENCHMARKS = {"__init__", "__main__", "programs", "report"}
+SECTION = """## {name}
+
+`{command}`, on {machine}
+
+```
+{rows}
+```
+"""
 
 
 def names() -> list[str]:
@@ -36,16 +49,34 @@ def run(name: str, options: Sequence[str]) -> list[Row]:
         return [Row(**each) for each in json.loads(file.read_text())]
 
 
-def page(results: dict[str, list[Row]]) -> str:
-    """Return all rows as one page of tables, each under the command that made it."""
-    machine = (
-        f"{platform.processor() or platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
+def section(name: str, options: Sequence[str]) -> str:
+    """Run one benchmark, and return its table under the command that made it."""
+    return SECTION.format(
+        name=name,
+        command=" ".join(["python -m", f"benchmarks.{name}", *options]),
+        machine=f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}",
+        rows="\n".join(map(line, run(name, options))),
     )
-    parts = [HEADER.format(machine=machine)]
-    for name, rows in results.items():
-        parts.append(f"## {name}\n\n`python -m benchmarks.{name}`\n\n```\n" + "\n".join(map(line, rows)) + "\n```\n")
-    return "\n".join(parts)
+
+
+def written() -> dict[str, str]:
+    """Return the tables of the page as it is, by name."""
+    text = PAGE.read_text() if PAGE.exists() else ""
+    return {part.split("\n", 1)[0]: f"## {part}" for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]}
+
+
+def main() -> None:
+    """Refresh the tables asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; all, if none is given")
+    parser.add_argument("--quick", action="store_true", help="end within a minute each")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(names()):
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
+    for name in options.names or names():
+        sections = written() | {name: section(name, ["--quick"] if options.quick else [])}
+        PAGE.write_text("\n".join([HEADER, *(sections[each].strip() + "\n" for each in sorted(sections))]))
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page({name: run(name, sys.argv[1:]) for name in names()}))
+    main()
