@@ -86,7 +86,7 @@ def __getattr__(name: str) -> object:
     """Import a public name's home, and keep the name."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
+    value = getattr(import_module(_HOME_OF[name]), name)  # a module of this library: the table above is closed
     globals()[name] = value
     return value
 

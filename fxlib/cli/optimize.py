@@ -105,7 +105,7 @@ def _made(name: str) -> tuple[nn.Module, Workload]:
     if here not in sys.path:  # as `python -m` has it
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = importlib.import_module(module_name)  # named by the user, on their own command line
     except ModuleNotFoundError as error:
         raise FxlibError(str(error), where=f"FACTORY {name}", hint=_FACTORY_HINT) from error
     for part in function.split("."):

@@ -105,7 +105,7 @@ def allow_module(name: str) -> tuple[str, ...]:
         ContractError: there is no such module.
     """
     try:
-        module = importlib.import_module(name)
+        module = importlib.import_module(name)  # named by the operator, at start-up
     except ImportError as error:
         raise ContractError(f"cannot import {name!r}: {error}", hint="Is it on this process's PYTHONPATH?") from error
     found = dict(_defined_in(module))

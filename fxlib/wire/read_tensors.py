@@ -105,7 +105,7 @@ def _read_blob(blob: bytes, wire: pb.Storage, name: str) -> torch.Tensor:
     if len(blob) != wire.data.size or hashlib.sha256(blob).hexdigest() != wire.data.sha256:
         raise WireError("the blob is not the one that its digest names", where=where)
     try:
-        tensors = safetensors.torch.load(blob)
+        tensors = safetensors.torch.load(blob)  # a header in JSON, and raw bytes: no pickle
     except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise WireError(f"the blob is no safetensors file: {error}", where=where) from None
     if set(tensors) != {DATA} or tensors[DATA].dim() != 1 or tensors[DATA].nbytes != wire.bytes:
