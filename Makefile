@@ -8,6 +8,8 @@ STUBS ?= .
 PYTEST := $(BIN)/python -m pytest
 # Some tests wait for other processes, so one more than the cores; tensors are small: threads would be in each other's way.
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n 3
+# Tests start hundreds of processes: none should compile again what the first one did.
+unexport PYTHONDONTWRITEBYTECODE
 SYSTEM_PACKAGES := chromium:chromium prometheus:prometheus dot:graphviz ip:iproute2
 
 .PHONY: help install check lint types arrows protos-lint fast test system demo bench protos format clean

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import platform
 import re
@@ -17,10 +18,14 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.grid.picture import picture
 from benchmarks.report import Row, line
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-NOT_BENCHMARKS = {"__init__", "__main__", "programs", "report"}
+PICTURES = {"overlap": picture}
+"""Benchmarks whose rows are drawn, too: beside the page, under their name."""
+CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+NOT_BENCHMARKS = {"__init__", "__main__", "report"}
 HEADER = """# Benchmarks
 
 Written by `make bench`. Medians with 95% intervals; the arms of a case are interleaved in one run, so compare within a
@@ -28,9 +33,11 @@ case, not across machines.
 """
 SECTION = """## {name}
 
+{about}
+
 `{command}`, on {machine}
 
-```
+{picture}```
 {rows}
 ```
 """
@@ -51,12 +58,23 @@ def run(name: str, options: Sequence[str]) -> list[Row]:
 
 def section(name: str, options: Sequence[str]) -> str:
     """Run one benchmark, and return its table under the command that made it."""
+    rows = run(name, options)
+    if name in PICTURES:
+        PAGE.with_name(f"{name}.svg").write_text(PICTURES[name](rows))
     return SECTION.format(
         name=name,
+        about=ast.get_docstring(ast.parse(Path(__file__).with_name(f"{name}.py").read_text())),
+        picture=f"![{name}]({name}.svg)\n\n" if name in PICTURES else "",
         command=" ".join(["python -m", f"benchmarks.{name}", *options]),
-        machine=f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}",
-        rows="\n".join(map(line, run(name, options))),
+        machine=machine(),
+        rows="\n".join(map(line, rows)),
     )
+
+
+def machine() -> str:
+    """Return in words what figures depend on; those of remote calls also on how TCP avoids congestion."""
+    known = f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
+    return f"{known}, TCP {CONGESTION_CONTROL.read_text().strip()}" if CONGESTION_CONTROL.exists() else known
 
 
 def written() -> dict[str, str]:

@@ -1,8 +1,10 @@
 """How often a trial adopts a candidate that is the original itself, at a least gain of 0%.
 
-Arms: `trial` (real trainers and servers on Ray: the same graph on both sides); and, on simulated blocks with different
-kinds of noise, `sequence` (the interval that trials use) beside `t-test` (a 95% t-interval looked at after every pair,
-as one would do by hand). Metric: the share of false adoptions, which must not exceed 2.5%, with its 95% interval.
+Arms: `trial` (real trainers and servers on Ray: the same graph on both sides), and `trial-choice` (the same, with three
+candidates); and, on simulated blocks with different kinds of noise, `sequence` (the interval that trials use) beside
+`t-test` (a 95% t-interval looked at after every pair, as one would do by hand), and `choice` (three candidates that are
+all the original: one is chosen, and confirmed on fresh blocks, as in trials) beside `choice-reusing` (the blocks that
+chose it count as proof, too). Metric: the share of false adoptions, which must not exceed 2.5%, with its 95% interval.
 
 Source of that interval: C. Clopper and E. Pearson, "The use of confidence or fiducial limits", Biometrika 26, 1934.
 """
@@ -27,15 +29,21 @@ from benchmarks.report import Case, Row, main
 from fxlib import ps, wire
 from fxlib.protocol import workload_to_proto
 from fxlib.reasons import Reason
+from fxlib.result import Candidate, Report
 from fxlib.workload import Server, Table, Workload
 from workers.config import TrialSettings
+from workers.draft import Draft
 from workers.statistics import ConfidenceSequence
+from workers.trial.arms import ORIGINAL, Arm
 from workers.trial.cluster import connected
-from workers.trial.speed import measure
-from workers.trial.trainer import Arm, Material
+from workers.trial.contest import Contest
+from workers.trial.halving import Halving
+from workers.trial.race import Race
+from workers.trial.trainer import Material
 from workers.trial.world import World
 
 PAIRS: Final = 100
+EQUALS: Final = ("one", "two", "three")
 SIMULATIONS: Final = 2000
 TRIALS: Final = 60
 TRIAL_S: Final = 8.0
@@ -97,6 +105,19 @@ def by_t_test(values: Values) -> bool:
     return bool((scores[9:] > stats.t.ppf((1 + CONFIDENCE) / 2, counts[9:] - 1)).any())
 
 
+def of_the_chosen(rng: np.random.Generator, noise: Noise) -> tuple[Values, Values]:
+    """Return log-ratios of the one chosen among equal candidates: in the rounds that chose it, and in fresh pairs."""
+    halving, blocks = Halving(EQUALS, CONFIDENCE), iter(np.exp(noise(rng, 2 * PAIRS).ravel()))
+    rounds = []
+    while arms := halving.round:
+        rounds.append({str(arm): next(blocks) for arm in rng.permutation(arms)})
+        halving.add(rounds[-1])
+    chosen = halving.ranking[0]
+    pairs = [{str(arm): next(blocks) for arm in rng.permutation([ORIGINAL, chosen])} for _ in range(PAIRS)]
+    choosing, fresh = (np.log([each[ORIGINAL] / each[chosen] for each in taken]) for taken in (rounds, pairs))
+    return choosing, fresh
+
+
 def share(arm: str, case: Case, adopted: int, runs: int) -> Row:
     """Return the share of false adoptions, with its exact interval."""
     interval = stats.binomtest(adopted, runs).proportion_ci(confidence_level=0.95)
@@ -114,27 +135,28 @@ def share(arm: str, case: Case, adopted: int, runs: int) -> Row:
 
 
 def simulated(runs: int) -> list[Row]:
-    """Try both rules on equal arms, in random order within each pair."""
+    """Try all rules on equal arms, in random order within each pair or round."""
     rows = []
     for name, noise in NOISES.items():
-        rng, adopted = np.random.default_rng(0), {"sequence": 0, "t-test": 0}
+        rng, adopted = np.random.default_rng(0), {"sequence": 0, "t-test": 0, "choice": 0, "choice-reusing": 0}
         for _ in range(runs):
             slots = noise(rng, PAIRS)
             values = rng.choice([-1.0, 1.0], PAIRS) * (slots[:, 0] - slots[:, 1])
             adopted["sequence"] += by_sequence(values)
             adopted["t-test"] += by_t_test(values)
+            rounds, fresh = of_the_chosen(rng, noise)
+            adopted["choice"] += by_sequence(fresh)
+            adopted["choice-reusing"] += by_sequence(np.concatenate([rounds, fresh]))
         rows += [share(arm, {"noise": name, "pairs": PAIRS}, count, runs) for arm, count in adopted.items()]
     return rows
 
 
-def real(runs: int, seconds: float) -> Row:
-    """Measure a graph against itself, again and again, in the same processes."""
+def real(runs: int, seconds: float, names: Sequence[Arm]) -> Row:
+    """Measure a graph against itself under so many names, again and again, in the same processes."""
     servers = [Server(name="ps0", tables=(Table(name="t", rows=1001, dim=16),), service_time_s=0.0005)]
     workload = Workload.describe([torch.randint(0, 1000, (16,))], servers=servers)
     graph, encoded = wire.serialize(wire.encode(fxlib.capture(Lookups())).graph), workload_to_proto(workload)
-    material = Material(
-        original=graph, candidate=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs)
-    )
+    material = Material(original=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs))
     options, settings, adopted = fxlib.TrialOptions(min_gain=0.0), TrialSettings(), 0
     with (
         tempfile.TemporaryDirectory(prefix="fxlib-aa-") as folder,
@@ -142,22 +164,32 @@ def real(runs: int, seconds: float) -> Row:
         World(workload, material, settings, lambda: False) as world,
     ):
         world.prepare()
+        for name in names:
+            world.admit(name, graph, {})
 
         def run(arm: Arm, steps: int) -> float:
             found: float = world.ask(world.trainers, "block", arm, steps, timeout_s=TIMEOUT_S)[0]
             return found
 
         for _ in range(runs):
-            _, verdict = measure(run, options, deadline=time.monotonic() + seconds, samples_per_step=16)
-            adopted += verdict is Reason.FASTER
-    return share("trial", {"noise": "this machine's", "seconds": seconds}, adopted, runs)
+            contest = Contest([Draft(graph=graph, report=named(name)) for name in names])
+            race = Race(run, contest, options, samples_per_step=16, deadline=time.monotonic() + seconds)
+            ranking, steps = race.choose() if len(names) > 1 else (names, None)
+            adopted += race.confirm(ranking, steps)[1] is Reason.FASTER
+    case: Case = {"noise": "this machine's", "seconds": seconds}
+    return share("trial" if len(names) == 1 else "trial-choice", case, adopted, runs)
+
+
+def named(name: Arm) -> Report:
+    """Return what there is to say of a candidate before a trial."""
+    return Report(decision="keep_original", reason=None, explanation="", candidates=(Candidate(name=name),))
 
 
 def measurements(quick: bool) -> Sequence[Row]:
     """Return all rows."""
     if quick:
-        return [*simulated(SIMULATIONS // 10), real(6, 4.0)]
-    return [*simulated(SIMULATIONS), real(TRIALS, TRIAL_S)]
+        return [*simulated(SIMULATIONS // 10), real(6, 4.0, EQUALS[:1]), real(6, 4.0, EQUALS)]
+    return [*simulated(SIMULATIONS), real(TRIALS, TRIAL_S, EQUALS[:1]), real(TRIALS, TRIAL_S, EQUALS)]
 
 
 if __name__ == "__main__":

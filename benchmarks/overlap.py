@@ -1,67 +1,73 @@
-"""What overlapping remote calls with compute is worth: one trainer, two parameter servers, four programs interleaved.
+"""What overlapping remote calls with compute is worth, and how much of what is possible fxlib captures.
 
-Arms: `blocking`, `fxlib` (the recipe `schedule`), `hand` (an expert's asynchronous code) and `compute` (the remote
-results captured beforehand). Metric: seconds per training step; blocks of the arms in random order, within one process
-and against the same servers.
+Arms: `blocking`; `paper` (each call split, issued early and awaited late, as in the torch.fx paper); `fxlib` (the
+recipe `schedule`); `hand` (an expert's code: coalesced, issued first, awaited last, pushed from inside backward);
+`compute` (the remote results are there already); `bound` (what no schedule can beat). Metric: seconds per step;
+blocks of the arms in random order, within one process and against the same servers. Before, all arms are run from one
+state, and losses, weights and servers compared bit by bit.
 """
 
 from __future__ import annotations
 
-import itertools
-import random
-import time
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
 
-import torch
-from torch.distributed import rpc
+from benchmarks.grid import memory
+from benchmarks.grid.cells import CELLS, QUICK_CELLS, Cell
+from benchmarks.grid.figures import rows
+from benchmarks.grid.link import limited, unavailable
+from benchmarks.grid.measure import Measured
+from benchmarks.grid.summary import summary
+from benchmarks.grid.world import SERVERS_PYTHON
+from benchmarks.report import Row, main
 
-from benchmarks.programs import SERVERS, Step, servers, steps
-from benchmarks.report import Case, Row, main, row
-from fxlib import ps
-from fxlib.ps.local import local
-
-MOST_LOOKUPS = 26
-GRID = tuple(itertools.product((8, MOST_LOOKUPS), (0.0, 0.5, 2.0, 10.0), (256, 1024)))
-QUICK_GRID = ((8, 0.0, 256), (8, 2.0, 256), (8, 10.0, 1024), (26, 2.0, 256))
-BLOCK_S = 0.1
-ROUNDS, QUICK_ROUNDS = 21, 9
+ROUNDS, QUICK_ROUNDS = 21, 7
 
 
 def measure(quick: bool) -> Sequence[Row]:
-    """Measure every cell of the grid."""
-    torch.set_num_threads(1)
-    rows: list[Row] = []
-    grid = QUICK_GRID if quick else GRID
-    with local(servers(MOST_LOOKUPS)):
-        for lookups, service_ms, hidden in grid:
-            for server in SERVERS:
-                rpc.rpc_sync(server, ps.set_service_time, args=(service_ms / 1e3,))
-            case: Case = {"lookups": lookups, "servers": len(SERVERS), "service_ms": service_ms, "hidden": hidden}
-            rows += cell(case, steps(lookups, hidden), rounds=QUICK_ROUNDS if quick else ROUNDS)
-    return rows
+    """Measure every cell, each in a world of its own: a job has no other jobs' objects to collect."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was set up is taken down
+    cells, rounds = (QUICK_CELLS, QUICK_ROUNDS) if quick else (CELLS, ROUNDS)
+    found = [each for cell in cells for each in alone(cell, rounds=rounds)]
+    figures = [figure for each in found for figure in rows(each)]
+    return [*figures, *peak_memory(), *summary(figures)]
 
 
-def cell(case: Case, programs: Mapping[str, Step], *, rounds: int) -> list[Row]:
-    """Run the programs in blocks, in a new random order each round."""
-    lengths = {arm: max(1, round(BLOCK_S / block(step, 2))) for arm, step in programs.items()}
-    samples: dict[str, list[float]] = {arm: [] for arm in programs}
-    order, dice = list(programs), random.Random(0)
-    for _ in range(rounds):
-        dice.shuffle(order)
-        for arm in order:
-            samples[arm].append(block(programs[arm], lengths[arm]))
-    return [
-        row(benchmark="overlap", case=case, arm=arm, metric="step_seconds", unit="s", samples=values)
-        for arm, values in samples.items()
-    ]
+def alone(cell: Cell, *, rounds: int) -> list[Measured]:
+    """Measure a cell in a world of its own; none where this machine cannot."""
+    mbit_per_s = cell.mbit_per_s
+    if mbit_per_s and (problem := unavailable()):
+        print(f"skipped the cell at {mbit_per_s} Mbit/s: {problem}", file=sys.stderr)
+        return []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        before: Sequence[str] = ()
+        environment: Mapping[str, str] = {}
+        if mbit_per_s:
+            link = stack.enter_context(limited(mbit_per_s, folder))
+            before, environment = link.trainer, {**link.environment, SERVERS_PYTHON: str(link.servers_python)}
+        asked, found = folder / "cells.json", folder / "found.json"
+        asked.write_text(json.dumps({"rounds": rounds, "cells": [asdict(cell)]}))
+        command = [*before, sys.executable, "-m", "benchmarks.grid.world", str(asked), str(found)]
+        subprocess.run(command, check=True, env=os.environ | environment)
+        return [Measured.from_json(each) for each in json.loads(found.read_text())]
 
 
-def block(step: Step, length: int) -> float:
-    """Seconds per step over so many of them."""
-    start = time.perf_counter()
-    for _ in range(length):
-        step()
-    return (time.perf_counter() - start) / length
+def peak_memory() -> list[Row]:
+    """Observe memory in a process of its own, which says from the start how it takes it from the system."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder, "rows.json")
+        command = [sys.executable, "-m", "benchmarks.grid.memory", str(found)]
+        subprocess.run(command, check=True, env=os.environ | memory.ENVIRONMENT)
+        return [Row(**each) for each in json.loads(found.read_text())]
 
 
 if __name__ == "__main__":

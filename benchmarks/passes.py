@@ -1,109 +1,122 @@
-"""The schedule recipe on graphs of growing size, against the time that stock tracing takes for the same graph.
+"""Passes on graphs of growing size: what they change and what they take, beside torch's own where it has the like.
 
-One node in a hundred is a remote call. Arms: `schedule` (`fxlib.recipes.apply`: copy, all passes and their checks,
-recompile) and `symbolic_trace` (`torch.fx.symbolic_trace` of the model that the graph was traced from). Metrics:
-seconds, the arms in turn within one process; the ratio of the two, pair by pair; and microseconds per node, which stay
-level if time grows in proportion to nodes.
+Arms, each in a process of its own, their runs in turn: `fxlib`, and `stock`: torch's own pass on a copy of the same
+graph. Metrics: `seconds` and `changes`, by one count for both. The copy of the graph and the code that is generated
+afterwards are left out on both sides, and Python's cycle collector rests. A run of `stock` that is not over in time is
+ended: `left_out` says after how many seconds, and larger graphs are not tried.
+
+Pass `schedule` is the whole recipe (`fxlib.recipes.apply`: copy, all passes with their checks, code) beside
+`symbolic_trace`, which is what it took to trace the model in the first place; their `ratio`, round by round, is below 1
+where planning takes less. Its passes, which torch has nothing like, follow. Graph `calls` makes a remote call in every
+hundred nodes; `unused` also has values that nobody uses; `repeats` computes values twice, `constants` from weights
+alone, `convolutions` has norms, `activations` what a rule and a decomposition replace; `aten` is functional, with views
+and scatters, and so are those of the models of `tests/models`.
 """
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Final
 
-import torch
-from torch import nn
-from torch.fx import GraphModule, symbolic_trace, wrap
-from torch.nn import functional as F
+from benchmarks.report import Case, Row, main, ratio_interval, row
+from benchmarks.transforms.arms import SCHEDULE, OverCapError, Process, Taken
+from benchmarks.transforms.contests import CONTESTS
+from fxlib.passes import REGISTRY
 
-from benchmarks.report import Row, main, ratio_interval, row
-from fxlib import recipes
-from fxlib.contracts import Contract
-from fxlib.runtime import CapturedModule, remote_call
-
-SIZES = {1_000: 15, 10_000: 9, 100_000: 3}
-QUICK_SIZES = {1_000: 7, 10_000: 5}
-CALL_EVERY = 100
-READ = Contract(reads=frozenset({"tables"}))
-
-
-@wrap
-def lookup(server: str, ids: torch.Tensor) -> torch.Tensor:
-    """Stand in for a remote call while stock tracing looks on."""
-    raise NotImplementedError(server, ids)
-
-
-class Model(nn.Module):
-    """A chain of functions, methods, modules and writes in place; results of calls join it 50 nodes later."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(8)])
-
-    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        pending = x
-        for place in range(self.size):
-            if place % CALL_EVERY == 0:
-                pending = lookup(f"ps{place // CALL_EVERY % 4}", ids)
-            elif place % CALL_EVERY == 50:
-                x = x + pending
-            else:
-                x = self.work(place, x)
-        return x
-
-    def work(self, place: int, x: torch.Tensor) -> torch.Tensor:
-        if place % 5 == 0:
-            return self.layers[place % 8](x)
-        if place % 5 == 1:
-            return x.view(-1, 4)
-        if place % 5 == 2:
-            return torch.add(x, x, alpha=0.5)
-        return F.relu(x, inplace=True) if place % 5 == 3 else torch.tanh(x)
-
-
-def captured(traced: GraphModule) -> CapturedModule:
-    """Turn the stand-ins into remote calls."""
-    for node in traced.graph.nodes:
-        if node.target is lookup:
-            node.target, node.args = remote_call, (node.args[0], "shop:lookup", node.args[1:], {}, None)
-            node.meta["contract"] = READ
-    return CapturedModule(traced, traced.graph)
-
-
-def seconds(run: Callable[[], object]) -> float:
-    """Time one run. Garbage of the one before it is no part of it."""
-    gc.collect()
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+SIZES: Final = {1_000: 15, 10_000: 7, 100_000: 3}
+"""Nodes, and how often each is measured at most."""
+QUICK_SIZES: Final = {1_000: 5}
+BUDGET_S: Final = 20.0
+"""No further round of a case begins after so long."""
+CAP_S: Final = 40.0
+"""Of one run of `stock`."""
+QUICK_CAP_S: Final = 5.0
+MODEL_ROUNDS: Final = 5
+QUICK_MODELS: Final = ("resnet20_cifar10", "bert")
+MODELS: Final = (
+    *("resnet20_cifar10", "resnet50", "seresnet10", "mobilenetv2_wd4", "efficientnet_b0", "densenet121"),
+    *("squeezenet_v1_1", "shufflenet_g1_wd4", "inceptionv3", "nasnet_4a1056", "hrnet_w18_small_v1"),
+    *("bert", "gpt2", "llama", "opt", "t5", "bart", "vit", "convnext", "wav2vec2"),
+)
 
 
 def measure(quick: bool) -> Sequence[Row]:
-    """Measure every size."""
-    sizes = QUICK_SIZES if quick else SIZES
-    return [each for size, rounds in sizes.items() for each in measure_size(size, rounds)]
+    """Measure every pass at every size, and `reinplace` on models."""
+    sizes, cap_s = (QUICK_SIZES, QUICK_CAP_S) if quick else (SIZES, CAP_S)
+    found: list[Row] = []
+    with ExitStack() as running:
+        arms = {name: Process(name) for name in ("fxlib", "stock")}
+        for each in arms.values():
+            running.enter_context(each)
+        for contest in (SCHEDULE, *CONTESTS):
+            found += _grow(contest, arms, sizes, cap_s)
+        for model in QUICK_MODELS if quick else MODELS:
+            found += _contest(f"reinplace/{model}", arms, 0, MODEL_ROUNDS, cap_s)
+    missing = REGISTRY.keys() - {each.case["pass"] for each in found}
+    assert not missing, missing
+    return found
 
 
-def measure_size(size: int, rounds: int) -> Iterator[Row]:
-    """Measure one size, the arms in turn."""
-    model = Model(size)
-    module = captured(symbolic_trace(model))
-    moved = sum(call.action == "moved" for call in recipes.apply(module).calls)
-    assert moved == size // CALL_EVERY
-    pairs = [(seconds(lambda: recipes.apply(module)), seconds(lambda: symbolic_trace(model))) for _ in range(rounds)]
-    ours, stock = [first for first, _ in pairs], [second for _, second in pairs]
-    nodes = len(module.graph.nodes)
-    case = {"nodes": nodes, "calls": moved}
-    for arm, samples in (("schedule", ours), ("symbolic_trace", stock)):
-        per_node = [1e6 * each / nodes for each in samples]
-        yield row(benchmark="passes", case=case, arm=arm, metric="seconds", unit="s", samples=samples)
-        yield row(benchmark="passes", case=case, arm=arm, metric="per_node", unit="us", samples=per_node)
-    value, low, high = ratio_interval(ours, stock)
-    ratio = {"arm": "schedule/symbolic_trace", "metric": "ratio", "unit": ""}
-    yield Row(benchmark="passes", case=case, value=value, low=low, high=high, runs=rounds, **ratio)
+def _grow(contest: str, arms: dict[str, Process], sizes: dict[int, int], cap_s: float) -> Iterator[Row]:
+    """Measure one contest at all sizes, without `stock` from where it takes too long."""
+    for size, rounds in sizes.items():
+        rows = list(_contest(contest, arms, size, rounds, cap_s))
+        yield from rows
+        if any(each.metric == "left_out" for each in rows):
+            arms = {"fxlib": arms["fxlib"]}
+
+
+def _contest(contest: str, arms: dict[str, Process], size: int, rounds: int, cap_s: float) -> Iterator[Row]:
+    """Measure one contest at one size, the arms in turn."""
+    taken: dict[str, list[list[Taken]]] = {name: [] for name in arms}
+    for arm in arms.values():
+        arm.make(contest, size)
+    nodes = {name: arm.ready() for name, arm in arms.items()}["fxlib"]
+    end = time.monotonic() + BUDGET_S
+    while len(taken["fxlib"]) < rounds and (not taken["fxlib"] or time.monotonic() < end):
+        for name in taken:
+            arms[name].copy()
+        for name in taken:
+            arms[name].ready()
+        taken["fxlib"].append(arms["fxlib"].run())
+        if "stock" in taken:
+            try:
+                taken["stock"].append(arms["stock"].run(cap_s=cap_s))
+            except OverCapError:
+                del taken["stock"]
+    cases: list[Case] = [{"pass": each.name, "graph": _graph(contest), "nodes": nodes} for each in taken["fxlib"][0]]
+    for at, case in enumerate(cases):
+        yield from _rows(case, "fxlib", [run[at] for run in taken["fxlib"]])
+    if "stock" not in taken:
+        yield row(benchmark="passes", case=cases[0], arm="stock", metric="left_out", unit="s", samples=[cap_s])
+        return
+    theirs = [run[0] for run in taken["stock"]]
+    yield from _rows(cases[0], "symbolic_trace" if contest == SCHEDULE else "stock", theirs)
+    yield _ratio(cases[0], [run[0].seconds for run in taken["fxlib"]], [each.seconds for each in theirs])
+
+
+def _graph(contest: str) -> str:
+    name, _, model = contest.partition("/")
+    return model or ("calls" if name == SCHEDULE else CONTESTS[name].graph)
+
+
+def _rows(case: Case, arm: str, taken: Sequence[Taken]) -> Iterator[Row]:
+    """Return what one arm took, and what it changed; tracing changes nothing."""
+    seconds = [each.seconds for each in taken]
+    yield row(benchmark="passes", case=case, arm=arm, metric="seconds", unit="s", samples=seconds)
+    if arm != "symbolic_trace":
+        changes = [taken[0].changes]
+        yield row(benchmark="passes", case=case, arm=arm, metric="changes", unit="", samples=changes)
+
+
+def _ratio(case: Case, ours_s: Sequence[float], theirs_s: Sequence[float]) -> Row:
+    value, low, high = ratio_interval(ours_s, theirs_s)
+    arm = "fxlib/symbolic_trace" if case["pass"] == SCHEDULE else "fxlib/stock"
+    fields = {"arm": arm, "metric": "ratio", "unit": ""}
+    return Row(benchmark="passes", case=case, value=value, low=low, high=high, runs=len(ours_s), **fields)
 
 
 if __name__ == "__main__":
-    main("passes", measure, about="Time of the schedule recipe, against stock tracing of the same graph.")
+    main("passes", measure, about="What passes take on graphs of growing size, beside torch's own.")

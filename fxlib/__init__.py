@@ -12,15 +12,24 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fxlib.bisect import Culprit, bisect
     from fxlib.capture import capture
     from fxlib.client import Client, Handle, Tls, connect
     from fxlib.contracts import Contract, remote
     from fxlib.errors import FxlibError
     from fxlib.files import load, save
+    from fxlib.folder import to_folder
     from fxlib.gradients import push_gradients
+    from fxlib.inspection import analyze, draw
+    from fxlib.passes.decompose import decompose
+    from fxlib.profiles import Profile
+    from fxlib.profiling import load_profile, profile, save_profile
     from fxlib.reasons import Reason
     from fxlib.recipes import optimize
+    from fxlib.report import write_report
     from fxlib.result import Result
+    from fxlib.rules import Rule, register_guard
+    from fxlib.runtime.clients import register_call
     from fxlib.trial import TrialOptions
     from fxlib.verify import verify
     from fxlib.workload import Batch, BatchSpec, Dense, Optimizer, RemoteObject, Server, Table, Tensors, Workload
@@ -30,41 +39,64 @@ __all__ = [
     "BatchSpec",
     "Client",
     "Contract",
+    "Culprit",
     "Dense",
     "FxlibError",
     "Handle",
     "Optimizer",
+    "Profile",
     "Reason",
     "RemoteObject",
     "Result",
+    "Rule",
     "Server",
     "Table",
     "Tensors",
     "Tls",
     "TrialOptions",
     "Workload",
+    "analyze",
+    "bisect",
     "capture",
     "connect",
+    "decompose",
+    "draw",
     "load",
+    "load_profile",
     "optimize",
+    "profile",
     "push_gradients",
+    "register_call",
+    "register_guard",
     "remote",
     "save",
+    "save_profile",
+    "to_folder",
     "verify",
+    "write_report",
 ]
 
 __version__ = version("fxlib")
 
 _HOMES = {
+    "fxlib.bisect": ("Culprit", "bisect"),
     "fxlib.capture": ("capture",),
     "fxlib.client": ("Client", "Handle", "Tls", "connect"),
     "fxlib.contracts": ("Contract", "remote"),
     "fxlib.errors": ("FxlibError",),
     "fxlib.files": ("load", "save"),
+    "fxlib.folder": ("to_folder",),
     "fxlib.gradients": ("push_gradients",),
+    "fxlib.inspection": ("analyze", "draw"),
+    "fxlib.passes.decompose": ("decompose",),
+    "fxlib.profiles": ("Profile",),
+    "fxlib.profiling": ("load_profile", "profile", "save_profile"),
     "fxlib.reasons": ("Reason",),
+    "fxlib.report": ("write_report",),
     "fxlib.recipes": ("optimize",),
     "fxlib.result": ("Result",),
+    "fxlib.rules": ("Rule", "register_guard"),
+    "fxlib.runtime.clients": ("register_call",),
     "fxlib.trial": ("TrialOptions",),
     "fxlib.verify": ("verify",),
     "fxlib.workload": (

@@ -136,6 +136,16 @@ def describe(batches: Sequence[Batch], *, count: int, ranges: Mapping[str, Range
     )
 
 
+def draw(spec: BatchSpec, seed: int) -> tuple[Batch, ...]:
+    """Draw described batches from a seed: the same ones in every process.
+
+    Raises:
+        WorkloadError: a description leaves open what to draw.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(_draw_batch(spec, generator) for _ in range(spec.count))
+
+
 def _as_batch(batch: object, where: str) -> Batch:
     if isinstance(batch, Batch):
         return batch
@@ -173,3 +183,30 @@ def _describe(name: str, tensors: Sequence[torch.Tensor], bounds: Range | None) 
         bounds = (min(int(t.min()) for t in filled), max(int(t.max()) for t in filled) + 1)
     low, high = (None, None) if bounds is None else (float(bounds[0]), float(bounds[1]))
     return Tensors(shape=tuple(first.shape), dtype=first.dtype, low=low, high=high)
+
+
+def _draw_batch(spec: BatchSpec, generator: torch.Generator) -> Batch:
+    drawn = {name: _draw(name, described, generator) for name, described in spec.named.items()}
+    return Batch(
+        inputs=tuple(drawn[f"input.{index}"] for index in range(len(spec.inputs))),
+        kwargs={name: drawn[f"kwarg.{name}"] for name in spec.kwargs},
+        target=drawn.get("target"),
+    )
+
+
+def _draw(name: str, described: Tensors, generator: torch.Generator) -> torch.Tensor:
+    shape, dtype = described.shape, described.dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        if described.low is None or described.high is None:
+            return torch.randn(shape, generator=generator, dtype=_drawable(dtype)).to(dtype)
+        span = described.high - described.low
+        return (torch.rand(shape, generator=generator) * span + described.low).to(dtype)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    if described.low is None or described.high is None:
+        raise WorkloadError("integers without a range", where=f"BatchSpec {name}", hint="Give low= and high=.")
+    return torch.randint(int(described.low), int(described.high), shape, generator=generator).to(dtype)
+
+
+def _drawable(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex64 if dtype.is_complex else torch.float32

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from fxlib.errors import ContractError
@@ -24,9 +25,13 @@ class Contract:
 
     No contract at all means: ordered with every other effect. `Contract(pure=True)` touches no state; `reads` and
     `writes` name the state that is read or written (a write may also read). `commutes`: two such writes may swap and
-    leave the same bits. `gradient`: the remote function that takes this one's gradient. `batched_by`: the remote
-    function that serves many of these calls at once. `returns`: the result's structure, a nest of tuples, lists and
-    dicts with `None` for each leaf, so that it can be unpacked while tracing.
+    leave the same bits. `part`: the argument that says which part of that state a call touches; gradients of different
+    parts are taken side by side. `gradient`: the remote function that takes this one's gradient. `batchable`: many
+    calls to one server may travel as one, through `fxlib.batch`, which the server then has to have installed.
+    `batched_by`: the remote function that serves many of these calls at once, in place of that: called with a list of
+    (args, kwargs), it returns the list of their results. `returns`: the result's structure, a nest of tuples, lists and
+    dicts with `None` for each leaf, so that it can be unpacked while tracing; or, for `torch.export`, a function of the
+    same arguments that makes tensors of the result's shapes and dtypes, in that structure.
     """
 
     pure: bool = False
@@ -35,16 +40,22 @@ class Contract:
     writes: frozenset[str] = frozenset()
     """Given like `reads`."""
     commutes: bool = False
+    part: str | None = None
+    part_at: int | None = None
+    """Place of the argument `part` among those that are given by their place, which `remote` finds; `None`: unknown, or
+    it is given by its name alone."""
     gradient: str | None = None
+    batchable: bool = False
     batched_by: str | None = None
     returns: object = None
-    """Structure of the result; `None`: a single leaf or unknown."""
+    """Structure of the result, or a function that makes tensors like those in it, of the arguments of a call; `None`:
+    a single leaf or unknown."""
 
     def __post_init__(self) -> None:
         """Take names as they come, and refuse contradictions.
 
         Raises:
-            ContractError: the contract is pure and yet touches state, or commutes without writing.
+            ContractError: the contract is pure and yet touches state, or commutes without writing, or a name is none.
         """
         object.__setattr__(self, "reads", _names(self.reads))
         object.__setattr__(self, "writes", _names(self.writes))
@@ -54,7 +65,11 @@ class Contract:
             )
         if self.commutes and not self.writes:
             raise ContractError("commutes= speaks of writes, and none are declared", hint="Name them with writes=.")
-        if self.gradient is not None and self.returns is not None:
+        if self.part is not None and not self.part.isidentifier():
+            raise ContractError(f"part= names an argument, and {self.part!r} is no name")
+        if self.part_at is not None and (self.part is None or self.part_at < 0):
+            raise ContractError(f"part_at={self.part_at} is no place of an argument that part= names")
+        if self.gradient is not None and self.structure is not None:
             raise ContractError(
                 "gradient= speaks of one tensor, and returns= declares several",
                 hint="Return one tensor, or drop gradient= and push by hand.",
@@ -66,12 +81,38 @@ class Contract:
                 )
 
     @property
+    def structure(self) -> object:
+        """The structure of the result, where `returns` declares it as a nest; `None`: a single leaf or unknown."""
+        return None if callable(self.returns) else self.returns
+
+    @property
     def is_read(self) -> bool:
         """Whether the call changes nothing on the server, so that it may be issued early and repeated."""
         return self.pure or (bool(self.reads) and not self.writes)
 
+    def part_of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str | int | None:
+        """Return what a call says of the part of the state that it touches; None: it may touch all of it.
+
+        Args:
+            args: of the call.
+            kwargs: of the call.
+        """
+        if self.part is None or "*" in self.reads | self.writes:
+            return None
+        by_place = self.part_at is not None and self.part_at < len(args)
+        given = args[self.part_at] if by_place and self.part_at is not None else kwargs.get(self.part)
+        return given if isinstance(given, str | int) else None
+
 
 PURE = Contract(pure=True)
+
+
+def union(contracts: Iterable[Contract]) -> Contract:
+    """Return what several calls do, taken together."""
+    found = list(contracts)
+    reads = frozenset(name for each in found for name in each.reads)
+    writes = frozenset(name for each in found for name in each.writes)
+    return Contract(pure=not (reads or writes) and all(each.pure for each in found), reads=reads, writes=writes)
 
 
 def remote(
@@ -80,7 +121,9 @@ def remote(
     reads: str | Iterable[str] = (),
     writes: str | Iterable[str] = (),
     commutes: bool = False,
+    part: str | None = None,
     gradient: str | None = None,
+    batchable: bool = True,
     batched_by: str | None = None,
     returns: object = None,
 ) -> Callable[[F], F]:
@@ -90,25 +133,41 @@ def remote(
     ... def lookup(table, indices): ...
 
     Raises:
-        ContractError: the declaration contradicts itself.
+        ContractError: the declaration contradicts itself, or what it says of the function's arguments.
     """
     contract = Contract(
         pure=pure,
         reads=_names(reads),
         writes=_names(writes),
         commutes=commutes,
+        part=part,
         gradient=gradient,
+        batchable=batchable,
         batched_by=batched_by,
         returns=returns,
     )
 
     def mark(function: F) -> F:
         target = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
-        setattr(target, _ATTRIBUTE, contract)
+        setattr(target, _ATTRIBUTE, replace(contract, part_at=_place(target, part)))
         _DECLARED[f"{target.__module__}:{target.__qualname__}"] = target
         return function
 
     return mark
+
+
+def _place(function: Callable[..., object], name: str | None) -> int | None:
+    """Return the place of an argument among those that may be given by their place; None where it is not among them."""
+    parameters = list(inspect.signature(function).parameters.values()) if name is not None else []
+    if name is None or any(each.name == name and each.kind is each.KEYWORD_ONLY for each in parameters):
+        return None
+    places = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if name in places:
+        return places.index(name)
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    where = f"{function.__module__}:{function.__qualname__}"
+    raise ContractError(f"part={name!r} names none of the function's arguments", where=where)
 
 
 def declared(name: str) -> Callable[..., object] | None:
@@ -119,4 +178,8 @@ def declared(name: str) -> Callable[..., object] | None:
 def contract_of(function: object) -> Contract | None:
     """Return the contract declared on a function, method or class, or None."""
     found = getattr(function, _ATTRIBUTE, None)
-    return found if isinstance(found, Contract) else None
+    if not isinstance(found, Contract):
+        return None
+    if found.part_at and inspect.ismethod(function):  # its first argument is there already, and no call gives it
+        return replace(found, part_at=found.part_at - 1)
+    return found

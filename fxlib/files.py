@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,13 +42,20 @@ def save(module: GraphModule, path: str | os.PathLike[str], *, weights: bool = T
     """
     encoded = wire.encode(module, weights=weights)
     graph = wire.serialize(encoded.graph)
-    target = Path(path)
+    head = MARK + len(graph).to_bytes(_LENGTH_BYTES, "little")
+    write_whole(Path(path), (head, graph, *(encoded.blobs[blob.sha256] for blob in wire.values_of(encoded.graph))))
+
+
+def write_whole(target: Path, parts: Iterable[bytes]) -> None:
+    """Write a file that appears whole, or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         with unfinished.open("xb") as file:
-            file.write(MARK + len(graph).to_bytes(_LENGTH_BYTES, "little") + graph)
-            for blob in _blobs(encoded.graph):
-                file.write(encoded.blobs[blob.sha256])
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(target)
@@ -82,7 +89,7 @@ def load(
     with Path(path).open("rb") as file:
         graph = _read_graph(file, limits)
         wire.validate(graph, limits)
-        blobs = {blob.sha256: _exactly(file, blob.size, f"blob {blob.sha256}") for blob in _blobs(graph)}
+        blobs = {blob.sha256: _exactly(file, blob.size, f"blob {blob.sha256}") for blob in wire.values_of(graph)}
         if file.read(1):
             raise WireError("more bytes than the graph accounts for", where=str(path))
     return wire.decode(graph, blobs=blobs, root=root, functions=functions, limits=limits)
@@ -96,14 +103,6 @@ def _read_graph(file: BinaryIO, limits: wire.Limits) -> graph_pb2.Graph:
     if length > limits.graph_bytes:
         raise LimitError(f"a graph of {length:,} bytes exceeds the limit of {limits.graph_bytes:,}", where=file.name)
     return wire.parse(_exactly(file, length, "graph"), limits)
-
-
-def _blobs(graph: graph_pb2.Graph) -> Iterator[graph_pb2.BlobRef]:
-    seen: set[str] = set()
-    for storage in graph.storages:
-        if storage.HasField("data") and storage.data.sha256 not in seen:
-            seen.add(storage.data.sha256)
-            yield storage.data
 
 
 def _exactly(file: BinaryIO, length: int, what: str) -> bytes:

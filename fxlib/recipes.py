@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass, fields, replace
 
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule
 
-from fxlib.analysis.resources import contract_of_call, function_name, names_a_function
-from fxlib.contracts import PURE, Contract
-from fxlib.errors import FxlibWarning, PassError
-from fxlib.passes import REGISTRY, DeadCode, FoldPairs, GraphPass, OverlapCalls, SplitCalls
+from fxlib.analysis.dependencies import DEPENDENCIES
+from fxlib.analysis.resources import function_name, speaks_to
+from fxlib.assumptions import annotate
+from fxlib.contracts import Contract
+from fxlib.diffs import code_of, diff_of
+from fxlib.drafts import differs, draft_of
+from fxlib.errors import PassError
+from fxlib.passes import (
+    REGISTRY,
+    ChannelsLast,
+    CoalesceCalls,
+    CoalesceWrites,
+    CommonSubexpressions,
+    DeadCode,
+    FoldConstants,
+    FoldNorms,
+    FoldPairs,
+    GraphPass,
+    MergeReads,
+    OverlapCalls,
+    SendGradients,
+    SplitCalls,
+)
 from fxlib.passes.base import Preserves
-from fxlib.passes.conduct import Conduct, call_name
+from fxlib.passes.conduct import Conduct
+from fxlib.profiles import PROFILE, Profile
 from fxlib.reasons import Reason
 from fxlib.result import CallReport, PassReport
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
-from fxlib.runtime.failure import program_order
+from fxlib.runtime.record import call_name
+from fxlib.runtime.reliance import relies_on_weights
 from fxlib.switch import disabled
+from fxlib.workload import WORKLOAD, Assume, Workload
 
-Assume = Literal["", "reads", "pure"]
-_ASSUMED = {"reads": Contract(reads=frozenset({"*"})), "pure": PURE}
 _WEAKEST: tuple[Preserves, ...] = ("lossy", "tolerance", "bitwise")
 
 
@@ -40,7 +57,7 @@ class Recipe:
     @property
     def preserves(self) -> Preserves:
         """The weakest promise of its passes."""
-        promises = {each.preserves for each in self.passes}
+        promises = {each.promise for each in self.passes}
         return next((each for each in _WEAKEST if each in promises), "bitwise")
 
     @property
@@ -61,13 +78,35 @@ class Rewrite:
     assumptions: tuple[str, ...]
 
 
+_SCHEDULE: tuple[GraphPass, ...] = (
+    DeadCode(),
+    SplitCalls(),
+    SendGradients(),
+    MergeReads(),
+    CoalesceCalls(),
+    CoalesceWrites(),
+    OverlapCalls(),
+    FoldPairs(),
+)
+
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(
             name="schedule",
             summary="Issue remote calls early and wait for them late, so that they overlap with local work.",
-            passes=(DeadCode(), SplitCalls(), OverlapCalls(), FoldPairs()),
+            passes=_SCHEDULE,
+        ),
+        Recipe(
+            name="training",
+            summary="Compute equal values once, and schedule remote calls; bit for bit, gradients included.",
+            passes=(CommonSubexpressions(), *_SCHEDULE),
+        ),
+        Recipe(
+            name="inference",
+            summary="Fold norms and constants into weights, compute equal values once, lay convolutions out channels "
+            "last, and schedule remote calls; for a module in eval mode, and without gradients.",
+            passes=(FoldNorms(), FoldConstants(), CommonSubexpressions(), ChannelsLast(), *_SCHEDULE),
         ),
     )
 }
@@ -100,6 +139,9 @@ def apply(
     *,
     contracts: Mapping[str, Contract] | None = None,
     assume: Assume = "",
+    profile: Profile | None = None,
+    workload: Workload | None = None,
+    diffs: bool = False,
 ) -> Rewrite:
     """Run a recipe on a copy of the module's graph; `module` itself is left as it is, and its state is shared.
 
@@ -108,29 +150,53 @@ def apply(
         recipe: a recipe, or the name of one.
         contracts: what remote functions that declare nothing do, by name.
         assume: "reads" or "pure" for every remote function of which nothing is known after that.
+        profile: what the program was measured to take; without one, passes that plan go by estimates.
+        workload: how its steps run, where that is known: passes leave alone what such a step forbids. Only the
+            program's own runs tell otherwise (see `fxlib.runtime.early`).
+        diffs: have each pass's report show what it did to the generated code.
 
     Raises:
         PassError: the recipe is unknown, a pass does not apply, or a pass broke its declaration.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
     with _collector_paused():
-        return _apply(module, recipe, contracts or {}, assume)
+        return _apply(
+            module,
+            recipe,
+            contracts or {},
+            assume,
+            {PROFILE: profile, WORKLOAD: workload, DEPENDENCIES: None},
+            diffs=diffs,
+        )
 
 
-def _apply(module: GraphModule, recipe: Recipe, contracts: Mapping[str, Contract], assume: Assume) -> Rewrite:
-    working = _draft(module)
-    assumptions = _annotate(working.graph, contracts, assume)
+def _apply(
+    module: GraphModule,
+    recipe: Recipe,
+    contracts: Mapping[str, Contract],
+    assume: Assume,
+    known: Mapping[str, Profile | Workload | None],
+    *,
+    diffs: bool,
+) -> Rewrite:
+    working = draft_of(module)
+    working.meta.update(known)
+    assumptions = annotate(working.graph, contracts, assume)
     reports: list[PassReport] = []
     calls: dict[str, CallReport] = {each.node: each for each in _unscheduled(working.graph)}
     conduct: Conduct | None = None
+    code = code_of(working.graph) if diffs else []
     for step in recipe.passes:
         run = step(working, conduct)
         working, conduct = run.result.module, run.conduct
-        reports.append(run.report)
+        before, code = code, code_of(working.graph) if diffs else []
+        reports.append(replace(run.report, diff=diff_of(before, code, name=step.name)))
         calls |= {each.node: each for each in run.result.calls}
-    changed = _differs(module.graph, working.graph)
+    changed = differs(module, working)
+    for name in known:
+        working.meta.pop(name, None)
     return Rewrite(
-        module=_finished(working) if changed else module,
+        module=_finished(working, module) if changed else module,
         changed=changed,
         preserves=recipe.preserves,
         calls=tuple(calls.values()),
@@ -145,6 +211,8 @@ def optimize(
     *,
     contracts: Mapping[str, Contract] | None = None,
     assume: Assume = "",
+    profile: Profile | None = None,
+    workload: Workload | None = None,
 ) -> GraphModule:
     """Apply a recipe in this process, unmeasured; the `Rewrite` is at `.meta["rewrite"]` of the module returned.
 
@@ -152,7 +220,7 @@ def optimize(
     every graph where the environment says FXLIB_DISABLE=1.
     """
     chosen = Recipe(name="disabled", passes=()) if disabled() else recipe
-    rewrite = apply(graph, chosen, contracts=contracts, assume=assume)
+    rewrite = apply(graph, chosen, contracts=contracts, assume=assume, profile=profile, workload=workload)
     rewrite.module.meta["rewrite"] = rewrite
     return rewrite.module
 
@@ -172,70 +240,6 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _draft(module: GraphModule) -> GraphModule:
-    """Return a module for passes to work on: a graph and tables of its own, the same parameters, and no code yet."""
-    draft: GraphModule = type(module).__new__(type(module))
-    type(draft).__name__ = type(module).__name__
-    draft.__dict__.update(module.__dict__)
-    for table in ("_parameters", "_buffers", "_modules", "meta"):
-        draft.__dict__[table] = copy.copy(module.__dict__[table])
-    graph = Graph(tracer_cls=module.graph._tracer_cls)
-    copied: dict[Node, Node] = {}
-    for node in module.graph.nodes:
-        copied[node] = graph.node_copy(node, copied.__getitem__)
-    graph._codegen = copy.copy(module.graph._codegen)  # a deep copy warns of tree specs, which nobody changes
-    _number(list(graph.nodes))
-    draft.__dict__["_graph"] = graph
-    return draft
-
-
-def _number(nodes: Sequence[Node]) -> None:
-    """Give every node its place in the program as captured, which is this very graph if no node knows its place."""
-    known = any("order" in node.meta for node in nodes)
-    order = program_order(nodes) if known else {node: place for place, node in enumerate(nodes)}
-    for node in nodes:
-        node.meta["order"] = order[node]
-
-
-def _annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) -> tuple[str, ...]:
-    """Give calls without a contract the one that the request has for them; return what is taken on its word."""
-    declared, assumed = set(), set()
-    _warn_of_vain(graph, contracts)
-    for node in graph.nodes:
-        if not names_a_function(node) or contract_of_call(node) is not None:
-            continue
-        name = function_name(node)
-        if name in contracts:
-            node.meta["contract"] = contracts[name]
-            declared.add(f"{name}: {_words(contracts[name])}, as the request declares")
-        elif assume:
-            node.meta["contract"] = _ASSUMED[assume]
-            assumed.add(f"{name}: {_words(_ASSUMED[assume])}, as the request assumes of every unknown function")
-    return (*sorted(declared), *sorted(assumed))
-
-
-def _warn_of_vain(graph: Graph, contracts: Mapping[str, Contract]) -> None:
-    """Say which contracts, or which parts of them, are given in vain: silence would look like consent."""
-    calls = [node for node in graph.nodes if names_a_function(node)]
-    named = {function_name(node) for node in calls}
-    open_ = {function_name(node) for node in calls if contract_of_call(node) is None}
-    for name, contract in contracts.items():
-        if name not in named:
-            problem = "is not used: no remote call of the graph has this name"
-        elif name in open_ and contract.gradient is not None:
-            problem = f"names the gradient {contract.gradient!r}, which only capture can track: nothing will push it"
-        else:
-            continue
-        warnings.warn(f"contracts[{name!r}] {problem}", FxlibWarning, stacklevel=5)
-
-
-def _words(contract: Contract) -> str:
-    if contract.pure:
-        return "touches no state"
-    parts = [("reads", contract.reads), ("writes", contract.writes)]
-    return " and ".join(f"{verb} {', '.join(sorted(names))}" for verb, names in parts if names) or "declares no state"
-
-
 def _unscheduled(graph: Graph) -> Iterable[CallReport]:
     """What there is to say about each call before any pass has looked at it."""
     for node in graph.nodes:
@@ -243,20 +247,11 @@ def _unscheduled(graph: Graph) -> Iterable[CallReport]:
             yield CallReport(
                 node=call_name(node),
                 function=function_name(node),
-                to=str(node.args[0]) if node.args else "",
+                to=speaks_to(node),
                 action="left_alone",
                 reason=Reason.NOT_SCHEDULED,
                 source=str(node.meta.get("source", "")),
             )
-
-
-def _differs(before: Graph, after: Graph) -> bool:
-    if len(before.nodes) != len(after.nodes):
-        return True
-    pairs = zip(before.nodes, after.nodes, strict=True)
-    return any(
-        (one.name, one.target, str(one.args)) != (other.name, other.target, str(other.args)) for one, other in pairs
-    )
 
 
 def _make(name: str, options: Mapping[str, object]) -> GraphPass:
@@ -267,18 +262,35 @@ def _make(name: str, options: Mapping[str, object]) -> GraphPass:
     if unknown := sorted(options.keys() - known):
         hint = f"It has: {', '.join(sorted(known)) or 'none'}."
         raise PassError(f"has no option {unknown[0]!r}", where=name, hint=hint)
+    for each in fields(kind):
+        if each.name in options and not _is_of(str(each.type), options[each.name]):
+            problem = f"the option {each.name!r} is of type {each.type}, and {options[each.name]!r} is not"
+            raise PassError(problem, where=name)
     try:
         return kind(**options)
     except (TypeError, ValueError) as error:
         raise PassError(str(error), where=name) from error
 
 
+def _is_of(annotation: str, value: object) -> bool:
+    """Whether a value may be of a type as it is written; what an option of a richer type may be, its pass knows."""
+    wanted, given = set(annotation.split(" | ")), type(value).__name__.removesuffix("Type")
+    return not wanted <= _PLAIN_TYPES or given in wanted or (given == "int" and "float" in wanted)
+
+
+_PLAIN_TYPES = frozenset({"bool", "int", "float", "str", "None"})
+
+
 def _options(step: GraphPass) -> str:
     return "".join(f" {each.name}={getattr(step, each.name)!r}" for each in fields(step))
 
 
-def _finished(draft: GraphModule) -> CapturedModule:
-    """Generate the code, once, and check the graph."""
-    module = CapturedModule(draft, draft.graph)
+def _finished(draft: GraphModule, given: GraphModule) -> CapturedModule:
+    """Generate the code, once, and check the graph.
+
+    What holds values computed from weights has the module that was given to fall back on, if that has no original.
+    """
+    captured = isinstance(given, CapturedModule) or not relies_on_weights(draft.graph)
+    module = CapturedModule(draft, draft.graph, original=None if captured else given)
     module.graph.lint()
     return module

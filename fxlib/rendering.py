@@ -12,7 +12,15 @@ _TITLES = {"adopt": "ADOPT the rewritten module", "keep_original": "KEEP the ori
 
 def render(result: Report) -> str:
     """Lay a result out in sections; those with nothing to say are left out."""
-    sections = [_headline(result), _figures(result), _calls(result), _passes(result), _notes(result)]
+    sections = [
+        _headline(result),
+        _figures(result),
+        _candidates(result),
+        _calls(result),
+        _passes(result),
+        _diffs(result),
+        _notes(result),
+    ]
     return "\n\n".join("\n".join(section) for section in sections if section)
 
 
@@ -53,11 +61,35 @@ def _figures(result: Report) -> list[str]:
     ]
     if result.gain is not None:
         rows.append(["gain", *_percent(result.gain)])
-    return table([["samples per second", "", "interval"], *rows], right=(1, 2), indent="") if rows else []
+    lines = table([["samples per second", "", "interval"], *rows], right=(1, 2), indent="") if rows else []
+    return [*lines, *_step(result)]
+
+
+def _step(result: Report) -> list[str]:
+    """One line: the recorded step before and after, and the shortest that any schedule could have."""
+    known = [
+        (seconds(timeline.step_s), words)
+        for timeline, words in ((result.timeline_original, "original"), (result.timeline_optimized, "optimized"))
+        if timeline is not None
+    ]
+    if result.bound_s is not None:
+        known.append((seconds(result.bound_s), "the least that any schedule could take, by the cost model"))
+    return [f"one step: {', '.join(f'{took} {words}' for took, words in known)}"] if known else []
 
 
 def _percent(gain: Estimate) -> list[str]:
     return [f"{gain.value:+.1%}", f"{gain.low:+.1%} to {gain.high:+.1%}"]
+
+
+def _candidates(result: Report) -> list[str]:
+    if len(result.candidates) < 2:
+        return []
+    rows = [
+        [each.name, seconds(each.predicted_step_s), _percent(each.gain)[0] if each.gain else "-", each.verdict]
+        for each in result.candidates
+    ]
+    header = ["candidate", "predicted", "gain", "verdict"]
+    return ["programs tried; predicted: a step by the cost model", *table([header, *rows], right=(1, 2))]
 
 
 def _calls(result: Report) -> list[str]:
@@ -82,8 +114,12 @@ def _call(call: CallReport) -> list[str]:
         call.action.replace("_", " "),
         seconds(call.exposed_before_s),
         seconds(call.exposed_after_s),
-        f"{why} ({call.remedy})" if call.remedy else why,
+        "; ".join(filter(None, [f"{why} ({call.remedy})" if call.remedy else why, _limit(call)])),
     ]
+
+
+def _limit(call: CallReport) -> str:
+    return f"still exposed: {call.limited_by.sentence(call.limit_detail)}" if call.limited_by else ""
 
 
 def _passes(result: Report) -> list[str]:
@@ -100,10 +136,21 @@ def _declined(report: PassReport) -> str:
     return ", ".join(f"{count} {name}" for name, count in reasons.most_common())
 
 
+def _diffs(result: Report) -> list[str]:
+    """What passes did to the generated code, where that was asked for."""
+    shown = [each.diff for each in result.passes if each.diff]
+    return ["what passes changed in the generated code", *shown] if shown else []
+
+
+def _error(result: Report) -> str:
+    error = result.max_relative_error
+    return "" if error is None else f"; largest relative error measured: {error:.2g}"
+
+
 def _notes(result: Report) -> list[str]:
     lines = []
     if result.preserves != "bitwise":
-        lines.append(f"preserves: {result.preserves}, not bitwise")
+        lines.append(f"preserves: {result.preserves}, not bitwise{_error(result)}")
     lines += [f"on your word: {each}" for each in result.assumptions]
     lines += [f"not reproduced by the original itself, so not compared: {each}" for each in result.not_reproduced]
     if result.blocks:
@@ -112,5 +159,6 @@ def _notes(result: Report) -> list[str]:
         version = f", torch {result.torch_version}" if result.torch_version else ""
         lines.append(f"measured on {result.hardware}{version}")
     if result.phase_seconds:
-        lines.append("phases: " + ", ".join(f"{name} {seconds(took)}" for name, took in result.phase_seconds.items()))
+        longest_first = sorted(result.phase_seconds.items(), key=lambda phase: phase[1], reverse=True)
+        lines.append("phases: " + ", ".join(f"{name} {seconds(took)}" for name, took in longest_first))
     return lines

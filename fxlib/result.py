@@ -56,6 +56,9 @@ class CallReport:
     source: str = ""
     exposed_before_s: float | None = None
     exposed_after_s: float | None = None
+    limited_by: Reason | None = None
+    """What keeps the rest of its time exposed; None where nothing does, or nobody knows."""
+    limit_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,20 @@ class PassReport:
     changes: int
     seconds: float
     declined: tuple[Declined, ...] = ()
+    diff: str = ""
+    """The generated code before and after it, as a unified diff; only where it was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One of the programs among which a worker chose: what the cost model expected of it, and what was measured."""
+
+    name: str
+    predicted_step_s: float | None = None
+    gain: Estimate | None = None
+    """Over the original, as far as it was measured; the one chosen was then confirmed on fresh blocks."""
+    verdict: str = ""
+    """What became of it, in a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +104,16 @@ class Report:
     passes: tuple[PassReport, ...] = ()
     not_reproduced: tuple[str, ...] = ()
     preserves: str = "bitwise"
+    max_relative_error: float | None = None
+    """How far results were from the original's, see `fxlib.distance`; 0: the same bits. None: it was not measured."""
     assumptions: tuple[str, ...] = ()
     timeline_original: Timeline | None = None
     timeline_optimized: Timeline | None = None
+    timeline_bound: Timeline | None = None
+    """The step as it would run at the bound, by the cost model."""
+    bound_s: float | None = None
+    """Seconds per step that no schedule can beat, by the cost model."""
+    candidates: tuple[Candidate, ...] = ()
     blocks: int = 0
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     hardware: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -10,11 +11,13 @@ from typing import Literal, get_args
 from fxlib.errors import WorkloadError
 
 TableOptimizer = Literal["sgd", "adagrad"]
+ServiceTimePer = Literal["call", "item"]
 
 MAX_STATE_ELEMENTS = 1 << 36
 """Of all tables and dense parameters of one server."""
 
 MAX_SERVICE_TIME_S = 60.0
+_WORKER_NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +68,11 @@ class Server:
     Its state is that of the reference server (`tables`, `dense`), or is set up by `setup`, a function
     "pkg.mod:function" of a module that the operator allowed, called as `function(name, seed)` before each arm.
     `service_time_s` is added to each call that the reference server answers: it stands for the network and the load
-    of the real one.
+    of the real one. Of calls that came in one message each adds it ("item"), or all together do ("call").
 
     Raises:
-        WorkloadError: the name is empty, the service time is not 0 to 60 s, or there is too much state.
+        WorkloadError: torch.distributed.rpc takes no such name, the service time is not 0 to 60 s or per something
+            else, or there is too much state.
     """
 
     name: str
@@ -76,15 +80,23 @@ class Server:
     dense: Sequence[Dense] = ()
     setup: str | None = None
     service_time_s: float = 0.0
+    service_time_per: ServiceTimePer = "item"
 
     def __post_init__(self) -> None:
         """Check name and service time; normalize the rest."""
         object.__setattr__(self, "tables", tuple(self.tables))
         object.__setattr__(self, "dense", tuple(self.dense))
-        if not self.name:
-            raise WorkloadError("a server needs the name that calls are sent to", where="Server.name")
+        if not is_worker_name(self.name):
+            raise WorkloadError(
+                f"a server needs the name that calls are sent to, and {self.name[:80]!r} is none",
+                where="Server.name",
+                hint="torch.distributed.rpc wants letters, digits, '-', '_' and ':', fewer than 128 of them.",
+            )
         if not 0 <= self.service_time_s <= MAX_SERVICE_TIME_S:
             raise WorkloadError(f"must be 0 to {MAX_SERVICE_TIME_S:g} s", where=f"Server({self.name!r}).service_time_s")
+        if self.service_time_per not in get_args(ServiceTimePer):
+            where = f"Server({self.name!r}).service_time_per"
+            raise WorkloadError(f"unknown {self.service_time_per!r}", where=where, hint='"call" or "item".')
         elements = sum(table.rows * table.dim for table in self.tables)
         elements += sum(math.prod(dense.shape) for dense in self.dense)
         if elements > MAX_STATE_ELEMENTS:
@@ -102,6 +114,11 @@ class RemoteObject:
     cls: str
     args: tuple[object, ...] = ()
     kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
+def is_worker_name(text: str) -> bool:
+    """Whether `torch.distributed.rpc` would take the text for the name of a worker."""
+    return _WORKER_NAME.fullmatch(text) is not None
 
 
 def _check_optimizer(name: str, lr: float, where: str) -> None:

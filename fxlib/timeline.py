@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-from fxlib.result import Span, Timeline
+from fxlib.result import Report, Span, Timeline
 
 IN_FLIGHT = "in_flight"
 COLOURS = {
@@ -44,19 +45,37 @@ def lanes(timeline: Timeline) -> list[Lane]:
 
 
 def pack(spans: Sequence[Span]) -> list[list[Span]]:
-    """Put spans on as few rows as have no overlap (interval partitioning, by start)."""
+    """Put spans on as few rows as have no overlap, each on the first that is free, in O(n log n).
+
+    Source: interval partitioning by start; Kleinberg and Tardos, "Algorithm Design", 2005, section 4.1.
+    """
     rows: list[list[Span]] = []
+    free, busy = list[int](), list[tuple[float, int]]()
     for span in sorted(spans, key=lambda each: each.start_s):
-        row = next((row for row in rows if row[-1].end_s <= span.start_s), None)
-        if row is None:
-            rows.append(row := [])
-        row.append(span)
+        while busy and busy[0][0] <= span.start_s:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if not free:
+            free.append(len(rows))
+            rows.append([])
+        row = heapq.heappop(free)
+        rows[row].append(span)
+        heapq.heappush(busy, (span.end_s, row))
     return rows
 
 
-def page(timelines: Mapping[str, Timeline], *, title: str) -> str:
-    """Return an HTML page, in need of nothing else, with the timelines one above another on one time axis."""
-    return _PAGE.format(title=escape(title), figure=figure(timelines))
+def timelines_of(report: Report) -> dict[str, Timeline]:
+    """Return what a report knows of a step: as it was, as it is, and as it would be at the bound."""
+    found = {
+        "original": report.timeline_original,
+        "optimized": report.timeline_optimized,
+        "at the bound (by the cost model)": report.timeline_bound,
+    }
+    return {name: timeline for name, timeline in found.items() if timeline is not None}
+
+
+def page(timelines: Mapping[str, Timeline], *, title: str, text: str = "") -> str:
+    """Return an HTML page, in need of nothing else: the timelines one above another on one time axis, then the text."""
+    return _PAGE.format(title=escape(title), figure=figure(timelines), text=escape(text))
 
 
 def figure(timelines: Mapping[str, Timeline]) -> str:
@@ -142,8 +161,9 @@ def _ticks() -> Iterator[float]:
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 14px/1.4 system-ui, sans-serif; max-width: 1140px; margin: 2em auto; color: #222; background: #fff; }}
-h1 {{ font-size: 20px; }} h2 {{ font-size: 15px; margin: 1.4em 0 .3em; }}
+h1 {{ font-size: 20px; }} h2 {{ font-size: 15px; margin: 1.4em 0 .3em; }} pre {{ font-size: 12px; overflow-x: auto; }}
 </style></head><body><h1>{title}</h1>
 {figure}
+<pre>{text}</pre>
 </body></html>
 """

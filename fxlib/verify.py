@@ -7,16 +7,22 @@ trial of the service compares their state, too.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from fxlib.comparison import Tolerance, difference, largest_difference, same_bits
+from fxlib.distance import relative_error
 from fxlib.errors import PassError
+from fxlib.reference import in_float64
+from fxlib.runs import Batch, left_behind
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.conditions import parameters_of
+from fxlib.runtime.guards import GuardedCodeGen
+from fxlib.steps import place_of_failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,176 +38,166 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """How far one tensor of the second module is from the first one's; both, from the reference where there is one.
+
+    `absolute` is the largest difference of two elements. The others are that over the largest magnitude of what it is
+    measured against; infinity, where one side alone is not finite.
+    """
+
+    where: str
+    absolute: float
+    relative: float
+    first_from_reference: float | None = None
+    second_from_reference: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The outcome of a comparison; true if nothing differs."""
+    """The outcome of a comparison; true if nothing differs beyond the bound."""
 
     differences: tuple[Difference, ...]
     compared: tuple[str, ...]
     """All that was compared, by name."""
+    distances: tuple[Distance, ...] = ()
+    """Of the floating-point tensors whose bits are not the same, and with a reference, of all that it has."""
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    notes: tuple[str, ...] = ()
+    """What else there is to know of the comparison."""
+
+    @property
+    def max_absolute_error(self) -> float:
+        """The largest difference of two elements; 0 where all bits are the same."""
+        return max((each.absolute for each in self.distances), default=0.0)
+
+    @property
+    def max_relative_error(self) -> float:
+        """The largest error of a tensor in the norm of the maximum; 0 where all bits are the same."""
+        return max((each.relative for each in self.distances), default=0.0)
 
     def __bool__(self) -> bool:
         return not self.differences
 
     def __str__(self) -> str:
-        """One line per difference."""
-        return "\n".join(map(str, self.differences)) or f"the same in {len(self.compared)} respects"
+        """What differs, a line each, and how far apart the modules are at most."""
+        known = len(self.compared)
+        head = f"the same in {known} respects, {self.tolerance}"
+        if self.differences:
+            head = f"{len(self.differences)} of {known} respects differ, compared {self.tolerance}"
+        return "\n".join([head, *(f"  {each}" for each in self.differences), *self._errors(), *self.notes])
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
-    """How far apart two figures may be: `|a - b| <= atol + rtol * |b|`. Both zero asks for the same bits."""
-
-    rtol: float = 0.0
-    atol: float = 0.0
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether only the same bits will do."""
-        return self.rtol == 0 and self.atol == 0
+    def _errors(self) -> Iterator[str]:
+        if self.max_absolute_error > 0:
+            worst = max(self.distances, key=lambda each: each.relative)
+            yield f"largest error: {self.max_absolute_error:.3g}, relative {worst.relative:.3g} ({worst.where})"
+        known = [each for each in self.distances if each.first_from_reference is not None]
+        if known:
+            first = max(each.first_from_reference or 0.0 for each in known)
+            second = max(each.second_from_reference or 0.0 for each in known)
+            yield f"relative error against float64: {first:.3g} of the first module, {second:.3g} of the second"
 
 
 def verify(
     a: nn.Module,
     b: nn.Module,
     inputs: Sequence[object],
-    *,
+    *more: Sequence[object],
     kwargs: Mapping[str, object] | None = None,
     rtol: float = 0.0,
     atol: float = 0.0,
     grad: bool = True,
+    reference: Literal["float64"] | None = None,
 ) -> Verification:
     """Run `a` and `b` on copies of `inputs` and compare bit for bit, or within a tolerance.
 
-    Both start from the parameters, buffers and generator state of now, and these are put back at the end. `grad` also
-    compares gradients, of all outputs that take one, with respect to parameters and to inputs that require it.
+    Both start from the parameters, buffers and generator state of now, and these are put back at the end.
+
+    Args:
+        a: a module.
+        b: another one.
+        inputs: the arguments of a call.
+        more: of further calls, which both modules make one after another.
+        kwargs: keyword arguments of every call.
+        rtol: how far an element may be off, relative to `b`'s; with `atol` 0, too, the same bits are asked for.
+        atol: how far an element may be off besides.
+        grad: also compare gradients, of all outputs that take one, with respect to parameters and to inputs that
+            require it.
+        reference: "float64": also say how far both are from what `a` computes in float64.
 
     Raises:
-        PassError: `inputs` is a lone tensor, or a tolerance is negative.
+        PassError: inputs are a lone tensor, a tolerance is negative, the modules do not run on the inputs (both raise
+            the same error; names node, module path and line as far as they are known), or there is no reference.
     """
-    if isinstance(inputs, torch.Tensor):
+    batches = batches_of(inputs, *more, kwargs=kwargs)
+    tolerance = Tolerance(rtol=rtol, atol=atol)
+    first, second = (left_behind(module, batches, grad=grad) for module in (a, b))
+    if first.error is not None and second.error is not None and str(first.error) == str(second.error):
+        raise PassError(
+            f"neither module runs on these inputs: {type(first.error).__name__}: {first.error}",
+            where=place_of_failure(a, batches, first.error, grad=grad) or "verify",
+            hint="Pass the arguments of one call, as the model takes them.",
+        ) from first.error
+    exact = {} if reference is None else in_float64(a, batches, grad=grad)
+    one, other = first.found, second.found
+    return Verification(
+        differences=tuple(_compare(one, other, tolerance)),
+        compared=tuple(one | other),
+        distances=tuple(_distances(one, other, exact)),
+        tolerance=tolerance,
+        notes=tuple(
+            f"the {which} module's original forward ran, not its graph: {why}"
+            for which, module in (("first", a), ("second", b))
+            if (why := stands_in(module, batches, grad=grad))
+        ),
+    )
+
+
+def batches_of(*batches: Sequence[object], kwargs: Mapping[str, object] | None) -> tuple[Batch, ...]:
+    """Return the calls that arguments describe.
+
+    Raises:
+        PassError: a lone tensor stands in the place of a sequence.
+    """
+    if any(isinstance(each, torch.Tensor) for each in batches):
         raise PassError("inputs is one tensor", where="verify", hint="Pass a sequence of the arguments: [x].")
-    if rtol < 0 or atol < 0:
-        raise PassError("a tolerance is not negative", where="verify")
-    given = (tuple(inputs), dict(kwargs or {}))
-    first, second = (_run(module, given, grad=grad) for module in (a, b))
-    differences = tuple(_compare(first, second, Tolerance(rtol=rtol, atol=atol)))
-    return Verification(differences=differences, compared=tuple(first | second))
+    return tuple((tuple(each), dict(kwargs or {})) for each in batches)
 
 
-Given = tuple[tuple[object, ...], dict[str, object]]
-
-
-def _run(module: nn.Module, given: Given, *, grad: bool) -> dict[str, object]:
-    """Run once, and return copies of all that can be told apart, by name."""
-    with _state_kept(module):
-        args, kwargs = inputs = _copy_of(given)
-        found: dict[str, object] = {}
-        try:
-            with torch.set_grad_enabled(grad):
-                output = module(*args, **kwargs)
-                found |= _named("output", output)
-                _backward(output)
-        except Exception as error:  # noqa: BLE001 - an error is a result like another
-            found["error"] = f"{type(error).__name__}: {error}"
-        found |= _named("input", inputs)
-        found |= {f"after the run, {name}": _copied(each) for name, each in module.state_dict(keep_vars=True).items()}
-        found |= {f"grad of {name}": _copied(each.grad) for name, each in module.named_parameters()}
-        found["random generator"] = torch.get_rng_state()
-        return found
-
-
-def _copy_of(given: Given) -> Given:
-    """Copy all tensors, so that those that share memory still do; other values are passed as they are."""
-    leaves, structure = pytree.tree_flatten(given)
-    tensors = {id(leaf): leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    copies = copy.deepcopy(tensors)
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            copies[id(leaf)].requires_grad_(leaf.requires_grad)
-    return pytree.tree_unflatten([copies.get(id(leaf), leaf) for leaf in leaves], structure)
-
-
-def _backward(output: object) -> None:
-    """Run backward from every output that takes a gradient, with cotangents that tell elements apart."""
-    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    generator = torch.Generator().manual_seed(0)
-    cotangents = [torch.rand(leaf.shape, generator=generator).to(leaf) for leaf in leaves]
-    if leaves:
-        torch.autograd.backward(leaves, cotangents)
-
-
-@contextmanager
-def _state_kept(module: nn.Module) -> Iterator[None]:
-    """Let a block run from the module's state without gradients, and put state, gradients and generator back."""
-    tensors = list(module.state_dict(keep_vars=True).values())
-    values = [tensor.detach().clone() for tensor in tensors]
-    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    random = torch.get_rng_state()
-    for parameter, _ in gradients:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, values, strict=True):
-                tensor.copy_(value)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        torch.set_rng_state(random)
-
-
-def _named(name: str, value: object) -> dict[str, object]:
-    """Name every leaf of a nest by its path; a tensor's gradient goes beside it."""
-    found: dict[str, object] = {}
-    for path, leaf in pytree.tree_leaves_with_path(value):
-        where = f"{name}{pytree.keystr(path)}"
-        found[where] = _copied(leaf)
-        if name == "input" and isinstance(leaf, torch.Tensor) and leaf.is_leaf:
-            found[f"grad of {where}"] = _copied(leaf.grad)
-    return found
-
-
-def _copied(value: object) -> object:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+def stands_in(module: nn.Module, batches: Sequence[Batch] = (), *, grad: bool) -> str:
+    """Return why a captured module runs its original in place of its graph, in words; empty if it does not."""
+    if not isinstance(module, CapturedModule) or module._fxlib.original is None:
+        return ""
+    companions, codegen = module._fxlib, module.graph._codegen
+    if why := companions.broken(grad_enabled=grad) or companions.stale(module, grad_enabled=grad):
+        return why
+    inputs = frozenset(str(node.target) for node in module.graph.nodes if node.op == "placeholder")
+    expected = codegen if isinstance(codegen, GuardedCodeGen) else parameters_of(type(module).forward, inputs)
+    return next(filter(None, (companions.misfit(expected, *batch) for batch in batches)), "")
 
 
 def _compare(first: dict[str, object], second: dict[str, object], tolerance: Tolerance) -> Iterator[Difference]:
     for where in first | second:
         if where not in first or where not in second:
             yield Difference(where=where, how=f"only the {'first' if where in first else 'second'} module has it")
-        elif how := _difference(first[where], second[where], tolerance):
+        elif how := difference(first[where], second[where], tolerance):
             yield Difference(where=where, how=how)
 
 
-def _difference(one: object, other: object, tolerance: Tolerance) -> str:
-    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
-        same = one is other or (type(one) is type(other) and one == other)
-        return "" if same else f"{one!r} and {other!r}"
-    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
-        return f"{_kind(one)} and {_kind(other)}"
-    if _same_bits(one, other) or (not tolerance.is_exact and _close(one, other, tolerance)):
-        return ""
-    wrong = int((one != other).sum())
-    return f"{wrong} of {one.numel()} elements differ, by {_distance(one, other):.3g} at most"
+def _distances(first: dict[str, object], second: dict[str, object], exact: dict[str, object]) -> Iterator[Distance]:
+    for where, one in first.items():
+        other, truth = second.get(where), exact.get(where)
+        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+            continue
+        if not (one.is_floating_point() or one.is_complex()) or (truth is None and same_bits(one, other)):
+            continue
+        yield Distance(
+            where=where,
+            absolute=largest_difference(one, other),
+            relative=relative_error(other, one),
+            first_from_reference=_from_reference(one, truth),
+            second_from_reference=_from_reference(other, truth),
+        )
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.layout != torch.strided or one.numel() == 0:
-        return one.layout == other.layout and bool(torch.equal(one.to_dense(), other.to_dense()))
-    return torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _close(one: torch.Tensor, other: torch.Tensor, tolerance: Tolerance) -> bool:
-    return bool(torch.allclose(one.double(), other.double(), rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True))
-
-
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one.to_dense().to(torch.complex128) - other.to_dense().to(torch.complex128)).abs().max())
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+def _from_reference(value: torch.Tensor, truth: object) -> float | None:
+    return relative_error(value.to(truth.dtype), truth) if isinstance(truth, torch.Tensor) else None

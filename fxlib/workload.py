@@ -36,10 +36,14 @@ Assume = Literal["", "reads", "pure"]
 
 LOSSES = ("mean", "sum", "mse", "bce_with_logits", "cross_entropy")
 LOSSES_WITH_TARGET = ("mse", "bce_with_logits", "cross_entropy")
+MAX_ACCUMULATION = 1024
 MAX_PROCESSES = 256
 """Trainers and servers of one trial."""
 
 MAX_THREADS = 1024
+WORKLOAD = "workload"
+"""Where a recipe leaves the workload for its passes: in `module.meta`, while they run."""
+
 OPTIMIZERS = ("none", "sgd", "adagrad", "adam", "adamw")
 
 
@@ -74,6 +78,9 @@ class Step(TypedDict, total=False):
     loss: str | GraphModule
     optimizer: str | Optimizer
     mode: Mode
+    accumulation: int
+    clip_norm: float | None
+    loss_scale: float | None
     threads: int
     trainers: int
     servers: Sequence[Server]
@@ -95,6 +102,11 @@ class Workload:
             captured graph (output, target) -> scalar.
         optimizer: a name from OPTIMIZERS, or an `Optimizer`.
         mode: "forward", "local" (autograd in the trainer, gradients pushed) or "distributed" (distributed autograd).
+        accumulation: forwards and backwards, each of a batch of its own, for each optimizer step and push.
+        clip_norm: the norm to which the gradients of all parameters together are clipped before the optimizer; None:
+            they are not.
+        loss_scale: what each loss is multiplied with before backward, and the gradients of parameters are divided by
+            before the optimizer; None: 1.
         threads: intra-op threads of each trainer process.
         trainers: trainer processes.
         servers: parameter servers.
@@ -112,6 +124,9 @@ class Workload:
     loss: str | GraphModule = "mean"
     optimizer: str | Optimizer = "sgd"
     mode: Mode = "local"
+    accumulation: int = 1
+    clip_norm: float | None = None
+    loss_scale: float | None = None
     threads: int = 1
     trainers: int = 1
     servers: Sequence[Server] = ()
@@ -132,6 +147,7 @@ class Workload:
             raise WorkloadError("a description carries its own target", where="Workload.targets")
         self._check_choices()
         self._check_loss()
+        self._check_gradients()
         self._check_processes()
 
     @classmethod
@@ -196,6 +212,21 @@ class Workload:
         if self.mode != "forward" and self.loss in LOSSES_WITH_TARGET and sample.target is None:
             raise WorkloadError(
                 f"the loss {self.loss!r} needs a target", where="Workload.targets", hint="Pass targets=[...]."
+            )
+
+    def _check_gradients(self) -> None:
+        if not 1 <= self.accumulation <= MAX_ACCUMULATION:
+            raise WorkloadError(f"must be 1 to {MAX_ACCUMULATION}", where="Workload.accumulation")
+        for name in ("clip_norm", "loss_scale"):
+            figure = getattr(self, name)
+            if figure is not None and not (math.isfinite(figure) and figure > 0):
+                raise WorkloadError("must be finite and positive", where=f"Workload.{name}", hint="Or None, for none.")
+        plain = self.accumulation == 1 and self.clip_norm is None and self.loss_scale is None
+        if self.mode != "local" and not plain:
+            raise WorkloadError(
+                "accumulation, clip_norm and loss_scale describe steps of local autograd",
+                where="Workload.mode",
+                hint='Use mode="local", or leave them out.',
             )
 
     def _check_processes(self) -> None:

@@ -42,12 +42,12 @@ async def _run(config: Config) -> None:
 def _announce(config: Config, listen: Address, metrics: Address) -> None:
     """Tell whoever started the service that it is ready: one line of JSON."""
     line = json.dumps({"ready": True, "listen": str(listen), "metrics": str(metrics), "pid": os.getpid()})
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
     if config.ready_file is not None:
         unfinished = config.ready_file.with_name(f"{config.ready_file.name}.{os.getpid()}")
         unfinished.write_text(f"{line}\n")
         unfinished.replace(config.ready_file)
+    sys.stdout.write(f"{line}\n")  # after the file, which whoever reads the line then finds
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

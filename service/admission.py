@@ -10,8 +10,9 @@ from typing import Final
 from fxlib import wire
 from fxlib.protocol import blobs_of
 from fxlib.v1 import graph_pb2, jobs_pb2
+from fxlib.wire import parse
 from service import checks
-from service.blobs.base import BlobStore
+from service.blobs.base import Blob, BlobStore
 from service.config import Limits
 from service.convert import blob_from_proto
 from service.errors import Code, ServiceError, Violation
@@ -43,7 +44,7 @@ class Admission:
         return hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
 
     async def examine(self, request: jobs_pb2.OptimizeRequest, digest: str) -> Job:
-        """Check graph, workload, recipe and trial, and return the job that the request asks for.
+        """Check graph, workload, profile, recipe and trial, and return the job that the request asks for.
 
         Raises:
             ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
@@ -58,14 +59,25 @@ class Admission:
         """
         await self._examiners.run(self._check_graph, ref, field)
 
+    async def still_there(self, ref: graph_pb2.BlobRef) -> bool:
+        """Whether a graph that was checked before is there, with all of its weights; it counts as a use of them."""
+        return await self._examiners.run(self._still_there, blob_from_proto(ref))
+
+    def _still_there(self, blob: Blob) -> bool:
+        if self._blobs.size(blob.sha256) is None:
+            return False
+        values = wire.values_of(parse(self._blobs.read_all(blob)))
+        return all(self._blobs.size(ref.sha256) is not None for ref in values)
+
     def _examine(self, request: jobs_pb2.OptimizeRequest, digest: str) -> Job:
         if not request.HasField("graph"):
             raise ServiceError(Code.INVALID_REQUEST, violations=[Violation(field="graph", problem="is not set")])
         checks.complete_trial(request)
         checks.check_workload(request.workload)
+        checks.check_profile(request)
         key = checks.cache_key(request)
         self._check_present({f"workload.blobs[{i}]": ref for i, ref in enumerate(blobs_of(request.workload))})
-        self._check_graph(request.graph, "graph")
+        self._check_graph(request.graph, "graph", request.recipe)
         if request.workload.loss.WhichOneof("kind") == "graph":
             self._check_graph(request.workload.loss.graph, "workload.loss.graph")
         return Job(
@@ -81,13 +93,13 @@ class Admission:
             created_at=time.time(),
         )
 
-    def _check_graph(self, ref: graph_pb2.BlobRef, field: str) -> None:
+    def _check_graph(self, ref: graph_pb2.BlobRef, field: str, recipe: jobs_pb2.Recipe | None = None) -> None:
         self._check_present({field: ref})
         blob = blob_from_proto(ref, field)
         if blob.size > self._limits.graph_bytes:
             problem = f"has {blob.size} bytes, and a graph may have {self._limits.graph_bytes}"
             raise ServiceError(Code.INVALID_GRAPH, violations=[Violation(field=field, problem=problem)])
-        weights = checks.check_graph(self._blobs.read_all(blob), field, self.graph_limits)
+        weights = checks.check_graph(self._blobs.read_all(blob), field, self.graph_limits, recipe)
         self._check_present({f"{field}.storages[{index}]": ref for index, ref in enumerate(weights)})
 
     def _check_present(self, refs: dict[str, graph_pb2.BlobRef]) -> None:

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from dataclasses import fields
 
 from fxlib import __version__, wire
+from fxlib.candidates import candidates
 from fxlib.errors import FxlibError
 from fxlib.protocol import (
     check_adoption,
+    check_weights,
+    profile_from_proto,
     recipe_from_proto,
     report_from_proto,
     trial_from_proto,
@@ -19,12 +22,14 @@ from fxlib.protocol import (
     workload_from_proto,
 )
 from fxlib.trial import TrialOptions
-from fxlib.v1 import graph_pb2, jobs_pb2, workload_pb2
+from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workload_pb2
 from service.errors import Code, ServiceError, Violation
 
 
-def check_graph(data: bytes, field: str, limits: wire.Limits) -> list[graph_pb2.BlobRef]:
-    """Check that bytes are a valid graph, and return the blobs of its weights.
+def check_graph(
+    data: bytes, field: str, limits: wire.Limits, recipe: jobs_pb2.Recipe | None = None
+) -> list[graph_pb2.BlobRef]:
+    """Check that bytes are a valid graph, with the weights that a recipe needs; return the blobs of those it has.
 
     Builds no torch object; takes time in proportion to the graph.
 
@@ -34,7 +39,9 @@ def check_graph(data: bytes, field: str, limits: wire.Limits) -> list[graph_pb2.
     with _refusing(Code.INVALID_GRAPH, field):
         graph = wire.parse(data, limits)
         wire.validate(graph, limits)
-    return [storage.data for storage in graph.storages if storage.HasField("data")]
+        if recipe is not None:
+            check_weights(recipe_from_proto(recipe), graph)
+    return wire.values_of(graph)
 
 
 def check_workload(workload: workload_pb2.Workload) -> None:
@@ -60,6 +67,17 @@ _STAND_IN = workload_pb2.BatchSpec(
 )
 
 
+def check_profile(request: jobs_pb2.OptimizeRequest) -> None:
+    """Check that a profile, if there is one, can be read, and that no figure in it is out of bounds.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, naming the field.
+    """
+    if request.HasField("profile"):
+        with _refusing(Code.INVALID_REQUEST, "profile"):
+            profile_from_proto(request.profile)
+
+
 def complete_trial(request: jobs_pb2.OptimizeRequest) -> None:
     """Check the options of the trial, or fill in the library's own.
 
@@ -79,26 +97,32 @@ def check_result(result: jobs_pb2.JobResult, trial: jobs_pb2.TrialOptions) -> No
         ServiceError: INVALID_REQUEST, naming the field.
     """
     with _refusing(Code.INVALID_REQUEST, "result"):
-        check_adoption(report_from_proto(result), trial.min_gain)
+        check_adoption(report_from_proto(result), trial_from_proto(trial))
 
 
 def recipe_key(recipe: jobs_pb2.Recipe) -> str:
-    """Return what a recipe stands for: its passes, with versions and all options.
+    """Return what a recipe stands for: its passes, with versions and all options, and those of its variants.
 
     Raises:
         ServiceError: INVALID_REQUEST, if the recipe, a pass or an option is unknown.
     """
     with _refusing(Code.INVALID_REQUEST, "recipe"):
-        found = recipe_from_proto(recipe)
+        tried = candidates(recipe_from_proto(recipe))
         steps = [
-            (step.name, step.version, {option.name: repr(getattr(step, option.name)) for option in fields(step)})
-            for step in found.passes
+            [
+                (step.name, step.version, {option.name: repr(getattr(step, option.name)) for option in fields(step)})
+                for step in each.passes
+            ]
+            for each in tried
         ]
     return json.dumps(steps, sort_keys=True)
 
 
 def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
-    """Return the name that requests with one answer share: graph, recipe, versions, workload and trial, as SHA-256."""
+    """Return the name that requests with one answer share, as SHA-256.
+
+    That is graph, recipe, versions, workload, trial, what the profile can replay, and whether diffs are wanted.
+    """
     parts = [
         request.graph.sha256,
         recipe_key(request.recipe),
@@ -106,8 +130,23 @@ def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
         __version__,
         hashlib.sha256(request.workload.SerializeToString(deterministic=True)).hexdigest(),
         hashlib.sha256(request.trial.SerializeToString(deterministic=True)).hexdigest(),
+        _replayed(request.profile) if request.HasField("profile") else "",
+        request.diffs,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _replayed(profile: profile_pb2.Profile) -> str:
+    """Name what a trial can serve from a profile: functions, destinations, and what they return.
+
+    Times do not count. No two measurements of one program agree in them, and the ranks of a job, or its next run,
+    would never share an answer; whoever knows that the servers have changed asks for a fresh one.
+    """
+    total = hashlib.sha256()
+    for each in sorted(profile.calls, key=lambda call: call.call):
+        returns = each.returns.SerializeToString(deterministic=True).hex()
+        total.update(json.dumps([each.call, each.function, each.to, returns, each.push.function]).encode())
+    return total.hexdigest()
 
 
 @contextmanager

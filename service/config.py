@@ -81,6 +81,7 @@ class Config:
         insecure: serve without TLS where other machines reach it.
         lease_s: a worker that is not heard of for so long has lost its job.
         abandon_uploads_s: unfinished uploads that nothing was added to for so long are dropped.
+        keep_days: finished jobs are kept for so long, and blobs for so long after the last use; 0: for ever.
         shutdown_grace_s: how long calls may go on after SIGTERM.
         model_labels: how many model names the metrics tell apart; the others share the name "other".
     """
@@ -94,6 +95,7 @@ class Config:
     ready_file: Path | None = None
     lease_s: float = 30.0
     abandon_uploads_s: float = 24 * 3600.0
+    keep_days: float = 30.0
     shutdown_grace_s: float = 5.0
     model_labels: int = 50
     limits: Limits = field(default_factory=Limits)

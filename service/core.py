@@ -24,12 +24,14 @@ from service.leases import Leases
 from service.ledger import Ledger
 from service.metrics import Metrics
 from service.models import Figures, ModelBoard
+from service.retention import Retention
 from service.servicers.blobs import BlobServicer
 from service.servicers.optimizer import OptimizerServicer
 from service.servicers.workers import WorkerServicer
 from service.stores.base import JobStore
 
 _REMEMBERED_PER_LABEL = 4
+_DAY_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class Core:
     workers: WorkerServicer
     dispatcher: Dispatcher
     blob_store: BlobStore
+    retention: Retention | None
     hub: Hub
     ledger: Ledger
     metrics: Metrics
@@ -75,10 +78,21 @@ async def make_core(config: Config, store: JobStore, blobs: BlobStore) -> Core:
         workers=WorkerServicer(dispatcher, admission, config.limits),
         dispatcher=dispatcher,
         blob_store=blobs,
+        retention=_retention(config, ledger, blobs, metrics) if config.keep_days else None,
         hub=hub,
         ledger=ledger,
         metrics=metrics,
         registry=registry,
+    )
+
+
+def _retention(config: Config, ledger: Ledger, blobs: BlobStore, metrics: Metrics) -> Retention:
+    return Retention(
+        ledger,
+        blobs,
+        keep_s=config.keep_days * _DAY_S,
+        spare_s=config.abandon_uploads_s,
+        count=metrics.forgotten,
     )
 
 

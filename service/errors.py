@@ -13,7 +13,7 @@ class Code(Enum):
     """A name that programs can rely on; the value says to a person what it stands for."""
 
     INVALID_REQUEST = "a field of the request is not valid"
-    INVALID_GRAPH = "the graph is not a valid fxlib graph"
+    INVALID_GRAPH = "the graph is not a valid fxlib graph, or lacks the weights that a pass needs"
     BLOB_MISSING = "the request refers to blobs that were not uploaded"
     BLOB_CORRUPT = "the bytes received do not have the digest that they were announced with"
     BLOB_OFFSET = "the data does not continue what is stored of the blob"

@@ -13,7 +13,7 @@ from service.errors import Code, ServiceError, Violation, invalid
 
 DEFAULT_NAMESPACE: Final = "default"
 DEFAULT_NAME: Final = "model"
-PHASES: Final = ("rewrite", "sameness", "qps")
+PHASES: Final = ("rewrite", "profile", "sameness", "choice", "qps")
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")

@@ -57,12 +57,18 @@ class Gauges(Collector):
         yield workers
 
     def _figures(self) -> Iterator[Metric]:
-        qps = GaugeMetricFamily("fxlib_model_qps", "Samples per second in the last trial", labels=["model", "arm"])
+        qps = GaugeMetricFamily(
+            "fxlib_model_qps",
+            "Samples per second in the model's last job, where it was measured",
+            labels=["model", "arm"],
+        )
         gain = GaugeMetricFamily(
-            "fxlib_model_gain_ratio", "Relative gain in the last trial, and its interval", labels=["model", "bound"]
+            "fxlib_model_gain_ratio",
+            "Relative gain in the model's last job, and its interval, where it was measured",
+            labels=["model", "bound"],
         )
         adopted = GaugeMetricFamily(
-            "fxlib_model_adopted", "Whether the last trial's rewrite was adopted", labels=["model"]
+            "fxlib_model_adopted", "Whether the rewrite of the model's last job was adopted", labels=["model"]
         )
         for name, figures in self._models.rows():
             if figures.qps_original is not None:

@@ -68,13 +68,16 @@ class Intake:
         store = self._ledger.store
         found = await self._ledger.read(store.answer, job.cache_key, self._fleet.hardware(job.torch_version))
         result = await self._ledger.read(store.result_of, found.id) if found else None
-        return Answered(job_id=found.id, result=result) if found and result is not None else None
+        if found is None or result is None:
+            return None
+        answer = jobs_pb2.JobResult.FromString(result)
+        if answer.HasField("graph") and not await self._admission.still_there(answer.graph):
+            return None
+        return Answered(job_id=found.id, result=result)
 
     def _greeting(self, job: Job) -> str:
         live = {worker.torch_version for worker in self._fleet.live()}
-        return (
-            "queued" if job.torch_version in live else f"queued; no worker with torch {job.torch_version} is here yet"
-        )
+        return "queued" if job.torch_version in live else f"no worker with torch {job.torch_version} is here yet"
 
 
 class Twins:

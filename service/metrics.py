@@ -13,6 +13,7 @@ from service.fields import PHASES
 from service.job import Job, State
 from service.machine import Transition
 from service.models import Figures, ModelBoard
+from service.retention import Forgotten
 
 OTHER: Final = "other"
 _RPC_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -59,6 +60,9 @@ class Metrics:
         )
         self._expired = Counter("fxlib_leases_expired", "Leases that ran out", registry=registry)
 
+        self._jobs_forgotten = Counter("fxlib_jobs_forgotten", "Finished jobs deleted", registry=registry)
+        self._blobs_deleted = Counter("fxlib_blobs_deleted", "Blobs deleted that no job named", registry=registry)
+
     def rpc(self, method: str, code: str, seconds: float) -> None:
         """Count a call."""
         self._rpc_s.labels(method, code).observe(seconds)
@@ -66,6 +70,11 @@ class Metrics:
     def lease_expired(self) -> None:
         """Count a lease that ran out."""
         self._expired.inc()
+
+    def forgotten(self, found: Forgotten) -> None:
+        """Count what was deleted since it was kept long enough."""
+        self._jobs_forgotten.inc(found.jobs)
+        self._blobs_deleted.inc(found.blobs)
 
     def heard(self, transition: Transition) -> None:
         """Count what a transition tells."""

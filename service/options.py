@@ -33,6 +33,7 @@ def parse(arguments: Sequence[str] | None = None) -> Config:
         ready_file=options.ready_file,
         lease_s=options.lease_seconds,
         abandon_uploads_s=options.abandon_uploads_seconds,
+        keep_days=options.keep_days,
         shutdown_grace_s=options.shutdown_grace_seconds,
         model_labels=options.model_labels,
         limits=Limits(
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-blob-bytes", type=_count, default=Limits.blob_bytes, help="size of one blob")
     add("--max-graph-nodes", type=_count, default=Limits.graph_nodes, help="nodes of one graph")
     add("--abandon-uploads-seconds", type=_positive, default=Config.abandon_uploads_s, help="life of a stalled upload")
+    add("--keep-days", type=_days, default=Config.keep_days, help="life of finished jobs and unused blobs; 0: for ever")
     add("--shutdown-grace-seconds", type=_positive, default=Config.shutdown_grace_s, help="life of calls after SIGTERM")
     add("--model-labels", type=_count, default=Config.model_labels, help="model names that the metrics tell apart")
     return parser
@@ -78,6 +80,13 @@ def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
+    return value
+
+
+def _days(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is negative, or not finite")
     return value
 
 

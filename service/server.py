@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
+from sqlalchemy.exc import SQLAlchemyError
 
 from fxlib.errors import FxlibError
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
@@ -134,6 +135,8 @@ class Server:
                 dropped = await asyncio.to_thread(core.blob_store.abandon, older_than_s=self._config.abandon_uploads_s)
                 if dropped:
                     logger.info("dropped %d unfinished uploads", dropped)
-            except OSError:
-                logger.exception("could not drop unfinished uploads")
+                if core.retention is not None and (found := await core.retention.sweep()).some:
+                    logger.info("forgot %d jobs and %d blobs", found.jobs, found.blobs)
+            except (OSError, SQLAlchemyError):
+                logger.exception("could not tidy up")
             await asyncio.sleep(_TIDY_S)

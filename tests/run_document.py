@@ -3,7 +3,9 @@
 python run_document.py DOCUMENT ADDRESS
 """
 
+import os
 import re
+import socket
 import sys
 import tempfile
 import warnings
@@ -21,12 +23,19 @@ def main(document: Path, address: str) -> None:
     with tempfile.NamedTemporaryFile() as meeting:
         options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting.name}", _transports=["uv"])
         rpc.init_rpc("ps0", rank=0, world_size=1, rpc_backend_options=options)
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
         text, names = document.read_text(), {"__name__": "example"}
         for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text.count("\n", 0, block.start()) + 1
             source = "\n" * line + block[1].replace("localhost:8470", address)
             exec(compile(source, str(document), "exec"), names)  # noqa: S102 - the project's own documents
         rpc.shutdown()
+
+
+def _free_port() -> str:
+    """For examples that `torchrun` would start."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -21,6 +21,12 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def sections(path: Path) -> set[str]:
+    """Return the headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with real_service(tmp_path_factory.mktemp("service")) as address, scripted_worker(address, adopt):
@@ -28,17 +34,20 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("document", EXAMPLES, ids=name)
 def test_the_examples_run(document: Path, address: str, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tests" / "run_document.py"), str(document), address]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=280)
     assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_the_links_lead_somewhere(document: Path) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text())
-    assert [link for link in links if not (document.parent / link).exists()] == []
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", document.read_text())
+    found = [(document.parent / path if path else document, section) for path, section in links]
+    assert [path for path, _ in found if not path.exists()] == []
+    assert [(name(path), section) for path, section in found if section and section not in sections(path)] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs.set_up()
         Agent(config).run()
     except FxlibError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - a command's answer
+        print(f"fxlib worker: {error}", file=sys.stderr)  # noqa: T201 - a command's answer
         return 2
     return 0
 
@@ -50,6 +50,7 @@ def parse(arguments: Sequence[str] | None = None) -> Config:
             ray_address=given.ray_address,
             interface=given.interface,
             allowed_modules=tuple(given.allow_module),
+            keep_variables=tuple(given.keep_env),
             process_memory_bytes=int(given.trial_memory_gib * _GIB),
             placement_timeout_s=given.placement_timeout,
         ),
@@ -74,19 +75,54 @@ def _parser() -> argparse.ArgumentParser:
     add("--ray-address", default="", metavar="ADDR", help="a Ray cluster (default: a Ray of one's own on this host)")
     add("--interface", default="lo", metavar="NAME", help="network interface of the trials (default: %(default)s)")
     add(
-        "--allow-module", action="append", default=[], metavar="PKG.MOD", help="let trials call this module's functions"
+        "--allow-module",
+        action="append",
+        default=[],
+        metavar="PKG.MOD",
+        help="let servers of a trial run this module's functions; repeatable",
+    )
+    add(
+        "--keep-env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="let trials and rewrites see this variable of the environment, or pattern ('AWS_*'); repeatable",
     )
     add(
         "--trial-memory-gib",
         type=float,
         default=16.0,
         metavar="GIB",
-        help="of each trial process (default: %(default)s)",
+        help="memory that each process of a trial may take (default: %(default)s)",
     )
-    add("--rewrite-memory-gib", type=float, default=8.0, metavar="GIB", help="of a rewrite (default: %(default)s)")
-    add("--rewrite-timeout", type=float, default=900.0, metavar="SECONDS", help="of a rewrite (default: %(default)s)")
-    add("--placement-timeout", type=float, default=20.0, metavar="SECONDS", help="for Ray to find room (default: 20)")
-    add("--host-lock", type=Path, default=Config.host_lock, metavar="FILE", help="workers on one host share it")
+    add(
+        "--rewrite-memory-gib",
+        type=float,
+        default=8.0,
+        metavar="GIB",
+        help="memory that a rewrite may take (default: %(default)s)",
+    )
+    add(
+        "--rewrite-timeout",
+        type=float,
+        default=900.0,
+        metavar="SECONDS",
+        help="time that a rewrite may take (default: %(default)s)",
+    )
+    add(
+        "--placement-timeout",
+        type=float,
+        default=20.0,
+        metavar="SECONDS",
+        help="time that Ray has to find room for a trial (default: 20)",
+    )
+    add(
+        "--host-lock",
+        type=Path,
+        default=Config.host_lock,
+        metavar="FILE",
+        help="lock by which workers on one host take turns at measuring (default: %(default)s)",
+    )
     return parser
 
 

@@ -31,12 +31,13 @@ class Agent:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._shutdown = threading.Event()
+        self._told = False
         self._link = Link(config)
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT; jobs in hand are given back."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._shutdown.set())
+            signal.signal(number, self._note)
         root = Path(tempfile.mkdtemp(prefix="fxlib-worker-"))
         trials = Trials(self._config.trial, root)
         workshop = Workshop(
@@ -50,6 +51,8 @@ class Agent:
             for slot in slots:
                 slot.start()
             while any(slot.is_alive() for slot in slots):
+                if self._told:
+                    self._shutdown.set()
                 time.sleep(0.1)
         finally:
             self._shutdown.set()
@@ -59,6 +62,10 @@ class Agent:
             self._link.close()
             delete(root)
             logs.info("worker ended", name=info.worker_id)
+
+    def _note(self, *_: object) -> None:
+        """Note a signal. An event set here would wait for a lock that the code it interrupts may hold."""
+        self._told = True
 
     def _serve(self, workshop: Workshop) -> None:
         while not self._shutdown.is_set():

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Self, cast
 
+from workers.environment import kept
+
 Message = Mapping[str, Any]
 
 FOLDER: Final = "FXLIB_WORKER_FOLDER"
@@ -94,10 +96,11 @@ class Child:
     Args:
         module: what to run.
         root: the worker's folder; the child gets one of its own in it, and loses it when it ends.
-        environment: variables besides this process's own.
+        environment: variables besides those that are kept of this process's own.
+        keeps: names of further ones to keep, or patterns of them (see `workers.environment`).
     """
 
-    def __init__(self, module: str, root: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, module: str, root: Path, environment: Mapping[str, str], *, keeps: Sequence[str] = ()) -> None:
         ours, theirs = socket.socketpair()
         self.folder = Path(tempfile.mkdtemp(dir=root, prefix=""))
         self.channel = Channel(ours)
@@ -109,7 +112,7 @@ class Child:
                 stdout=sys.stderr,
                 pass_fds=[number],
                 env={
-                    **os.environ,
+                    **kept(more=keeps),
                     **environment,
                     _CHANNEL: str(number),
                     FOLDER: str(self.folder),

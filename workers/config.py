@@ -20,6 +20,9 @@ REWRITE_JOB: Final = "FXLIB_REWRITE_JOB"
 REWRITE_LIMITS: Final = "FXLIB_REWRITE_LIMITS"
 """The environment variable that hands `RewriteLimits` to it, as JSON."""
 
+REWRITE_MODULES: Final = "FXLIB_REWRITE_MODULES"
+"""The environment variable that names the operator's modules to it, as JSON."""
+
 _GIB: Final = 1 << 30
 
 
@@ -29,11 +32,13 @@ class RewriteLimits:
 
     Attributes:
         memory_bytes: address space on top of what the libraries take.
+        file_bytes: size of one file that it writes.
         cpu_s: processor time.
         wall_s: time from start to answer.
     """
 
     memory_bytes: int = 8 * _GIB
+    file_bytes: int = 8 * _GIB
     cpu_s: int = 600
     wall_s: float = 900.0
 
@@ -57,7 +62,10 @@ class TrialSettings:
         interface: network interface over which the processes of a trial speak to each other.
         allowed_modules: whose functions and classes servers of a trial may run: the operator's word.
         cpus_per_process: share of a processor that Ray reserves for each process; processes are not bound to it.
+        keep_variables: names, or patterns of them, of variables of the worker's environment that trials and rewrites
+            see besides those that libraries need.
         process_memory_bytes: what one process of a trial may allocate on top of what the libraries take.
+        process_file_bytes: size of one file that a process of a trial may write.
         placement_timeout_s: how long Ray may take to find room for a trial.
         start_timeout_s: how long the processes of a trial may take to come up and load the model.
     """
@@ -65,8 +73,10 @@ class TrialSettings:
     ray_address: str = ""
     interface: str = "lo"
     allowed_modules: tuple[str, ...] = ()
+    keep_variables: tuple[str, ...] = ()
     cpus_per_process: float = 0.01
     process_memory_bytes: int = 16 * _GIB
+    process_file_bytes: int = 4 * _GIB
     placement_timeout_s: float = 20.0
     start_timeout_s: float = 120.0
 

@@ -1,23 +1,37 @@
 """What the processes of a worker hand each other about one job: files in a folder, all of them protobuf.
 
-request.pb      the client's request
-original.pb     its graph
-blobs/SHA256    what the workload names
-rewritten.pb    the rewritten graph     (written by the rewriting process, if anything changed)
-rewrite.pb      calls, passes, reasons  (by the rewriting process)
-report.pb       the whole answer        (by the trial)
+request.pb           the client's request
+original.pb          its graph
+blobs/SHA256         what the workload and the graphs name
+profile.pb           what the original was measured to take  (written by the trial, if the client sent none)
+rewrite.pb           calls, passes, reasons                  (by the rewriting process; of the first draft, if any)
+drafts/RANK.pb       a rewritten graph, the best first       (by the rewriting process)
+drafts/RANK.report   what the passes did there               (by the rewriting process)
+rewritten.pb         the graph chosen among them             (the first: by the rewriting process; then by the trial)
+report.pb            the whole answer                        (by the trial)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fxlib.protocol import report_from_proto, report_to_proto, trial_from_proto, workload_from_proto
+from fxlib import wire
+from fxlib.profiles import Profile
+from fxlib.protocol import (
+    profile_from_proto,
+    profile_to_proto,
+    report_from_proto,
+    report_to_proto,
+    trial_from_proto,
+    workload_from_proto,
+)
 from fxlib.result import Report
 from fxlib.trial import TrialOptions
-from fxlib.v1 import jobs_pb2
+from fxlib.v1 import jobs_pb2, profile_pb2
 from fxlib.workload import Workload
+from workers.draft import Draft
 
 
 class JobFolder:
@@ -28,7 +42,9 @@ class JobFolder:
         self.original = path / "original.pb"
         self.rewritten = path / "rewritten.pb"
         self._request = path / "request.pb"
+        self._profile = path / "profile.pb"
         self._rewrite = path / "rewrite.pb"
+        self._drafts = path / "drafts"
         self._report = path / "report.pb"
         self._blobs = path / "blobs"
 
@@ -45,7 +61,7 @@ class JobFolder:
         return jobs_pb2.OptimizeRequest.FromString(self._request.read_bytes())
 
     def blobs(self) -> dict[str, bytes]:
-        """Read the blobs that the workload and the graph name, by SHA-256."""
+        """Read the blobs that the workload and the graphs name, by SHA-256."""
         return {path.name: path.read_bytes() for path in self._blobs.iterdir()}
 
     def workload(self) -> Workload:
@@ -56,13 +72,58 @@ class JobFolder:
         """Read how the trial is to measure and decide."""
         return trial_from_proto(self.request().trial)
 
-    def write_rewrite(self, report: Report) -> None:
-        """Leave what the passes did."""
+    def profile(self) -> Profile | None:
+        """Read the profile: the one that the trial recorded, else the client's, if it sent one."""
+        if self._profile.exists():
+            return profile_from_proto(profile_pb2.Profile.FromString(self._profile.read_bytes()))
+        request = self.request()
+        return profile_from_proto(request.profile) if request.HasField("profile") else None
+
+    def write_profile(self, profile: Profile) -> None:
+        """Leave what the original was measured to take.
+
+        Raises:
+            WireError, LimitError: it cannot be read again.
+        """
+        message = profile_to_proto(profile)
+        profile_from_proto(message)
+        self._profile.write_bytes(message.SerializeToString())
+
+    def write_rewrite(self, report: Report, drafts: Sequence[Draft] = ()) -> None:
+        """Leave what the passes did, and the graphs that they made, the most promising first: it counts as chosen."""
+        beside = self._drafts.with_suffix(".part")
+        beside.mkdir()
+        for rank, draft in enumerate(drafts):
+            (beside / f"{rank}.pb").write_bytes(draft.graph)
+            for sha256, data in draft.values.items():
+                (self._blobs / sha256).write_bytes(data)
+            _write(beside / f"{rank}.report", draft.report)
+        shutil.rmtree(self._drafts, ignore_errors=True)
+        beside.replace(self._drafts)
+        if drafts:
+            self.choose(drafts[0])
         _write(self._rewrite, report)
 
     def read_rewrite(self) -> Report:
         """Read what the passes did."""
         return _read(self._rewrite)
+
+    def drafts(self) -> tuple[Draft, ...]:
+        """Read the rewritten graphs and what the passes did to each, the most promising first."""
+        graphs = [self._drafts / f"{rank}.pb" for rank in range(len(list(self._drafts.glob("*.pb"))))]
+        return tuple(
+            Draft(graph=graph, report=_read(path.with_suffix(".report")), values=self.values_in(graph))
+            for path in graphs
+            for graph in [path.read_bytes()]
+        )
+
+    def values_in(self, graph: bytes) -> dict[str, bytes]:
+        """Read the blobs that a rewritten graph names, by SHA-256."""
+        return {ref.sha256: (self._blobs / ref.sha256).read_bytes() for ref in wire.values_of(wire.parse(graph))}
+
+    def choose(self, draft: Draft) -> None:
+        """Leave a draft's graph as the one that the answer speaks of."""
+        self.rewritten.write_bytes(draft.graph)
 
     def write_report(self, report: Report) -> None:
         """Leave the answer."""

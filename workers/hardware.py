@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 
 import psutil
 import torch
+
+from fxlib.hardware import cores, processor
 
 
 def fingerprint(ray_address: str = "") -> str:
@@ -16,30 +17,11 @@ def fingerprint(ray_address: str = "") -> str:
     >>> fingerprint()
     'x86_64, AMD EPYC 7763 64-Core Processor, 2 cores, 24 GiB'
     """
-    parts = [platform.machine(), _processor(), f"{_cores()} cores", f"{round(_memory_bytes() / (1 << 30))} GiB"]
+    parts = [platform.machine(), processor(), f"{cores()} cores", f"{round(_memory_bytes() / (1 << 30))} GiB"]
     parts += _accelerators()
     if ray_address:
         parts.append(f"Ray at {ray_address}")
     return ", ".join(filter(None, parts))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part")))
-    return next(names, platform.processor())
-
-
-def _cores() -> int:
-    """Return how many cores this process may use, a container's quota included."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else min(cores, max(1, int(quota) // int(period)))
 
 
 def _memory_bytes() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 import grpc
@@ -131,12 +131,20 @@ class Link:
             RemoteError: the service stayed away, or refuses.
         """
         blob = blob_from_proto(blob_ref(data))
+        self.store_all({blob.sha256: data})
+        return blob
+
+    def store_all(self, blobs: Mapping[str, bytes]) -> None:
+        """Upload blobs, by SHA-256.
+
+        Raises:
+            RemoteError: the service stayed away, or refuses.
+        """
 
         def attempt(_: float) -> None:
-            upload(self._connection, {blob.sha256: data}, Deadline(_TRANSFER_S))
+            upload(self._connection, blobs, Deadline(_TRANSFER_S))
 
-        self._insist("uploading a graph", attempt)
-        return blob
+        self._insist("uploading the answer", attempt)
 
     def _insist(self, what: str, attempt: Callable[[float], T]) -> T:
         deadline = Deadline(self._outage_s)

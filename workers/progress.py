@@ -6,7 +6,10 @@ from typing import Protocol
 
 
 class Tell(Protocol):
-    """Passes progress on: the phase ("sameness", "qps"), a line for people, and the share done (None: unknown)."""
+    """Passes progress on: the phase, a line for people, and the share done (None: unknown).
+
+    A trial's phases are "profile", "sameness", "choice" and "qps".
+    """
 
     def __call__(self, phase: str, message: str, progress: float | None = None, /) -> None:
         """Pass it on."""

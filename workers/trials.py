@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
@@ -55,7 +56,9 @@ class Trials:
             if not self._settings.ray_address:
                 # As Ray itself would decide, and then warn of; it reads this when it is imported.
                 environment["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE", "token")
-            self._driver = Child("workers.trial", self._root, environment)
+            self._driver = Child(
+                "workers.trial", self._root, environment, keeps=("RAY_*", *self._settings.keep_variables)
+            )
             self._ready = False
 
     def end(self) -> None:
@@ -64,18 +67,20 @@ class Trials:
             self._driver.end()
             self._driver = None
 
-    def run(self, folder: JobFolder, tell: Tell, check: Check) -> Report:
+    def run(self, folder: JobFolder, tell: Tell, check: Check, plan: Callable[[], object] | None = None) -> Report:
         """Run the trial of the job in `folder` and return the whole report.
 
         Args:
-            folder: holds request, original, rewritten graph and what the passes did.
+            folder: holds request, original, drafts and what the passes did.
             tell: passes progress on.
             check: called all the time; what it raises ends the trial.
+            plan: writes the drafts anew, by the profile that the trial has then left in the folder; None where no
+                profile is wanted.
         """
         rewrite = folder.read_rewrite()
         for attempt in range(1, _TRIES + 1):
             try:
-                return self._run(folder, tell, check)
+                return self._run(folder, tell, check, plan)
             except DriverError as error:
                 self.end()
                 logs.warning("trial driver failed", attempt=attempt, error=error)
@@ -85,16 +90,19 @@ class Trials:
                 raise
         return replace(rewrite, decision="keep_original", reason=reason, explanation=reason.sentence(detail))
 
-    def _run(self, folder: JobFolder, tell: Tell, check: Check) -> Report:
+    def _run(self, folder: JobFolder, tell: Tell, check: Check, plan: Callable[[], object] | None) -> Report:
         self.start()
         if not self._ready:
-            self._await("ready", tell, check, silence_s=_RAY_START_S)
+            self._await({"ready"}, tell, check, silence_s=_RAY_START_S)
             self._ready = True
-        self._send(folder=str(folder.path))
-        self._await("done", tell, check, silence_s=_SILENCE_S)
+        self._send(folder=str(folder.path), profile=plan is not None)
+        if self._await({"profiled", "done"}, tell, check, silence_s=_SILENCE_S) == "profiled" and plan is not None:
+            plan()
+            self._send(planned=True)
+            self._await({"done"}, tell, check, silence_s=_SILENCE_S)
         return folder.read_report()
 
-    def _await(self, wanted: str, tell: Tell, check: Check, *, silence_s: float) -> None:
+    def _await(self, wanted: AbstractSet[str], tell: Tell, check: Check, *, silence_s: float) -> str:
         heard_at = time.monotonic()
         while time.monotonic() - heard_at < silence_s:
             check()
@@ -106,8 +114,8 @@ class Trials:
                 raise DriverError(message["failed"])
             if "phase" in message:
                 tell(message["phase"], message["message"], message["progress"])
-            if wanted in message:
-                return
+            if found := wanted & message.keys():
+                return found.pop()
         raise DriverError(f"nothing was heard of the driver for {silence_s:.0f} s")
 
     def _interrupt(self) -> None:

@@ -106,7 +106,7 @@ def _figures(seconds: dict[str, list[float]], losses: dict[str, list[float]], *,
     bound, _, _ = ratio_interval(seconds["original"], seconds["compute alone"])
     lines.append(
         f"  compute alone would give {bound - 1:+.1%}; of the time that it would save, "
-        f"{(1 - 1 / gain) / (1 - 1 / bound):.0%} is saved (pushes of gradients stay blocking)"
+        f"{(1 - 1 / gain) / (1 - 1 / bound):.0%} is saved"
     )
     first, last = losses["original"][0], losses["original"][-1]
     verdict = "identical bit for bit" if same else "NOT IDENTICAL"

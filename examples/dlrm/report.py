@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from fxlib.result import Result, Timeline
-from fxlib.timeline import chrome_trace, figure
+from fxlib.result import Result
+from fxlib.timeline import chrome_trace, figure, timelines_of
 
 CURVE_WIDTH, CURVE_HEIGHT = 1100, 220
 
 
 def write(folder: Path, *, result: Result, figures: Sequence[str], losses: Mapping[str, Sequence[float]]) -> None:
     """Write `report.html`, `timeline.json` (Chrome trace) and `losses.csv`."""
-    timelines = _timelines(result)
+    timelines = timelines_of(result)
     table = escape("\n".join(figures))
     calls = escape(str(result))
     (folder / "report.html").write_text(
@@ -42,11 +42,6 @@ def curves(losses: Mapping[str, Sequence[float]]) -> str:
             f"<title>{escape(name)}</title></polyline>"
         )
     return f'<svg viewBox="-10 -10 {CURVE_WIDTH + 20} {CURVE_HEIGHT + 20}" width="100%">{"".join(lines)}</svg>'
-
-
-def _timelines(result: Result) -> dict[str, Timeline]:
-    found = {"original": result.timeline_original, "optimized": result.timeline_optimized}
-    return {name: timeline for name, timeline in found.items() if timeline is not None}
 
 
 _PAGE = """<!doctype html>

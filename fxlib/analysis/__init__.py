@@ -2,6 +2,6 @@
 
 from fxlib.analysis.dependencies import Dependencies
 from fxlib.analysis.effects import Effects, NodeEffects
-from fxlib.analysis.schedule import overlapped_order
+from fxlib.analysis.schedule import Schedule, overlapped_order
 
-__all__ = ["Dependencies", "Effects", "NodeEffects", "overlapped_order"]
+__all__ = ["Dependencies", "Effects", "NodeEffects", "Schedule", "overlapped_order"]

@@ -7,26 +7,31 @@ that nothing may cross, because it may do anything or because it begins or ends 
 from __future__ import annotations
 
 import functools
+import operator
 from dataclasses import dataclass
 from enum import IntEnum, auto
 
 import torch
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.catalogue import Operator
+from fxlib.analysis.catalogue import Operator, facts_of
+from fxlib.analysis.containers import JOINING, containers_made
 from fxlib.analysis.modules import module_operator
 from fxlib.analysis.operators import depends_on_arguments, operator_of
-from fxlib.analysis.receivers import calls_an_object
+from fxlib.analysis.receivers import Receivers
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.calls import is_call, is_issue, is_wait
+from fxlib.runtime.credits import limit_in_flight
+from fxlib.runtime.items import is_batch, waits_of
+from fxlib.runtime.paths import submodule
 
 
 class Part(IntEnum):
     """The part that a node plays: an int, which hashes faster, since every node is asked."""
 
     INPUT = auto()
-    """A placeholder."""
+    """A placeholder, and what is set for the forward as a whole: always first."""
     STATE = auto()
     """A `get_attr`: a parameter, a buffer, or another object of the module."""
     LOCAL = auto()
@@ -63,6 +68,7 @@ _OPAQUE = Behaviour(part=Part.FENCE, fence=Reason.OPAQUE_NEIGHBOUR)
 _OUTSIDE_PAIR = Behaviour(part=Part.FENCE, fence=Reason.ALREADY_ASYNC)
 _MODE = Behaviour(part=Part.FENCE, fence=Reason.MODE_BLOCK)
 _TRACK = Behaviour(part=Part.LOCAL, operator=Operator(name="track_gradient", shares=True, raises=True))
+_JOINED = Behaviour(part=Part.LOCAL, operator=facts_of(operator.concat))
 _PARTS = {"placeholder": Part.INPUT, "get_attr": Part.STATE, "output": Part.OUTPUT}
 
 _MODES: frozenset[object] = frozenset(
@@ -85,7 +91,10 @@ class Behaviours:
     def __init__(self, module: GraphModule) -> None:
         """Take the submodules that `call_module` nodes name from `module`."""
         self._module = module
+        self._receivers = Receivers(module)
         self._plain: dict[object, Behaviour] = {}
+        self._local: set[object] = set()
+        """Targets that are no calls."""
         self._submodules: dict[object, Behaviour] = {}
 
     def of(self, node: Node) -> Behaviour:
@@ -103,16 +112,29 @@ class Behaviours:
         if node.op != "call_method":
             return False
         operator = self._of_target(node).operator
-        return operator is not None and not operator.writes and calls_an_object(self._module, node)
+        return operator is not None and not operator.writes and self._receivers.calls_object(node)
+
+    def may_change(self, node: Node) -> bool:
+        """Whether the node reads what a method that is taken for a tensor's may have changed."""
+        return self._receivers.reads_object(node)
+
+    @functools.cached_property
+    def _containers(self) -> set[Node]:
+        return containers_made(self._module.graph.nodes)
 
     def _of_target(self, node: Node) -> Behaviour:
-        if not node.kwargs and (known := self._plain.get(node.target)) is not None:
+        if node.target in JOINING and node in self._containers:
+            return _JOINED
+        known = self._plain.get(node.target)
+        if known is not None and not (node.kwargs and depends_on_arguments(node)):
             return known
-        found = self._call_of(node)
-        if found is None:
-            found = self._operator(node)
-            if not depends_on_arguments(node):
-                self._plain[node.target] = found
+        if node.target not in self._local:
+            if (call := self._call_of(node)) is not None:
+                return call
+            self._local.add(node.target)
+        found = self._operator(node)
+        if not depends_on_arguments(node):
+            self._plain[node.target] = found
         return found
 
     @staticmethod
@@ -124,7 +146,7 @@ class Behaviours:
 
     def _submodule(self, target: object) -> Behaviour:
         if target not in self._submodules:
-            operator = module_operator(self._module.get_submodule(str(target)))
+            operator = module_operator(submodule(self._module, str(target)))
             known = operator is not None
             self._submodules[target] = Behaviour(part=Part.LOCAL, operator=operator) if known else _OPAQUE
         return self._submodules[target]
@@ -134,11 +156,20 @@ class Behaviours:
         if is_call(node):
             return _FIXED[Part.CALL]
         if is_issue(node):
-            return _FIXED[Part.ISSUE] if all(is_wait(user) for user in node.users) else _OUTSIDE_PAIR
+            return _FIXED[Part.ISSUE] if _is_waited_for(node) else _OUTSIDE_PAIR
         if is_wait(node):
             future = node.args[0]
-            paired = isinstance(future, Node) and is_issue(future) and all(is_wait(user) for user in future.users)
+            paired = isinstance(future, Node) and is_issue(future) and _is_waited_for(future)
             return _FIXED[Part.WAIT] if paired else _OUTSIDE_PAIR
         if node.target is ops.create:
             return _FIXED[Part.ISSUE]
-        return _TRACK if node.target is ops.track_gradient else None
+        if node.target is limit_in_flight:
+            return _FIXED[Part.INPUT]
+        return _TRACK if node.target in ops.TRACKERS else None
+
+
+def _is_waited_for(issue: Node) -> bool:
+    """Whether waits alone use what was issued; of a batch, each of its calls has one."""
+    if is_batch(issue):
+        return waits_of(issue) is not None
+    return all(is_wait(user) for user in issue.users)

@@ -9,8 +9,16 @@ from torch.fx import Node
 from fxlib.analysis.behaviour import Part
 from fxlib.analysis.calls import Pair, Reordering
 from fxlib.analysis.dependencies import Dependencies, Why
-from fxlib.analysis.resources import ServerState, contract_of_call, destination, function_name, names_a_function
+from fxlib.analysis.resources import (
+    ServerState,
+    contract_of_call,
+    destination,
+    function_name,
+    names_a_function,
+    takes_contract,
+)
 from fxlib.reasons import Declined, Reason
+from fxlib.runtime.record import call_name
 
 _ANCHORS = frozenset({Part.WAIT, Part.FENCE, Part.CALL})
 _PLAIN = {
@@ -71,6 +79,8 @@ class Blame:
         if bound.why is Why.FENCE:
             fence = self._effects.per_node[bound.place].fence or Reason.OPAQUE_NEIGHBOUR
             return _declined(node, fence, detail=str(holder))
+        if self._effects.per_node[place].joins and bound.why in {Why.COMMIT, Why.SERVER}:
+            return _declined(node, Reason.COLLECTIVE_ORDER, detail=str(holder))
         if bound.why is not Why.SERVER:
             return _declined(node, _PLAIN[bound.why], detail=str(holder))
         writer = holder.all_input_nodes[0] if self._effects.per_node[bound.place].part is Part.WAIT else holder
@@ -86,12 +96,16 @@ class Blame:
         follower, does = self._effects.nodes[found[2]], self._effects.per_node[found[2]]
         if found[1] is Why.FENCE:
             return _declined(node, does.fence or Reason.OPAQUE_NEIGHBOUR, detail=str(follower))
+        if does.joins and not does.commits:
+            return _declined(node, Reason.COLLECTIVE_ORDER, detail=str(follower))
         return _declined(node, _PLAIN[found[1]], detail=str(follower), remedy=_remedy_if_unknown(follower))
 
 
 def remedy_for(call: Node) -> str:
     """Return the declaration that would free a call without a contract, ready to be pasted."""
     name = function_name(call)
+    if takes_contract(call) and not names_a_function(call):
+        return f'pass contract=fxlib.Contract(reads="...") to fxlib.register_call, or contracts={{"{name}": ...}}'
     if not names_a_function(call):
         return f"give the call a contract: node.meta['contract'], on {name}"
     if name.startswith("."):
@@ -100,8 +114,8 @@ def remedy_for(call: Node) -> str:
 
 
 def _remedy_if_unknown(call: Node) -> str:
-    return remedy_for(call) if names_a_function(call) and contract_of_call(call) is None else ""
+    return remedy_for(call) if takes_contract(call) and contract_of_call(call) is None else ""
 
 
 def _declined(node: Node, reason: Reason, detail: str = "", remedy: str = "") -> Declined:
-    return Declined(node=str(node.meta.get("call", node.name)), reason=reason, detail=detail, remedy=remedy)
+    return Declined(node=call_name(node), reason=reason, detail=detail, remedy=remedy)

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from fxlib.analysis import vocabulary as words
 from fxlib.runtime import functions
 from fxlib.runtime.attributes import read_attribute
+from fxlib.runtime.structure import check_structure, check_tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +33,8 @@ class Operator:
     name: str
     shares: bool = False
     """The result may share memory with an argument."""
+    shared: frozenset[int | str] | None = None
+    """The arguments with which it may; None where that may be any of them."""
     same: bool = False
     """The result may be an argument itself, autograd history and all, not only a view of it."""
     writes: frozenset[int | str] = frozenset()
@@ -58,12 +61,28 @@ def facts_of(target: object) -> Operator | None:
 
 
 @functools.cache
+def makes_container(target: object) -> bool:
+    """Whether a function, a method by name, or an overload returns a tuple or a list, whatever it is given."""
+    if target in (tuple, list):
+        return True
+    found = facts_of(target)
+    schemas = () if found is None else _schemas(found.name)
+    results = [each.returns for each in schemas if each.arguments and "Tensor" in str(each.arguments[0].type)]
+    return bool(results) and all(
+        len(each) > 1 or any(isinstance(result.type, torch.ListType) for result in each) for each in results
+    )
+
+
+@functools.cache
 def flags_of(target: object) -> dict[str, int]:
     """Where an operator takes those of its arguments that change what it does."""
     if target in (getattr, read_attribute, operator.getitem):
         return {"index": 1}
     if isinstance(target, str) or not callable(target):
         return {}
+    if isinstance(target, torch._ops.OpOverload):
+        names = [argument.name for argument in target._schema.arguments]
+        return {name: place for place, name in enumerate(names) if name in words.FLAGS}
     try:
         names = list(inspect.signature(target).parameters)
     except (TypeError, ValueError):  # a builtin: its schema tells
@@ -136,11 +155,12 @@ def _overload(target: torch._ops.OpOverload[..., Any]) -> Operator | None:
     if name in words.UNKNOWN:
         return None
     writes = frozenset(_written(schema))
-    shares = bool(writes) or any(result.alias_info for result in schema.returns)
-    shares = shares or (_is_composite(target.name()) and name not in words.FRESH)
+    silent = name in words.UNSAFE_VIEWS or (_is_composite(target.name()) and name not in words.FRESH)
+    shares = silent or any(result.alias_info for result in schema.returns)
     return Operator(
         name=name,
         shares=shares,
+        shared=None if silent else frozenset(_annotated(schema)),
         same=shares and name not in words.NEW_VIEW,
         writes=writes | _writes_by_name(name),
         random=torch.Tag.nondeterministic_seeded in target.tags or name in words.RANDOM,
@@ -159,12 +179,18 @@ def _writes(name: str, schemas: Iterable[torch._C.FunctionSchema]) -> frozenset[
 def _writes_by_name(name: str) -> frozenset[int | str]:
     if name in words.RUNNING_STATISTICS:
         return frozenset({1, 2, 3, 4, "running_mean", "running_var"})
-    return frozenset({0, "input", "self"}) if name.endswith("_") and not name.endswith("__") else frozenset()
+    in_place = name in words.IN_PLACE_METHODS or (name.endswith("_") and not name.endswith("__"))
+    return frozenset({0, "input", "self"}) if in_place else frozenset()
 
 
 def _written(schema: torch._C.FunctionSchema) -> Iterator[int | str]:
+    return _annotated(schema, written=True)
+
+
+def _annotated(schema: torch._C.FunctionSchema, *, written: bool = False) -> Iterator[int | str]:
+    """Yield the arguments that a result may share, or those that are written, by position and by name."""
     for place, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if argument.alias_info is not None and (argument.alias_info.is_write or not written):
             yield argument.name
             if not argument.kwarg_only:
                 yield place
@@ -196,7 +222,7 @@ def _schemas(name: str) -> tuple[torch._C.FunctionSchema, ...]:
 
 def _is_seeded(name: str) -> bool:
     packet = getattr(torch.ops.aten, name, None)
-    overloads = packet.overloads() if packet is not None else ()
+    overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
     return any(torch.Tag.nondeterministic_seeded in getattr(packet, each).tags for each in overloads)
 
 
@@ -232,6 +258,8 @@ def _python_names() -> dict[object, str]:
     table |= {
         read_attribute: "getattr",
         functions.resolve: "resolve",
+        check_structure: "check_structure",
+        check_tensor: "check_structure",
         rpc.get_worker_info: "get_worker_info",
     }  # look a name up
     return table | {function: "math" for name, function in vars(math).items() if callable(function)}

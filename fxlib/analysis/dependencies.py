@@ -7,7 +7,7 @@ So there are in proportion as many as nodes, arguments and effects, and the whol
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.behaviour import Part
 from fxlib.analysis.effects import Effects, NodeEffects
 from fxlib.analysis.gradients import GradientUses
-from fxlib.analysis.resources import Generator, Process, Resource, ServerState
+from fxlib.analysis.resources import COLLECTIVES, Generator, Peers, Process, Resource, ServerState, is_collective
 
 
 class Why(IntEnum):
@@ -32,6 +32,10 @@ class Why(IntEnum):
 
 
 _BITS = 3
+_CAUSE = (1 << _BITS) - 1
+DEPENDENCIES = "dependencies"
+"""Where passes that run one after another leave what they found, for the next of them: in `module.meta`."""
+_FALLIBLE = frozenset({Part.CALL, Part.ISSUE, Part.WAIT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +45,60 @@ class Dependencies:
     effects: Effects
     edges: list[list[int]] = field(repr=False)
     """Encoded by `_BITS`; read them through `before`."""
+    _sources: list[list[int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Decode the edges once for all who ask."""
+        object.__setattr__(self, "_sources", [[edge >> _BITS for edge in own] for own in self.edges])
 
     @classmethod
     def of(cls, module: GraphModule) -> Dependencies:
-        """Analyse a module's graph, in time proportional to its nodes and edges."""
+        """Analyse a module's graph, in time proportional to its nodes and edges.
+
+        Where `module.meta` has a place for it (`DEPENDENCIES`), what was found is kept there until the graph changes.
+        """
+        kept = module.meta.get(DEPENDENCIES)
+        if kept is not None and kept[0] == _seen(module):
+            found: Dependencies = kept[1]
+            return found
         effects = Effects.of(module)
-        return cls(effects=effects, edges=_Builder(module, effects).build())
+        made = cls(effects=effects, edges=_Builder(module, effects).build())
+        made.keep(module)
+        return made
+
+    def keep(self, module: GraphModule) -> None:
+        """Leave them for the next pass, where `module.meta` has a place for it, until the graph changes."""
+        if DEPENDENCIES in module.meta:
+            module.meta[DEPENDENCIES] = _seen(module), self
+
+    def gathered(self, order: Sequence[int], heads: Mapping[int, int], nodes: Sequence[Node]) -> Dependencies:
+        """Return those of the program after some issues have become one, and all nodes were put into another order.
+
+        What came before one of these issues comes before all of them, and the order of the rest is the one that it was.
+
+        Args:
+            order: of all places; those of issues that became one stand next to each other, and it keeps the edges.
+            heads: the last of the issues that each of them has become one with, by place; others are left out.
+            nodes: of the program as it is now, in its order.
+        """
+        left = [place for place in order if heads.get(place, place) == place]
+        now = {place: at for at, place in enumerate(left)}
+        moved = [now[heads.get(place, place)] for place in range(len(order))]
+        edges: list[list[int]] = [[] for _ in left]
+        for place in order:
+            at = moved[place]
+            own = [moved[edge >> _BITS] << _BITS | edge & _CAUSE for edge in self.edges[place]]
+            edges[at].extend([edge for edge in own if edge >> _BITS != at])
+        return Dependencies(effects=self.effects.gathered(order, heads, nodes), edges=edges)
 
     def before(self, place: int) -> Iterator[tuple[int, Why]]:
         """Yield each place that must come before `place`, and why. Some may come twice, for different causes."""
         for edge in self.edges[place]:
-            yield edge >> _BITS, Why(edge & (1 << _BITS) - 1)
+            yield edge >> _BITS, Why(edge & _CAUSE)
 
     def sources(self, place: int) -> list[int]:
-        """Return the places that must come before `place`."""
-        return [edge >> _BITS for edge in self.edges[place]]
+        """Return the places that must come before `place`; for reading alone."""
+        return self._sources[place]
 
 
 @dataclass(slots=True)
@@ -78,6 +121,9 @@ class _Builder:
         self._access: dict[Resource, _Access] = {}
         self._account: dict[Hashable, int] = {}
         self._servers = _ServerWrites()
+        self._meets_peers = any(node.target in COLLECTIVES for node in effects.nodes)
+        self._hazards: list[int] = []
+        """What may fail, since the last collective or fence; kept if there are collectives."""
 
     def build(self) -> list[list[int]]:
         effects, index = self._effects, self._effects.index
@@ -95,10 +141,22 @@ class _Builder:
                 since = max(self._fence, self._commit)
                 own.extend(self._edge(each, Why.COMMIT) for each in range(max(since, 0), place))
                 self._commit = place
+            elif does.joins:
+                own.extend(self._edge(each, Why.COMMIT) for each in self._hazards)
+                self._hazards.clear()
             if does.reads or does.writes:
                 self._touch(place, does, own)
             self._use(place, node, own)
+            if self._meets_peers and self._may_fail(place):
+                self._hazards.append(place)
         return self._edges
+
+    def _may_fail(self, place: int) -> bool:
+        """Whether a peer may run the node while this process fails at it: calls, and work that raises for values."""
+        does, operator = self._effects.per_node[place], self._effects.behaviours[place].operator
+        if does.part is Part.LOCAL:
+            return operator is None or operator.raises
+        return does.part in _FALLIBLE and not is_collective(self._effects.nodes[place])
 
     def _close(self, place: int, own: list[int]) -> None:
         """A fence comes after all since the last one, and stands for all of it from then on."""
@@ -106,6 +164,7 @@ class _Builder:
         self._fence = place
         self._access.clear()
         self._account.clear()
+        self._hazards.clear()
         self._servers = _ServerWrites()
 
     def _touch(self, place: int, does: NodeEffects, own: list[int]) -> None:
@@ -115,7 +174,7 @@ class _Builder:
                 if not completes and (writer := self._servers.last(resource)) >= 0:
                     own.append(self._edge(writer, Why.SERVER))
                 continue
-            access = self._access.setdefault(resource, _Access())
+            access = self._last_to_touch(resource)
             if not completes and access.writer is not None:
                 own.append(self._edge(access.writer, _cause(resource)))
             access.readers.append(place)
@@ -125,10 +184,16 @@ class _Builder:
                     own.append(self._edge(self._servers.latest, Why.SERVER))
                 self._servers.note(resource, place)
                 continue
-            access = self._access.setdefault(resource, _Access())
+            access = self._last_to_touch(resource)
             earlier = access.readers if access.writer is None else [access.writer, *access.readers]
             own.extend(self._edge(each, _cause(resource)) for each in earlier if each != place)
             self._access[resource] = _Access(writer=place)
+
+    def _last_to_touch(self, resource: Resource) -> _Access:
+        found = self._access.get(resource)
+        if found is None:
+            self._access[resource] = found = _Access()
+        return found
 
     def _use(self, place: int, node: Node, own: list[int]) -> None:
         for account in self._uses.accounts_used(node, self._effects.behaviours[place]):
@@ -171,7 +236,11 @@ class _ServerWrites:
         return max(self._by_state.get(each, -1) for each in either)
 
 
+def _seen(module: GraphModule) -> list[tuple[object, ...]]:
+    return [(node, node.target, node.args, node.kwargs) for node in module.graph.nodes]
+
+
 def _cause(resource: Resource) -> Why:
-    if isinstance(resource, Process):
+    if isinstance(resource, (Process, Peers)):
         return Why.SERVER
     return Why.RANDOM if isinstance(resource, Generator) else Why.MEMORY

@@ -7,7 +7,7 @@ effect: it begins at the issue and is over at the wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import GraphModule, Node
@@ -17,7 +17,9 @@ from fxlib.analysis.behaviour import Behaviour, Behaviours, Part
 from fxlib.analysis.catalogue import Operator
 from fxlib.analysis.operators import written_arguments
 from fxlib.analysis.resources import (
+    COLLECTIVES,
     GENERATOR,
+    PEERS,
     PROCESS,
     Resource,
     ServerState,
@@ -52,6 +54,11 @@ class NodeEffects:
         starts = self.part is Part.CALL or self.part is Part.ISSUE
         return starts and any(isinstance(each, ServerState) for each in self.writes)
 
+    @property
+    def joins(self) -> bool:
+        """Whether it begins what the peers of a process group take part in, each of them once."""
+        return (self.part is Part.CALL or self.part is Part.ISSUE) and PEERS in self.writes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
@@ -79,8 +86,32 @@ class Effects:
             per_node=[analyst.describe(node, each) for node, each in zip(nodes, behaviours, strict=True)],
         )
 
+    def gathered(self, order: Sequence[int], heads: Mapping[int, int], nodes: Sequence[Node]) -> Effects:
+        """Return those of the program after some issues have become one: see `Dependencies.gathered`."""
+        together: dict[int, list[int]] = {}
+        for place, head in heads.items():
+            together.setdefault(head, []).append(place)
+        left = [place for place in order if heads.get(place, place) == place]
+        per_node = [self.per_node[place] for place in left]
+        for at, place in enumerate(left):
+            if place in together:
+                per_node[at] = _union([self.per_node[each] for each in together[place]])
+                self.aliases.replace(self.nodes[place], nodes[at])
+        return Effects(
+            nodes=nodes,
+            index={node: place for place, node in enumerate(nodes)},
+            behaviours=[self.behaviours[place] for place in left],
+            aliases=self.aliases,
+            per_node=per_node,
+        )
+
     def __getitem__(self, node: Node) -> NodeEffects:
         return self.per_node[self.index[node]]
+
+
+def _union(issues: Sequence[NodeEffects]) -> NodeEffects:
+    reads, writes = ([getattr(each, name) for each in issues] for name in ("reads", "writes"))
+    return NodeEffects(part=Part.ISSUE, reads=frozenset().union(*reads), writes=frozenset().union(*writes))
 
 
 class _Analyst:
@@ -91,10 +122,13 @@ class _Analyst:
         self._known: dict[tuple[object, ...], NodeEffects] = {}
         self._written: dict[int, Storage] = {}
         self._state: dict[Operator, tuple[int, ...]] = {}
+        self._written_state: dict[Operator, list[int]] = {}
         pairs = list(zip(nodes, behaviours, strict=True))
         for node, behaviour in pairs:
-            for each in self._writes(node, behaviour.operator):
-                self._written.setdefault(each, Storage(each))
+            operator = behaviour.operator
+            if operator is not None and (operator.writes or operator.written_state):
+                for each in self._writes(node, operator):
+                    self._written.setdefault(each, Storage(each))
         self._classes = {node: each for node in nodes if (each := aliases.of(node)) in self._written}
         outside = aliases.outside()
         self._outside = [self._written[each] for each in outside if each in self._written]
@@ -107,15 +141,16 @@ class _Analyst:
             return NodeEffects(part=part, fence=behaviour.fence)
         if part in _CALLS:
             return self._call(node, part)
-        reads = self._reads(node, operator) if part is Part.LOCAL else ()
-        writes = tuple(self._writes(node, operator))
+        reads = self._reads(node, operator) if self._written and part is Part.LOCAL else ()
+        writes = tuple(self._writes(node, operator)) if self._written else ()
         random = operator is not None and operator.random
-        given, visited = self._aliases.writes_input(node), self._reads_process(node, operator)
+        given = bool(writes) and self._aliases.writes_input(node)
+        visited = self._visited and self._reads_process(node, operator)
         key = (part, reads, writes, random, given, visited)
         found = self._known.get(key)
         if found is None:
-            touched: frozenset[Resource] = frozenset(self._written[each] for each in reads)
-            written: frozenset[Resource] = frozenset(self._written[each] for each in writes)
+            touched: frozenset[Resource] = frozenset(map(self._written.__getitem__, reads))
+            written: frozenset[Resource] = frozenset(map(self._written.__getitem__, writes))
             touched |= {PROCESS} if visited else frozenset()
             written |= {GENERATOR} if random else frozenset()
             self._known[key] = found = NodeEffects(part=part, reads=touched, writes=written, writes_input=given)
@@ -126,8 +161,11 @@ class _Analyst:
         reads, writes = reads_and_writes(issue)
         touched: set[Resource] = {*reads, *(self._written[each] for each in self._reads(issue, None))}
         written: set[Resource] = {*writes}
+        if issue.target in COLLECTIVES and part is not Part.WAIT:
+            written.add(PEERS)
         if may_run_here(issue):
             touched |= {GENERATOR, *self._outside}
+            written.add(PEERS)
             if part is not Part.WAIT or starts_at_once(issue):  # a call to this very process is over when it is issued
                 written.add(PROCESS)
         elif part is not Part.WAIT and any(each.name == known.GENERATOR for each in writes):
@@ -136,7 +174,7 @@ class _Analyst:
 
     def _reads_process(self, node: Node, operator: Operator | None) -> bool:
         """Whether the node reads what a call that runs in this process may have changed."""
-        if not self._visited or operator is None:
+        if operator is None:
             return False
         return bool(operator.state) or any(value in self._from_outside for value in node.all_input_nodes)
 
@@ -144,7 +182,8 @@ class _Analyst:
         """Return the classes of written memory that the node reads."""
         if not self._written:
             return ()
-        found = tuple(self._classes[value] for value in node.all_input_nodes if value in self._classes)
+        classes = self._classes
+        found = tuple([classes[value] for value in node.all_input_nodes if value in classes])
         if operator is None or not operator.state:
             return found
         return (*found, *self._state_read(operator))
@@ -155,10 +194,15 @@ class _Analyst:
             self._state[operator] = tuple(sorted(self._aliases.of_state(operator.state) & self._written.keys()))
         return self._state[operator]
 
-    def _writes(self, node: Node, operator: Operator | None) -> Iterator[int]:
+    def _writes(self, node: Node, operator: Operator | None) -> Sequence[int]:
         if operator is None or not (operator.writes or operator.written_state):
-            return
-        for value in written_arguments(node, operator):
-            yield self._aliases.of(value)
+            return ()
+        found = [self._aliases.of(value) for value in written_arguments(node, operator)]
         if operator.written_state:
-            yield from sorted(self._aliases.of_state(operator.written_state))
+            found.extend(self._state_written(operator))
+        return found
+
+    def _state_written(self, operator: Operator) -> list[int]:
+        if operator not in self._written_state:
+            self._written_state[operator] = sorted(self._aliases.of_state(operator.written_state))
+        return self._written_state[operator]

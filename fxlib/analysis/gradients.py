@@ -3,22 +3,25 @@
 Autograd runs backward in the reverse order in which forward made its nodes, and adds up the gradients of a tensor in
 that order: swapping two uses changes the last bits of the sum. A use belongs to an *account*, in which one gradient is
 added up: a parameter, a value, or all that a container holds. What may return its argument itself (`contiguous`,
-dropout in eval mode) shares the account of its argument. Where memory is written in place, autograd rebuilds the
-history of its views when they are next used, so all the aliases share one account.
+dropout in eval mode) shares the account of its argument; where that may be one of several (a list), their accounts
+become one. Where memory is written in place, autograd rebuilds the history of its views when they are next used, so all
+the aliases share one account.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
 
+from fxlib.analysis import vocabulary as words
 from fxlib.analysis.behaviour import Behaviour, Part
 from fxlib.analysis.catalogue import Operator
 from fxlib.analysis.effects import Effects
 from fxlib.analysis.modules import attribute
 from fxlib.analysis.resources import FETCHES, Storage
+from fxlib.runtime import ops
 
 _USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})
 _HELD = "held"
@@ -34,32 +37,44 @@ class GradientUses:
         self._effects = effects
         self._takes: dict[Node, bool] = {}
         self._accounts: dict[Node, Hashable] = {}
-        self._written = {each.alias_class for of in effects.per_node for each in of.writes if isinstance(each, Storage)}
+        self._written = {
+            each.alias_class: each for of in effects.per_node for each in of.writes if isinstance(each, Storage)
+        }
         self._modules: dict[Operator, tuple[Hashable, ...]] = {}
         self._held: set[Hashable] = set()
-        if any(self._fetches_own(node) for node in effects.nodes):
+        self._joined: dict[Hashable, Hashable] = {}
+        """Accounts that are one with another, and that one."""
+        if any(node.target in FETCHES and self._fetches_own(node) for node in effects.nodes):
             self._held.update(self._account_of_state(each) for each in module.parameters())
         for node, behaviour in zip(effects.nodes, effects.behaviours, strict=True):
-            self._takes[node] = self._takes_gradient(node, behaviour)
-            self._accounts[node] = self._account(node, behaviour)
+            inputs = node.all_input_nodes
+            self._takes[node] = self._takes_gradient(node, inputs, behaviour)
+            self._accounts[node] = self._account(node, inputs, behaviour)
             if self._held and self._fetches_own(node.all_input_nodes[0] if behaviour.part is Part.WAIT else node):
                 self._held.add(self._accounts[node])
 
-    def accounts_used(self, node: Node, behaviour: Behaviour) -> Iterator[Hashable]:
-        """Yield the accounts to which the node's backward adds."""
-        operator = behaviour.operator
-        if behaviour.part not in _USERS:
-            return
-        if behaviour.part is Part.LOCAL and not (self._takes[node] or (operator is not None and operator.writes)):
-            return
-        used = [self._accounts[value] for value in node.all_input_nodes if self._takes[value]]
+    def accounts_used(self, node: Node, behaviour: Behaviour) -> list[Hashable]:
+        """Return the accounts to which the node's backward adds."""
+        part, operator, takes = behaviour.part, behaviour.operator, self._takes
+        if part is Part.LOCAL:
+            if not takes[node] and (operator is None or not operator.writes):
+                return []
+        elif part not in _USERS:
+            return []
+        # What tracks a gradient copies the arguments of the call without their history, and uses the result alone.
+        inputs = node.all_input_nodes[:1] if node.target in ops.TRACKERS else node.all_input_nodes
+        used = [self._accounts[value] for value in inputs if takes[value]]
         if operator is not None and operator.state:
             used.extend(self._accounts_of_module(operator))
-        yield from used
-        if not self._held.isdisjoint(used):
-            yield _HELD
+        if self._held and not self._held.isdisjoint(used):
+            used.append(_HELD)
+        return list(map(self._root, used)) if self._joined else used
 
-    def _takes_gradient(self, node: Node, behaviour: Behaviour) -> bool:
+    def takes_gradient(self, node: Node) -> bool:
+        """Whether the node's value may take a gradient."""
+        return self._takes[node]
+
+    def _takes_gradient(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour) -> bool:
         known, operator = _declared(node), behaviour.operator
         if behaviour.part is Part.STATE:
             value = attribute(self._module, str(node.target))
@@ -70,19 +85,39 @@ class GradientUses:
             return True
         if not operator.gradient:
             return False
-        return bool(operator.state) or bool(operator.writes) or any(self._takes[each] for each in node.all_input_nodes)
+        return bool(operator.state or operator.writes) or any(map(self._takes.__getitem__, inputs))
 
-    def _account(self, node: Node, behaviour: Behaviour) -> Hashable:
+    def _account(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour) -> Hashable:
         operator = behaviour.operator
         if self._written and (alias_class := self._effects.aliases.of(node)) in self._written:
-            return Storage(alias_class)
+            return self._written[alias_class]
         if behaviour.part is Part.STATE:
             return self._account_of_state(attribute(self._module, str(node.target)))
-        if operator is None or not operator.same or not node.all_input_nodes:
+        if operator is None or not operator.same or not inputs:
             return node
         if operator.name == "getitem" and _indexes_a_tensor(node):
             return node
-        return self._accounts[node.all_input_nodes[0]]
+        account = self._accounts[inputs[0]]
+        if len(inputs) > 1 and operator.name not in words.RETURN_FIRST:
+            for each in inputs[1:]:
+                if self._takes[each]:
+                    self._join(account, self._accounts[each])
+        return account
+
+    def _join(self, one: Hashable, other: Hashable) -> None:
+        """Know that two accounts are one."""
+        one, other = self._root(one), self._root(other)
+        if one != other:
+            self._joined[other] = one
+
+    def _root(self, account: Hashable) -> Hashable:
+        """Return the account that stands for all that are one with it."""
+        path = []
+        while account in self._joined:
+            path.append(account)
+            account = self._joined[account]
+        self._joined.update(dict.fromkeys(path, account))
+        return account
 
     def _fetches_own(self, node: Node) -> bool:
         """Whether the node fetches what this process may own itself, a parameter for one."""
@@ -103,9 +138,9 @@ class GradientUses:
     def _account_of_state(self, value: object) -> Hashable:
         """Return the account of what the module holds, whether a node or a submodule uses it."""
         if self._written and isinstance(value, torch.Tensor):
-            shared = self._effects.aliases.of_state([value]) & self._written
+            shared = self._effects.aliases.of_state([value]) & self._written.keys()
             if shared:
-                return Storage(min(shared))
+                return self._written[min(shared)]
         return id(value)
 
 
@@ -129,7 +164,8 @@ def _declared(node: Node) -> bool | None:
     known = node.meta.get("requires_grad")
     if isinstance(known, bool):
         return known
-    dtype = getattr(node.meta.get("tensor_meta"), "dtype", None)
+    tensor = node.meta.get("tensor_meta")
+    dtype = None if tensor is None else getattr(tensor, "dtype", None)
     if isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex):
         return False
     return None

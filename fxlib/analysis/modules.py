@@ -6,10 +6,16 @@ statistics. A module that torch did not write, that carries hooks, or whose forw
 
 from __future__ import annotations
 
+import functools
+from itertools import chain
+from operator import itemgetter
+from typing import cast
+
 import torch
 from torch import nn
 
 from fxlib.analysis.catalogue import Operator
+from fxlib.runtime.paths import submodule
 
 _FRESH = tuple(
     f"torch.nn.modules.{name}"
@@ -17,46 +23,64 @@ _FRESH = tuple(
 )
 """Parts of torch.nn whose modules return memory of their own (but `Identity`, and those told to work in place)."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_hooks = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 def module_operator(module: nn.Module) -> Operator | None:
     """Return what calling the module does; None if it may do anything."""
-    parts = list(module.modules())
-    if not all(_is_plain(part) for part in parts):
+    if not is_known(module):
         return None
-    in_place = any(getattr(part, "inplace", False) for part in parts)
-    shares = in_place or not all(_is_fresh(part) for part in parts)
+    parts = _parts(module)
+    in_place = any(map(_works_in_place, parts))
+    shares = in_place or not all(map(_is_fresh, map(type, parts)))
     return Operator(
         name=type(module).__name__,
         shares=shares,
         same=shares,
         writes=frozenset({0, "input"}) if in_place else frozenset(),
-        random=any(_draws(part) for part in parts),
-        raises=any(_checks_values(part) for part in parts),
-        state=tuple(tensor for part in parts for tensor in _tensors(part)),
-        written_state=tuple(tensor for part in parts for tensor in _written(part)),
+        random=any(map(_draws, parts)),
+        raises=any(map(_checks_values, parts)),
+        state=tuple(chain.from_iterable(map(_tensors, parts))),
+        written_state=tuple(chain.from_iterable(map(_written, parts))),
     )
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether it is known what calling the module does."""
+    return all(map(_is_plain, _parts(module)))
 
 
 def attribute(module: nn.Module, target: str) -> object:
     """Return the object that a `get_attr` node names."""
     path, _, name = target.rpartition(".")
-    return getattr(module.get_submodule(path), name)
+    return getattr(submodule(module, path) if path else module, name)
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    return list(module.modules()) if module._modules else [module]
 
 
 def _is_plain(module: nn.Module) -> bool:
-    ours = type(module).__module__.startswith("torch.nn.modules.")
-    lazy = isinstance(module, (nn.modules.lazy.LazyModuleMixin, nn.SyncBatchNorm))
-    return ours and not lazy and "forward" not in vars(module) and not any(getattr(module, name) for name in _HOOKS)
+    held, kind = vars(module), cast("type", type(module))
+    return _is_torchs(kind) and "forward" not in held and not any(_hooks(held))
 
 
-def _is_fresh(module: nn.Module) -> bool:
-    container = isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
-    return container or (
-        type(module).__module__ in (*_FRESH, "torch.nn.modules.sparse") and not isinstance(module, nn.Identity)
-    )
+def _works_in_place(module: nn.Module) -> bool:
+    return bool(vars(module).get("inplace"))
+
+
+@functools.cache
+def _is_torchs(kind: type) -> bool:
+    lazy = issubclass(kind, (nn.modules.lazy.LazyModuleMixin, nn.SyncBatchNorm))
+    return kind.__module__.startswith("torch.nn.modules.") and not lazy
+
+
+@functools.cache
+def _is_fresh(kind: type) -> bool:
+    if issubclass(kind, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return True
+    return kind.__module__ in (*_FRESH, "torch.nn.modules.sparse") and not issubclass(kind, nn.Identity)
 
 
 def _draws(module: nn.Module) -> bool:
@@ -71,12 +95,13 @@ def _checks_values(module: nn.Module) -> bool:
 
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    held = (*module._parameters.values(), *module._buffers.values())
+    return [tensor for tensor in held if tensor is not None]
 
 
 def _written(module: nn.Module) -> list[torch.Tensor]:
     if isinstance(module, nn.modules.batchnorm._NormBase):
-        return list(module.buffers(recurse=False))
+        return [each for each in module._buffers.values() if each is not None]
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
         return [module.weight]
     return []

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from torch.fx import Node
 
 from fxlib.analysis import vocabulary as words
 from fxlib.analysis.catalogue import Operator, facts_of, flags_of
+
+_SWITCHES = words.FLAGS | {"out"}
+"""Arguments that change what an operator does."""
 
 
 def operator_of(node: Node) -> Operator | None:
@@ -20,7 +23,7 @@ def operator_of(node: Node) -> Operator | None:
 
 def depends_on_arguments(node: Node) -> bool:
     """Whether another node with the same target may do something else."""
-    return bool(node.kwargs or flags_of(node.target))
+    return bool(flags_of(node.target)) or not _SWITCHES.isdisjoint(node.kwargs)
 
 
 def _as_called(found: Operator, node: Node) -> Operator:
@@ -52,6 +55,7 @@ def _variant(
         found,
         writes=writes,
         shares=(found.shares or returns_argument) and not plain,
+        shared=None if returns_argument else found.shared,
         same=(found.same or returns_argument) and not plain,
         random=found.random and not idle,
         raises=found.raises or indexes,  # by the values of its index
@@ -61,7 +65,16 @@ def _variant(
 
 def written_arguments(node: Node, found: Operator) -> Iterator[Node]:
     """Yield the nodes whose memory the operator writes when called as in `node`."""
-    for place in found.writes:
+    return _at(node, found.writes)
+
+
+def shared_arguments(node: Node, found: Operator) -> Iterable[Node]:
+    """Return the nodes with whose memory the operator's result may share, if it shares any."""
+    return node.all_input_nodes if found.shared is None else _at(node, found.shared)
+
+
+def _at(node: Node, places: Iterable[int | str]) -> Iterator[Node]:
+    for place in places:
         if isinstance(place, str):
             value = node.kwargs.get(place)
         else:

@@ -1,96 +1,233 @@
 """The order in which a program overlaps its remote calls with its own work.
 
-List scheduling over the dependencies, with four lanes. Whenever several nodes are ready, the first of these goes next:
+List scheduling over the dependencies, against a clock that the costs move. Whenever several nodes are ready, the first
+of these goes next:
 
-1. issues of calls that may start early,
-2. the work that such issues still need, shortest chain first,
-3. the other work, and writes on servers, in program order,
-4. waits, in program order.
+1. issues of calls that may start early, as far as the limits admit them, longest tail first,
+2. waits whose answers are expected to be there, and which hold up an issue, a write or a fence,
+3. the work that issues still need, that with the longest tail first,
+4. other work, writes on servers among it, in program order,
+5. waits, in the order in which their answers are expected.
 
-So a wait comes when there is nothing else to do, or when something in the third lane is due that cannot go without it:
-an issue, or a write. That one takes the place in the third lane of what it holds up. Nothing is issued that the program
-would not issue, and the result depends on the graph alone. O((n + e) log n), with the heap of ready nodes.
+Before it begins a piece of other work, the plan looks whether an answer that holds something up is expected meanwhile,
+and waits for it if that ends the forward earlier. Where calls and not work decide how long the forward takes, the clock
+stretches the work until it fills the time: so what can be hidden is shared out among calls that depend on one another,
+in place of all of it being spent on the first, and the plan is right even where work takes longer than was thought.
 
-Related: XLA's latency-hiding scheduler (openxla/xla, xla/service/latency_hiding_scheduler.cc), which ranks by cost.
+Nothing is issued that the program would not issue, ties are broken by program order, and the result depends on the
+graph and its costs alone. O((n + e) log n), with heaps of ready nodes.
+
+Sources: `fxlib.analysis.priorities`; XLA's latency-hiding scheduler (openxla/xla,
+xla/service/latency_hiding_scheduler.cc) has a clock of this kind.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from fxlib.analysis.behaviour import Part
+from fxlib.analysis.calls import Pair
+from fxlib.analysis.costs import Costs, issue_of
 from fxlib.analysis.dependencies import Dependencies
-from fxlib.analysis.effects import NodeEffects
+from fxlib.analysis.flights import Flights
+from fxlib.analysis.limits import UNLIMITED, Limits
+from fxlib.analysis.memory import peak_bytes
+from fxlib.analysis.priorities import NEVER, Lane, Priorities
 
-_INPUT, _ISSUE, _NEEDED, _WORK, _WAIT, _OUTPUT = range(6)
-_LANES = {Part.INPUT: _INPUT, Part.WAIT: _WAIT, Part.OUTPUT: _OUTPUT}
-_NEVER = -1
+_GRAIN = 32
+"""Tails that differ by less than this part of the critical path are as good as equal."""
+_TRIES = 12
 
 
-def overlapped_order(dependencies: Dependencies) -> list[int]:
-    """Return the places of the program's nodes, in the order in which they should run."""
-    edges = [dependencies.sources(place) for place in range(len(dependencies.edges))]
-    ranks = _ranks(dependencies.effects.per_node, edges)
-    followers: list[list[int]] = [[] for _ in edges]
-    for place, sources in enumerate(edges):
-        for source in sources:
-            followers[source].append(place)
-    missing = [len(sources) for sources in edges]
-    ready = [(ranks[place], place) for place, count in enumerate(missing) if not count]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        place = heapq.heappop(ready)[1]
-        order.append(place)
-        for follower in followers[place]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """An order, and what the limits did to it."""
+
+    order: list[int]
+    """Places of the program's nodes, in the order in which they should run."""
+    held: frozenset[int] = frozenset()
+    """Places of issues that a limit held back for a while."""
+    kept: bool = False
+    """Whether the limits leave nothing but the program's own order."""
+
+
+def overlapped_order(dependencies: Dependencies, costs: Costs, limits: Limits = UNLIMITED) -> Schedule:
+    """Plan a program whose calls are split.
+
+    The limit on memory is kept by trial: the plan is made with less and less in flight, until what its order holds at
+    once is within it; the program's own order always is.
+    """
+    priorities = Priorities.of(dependencies, costs)
+    if limits.memory_bytes is None:
+        return _planned(priorities, dependencies, costs, limits, None)
+    nodes = dependencies.effects.nodes
+    most = peak_bytes(nodes, costs) + limits.memory_bytes
+    total = sum(each.request_bytes + each.response_bytes for each in costs.messages.values())
+    held_bytes: int | None = None
+    for _ in range(_TRIES):
+        found = _planned(priorities, dependencies, costs, limits, held_bytes)
+        if peak_bytes([nodes[place] for place in found.order], costs) <= most:
+            return found
+        held_bytes = (total if held_bytes is None else held_bytes) // 2
+    return Schedule(order=list(range(len(nodes))), held=frozenset(_issues(priorities)), kept=True)
+
+
+def closed(order: Sequence[int], pairs: Iterable[Pair], dependencies: Dependencies) -> list[int]:
+    """Return the order with the issue of each pair right before its wait, if nothing in between needs it first."""
+    issue_of = {pair.wait: pair.issue for pair in pairs}
+    issues, in_flight, needed = set(issue_of.values()), set[int](), set[int]()
+    for place in order:
+        in_flight.discard(issue_of.get(place, _NOWHERE))
+        if in_flight:
+            needed |= in_flight.intersection(dependencies.sources(place))
+        if place in issues:
+            in_flight.add(place)
+    late = {wait: (issue, wait) for wait, issue in issue_of.items() if issue not in needed}
+    moved = issues - needed
+    return [each for place in order if place not in moved for each in late.get(place, (place,))]
+
+
+def _planned(
+    priorities: Priorities, dependencies: Dependencies, costs: Costs, limits: Limits, held_bytes: int | None
+) -> Schedule:
+    planner = _Planner(priorities, dependencies, costs, Flights(costs, limits, held_bytes))
+    planner.run()
+    if len(planner.order) < len(priorities.lanes):  # what is held back waits for what waits for it
+        return Schedule(order=list(range(len(priorities.lanes))), held=frozenset(_issues(priorities)), kept=True)
+    return Schedule(order=planner.order, held=frozenset(planner.held_once))
+
+
+def _issues(priorities: Priorities) -> Sequence[int]:
+    return [place for place, lane in enumerate(priorities.lanes) if lane is Lane.ISSUE]
+
+
+class _Planner:
+    """The clock, and the heaps of what is ready."""
+
+    def __init__(self, priorities: Priorities, dependencies: Dependencies, costs: Costs, flights: Flights) -> None:
+        index = dependencies.effects.index
+        self._lanes, self._seconds = priorities.lanes, priorities.seconds
+        self._tails, self._urgency = priorities.tails, priorities.urgency
+        self._flights = flights
+        self._messages = {index[node]: message for node, message in costs.messages.items()}
+        self._issue_of = {index[node]: index[issue_of(node)] for node in costs.results}
+        handling_s = sum(self._seconds[place] for place in {*self._messages, *self._issue_of})
+        work_s = sum(self._seconds) - handling_s
+        self._left_s = max(work_s, priorities.critical_path_s - handling_s)
+        self._stretch = self._left_s / work_s if work_s > 0 else 1.0
+        self._grain_s = priorities.critical_path_s / _GRAIN or 1.0
+        self._missing = [len(sources) for sources in priorities.edges]
+        self._followers: list[list[int]] = [[] for _ in priorities.edges]
+        for place, sources in enumerate(priorities.edges):
+            for source in sources:
+                self._followers[source].append(place)
+        self._now_s = 0.0
+        self._expected: dict[int, float] = {}
+        self._issues: list[tuple[int, int]] = []
+        self._needed: list[tuple[int, int]] = []
+        self._work: list[int] = []
+        self._urgent: list[tuple[float, int]] = []
+        self._waits: list[tuple[float, int]] = []
+        self._held: dict[str, list[tuple[int, int]]] = {}
+        self.held_once: set[int] = set()
+        self.order: list[int] = []
+
+    def run(self) -> None:
+        """Put all nodes in order; stop early where nothing can go on."""
+        lanes = self._lanes
+        for place, count in enumerate(self._missing):
+            if not count and lanes[place] is not Lane.INPUT:
+                self._offer(place)
+        for place, lane in enumerate(lanes):
+            if lane is Lane.INPUT:
+                self._do(place)
+        while (ready := self._next()) is not None:
+            self._do(ready)
+
+    def _offer(self, place: int) -> None:
+        """Put a node that is ready on its heap."""
+        lane = self._lanes[place]
+        if lane is Lane.WORK:
+            heapq.heappush(self._work, place)
+        elif lane is Lane.NEEDED:
+            heapq.heappush(self._needed, (-int(self._urgency[place] / self._grain_s), place))
+        elif lane is Lane.ISSUE:
+            heapq.heappush(self._issues, (-int(self._tails[place] / self._grain_s), place))
+        elif lane is Lane.WAIT:
+            expected = self._expected.get(self._issue_of.get(place, _NOWHERE), 0.0)
+            heapq.heappush(self._waits if self._urgency[place] == NEVER else self._urgent, (expected, place))
+        else:
+            heapq.heappush(self._waits, (_LAST, place))
+
+    def _next(self) -> int | None:
+        while self._issues:
+            entry = heapq.heappop(self._issues)
+            if self._is_admitted(entry[1]):
+                return entry[1]
+            heapq.heappush(self._held.setdefault(self._messages[entry[1]].to, []), entry)
+            self.held_once.add(entry[1])
+        if self._urgent and self._urgent[0][0] <= self._now_s:
+            return heapq.heappop(self._urgent)[1]
+        if self._held and self._waits and self._waits[0][0] <= self._now_s:
+            return heapq.heappop(self._waits)[1]
+        if self._needed:
+            return heapq.heappop(self._needed)[1]
+        if self._work and self._is_admitted(self._work[0]) and not self._is_worth_waiting():
+            return heapq.heappop(self._work)
+        return self._next_wait()
+
+    def _next_wait(self) -> int | None:
+        urgent, waits = self._urgent, self._waits
+        if urgent and not (waits and waits[0] < urgent[0]):
+            return heapq.heappop(urgent)[1]
+        if waits and (waits[0][0] != _LAST or not self._held):
+            return heapq.heappop(waits)[1]
+        return None
+
+    def _is_admitted(self, place: int) -> bool:
+        message = self._messages.get(place)
+        return message is None or self._flights.admits(message)
+
+    def _is_worth_waiting(self) -> bool:
+        """Whether to stand still for the next answer that holds something up, in place of working until it is there."""
+        if not self._urgent:
+            return False
+        expected, wait = self._urgent[0]
+        worked_s = self._now_s + self._seconds[self._work[0]] * self._stretch
+        if expected >= worked_s:
+            return False
+        tail_s = self._tails[wait]
+        return expected + max(tail_s, self._left_s) <= max(worked_s + tail_s, self._now_s + self._left_s)
+
+    def _do(self, place: int) -> None:
+        self.order.append(place)
+        seconds = self._seconds[place]
+        if place in self._messages:
+            self._now_s += seconds
+            self._expected[place] = self._flights.send(place, self._messages[place], self._now_s)
+            self._retry()
+        if place in self._issue_of:
+            issue = self._issue_of[place]
+            self._now_s = max(self._now_s, self._expected[issue]) + seconds
+            self._flights.land(issue)
+            self._retry()
+        elif place not in self._messages:
+            self._now_s += seconds * self._stretch
+            self._left_s -= seconds * self._stretch
+        missing = self._missing
+        for follower in self._followers[place]:
             missing[follower] -= 1
             if not missing[follower]:
-                heapq.heappush(ready, (ranks[follower], follower))
-    return order
+                self._offer(follower)
+
+    def _retry(self) -> None:
+        """Offer the first issue that is held back for each destination again."""
+        for to in list(self._held):
+            heapq.heappush(self._issues, heapq.heappop(self._held[to]))
+            if not self._held[to]:
+                del self._held[to]
 
 
-def _ranks(effects: Sequence[NodeEffects], edges: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Return each node's lane, and its rank in the lane."""
-    depths, due = _depths(edges), [_NEVER] * len(edges)
-    needed = [_NEVER] * len(edges)
-    ranks: list[tuple[int, int]] = [(_WORK, 0)] * len(edges)
-    for place in range(len(edges) - 1, -1, -1):
-        does = effects[place]
-        lane = _lane(does)
-        if lane == _WORK and needed[place] != _NEVER and not _is_anchor(does):
-            lane = _NEEDED
-        urgency = _NEVER
-        if lane == _ISSUE:
-            urgency = depths[place]
-        elif lane == _NEEDED:
-            urgency = needed[place]
-        for source in edges[place]:
-            if urgency != _NEVER and (needed[source] == _NEVER or urgency < needed[source]):
-                needed[source] = urgency
-            if urgency != _NEVER or _is_anchor(does):
-                due[source] = place if due[source] == _NEVER else min(place, due[source])
-        if lane == _WAIT and due[place] != _NEVER:
-            ranks[place] = (_WORK, due[place])
-        else:
-            ranks[place] = (lane, needed[place] if lane == _NEEDED else place)
-    return ranks
-
-
-def _lane(does: NodeEffects) -> int:
-    if does.part is Part.ISSUE:
-        return _WORK if does.commits else _ISSUE
-    return _LANES.get(does.part, _WORK)
-
-
-def _is_anchor(does: NodeEffects) -> bool:
-    """Whether the node stays where the program has it, among the other work."""
-    return does.commits or does.part is Part.FENCE
-
-
-def _depths(edges: Sequence[Sequence[int]]) -> list[int]:
-    """Return the length of the longest chain that ends in each node."""
-    depths: list[int] = []
-    for sources in edges:
-        depths.append(1 + max((depths[source] for source in sources), default=0))
-    return depths
+_NOWHERE = -1
+_LAST = float("inf")

@@ -11,6 +11,11 @@ def _named(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
+def in_all_forms(names: str) -> frozenset[str]:
+    """Return names together with those of their in-place forms: of torch (`add_`), and of Python (`iadd`)."""
+    return frozenset(f"{form}{name}{ending}" for name in names.split() for form in ("", "i") for ending in ("", "_"))
+
+
 UNKNOWN = _named(
     """
     backward register_hook register_post_accumulate_grad_hook retain_grad apply_ map_ map2_ module_load numpy
@@ -32,6 +37,12 @@ RETURN_ARGUMENT = _named(
     """
 )
 """May return an argument, or a view of one, whatever its schema says."""
+
+RETURN_FIRST = _named("to type type_as getitem getattr __getitem__")
+"""May return its first argument, or what that holds, and none of the others."""
+
+UNSAFE_VIEWS = _named("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk lift")
+"""Return a view, or the argument itself, and their schemas deny it."""
 
 NEW_VIEW = _named(
     """
@@ -79,6 +90,7 @@ RENORMALIZE = frozenset({"embedding", "embedding_bag"})
 
 RAISING = _named(
     """
+    check_structure
     _assert _assert_async _assert_tensor_metadata _assert_scalar item int float index math gather index_select
     index_add scatter scatter_add take take_along_dim index_put embedding embedding_bag one_hot bincount cross_entropy
     nll_loss nll_loss2d cross_entropy_loss binary_cross_entropy ctc_loss cholesky cholesky_solve cholesky_inverse
@@ -94,6 +106,7 @@ RAISING = _named(
 
 NO_GRADIENT = _named(
     """
+    check_structure
     long int short char byte bool size dim ndimension numel nelement stride item tolist is_floating_point
     is_complex eq ne lt le gt ge equal isnan isinf isfinite isclose allclose not_equal less less_equal greater
     greater_equal logical_and logical_or logical_not logical_xor argmax argmin argsort argwhere nonzero any all
@@ -104,6 +117,30 @@ NO_GRADIENT = _named(
     """
 )
 """The result takes no gradient, whatever goes in."""
+
+EXACT = _named(
+    """
+    _to_copy abs add bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min clone copy div eq
+    fill floor ge gt hardtanh le logical_and logical_not logical_or logical_xor lt masked_fill maximum minimum mul ne
+    neg relu round sign sub threshold trunc where zero
+    """
+)
+"""Of real numbers, and without options, each result is rounded once, or not at all, so that its bits are the same in
+every layout. (A kernel of `sigmoid` works off whole vectors by one formula, and what remains of a row by another.)"""
+
+COMMUTATIVE = _named("add mul bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor")
+"""Has the same result with its two arguments swapped, to the bit. (`maximum` tells zeros of two signs apart.)"""
+
+TRUTHS = _named("eq ne lt le gt ge logical_and logical_or logical_xor logical_not")
+"""Gives truths out of place, and numbers of its argument's dtype in place."""
+
+MEASURING = _named(
+    """
+    sym_size sym_stride sym_numel sym_storage_offset empty_like zeros_like ones_like full_like rand_like randn_like
+    randint_like new_empty new_zeros new_ones new_full new_empty_strided
+    """
+)
+"""Looks at sizes, strides and dtypes alone, and not at values."""
 
 FLAGS = frozenset({"inplace", "training", "train", "max_norm"})
 """Arguments that change what an operator does."""
@@ -135,6 +172,9 @@ PYTHON_IN_PLACE = _named(
 )
 """Functions of `operator` that write their first argument, where it can be written."""
 
+IN_PLACE_METHODS = frozenset(f"__{name}__" for name in (*PYTHON_IN_PLACE, "idiv"))
+"""The methods behind these functions."""
+
 PYTHON_SHARING = _named("getitem getattr pos min max sum tuple list dict concat")
 """Functions of Python whose result may be an argument, or hold it."""
 
@@ -144,3 +184,19 @@ OPERATORS = PYTHON_IN_PLACE | _named(
     is_ is_not getitem contains index truth concat
     """
 )
+
+ANY_LAYOUT = in_all_forms(
+    """
+    relu relu6 hardtanh leaky_relu elu selu celu gelu silu mish sigmoid tanh hardswish hardsigmoid softplus exp neg
+    abs sqrt rsqrt pow clamp add sub mul div truediv maximum minimum batch_norm dropout feature_dropout cat pad
+    max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d mean interpolate upsample_nearest2d
+    upsample_bilinear2d constant_pad_nd conv2d conv_transpose2d convolution
+    """
+)
+"""Take any layout, and hand it on."""
+
+ANY_LAYOUT_MODULES = tuple(
+    f"torch.nn.modules.{name}"
+    for name in ("activation", "batchnorm", "conv", "dropout", "padding", "pooling", "upsampling")
+)
+"""Where modules are defined of which the same is true, but for attention."""

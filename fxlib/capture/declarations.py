@@ -13,6 +13,7 @@ from fxlib.capture import known
 from fxlib.capture.intercept import suspended
 from fxlib.contracts import Contract, contract_of
 from fxlib.errors import CaptureError
+from fxlib.runtime.calls import CallKind
 
 _TYPE_QUERY_TIMEOUT_S = 10.0
 
@@ -41,6 +42,10 @@ class Declarations:
     def of_function(self, name: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Contract | None:
         """Return the contract of a function called by name, or None if it is unknown."""
         return self._stated_for(name) or contract_of(function) or known.of_function(name, kwargs)
+
+    def of_client(self, kind: CallKind) -> Contract | None:
+        """Return the contract of a registered client's calls, or None if it is unknown."""
+        return self._stated_for(kind.function) or kind.contract
 
     def of_method(self, rref: Any, method: str) -> Contract | None:
         """Return the contract of a method of the object behind an RRef, or None if it is unknown."""

@@ -14,7 +14,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import rref_proxy
 from torch.fx import Proxy
 
-from fxlib.capture import refusals, source
+from fxlib.capture import clients, collectives, refusals, source
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.remote import Style
@@ -22,9 +22,9 @@ from fxlib.capture.tracer import RemoteTracer
 from fxlib.capture.values import CollectedFutures
 from fxlib.errors import CaptureError
 
-_STYLES: dict[Call, Style] = {rpc.rpc_sync: "sync", rpc.rpc_async: "async", rpc.remote: "remote"}
+STYLES: dict[Call, Style] = {rpc.rpc_sync: "sync", rpc.rpc_async: "async", rpc.remote: "remote"}
 _AUTOCAST_QUESTIONS = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled", "get_autocast_gpu_dtype")
-_METHODS: dict[str, Style] = {"rpc_sync": "sync", "rpc_async": "async", "remote": "remote"}
+METHODS: dict[str, Style] = {"rpc_sync": "sync", "rpc_async": "async", "remote": "remote"}
 
 
 def install(interception: Interception, tracer: RemoteTracer, wrapped: Iterable[Callable[..., Any]]) -> None:
@@ -36,6 +36,8 @@ def install(interception: Interception, tracer: RemoteTracer, wrapped: Iterable[
     _install_rpc(interception, tracer)
     _install_rrefs(interception, tracer)
     _install_autocast(interception, tracer)
+    clients.install(interception, tracer)
+    collectives.install(interception, tracer)
     refusals.install(interception, tracer)
     apply: Any = torch.autograd.Function.apply
     interception.function(apply.__func__, _custom_function(tracer))
@@ -56,13 +58,13 @@ def _install_rpc(interception: Interception, tracer: RemoteTracer) -> None:
         )
 
     def invoke(rref: Any, api: Call, method: str, timeout: Any, *args: Any, **kwargs: Any) -> Any:
-        return calls.method_call(_STYLES[api], rref, method, args, kwargs, timeout=timeout)
+        return calls.method_call(STYLES[api], rref, method, args, kwargs, timeout=timeout)
 
     def worker_info(worker_name: Any = None) -> Proxy:
         args = () if worker_name is None else (worker_name,)
         return tracer.create_proxy("call_function", rpc.get_worker_info, args, {})
 
-    for function, style in _STYLES.items():
+    for function, style in STYLES.items():
         interception.function(function, call(style))
     interception.function(rref_proxy._invoke_rpc, lambda _: invoke)
     interception.function(rpc.get_worker_info, lambda _: worker_info)
@@ -72,7 +74,7 @@ def _install_rpc(interception: Interception, tracer: RemoteTracer) -> None:
 
 def _install_rrefs(interception: Interception, tracer: RemoteTracer) -> None:
     calls = tracer.calls
-    for name, style in _METHODS.items():
+    for name, style in METHODS.items():
         helper = functools.partial(calls.method_calls, style)
         interception.method(rpc.PyRRef, name, functools.partial(_in_place_of, helper))
     interception.method(rpc.PyRRef, "to_here", lambda _: calls.fetch)

@@ -54,14 +54,16 @@ class Interception:
         function.__code__ = _code_that_calls(redirection, code)
 
     def method(self, owner: type | ModuleType, name: str, replace: Replace) -> None:
-        """Replace a method, or a function of a module, that an extension defines, in C or C++."""
-        original = owner.__dict__[name]
+        """Replace a method, or a function of a module, that an extension defines, in C or C++; it may be inherited."""
+        inherited = name not in owner.__dict__
+        original = getattr(owner, name) if inherited else owner.__dict__[name]
         replacement = replace(original)
 
         def redirected(*args: Any, **kwargs: Any) -> Any:
             return (replacement if is_capturing() else original)(*args, **kwargs)
 
-        self._undo.callback(setattr, owner, name, original)
+        undo = (delattr, owner, name) if inherited else (setattr, owner, name, original)
+        self._undo.callback(*undo)
         setattr(owner, name, redirected)
 
 

@@ -15,6 +15,7 @@ from torch.nn.modules.rnn import RNNBase
 from fxlib.capture import source
 from fxlib.capture.intercept import suspended
 from fxlib.capture.metadata import attribute_of
+from fxlib.runtime.calls import COLLECTIVE, kind_of
 
 # Abstract base classes, single dispatch, and the metaclass of parameters.
 _ASKING_FOR_OTHERS = ("<frozen abc>", "functools.py", "torch/nn/parameter.py")
@@ -55,6 +56,8 @@ def _plain_class(annotation: object) -> type | None:
 
 def _is_tensor(node: Node, root: nn.Module) -> bool:
     target: Any = node.target
+    if kind_of(node) is COLLECTIVE:
+        return True  # lists of them have declared structures
     if node.op == "call_module":
         return _module_makes_a_tensor(root.get_submodule(target), node, root)
     name = target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from fxlib.runtime import ops
+from fxlib.runtime import is_call, is_wait, ops
+from fxlib.runtime.calls import COLLECTIVE, kind_of
 
 # Their results are integers or booleans, whatever they are given.
 _WITHOUT_GRADIENT = frozenset(
@@ -49,14 +50,21 @@ def _requires_grad(node: Node, root: nn.Module, *, grad_enabled: bool) -> bool |
         return bool(getattr(value, "requires_grad", False))
     if node.op in ("placeholder", "output") or node.kwargs.get("requires_grad"):
         return None
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if node.target is ops.track_gradient and grad_enabled:
+    name = _name(node.target)
+    if node.target in ops.TRACKERS and grad_enabled:
         return None  # takes one if the result is of a floating type, which only the server knows
     if name in _WITHOUT_GRADIENT and node.op != "call_module":
         return False
-    if node.target in (ops.remote_call, ops.wait, ops.fetch) or node.op == "call_module" or node.target is getattr:
+    remote = (is_call(node) or is_wait(node)) and kind_of(node) is not COLLECTIVE
+    if remote or node.op == "call_module" or node.target is getattr:
         return None
     return _from_inputs(node, name, grad_enabled=grad_enabled)
+
+
+def _name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        target = target.overloadpacket
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
 def _from_inputs(node: Node, name: str, *, grad_enabled: bool) -> bool | None:

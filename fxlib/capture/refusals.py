@@ -41,14 +41,21 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
 
 
 def install(interception: Interception, tracer: RemoteTracer) -> None:
-    """Refuse all of it for one capture."""
-    for function, problem, hint in _FUNCTIONS:
-        interception.function(function, _refusal(problem, hint))
+    """Refuse all of it for one trace."""
+    install_everywhere(interception)
     interception.function(torch.is_tensor, _tensor_question(tracer))
+    interception.function(torch.broadcast_shapes, _shapes_question(tracer))
+    interception.method(rpc.PyRRef, "__init__", _construction)
+    interception.method(torch.autograd.Variable, "__new__", _legacy_tensor)
+    interception.function(nn.Module.__setattr__, _assignment(tracer))
+
+
+def install_everywhere(interception: Interception, *, users: bool = False) -> None:
+    """Refuse what neither a trace nor an export can record; `users`: only where the user's own code asks for it."""
+    for function, problem, hint in _FUNCTIONS:
+        interception.function(function, (_users_refusal if users else _refusal)(problem, hint))
     interception.function(torch.autograd.graph.saved_tensors_hooks.__enter__, _saved_tensors)
     interception.method(rpc.PyRRef, "backward", _refusal("the forward runs a backward", "Run it in the training step."))
-    interception.method(rpc.PyRRef, "__init__", _construction)
-    interception.function(nn.Module.__setattr__, _assignment(tracer))
 
 
 def _refusal(problem: str, hint: str) -> Replace:
@@ -58,6 +65,18 @@ def _refusal(problem: str, hint: str) -> Replace:
     return lambda _: refuse
 
 
+def _users_refusal(problem: str, hint: str) -> Replace:
+    def replace(original: Call) -> Call:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            if source.asked_by_users(sys._getframe(3)):  # beyond the two of the interception
+                raise fault(f"{problem}, which no graph can hold", hint=hint)
+            return original(*args, **kwargs)
+
+        return refuse
+
+    return replace
+
+
 def _tensor_question(tracer: RemoteTracer) -> Replace:
     def replace(original: Call) -> Call:
         def is_tensor(value: object) -> bool:
@@ -65,6 +84,20 @@ def _tensor_question(tracer: RemoteTracer) -> Replace:
             return issubclass(tracer.class_of(value), torch.Tensor) if asked else original(value)  # type: ignore[arg-type]
 
         return is_tensor
+
+    return replace
+
+
+def _shapes_question(tracer: RemoteTracer) -> Replace:
+    """Record it: an error about the class of a traced shape is one that a forward may catch, and no run raises."""
+
+    def replace(original: Call) -> Call:
+        def broadcast_shapes(*shapes: Any) -> Any:
+            if not any(isinstance(each, Proxy) for each in shapes):
+                return original(*shapes)
+            return tracer.create_proxy("call_function", torch.broadcast_shapes, shapes, {})
+
+        return broadcast_shapes
 
     return replace
 
@@ -86,6 +119,15 @@ def _construction(original: Call) -> Call:
         if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
             problem = "the forward makes an RRef to a traced value, which no graph can hold"
             raise fault(problem, hint="Send the value itself.")
+        return original(*args, **kwargs)
+
+    return construct
+
+
+def _legacy_tensor(original: Call) -> Call:
+    def construct(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):  # which it would take for a tensor
+            raise fault("the forward calls Variable, which no graph can hold", hint="Use the tensor itself.")
         return original(*args, **kwargs)
 
     return construct

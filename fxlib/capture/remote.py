@@ -18,10 +18,11 @@ from fxlib.capture.declarations import Declarations
 from fxlib.capture.faults import fault
 from fxlib.capture.handlers import guarding_handler
 from fxlib.capture.intercept import suspended
-from fxlib.capture.values import FutureValue, RRefCalls, StructuredValue, value_of
-from fxlib.contracts import Contract
+from fxlib.capture.values import FutureValue, RRefCalls, StructuredValue, TracedValue, value_of
+from fxlib.contracts import Contract, contract_of
 from fxlib.errors import CaptureError, ContractError
-from fxlib.runtime import functions, ops
+from fxlib.runtime import functions, is_wait, ops
+from fxlib.runtime.calls import CallKind, kind_of
 
 Style = Literal["sync", "async", "remote"]
 _OPERATORS = {"sync": ops.remote_call, "async": ops.start_call, "remote": ops.create}
@@ -66,7 +67,7 @@ class RemoteCalls:
         except ContractError as error:
             raise _refused("cannot call this function remotely", error) from error
         contract = self._declarations.of_function(name, function, kwargs)
-        call = (self._destination(to), name, self._values(args), self._values(kwargs), _seconds(timeout))
+        call = (self._destination(to), name, self.values(args), self.values(kwargs), _seconds(timeout))
         return self._record(style, call, contract, functools.partial(self._declarations.note_created, function))
 
     def method_call(
@@ -75,19 +76,25 @@ class RemoteCalls:
         """Record a call of a method of the object behind an RRef."""
         contract = self._declarations.of_method(rref, method)
         to = rref if isinstance(rref, Proxy) else self._tracer.rref(rref)
-        call = (to, f".{method}", self._values(args), self._values(kwargs), _seconds(timeout))
+        call = (to, f".{method}", self.values(args), self.values(kwargs), _seconds(timeout))
         return self._record(style, call, contract, None)
 
-    def method_calls(self, style: Style, rref: Any, timeout: Any = None) -> RRefCalls:
-        """Return the helper that `rref.rpc_sync()` and its kin return."""
-        return RRefCalls(lambda method, *call: self.method_call(style, rref, method, *call, timeout=timeout))
+    def method_calls(
+        self, style: Style, rref: Any, timeout: Any = None, *, then: Callable[[Any], Any] = lambda made: made
+    ) -> RRefCalls:
+        """Return the helper that `rref.rpc_sync()` and its kin return; `then` makes what the program gets of a call."""
+        return RRefCalls(lambda method, *call: then(self.method_call(style, rref, method, *call, timeout=timeout)))
+
+    def contract_of_client(self, kind: CallKind) -> Contract | None:
+        """Return the contract of a registered client's calls, or None if it is unknown."""
+        return self._declarations.of_client(kind)
 
     def fetch(self, rref: Any, timeout: Any = None) -> Proxy:
         """Record `rref.to_here()`."""
         contract = self._declarations.of_value(rref)
         proxy = rref if isinstance(rref, Proxy) else self._tracer.rref(rref)
-        result = self._emit(ops.fetch, (proxy, _seconds(timeout)), "fetch", contract)
-        return value_of(result, contract.returns if contract is not None else None)
+        result = self.emit(ops.fetch, (proxy, _seconds(timeout)), "fetch", contract)
+        return value_of(result, contract.structure if contract is not None else None)
 
     def _record(
         self,
@@ -100,7 +107,7 @@ class RemoteCalls:
         node_name = {"sync": hint, "async": f"issue_{hint}", "remote": f"create_{hint}"}[style]
         # An RRef's `rpc_async` asks the owner for the object's class first, and leaves all errors to the future.
         late = style == "async" and call[1].startswith(".")
-        proxy = self._emit(ops.issue_call if late else _OPERATORS[style], call, node_name, contract)
+        proxy = self.emit(ops.issue_call if late else _OPERATORS[style], call, node_name, contract)
         if style == "async":
             return FutureValue(proxy.node, proxy.tracer, lambda future: self._wait(future, call, contract))
         if style == "remote":
@@ -110,38 +117,68 @@ class RemoteCalls:
         return self._result(proxy, call, contract)
 
     def _wait(self, future: Proxy, call: tuple[Any, ...], contract: Contract | None) -> Proxy:
-        node = future.node
+        return self._result(self.emit_wait(ops.wait, future), call, contract)
+
+    @staticmethod
+    def called(node: Node) -> str:
+        """Return the name of the function whose result a node is: that of a call, or of the wait for one."""
+        made = node.args[0] if is_wait(node) else node
+        if isinstance(made, Node) and (made.target in _OPERATORS.values() or made.target is ops.issue_call):
+            return str(made.args[1])
+        kind = kind_of(node)
+        return "" if kind is None else kind.function
+
+    def emit_wait(self, operator: Any, issued: Proxy) -> Proxy:
+        """Append the node that waits for what another one issued."""
+        node = issued.node
         hint = node.name.replace("issue_", "wait_", 1)
-        result = self._tracer.create_proxy("call_function", ops.wait, (future,), {}, name=hint)
+        plain = TracedValue(node, issued.tracer)  # which does not ask to be waited for
+        result = self._tracer.create_proxy("call_function", operator, (plain,), {}, name=hint)
         result.node.meta["call"] = node.meta["call"]
-        return self._result(result, call, contract)
+        return result
 
     def _result(self, result: Proxy, call: tuple[Any, ...], contract: Contract | None) -> Proxy:
         if contract is None:
             return result
+        if contract.batched_by is not None and not contract.batched_by.startswith("."):
+            _meet_batched_form(contract.batched_by)
         if contract.gradient is None:
-            return value_of(result, contract.returns)
+            return value_of(result, contract.structure)
         to, _, args, kwargs, timeout = call
         tracked = (result, to, contract.gradient, args, kwargs, timeout, self._tracked)
         self._tracked += 1
-        self._register_gradient(contract.gradient)
-        return self._tracer.create_proxy("call_function", ops.track_gradient, tracked, {})
+        taken = self._contract_of_gradient(contract.gradient)
+        tracker = self._tracer.create_proxy("call_function", ops.track_gradient, tracked, {})
+        if taken is not None:
+            tracker.node.meta["contract"] = taken
+        return value_of(tracker, contract.structure)
 
-    def _register_gradient(self, name: str) -> None:
+    def _contract_of_gradient(self, name: str) -> Contract | None:
         try:
-            if not name.startswith("."):
-                functions.resolve(name)
+            return None if name.startswith(".") else contract_of(functions.resolve(name))
         except ContractError as error:
             raise _refused("the gradient of a remote result cannot be pushed", error) from error
 
-    def _emit(self, operator: Any, args: tuple[Any, ...], name: str, contract: Contract | None) -> Proxy:
+    def emit(
+        self,
+        operator: Any,
+        args: tuple[Any, ...],
+        name: str,
+        contract: Contract | None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> Proxy:
+        """Append the node that makes or begins a call.
+
+        Raises:
+            CaptureError: an `except` clause of the user's guards it.
+        """
         if place := guarding_handler(sys._getframe(1), self._tracer.end):
             raise fault(
                 "an except clause guards a remote call, and a graph cannot catch",
                 where=place,
                 hint="Handle errors around the whole forward, or keep this part whole with leaf_modules= or wrap=.",
             )
-        proxy = self._tracer.create_proxy("call_function", operator, args, {}, name=name)
+        proxy = self._tracer.create_proxy("call_function", operator, args, kwargs or {}, name=name)
         proxy.node.meta["call"] = proxy.node.name
         if contract is not None:
             proxy.node.meta["contract"] = contract
@@ -157,7 +194,8 @@ class RemoteCalls:
                 return rpc.get_worker_info(to).name
         return self._value(to)
 
-    def _values(self, values: Any) -> Any:
+    def values(self, values: Any) -> Any:
+        """Return arguments of a call as they may stand in a graph."""
         return map_aggregate(values, self._value)
 
     def _value(self, value: Any) -> Any:
@@ -183,6 +221,13 @@ class RemoteCalls:
             hint = name.rpartition(":")[2].rpartition(".")[2]
             self._sent[name] = self._tracer.create_proxy("call_function", functions.resolve, (name,), {}, name=hint)
         return self._sent[name]
+
+
+def _meet_batched_form(name: str) -> None:
+    try:
+        functions.meet(name)
+    except ContractError as error:
+        raise _refused("the batched form of a remote function cannot be called", error) from error
 
 
 _PLAIN = (

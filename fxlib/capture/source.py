@@ -15,6 +15,7 @@ import torch
 
 _LIBRARIES = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parent) + "/", "<")
 _STANDARD = sysconfig.get_path("stdlib") + "/"
+_DECORATORS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/utils/_contextlib.py")
 _GENERATED = "_remote_module_"  # torch writes the methods of a RemoteModule into a temporary file
 
 
@@ -55,6 +56,13 @@ def is_users(code: CodeType) -> bool:
     name = code.co_filename
     standard = name.startswith(_STANDARD) and "site-packages" not in name
     return not standard and not name.startswith(_LIBRARIES) and _GENERATED not in name
+
+
+def asked_by_users(frame: FrameType | None) -> bool:
+    """Whether the frame is the user's, or that of a decorator of torch's around what the user called."""
+    while frame is not None and frame.f_code.co_filename.endswith(_DECORATORS):
+        frame = frame.f_back
+    return frame is not None and is_users(frame.f_code)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import operator
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,15 +18,28 @@ from fxlib.runtime.walk import local_modules, remote_modules
 
 _CONTAINERS = (list, dict, set)
 _ABSENT = object()
+Same = Callable[[Any, Any], bool]
+
+
+def equal_copies(new: Any, old: Any) -> bool:
+    """Whether one is the other, or a container of the same things: `torch.export` puts copies of containers back."""
+    if new is old or type(new) is not type(old):
+        return new is old
+    if isinstance(new, dict):
+        return new.keys() == old.keys() and all(equal_copies(new[key], old[key]) for key in new)
+    if isinstance(new, (list, tuple)):
+        return len(new) == len(old) and all(map(equal_copies, new, old))
+    return isinstance(new, set) and new == old
 
 
 @contextmanager
-def unchanged(model: object, added: Collection[str]) -> Iterator[None]:
+def unchanged(model: object, added: Collection[str], *, same: Same = operator.is_) -> Iterator[None]:
     """Undo what the block does to the model's modules: attributes, state, containers, random generators held there.
 
     Args:
         model: the model; a function has no state.
         added: attributes of the model that the tracer adds meanwhile.
+        same: whether a value that was put in the place of another one, new and old, changes nothing.
 
     Raises:
         CaptureError: the block changed something.
@@ -41,8 +55,9 @@ def unchanged(model: object, added: Collection[str]) -> Iterator[None]:
                 _forget_cached(module, copy)
         for (module, name, value), copy in zip(held, before, strict=True):
             ignored = added if value is getattr(model, "__dict__", None) else ()
-            if difference := _difference(value, copy, ignored):
+            if difference := _difference(value, copy, ignored, same):
                 changed.append((module, name or difference))
+            if difference or same is not operator.is_:
                 _restore(value, copy, ignored)
     for module, name in changed:
         raise CaptureError(
@@ -98,20 +113,18 @@ def _snapshot(value: Any) -> Any:
     return value.copy() if isinstance(value, _CONTAINERS) else _generator_state(value)
 
 
-def _difference(value: Any, copy: Any, ignored: Collection[str]) -> str:
+def _difference(value: Any, copy: Any, ignored: Collection[str], same: Same) -> str:
     """Return what differs, in words; empty if nothing does."""
     if isinstance(value, dict):
         names = [key for key in {**copy, **value} if key not in ignored]
-        return next((str(key) for key in names if value.get(key, _ABSENT) is not copy.get(key, _ABSENT)), "")
-    if isinstance(value, (list, set)):
-        alike = len(value) == len(copy) and _elements(value) == _elements(copy)
+        return next((str(key) for key in names if not same(value.get(key, _ABSENT), copy.get(key, _ABSENT))), "")
+    if isinstance(value, list):
+        alike = len(value) == len(copy) and all(map(same, value, copy))
+    elif isinstance(value, set):
+        alike = {id(each) for each in value} == {id(each) for each in copy}
     else:
         alike = repr(_generator_state(value)) == repr(copy)
     return "" if alike else "what it holds"
-
-
-def _elements(value: Any) -> Any:
-    return [id(each) for each in value] if isinstance(value, list) else {id(each) for each in value}
 
 
 def _restore(value: Any, copy: Any, ignored: Collection[str]) -> None:

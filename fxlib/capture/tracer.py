@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -19,9 +20,9 @@ from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing
 from fxlib.capture.remote import RemoteCalls
 from fxlib.capture.rrefs import RRefPlaces
-from fxlib.capture.values import TracedValue
+from fxlib.capture.values import CollectiveValue, StructuredValue, TracedValue
 from fxlib.errors import CaptureError
-from fxlib.runtime import CapturedModule
+from fxlib.runtime import CapturedModule, structure
 
 _DECLARE = (
     "Declare the structure of the remote result: @fxlib.remote(returns=(None, None)), or "
@@ -31,6 +32,7 @@ _DECIDE = (
     "Move the decision out of the forward, fix the argument with concrete_args=, or make the function that decides a "
     "leaf with wrap=."
 )
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _RREF_CALLS = {"rpc_sync": "sync", "rpc_async": "async", "remote": "remote"}
 
 
@@ -55,6 +57,7 @@ class RemoteTracer(Tracer):
         self.added: list[str] = []
         self._names: dict[int, str] | None = None
         self._constants: dict[int, Proxy] = {}
+        self.recorders: dict[object, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
 
     # What the recorder of remote calls needs.
 
@@ -71,6 +74,16 @@ class RemoteTracer(Tracer):
         name = hint if not hasattr(self.root, hint) else self.get_fresh_qualname(f"{hint}_")
         setattr(self.root, name, value)
         return self._attribute(value, name)
+
+    def check_structure(self, value: StructuredValue) -> None:
+        """Let each run check that a remote result, or a part of it, has its declared structure."""
+        made = value.node
+        while made.target is operator.getitem and made.args:
+            made = made.args[0]  # type: ignore[assignment]
+        declared = tuple(value.structure) if isinstance(value.structure, Mapping) else len(value.structure)
+        if "call" in made.meta:
+            args = (value, self.calls.called(made), declared)
+            self.create_proxy("call_function", structure.check_structure, args, {})
 
     def _attribute(self, value: object, path: str) -> Proxy:
         if id(value) not in self._constants:
@@ -95,6 +108,10 @@ class RemoteTracer(Tracer):
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
         if kind == "call_method" and (target in _RREF_CALLS or target == "to_here"):
             return self._rref_method(target, *args, **kwargs)
+        if kind == "call_function" and isinstance(target, _OPERATORS) and target in self.recorders:
+            recorded = self.recorders[target](args, kwargs)
+            if recorded is not NotImplemented:
+                return recorded
         self.depth += 1
         try:
             return super().create_proxy(kind, target, args, kwargs, *rest, **options)
@@ -115,6 +132,8 @@ class RemoteTracer(Tracer):
     def create_arg(self, a: Any) -> Any:
         if type(a) is TracedValue:
             return a.node
+        if isinstance(a, CollectiveValue):
+            return a.wait().node
         if isinstance(a, rpc.PyRRef):
             return self.rref(a).node
         if isinstance(a, rpc.WorkerInfo):

@@ -15,6 +15,7 @@ from typing_extensions import override
 from fxlib.capture import kinds
 from fxlib.capture.faults import fault
 from fxlib.errors import CaptureError
+from fxlib.runtime.collectives import wait_collective
 
 Structure = Mapping[Any, Any] | Sequence[Any]
 
@@ -36,7 +37,7 @@ class _InPlace:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
 
-_OPERATORS = (
+ARITHMETIC = (
     "add",
     "sub",
     "mul",
@@ -51,7 +52,7 @@ _OPERATORS = (
     "lshift",
     "rshift",
 )
-IN_PLACE = frozenset(getattr(operator, f"i{name}") for name in _OPERATORS)
+IN_PLACE = frozenset(getattr(operator, f"i{name}") for name in ARITHMETIC)
 
 
 def _define_in_place(name: str) -> None:
@@ -65,7 +66,7 @@ def _define_in_place(name: str) -> None:
     setattr(_InPlace, f"__i{name}__", write)
 
 
-for _name in _OPERATORS:
+for _name in ARITHMETIC:
     _define_in_place(_name)
 
 
@@ -82,13 +83,20 @@ def is_number(node: Node) -> bool:
     return own and bool(inputs) and all(is_number(value) for value in inputs)
 
 
+_VIEWS = frozenset({"T", "H", "mT", "mH", "real", "imag", "data", "grad"})
+"""Attributes of a tensor that are tensors: to read one is an operation like another."""
+
+
 class TracedValue(_InPlace, Proxy):
     """A value of the program, as torch.fx's Proxy has it, with operators that write in place kept in place."""
 
     tracer: Any
 
     def __getattr__(self, name: str) -> TracedAttribute:
-        return TracedAttribute(self, name)
+        found = TracedAttribute(self, name)
+        if name in _VIEWS:
+            found.node  # noqa: B018 - makes it where the program does: what follows may write in place, or be a use, too
+        return found
 
     def _answer(self) -> type:
         return self._class() if kinds.asked_by_the_program(sys._getframe(1)) else type(self)
@@ -123,10 +131,20 @@ class StructuredValue(TracedValue):
     def __init__(self, node: Node, tracer: TracerBase, structure: Structure) -> None:
         super().__init__(node, tracer)
         self.structure = structure
+        self._checked = False
+
+    _fields = TracedValue._fields | {"_checked"}
 
     @override
     def _class(self) -> type:
         return type(self.structure)
+
+    def _relied_on(self) -> Structure:
+        """Return the structure, to decide something by it: a run checks it, once."""
+        if not self._checked:
+            self._checked = True
+            self.tracer.check_structure(self)
+        return self.structure
 
     @property
     def is_sequence(self) -> bool:
@@ -134,16 +152,17 @@ class StructuredValue(TracedValue):
         return not isinstance(self.structure, Mapping)
 
     def __len__(self) -> int:
-        return len(self.structure)
+        return len(self._relied_on())
 
     def __iter__(self) -> Iterator[Any]:
-        if isinstance(self.structure, Mapping):
-            return iter(self.structure)
-        return iter([self[index] for index in range(len(self.structure))])
+        structure = self._relied_on()
+        if isinstance(structure, Mapping):
+            return iter(structure)
+        return iter([self[index] for index in range(len(structure))])
 
     def __contains__(self, key: object) -> bool:
         if isinstance(self.structure, Mapping):
-            return key in self.structure
+            return key in self._relied_on()
         raise _undecidable("`in` compares elements, which only a run knows")
 
     def __getitem__(self, key: Any) -> Proxy:
@@ -170,6 +189,7 @@ class StructuredValue(TracedValue):
 
     def _mapping(self, method: str) -> Mapping[Any, Any]:
         if isinstance(self.structure, Mapping):
+            self._relied_on()
             return self.structure
         raise AttributeError(f"{type(self.structure).__name__!r} object has no attribute {method!r}")
 
@@ -207,6 +227,26 @@ class FutureValue(TracedValue):
         raise _undecidable("a future's callback runs outside of the graph", "wait() for it, then compute.")
 
     add_done_callback = set_result = set_exception = then
+
+
+class CollectiveValue(TracedValue):
+    """The result of a collective that was issued: whoever uses it waits for it first."""
+
+    _fields = TracedValue._fields | {"_waited"}
+
+    def __init__(self, issued: Proxy) -> None:
+        super().__init__(issued.node, issued.tracer)
+        self._waited: Proxy | None = None
+
+    @override
+    def _class(self) -> type:
+        return torch.Tensor
+
+    def wait(self) -> Proxy:
+        """Wait for it; later waits give the same value."""
+        if self._waited is None:
+            self._waited = self.tracer.calls.emit_wait(wait_collective, self)
+        return self._waited
 
 
 class CollectedFutures:

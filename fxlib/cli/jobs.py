@@ -25,7 +25,7 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         NAME,
         help="list the service's jobs; show, watch or cancel one",
-        description="Without a command of its own: list.",
+        description="Without an action: list.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_list(actions.add_parser("list", help="jobs, the newest first"))
@@ -44,12 +44,21 @@ def spelled_out(arguments: Sequence[str]) -> list[str]:
 def _add_list(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_list)
     add_service(parser)
-    parser.add_argument("--namespace", default="", help="only these")
-    parser.add_argument("--name", default="", help="only of the model of this name")
-    parser.add_argument("--label", type=label, action="append", default=[], metavar="KEY=VALUE", help="repeatable")
-    parser.add_argument("--state", choices=_STATES, action="append", default=[], help="repeatable")
+    parser.add_argument("--namespace", default="", help="only jobs of this namespace")
+    parser.add_argument("--name", default="", help="only jobs of the model of this name")
+    parser.add_argument(
+        "--label",
+        type=label,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="only jobs with this label; repeatable",
+    )
+    parser.add_argument(
+        "--state", choices=_STATES, action="append", default=[], help="only jobs in this state; repeatable"
+    )
     parser.add_argument("--limit", type=int, default=50, help="at most so many (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print JSON, one job a line")
 
 
 def _add_action(actions: Commands, name: str, summary: str, run: Callable[[argparse.Namespace], int]) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import sys
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fxlib.cli.options import add_service, client_of, label
+from fxlib.cli.factory import called
+from fxlib.cli.options import add_service, client_of, label, output, step
+from fxlib.cli.rules import with_rules
 from fxlib.errors import FxlibError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fxlib.cli.options import Commands
+    from fxlib.profiles import Profile
+    from fxlib.result import Result
     from fxlib.workload import Workload
 
 _FACTORY_HINT = "Write pkg.mod:factory, for a function that takes nothing and returns (model, workload)."
@@ -32,35 +33,82 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("factory", metavar="FACTORY", help="pkg.mod:function")
     add_service(parser)
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--recipe", default="schedule", help="name of a recipe (default: %(default)s); see fxlib passes")
+    asked.add_argument(
+        "--pass",
+        dest="passes",
+        type=step,
+        action="append",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="one pass with its options, in place of a recipe; repeatable, and run in this order",
+    )
     parser.add_argument(
-        "--recipe", default="schedule", help="name of a recipe (default: %(default)s); see fxlib passes"
+        "--rules",
+        metavar="FUNCTION",
+        help="pkg.mod:function of your own, which takes nothing and returns a list of fxlib.Rule for the pass "
+        "rewrite_rules; it is called in this process, and the rules travel as graphs",
+    )
+    _add_trial(parser)
+    _add_answer(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_trial(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-relative-error",
+        type=float,
+        default=1e-4,
+        metavar="BOUND",
+        help="adopt only results within this relative error of the original's, where passes do not promise the same "
+        "bits (default: %(default)s)",
     )
     parser.add_argument("--name", default="", help="the model's name on dashboards (default: its class)")
-    parser.add_argument("--namespace", default="", help="whose job it is")
-    parser.add_argument("--label", type=label, action="append", default=[], metavar="KEY=VALUE", help="repeatable")
-    parser.add_argument("--min-gain", type=float, default=0.02, help="least gain worth adopting (default: %(default)s)")
-    parser.add_argument("--confidence", type=float, default=0.95, help="level of the interval (default: %(default)s)")
-    parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="for measuring (default: 60)")
+    parser.add_argument("--namespace", default="", help="the job's namespace (default: 'default')")
     parser.add_argument(
-        "--deadline", type=float, default=300.0, metavar="SECONDS", help="for the answer (default: 300)"
+        "--label", type=label, action="append", default=[], metavar="KEY=VALUE", help="label of the job; repeatable"
     )
-    parser.add_argument("--fresh", action="store_true", help="measure anew, whatever was measured before")
-    parser.add_argument("--save", metavar="FILE", help="write the module of the answer to FILE (.fxg)")
+    parser.add_argument(
+        "--min-gain",
+        type=float,
+        default=0.02,
+        metavar="GAIN",
+        help="least gain to adopt: 0.02, the default, is 2%%",
+    )
+    parser.add_argument(
+        "--confidence", type=float, default=0.95, metavar="LEVEL", help="level of the interval (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=60.0, metavar="SECONDS", help="longest measurement (default: 60)"
+    )
+    parser.add_argument("--deadline", type=float, default=300.0, metavar="SECONDS", help="longest wait (default: 300)")
+    parser.add_argument("--fresh", action="store_true", help="measure anew, even if the service has an answer")
+    parser.add_argument("--profile", metavar="FILE", help="what fxlib profile measured of the model (.fxp)")
+
+
+def _add_answer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--diff", action="store_true", help="show what each pass did to the generated code, too")
+    parser.add_argument("--save", type=output, metavar="FILE", help="write the module of the answer to FILE (.fxg)")
+    parser.add_argument(
+        "--report", type=output, metavar="FILE", help="write the answer to FILE as a page, with timelines (.html)"
+    )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Ask, print, and return 0 if there is an answer (whichever), 1 if there is none."""
     from fxlib.errors import FxlibWarning
 
+    profile = _profile(options.profile)
+    passes = with_rules(options.passes or (), options.rules)
     model, workload = _made(options.factory)
     with client_of(options) as client, warnings.catch_warnings():
         warnings.simplefilter("ignore", FxlibWarning)  # the result says the same
         result = client.optimize(
             model,
             workload,
-            recipe=options.recipe,
+            recipe=passes or options.recipe,
+            max_relative_error=options.max_relative_error,
             name=options.name,
             namespace=options.namespace,
             labels=dict(options.label),
@@ -69,6 +117,8 @@ def run(options: argparse.Namespace) -> int:
             budget_s=options.budget,
             deadline_s=options.deadline,
             fresh=options.fresh,
+            profile=profile,
+            diffs=options.diff,
         )
     if options.json:
         from google.protobuf.json_format import MessageToDict
@@ -81,6 +131,8 @@ def run(options: argparse.Namespace) -> int:
         print(result)
     if options.save:
         _save(result.module, options.save)
+    if options.report:
+        _write(result, options.report)
     return 0 if result.reason is not None else 1
 
 
@@ -97,22 +149,37 @@ def _save(module: nn.Module, path: str) -> None:
         raise FxlibError(error.strerror or str(error), where=path) from error
 
 
-def _made(name: str) -> tuple[nn.Module, Workload]:
-    module_name, colon, function = name.partition(":")
-    if not (module_name and colon and function):
-        raise FxlibError(f"{name!r} is not of that form", where="FACTORY", hint=_FACTORY_HINT)
-    here = str(Path.cwd())
-    if here not in sys.path:  # as `python -m` has it
-        sys.path.insert(0, here)
+def _write(result: Result, path: str) -> None:
+    import fxlib
+
     try:
-        found: Any = importlib.import_module(module_name)  # named by the user, on their own command line
-    except ModuleNotFoundError as error:
-        raise FxlibError(str(error), where=f"FACTORY {name}", hint=_FACTORY_HINT) from error
-    for part in function.split("."):
-        if not hasattr(found, part):
-            raise FxlibError(f"{module_name} has no {function!r}", where=f"FACTORY {name}", hint=_FACTORY_HINT)
-        found = getattr(found, part)
-    made = found()
-    if not (isinstance(made, tuple) and len(made) == 2):
-        raise FxlibError(f"returned {type(made).__name__}", where=f"FACTORY {name}", hint=_FACTORY_HINT)
-    return made
+        fxlib.write_report(result, path)
+    except OSError as error:
+        raise FxlibError(error.strerror or str(error), where=path) from error
+
+
+def _made(name: str) -> tuple[nn.Module, Workload]:
+    from torch import nn
+
+    from fxlib.workload import Workload
+
+    made = called(name, f"FACTORY {name}", _FACTORY_HINT)
+    match made:
+        case (nn.Module() as model, Workload() as workload):
+            return model, workload
+        case tuple():
+            told = f"returned ({', '.join(type(each).__name__ for each in made)})"
+        case _:
+            told = f"returned {type(made).__name__}"
+    raise FxlibError(told, where=f"FACTORY {name}", hint=_FACTORY_HINT)
+
+
+def _profile(path: str | None) -> Profile | None:
+    import fxlib
+
+    if path is None:
+        return None
+    try:
+        return fxlib.load_profile(path)
+    except OSError as error:
+        raise FxlibError(error.strerror or str(error), where=path) from error

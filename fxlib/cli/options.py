@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -18,7 +20,11 @@ def add_service(parser: argparse.ArgumentParser, *, default: str | None = DEFAUL
     shown = f" (default: {default})" if default else ""
     parser.add_argument("--service", metavar="HOST:PORT", default=default, help=f"address of the service{shown}")
     parser.add_argument(
-        "--patience", type=float, default=5.0, metavar="SECONDS", help="to reach it (default: %(default)s)"
+        "--patience",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long to try to reach it (default: %(default)s)",
     )
     parser.add_argument("--tls", action="store_true", help="speak TLS, with the system's authorities")
     parser.add_argument("--tls-ca", metavar="FILE", help="speak TLS; PEM file of the authority to trust")
@@ -42,9 +48,34 @@ def client_of(options: argparse.Namespace) -> Client:
         raise FxlibError(f"{error.strerror}: {error.filename}", where="TLS") from error
 
 
+def output(text: str) -> str:
+    """Read the path of a file to write: in a folder that is there, since what is written may take long to measure."""
+    folder = Path(text).parent
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {folder}")
+    return text
+
+
 def label(text: str) -> tuple[str, str]:
     """Read KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
     return key, value
+
+
+def step(text: str) -> tuple[str, dict[str, object]]:
+    """Read NAME[:OPTION=VALUE,...], where a value is JSON, or else text without a comma."""
+    name, _, rest = text.partition(":")
+    options: dict[str, object] = {}
+    while rest:
+        option, written = label(rest)
+        try:
+            options[option], end = json.JSONDecoder().raw_decode(written)
+        except ValueError:
+            end = len(written.partition(",")[0])
+            options[option] = written[:end]
+        if written[end : end + 1] not in ("", ","):
+            raise argparse.ArgumentTypeError(f"{written!r} is no list of OPTION=VALUE with commas between")
+        rest = written[end + 1 :]
+    return name, options

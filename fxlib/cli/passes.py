@@ -47,8 +47,10 @@ def _text(known: jobs_pb2.ListPassesResponse) -> str:
     from fxlib.rendering import table
 
     recipes = [["recipe", "passes", ""], *([each.name, ", ".join(each.passes), each.summary] for each in known.recipes)]
-    passes = [["pass", "preserves", "needs", "options", ""]]
+    passes = [["pass", "preserves", "needs", ""]]
+    passes += [[each.name, each.preserves, ", ".join(each.needs) or "-", each.summary] for each in known.passes]
+    options = [["pass", "option", "type", "default", ""]]
     for each in known.passes:
-        options = ", ".join(f"{option.name}={option.default_value}" for option in each.options)
-        passes.append([each.name, each.preserves, ", ".join(each.needs) or "-", options or "-", each.summary])
-    return "\n".join([*table(recipes, indent=""), "", *table(passes, indent="")])
+        options += [[each.name, one.name, one.type, one.default_value, one.doc] for one in each.options]
+    tables = (table(rows, indent="") for rows in (recipes, passes, options))
+    return "\n\n".join(map("\n".join, tables))

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fxlib.cli.children import Child
 from fxlib.cli.extras import require
+from fxlib.cli.stop import Stop
 from fxlib.errors import FxlibError
 
 if TYPE_CHECKING:
@@ -32,9 +32,12 @@ _RESTARTS = 5
 
 _SERVICE = {
     "listen": ("HOST:PORT", "where clients and workers reach the service (default: 127.0.0.1:8470)"),
-    "metrics": ("HOST:PORT", "where metrics and pages are (default: 127.0.0.1:8471)"),
-    "data": ("DIR", "folder of the database and the blobs (default: fxlib in $XDG_DATA_HOME, which is ~/.local/share)"),
-    "database": ("URL", "another database than the one in DIR"),
+    "metrics": ("HOST:PORT", "where Prometheus finds the metrics (default: 127.0.0.1:8471)"),
+    "data": (
+        "DIR",
+        "folder of the database and the blobs (default: fxlib in $XDG_DATA_HOME, or else in ~/.local/share)",
+    ),
+    "database": ("URL", "SQLAlchemy URL of the database (default: SQLite in DIR)"),
     "tls-cert": ("FILE", "PEM certificate of the service; turns TLS on"),
     "tls-key": ("FILE", "PEM key of the certificate"),
     "client-ca": ("FILE", "PEM authority of clients' certificates; turns mutual TLS on"),
@@ -51,17 +54,22 @@ def add_to(commands: Commands) -> None:
     )
     for name, (metavar, text) in _SERVICE.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
-    parser.add_argument("--insecure", action="store_true", help="serve other machines without TLS")
+    parser.add_argument(
+        "--insecure", action="store_true", help="serve without TLS where other machines reach it; refused otherwise"
+    )
     parser.add_argument("--no-worker", action="store_true", help="start no worker here; see fxlib worker")
     parser.add_argument(
         "--allow-module",
         metavar="MODULE",
         action="append",
         default=[],
-        help="module whose functions a trial's parameter servers may serve (repeatable); for the worker",
+        help="for the worker: a module whose functions servers of a trial may run; repeatable",
     )
-    parser.add_argument("--ray-address", metavar="ADDRESS", help="measure on this Ray cluster; for the worker")
-    parser.add_argument("--tls-ca", metavar="FILE", help="authority that the worker trusts (default: --tls-cert)")
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="for the worker: a Ray cluster to measure on")
+    parser.add_argument(
+        "--interface", metavar="NAME", help="for the worker: network interface that the cluster's hosts share"
+    )
+    parser.add_argument("--tls-ca", metavar="FILE", help="for the worker: authority to trust (default: --tls-cert)")
     parser.set_defaults(run=run)
 
 
@@ -74,13 +82,8 @@ def run(options: argparse.Namespace) -> int:
     require("service")
     if not options.no_worker:
         require("worker")
-        if options.client_ca:
-            raise FxlibError(
-                "a worker needs a certificate of its own",
-                where="--client-ca",
-                hint="Say --no-worker, and start it with fxlib worker.",
-            )
-    stop = threading.Event()
+        _check_worker(options)
+    stop = Stop()
     data = _data_folder(options.data)
     ready_file = data / "ready"
     ready_file.unlink(missing_ok=True)
@@ -98,6 +101,21 @@ def run(options: argparse.Namespace) -> int:
         if options.no_worker:
             return _attend(service, stop)
         return _attend_with_worker(service, _worker_arguments(options, addresses["listen"]), stop)
+
+
+def _check_worker(options: argparse.Namespace) -> None:
+    if options.client_ca:
+        raise FxlibError(
+            "a worker needs a certificate of its own",
+            where="--client-ca",
+            hint="Say --no-worker, and start it with fxlib worker.",
+        )
+    if options.ray_address and not options.interface:
+        raise FxlibError(
+            "the processes of a trial on a cluster cannot speak to each other on loopback",
+            where="--ray-address",
+            hint="Name the network interface that the cluster's hosts share, with --interface.",
+        )
 
 
 def _service_arguments(options: argparse.Namespace, data: Path, ready_file: Path) -> list[str]:
@@ -128,17 +146,19 @@ def _worker_arguments(options: argparse.Namespace, listen: str) -> list[str]:
         arguments += ["--allow-module", module]
     if options.ray_address:
         arguments += ["--ray-address", options.ray_address]
+    if options.interface:
+        arguments += ["--interface", options.interface]
     if options.tls_cert:
         arguments += ["--tls-ca", options.tls_ca or options.tls_cert]
     return arguments
 
 
 @contextmanager
-def _ending(stop: threading.Event) -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM set `stop`."""
+def _ending(stop: Stop) -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM tell `stop`."""
 
     def note(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
+        stop.tell()
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -148,7 +168,7 @@ def _ending(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _addresses(service: Child, ready_file: Path, stop: threading.Event) -> dict[str, str] | None:
+def _addresses(service: Child, ready_file: Path, stop: Stop) -> dict[str, str] | None:
     """Wait until the service says where it listens; None if it is told to end before."""
     end = time.monotonic() + _READY_S
     while not ready_file.exists():
@@ -162,17 +182,17 @@ def _addresses(service: Child, ready_file: Path, stop: threading.Event) -> dict[
     return told
 
 
-def _attend(service: Child, stop: threading.Event) -> int:
+def _attend(service: Child, stop: Stop) -> int:
     while not stop.wait(_POLL_S):
         if service.code is not None:
             raise FxlibError(f"it ended with exit code {service.code}", where="the service")
     return 0
 
 
-def _attend_with_worker(service: Child, arguments: list[str], stop: threading.Event) -> int:
+def _attend_with_worker(service: Child, arguments: list[str], stop: Stop) -> int:
     """Keep a worker running for as long as the service does."""
     deaths = 0
-    while not stop.is_set():
+    while not stop.told:
         started = time.monotonic()
         with Child("workers", arguments) as worker:
             while worker.code is None:

@@ -1,4 +1,4 @@
-"""`fxlib show FILE`: what a saved graph holds."""
+"""`fxlib show FILE`: what a saved graph or profile holds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fxlib.cli.profile import text_of
 from fxlib.errors import FxlibError
 
 if TYPE_CHECKING:
@@ -15,18 +16,20 @@ if TYPE_CHECKING:
 
     from fxlib.cli.options import Commands
     from fxlib.contracts import Contract
+    from fxlib.profiles import Profile
 
 
 def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "show",
-        help="print the nodes, remote calls and contracts of a saved graph (.fxg)",
-        description="Print what a file of fxlib.save holds; nothing in it is executed.",
+        help="print what a saved graph (.fxg) or profile (.fxp) holds",
+        description="Print what a file of fxlib.save or fxlib.save_profile holds; nothing in it is executed.",
     )
-    parser.add_argument("file", metavar="FILE", type=Path)
+    parser.add_argument("file", metavar="FILE", type=Path, help="what fxlib.save or fxlib.save_profile wrote")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--code", action="store_true", help="print the Python code of its forward instead")
+    shown.add_argument("--diff", metavar="RECIPE", help="print what each pass of a recipe does to that code instead")
     shown.add_argument("--json", action="store_true", help="print JSON instead")
     parser.set_defaults(run=run)
 
@@ -35,21 +38,64 @@ def run(options: argparse.Namespace) -> int:
     """Print the file.
 
     Raises:
-        FxlibError: the file cannot be read, or holds no valid graph.
+        FxlibError: the file cannot be read, or holds no valid graph or profile.
     """
-    import fxlib
-
     try:
-        module = fxlib.load(options.file)
+        return _show(options)
     except OSError as error:
         raise FxlibError(error.strerror or str(error), where=str(options.file)) from error
-    if options.code:
+
+
+def _show(options: argparse.Namespace) -> int:
+    import fxlib
+    from fxlib.profiling import file
+
+    with options.file.open("rb") as opened:
+        if opened.read(len(file.MARK)) == file.MARK:
+            return _show_profile(fxlib.load_profile(options.file), options)
+    module = fxlib.load(options.file)
+    if options.diff:
+        _show_diffs(module, options.diff)
+    elif options.code:
         print(module.code.strip())
     elif options.json:
         print(json.dumps(_facts(module), indent=2))
     else:
         print(_text(module))
     return 0
+
+
+def _show_profile(profile: Profile, options: argparse.Namespace) -> int:
+    if options.code or options.diff:
+        hint = f"Leave --{'code' if options.code else 'diff'} out."
+        raise FxlibError("a profile holds no code", where=str(options.file), hint=hint)
+    if options.json:
+        from google.protobuf.json_format import MessageToDict
+
+        from fxlib.protocol import profile_to_proto
+
+        print(json.dumps(MessageToDict(profile_to_proto(profile), preserving_proto_field_name=True), indent=2))
+    else:
+        print(text_of(profile))
+    return 0
+
+
+def _show_diffs(module: GraphModule, recipe: str) -> None:
+    """Print them, in colours where the output is a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from fxlib import recipes
+
+    console = Console(highlight=False, soft_wrap=True)
+    for report in recipes.apply(module, recipe, diffs=True).passes:
+        for line in report.diff.splitlines():
+            console.print(Text(line, style=_STYLES.get(line[:1], "")))
+        if not report.diff:
+            console.print(Text(f"{report.name}: no change", style="dim"))
+
+
+_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def _facts(module: GraphModule) -> dict[str, object]:
@@ -95,8 +141,11 @@ def _calls(module: GraphModule) -> list[Node]:
 
 def _call(node: Node) -> list[str]:
     from fxlib.runtime import is_issue
+    from fxlib.runtime.items import is_batch, items_of
 
     to, function = (str(value) for value in (*node.args, "", "")[:2])
+    if is_batch(node):
+        function = ", ".join(each.function for each in items_of(node))
     kind = f"{_target(node).rpartition('.')[2]}{' (issued)' if is_issue(node) else ''}"
     return [node.name, kind, function, to, _contract(node.meta.get("contract")), node.meta.get("source", "")]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -40,23 +41,84 @@ def kept(original: nn.Module, error: Exception, *, job_id: str = "") -> Outcome:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the service answered: a finished job, and its rewritten graph, if it has one to adopt.
+
+    `values` are tensors that the graph holds besides the caller's own, as blobs by SHA-256.
+    """
+
+    job: Job
+    graph: bytes = b""
+    values: Mapping[str, bytes] = field(default_factory=dict)
+
+
 def ask(
     connection: Connection, prepared: Prepared, deadline: Deadline, patience_s: float, progress: Progress
 ) -> Outcome:
     """Send the question, follow the job, and bind the answer to the caller's own module; raise nothing."""
-    job_id = ""
+    inquiry = Inquiry(connection, deadline, patience_s, progress)
     try:
-        progress.say(f"reaching {connection.address}")
-        connection.reach(deadline.within(patience_s))
-        job = _accepted(connection, prepared, deadline, progress)
-        job_id = job.id
-        if not job.done:
-            job = follow(connection, job_id, deadline, progress.show)
-        elif job.report is None:
-            job = get_job(connection, job_id, deadline)
-        return Outcome(result=_conclude(connection, prepared, job, deadline))
+        return Outcome(result=conclude(prepared, inquiry.answer(prepared)))
     except Exception as error:  # noqa: BLE001 - promised: whatever happens on the way, the job trains
-        return kept(prepared.captured, error, job_id=job_id)
+        return kept(prepared.captured, error, job_id=inquiry.job_id)
+
+
+class Inquiry:
+    """One conversation with the service, up to its answer; `job_id` is known from the moment it is accepted."""
+
+    def __init__(self, connection: Connection, deadline: Deadline, patience_s: float, progress: Progress) -> None:
+        self._connection = connection
+        self._deadline = deadline
+        self._patience_s = patience_s
+        self._progress = progress
+        self.job_id = ""
+
+    def answer(self, prepared: Prepared) -> Answer:
+        """Send the question, and follow the job to its end.
+
+        Raises:
+            RemoteError: the service cannot be reached, refuses, or does not answer in time.
+            WireError: what it sends has no meaning.
+        """
+        connection, deadline = self._connection, self._deadline
+        self._progress.say(f"reaching {connection.address}")
+        connection.reach(deadline.within(self._patience_s))
+        job = _accepted(connection, prepared, deadline, self._progress)
+        self.job_id = job.id
+        if not job.done:
+            job = follow(connection, job.id, deadline, self._progress.show)
+        elif job.report is None:
+            job = get_job(connection, job.id, deadline)
+        adopts = job.report is not None and job.report.decision == "adopt"
+        if not adopts or job.graph is None:
+            return Answer(job=job)
+        graph = download(connection, job.graph, deadline)
+        refs = {ref.sha256: ref for ref in map(protocol.blob_from_proto, wire.values_of(wire.parse(graph)))}
+        values = {sha256: download(connection, ref, deadline) for sha256, ref in refs.items()}
+        return Answer(job=job, graph=graph, values=values)
+
+
+def conclude(prepared: Prepared, answer: Answer) -> Result:
+    """Check an answer, and bind its graph to the caller's own module.
+
+    Raises:
+        JobFailedError: the job ended without a report.
+        WireError: the answer contradicts itself, or its graph is none that this module may become.
+    """
+    job = answer.job
+    if job.report is None:
+        detail = f"{job.failure.message} ({job.failure.code})" if job.failure else "no reason given"
+        raise JobFailedError(detail, where=f"job {job.id} {job.state}")
+    module: nn.Module = prepared.captured
+    protocol.check_adoption(job.report, protocol.trial_from_proto(prepared.request.trial))
+    if job.report.decision == "adopt":
+        if job.graph is None:
+            raise WireError("there is no graph to adopt", where=f"job {job.id}")
+        module = rewritten = wire.decode(wire.parse(answer.graph), blobs=answer.values, root=prepared.captured)
+        screen(rewritten, prepared.captured)
+        rewritten.computed_from(prepared.marks)
+    return Result.of(job.report, module=module, job_id=job.id, cached=job.cached)
 
 
 def _accepted(connection: Connection, prepared: Prepared, deadline: Deadline, progress: Progress) -> Job:
@@ -77,17 +139,3 @@ def _optimize(connection: Connection, request: jobs_pb2.OptimizeRequest, deadlin
         "asking for an optimization", lambda left_s: connection.jobs.Optimize(request, timeout=left_s), deadline
     )
     return protocol.job_from_proto(answer.job)
-
-
-def _conclude(connection: Connection, prepared: Prepared, job: Job, deadline: Deadline) -> Result:
-    if job.report is None:
-        detail = f"{job.failure.message} ({job.failure.code})" if job.failure else "no reason given"
-        raise JobFailedError(detail, where=f"job {job.id} {job.state}")
-    module: nn.Module = prepared.captured
-    protocol.check_adoption(job.report, prepared.request.trial.min_gain)
-    if job.report.decision == "adopt":
-        if job.graph is None:
-            raise WireError("there is no graph to adopt", where=f"job {job.id}")
-        module = rewritten = wire.decode(wire.parse(download(connection, job.graph, deadline)), root=prepared.captured)
-        screen(rewritten, prepared.captured)
-    return Result.of(job.report, module=module, job_id=job.id, cached=job.cached)

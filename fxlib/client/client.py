@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Self
 
+from torch import distributed as dist
 from torch import nn
 from typing_extensions import Unpack
 
-from fxlib.client.ask import Outcome, ask, kept
+from fxlib.client.agreement import Turn, ask_together, withdraw
+from fxlib.client.ask import Inquiry, Outcome, ask, kept
+from fxlib.client.board import Board, Group
 from fxlib.client.connection import Connection, Tls
 from fxlib.client.deadline import Deadline
 from fxlib.client.follow import follow, get_job
 from fxlib.client.handle import Handle
 from fxlib.client.progress import Progress, Silent, display
-from fxlib.client.request import Asked, Question, captured_of, prepare
+from fxlib.client.request import Asked, Prepared, Question, captured_of, prepare
 from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.jobs import Event, Job, State
 from fxlib.protocol import job_from_proto, state_to_proto
@@ -61,7 +64,13 @@ class Client:
         self._connection.close()
 
     def optimize(
-        self, model: nn.Module, workload: Workload, *, progress: bool = True, **asked: Unpack[Asked]
+        self,
+        model: nn.Module,
+        workload: Workload,
+        *,
+        progress: bool = True,
+        group: Group | None = None,
+        **asked: Unpack[Asked],
     ) -> Result:
         """Ask for a faster module, and wait for it.
 
@@ -72,19 +81,26 @@ class Client:
             model: a captured module, or a module to capture.
             workload: how its step runs.
             progress: show progress on standard error.
+            group: a process group of `torch.distributed`, or "world", all of whose ranks call this at the same time,
+                for the same model: its rank 0 asks, and all of them adopt the answer, or none does. None: this process
+                asks for itself.
             **asked: see `Question`.
 
         Raises:
             TypeError, WorkloadError: the arguments make no sense.
         """
-        run = self._begin(model, workload, Question(**asked))
-        with display() if progress and not disabled() else nullcontext(Silent()) as shown:
+        board = _board_of(group)
+        run = self._begin(model, workload, asked, board)
+        shows = progress and not disabled() and (board is None or board.rank == 0)
+        with display() if shows else nullcontext(Silent()) as shown:
             outcome = run(shown)
         if outcome.problem:
             warnings.warn(outcome.problem, FxlibWarning, stacklevel=2)
         return outcome.result
 
-    def submit(self, model: nn.Module, workload: Workload, **asked: Unpack[Asked]) -> Handle:
+    def submit(
+        self, model: nn.Module, workload: Workload, *, group: Group | None = None, **asked: Unpack[Asked]
+    ) -> Handle:
         """Ask for a faster module, and return at once: train with the original, and `swap` between two steps.
 
         The model is captured and encoded before this returns; only what waits for the service runs on a thread. Keep
@@ -93,13 +109,15 @@ class Client:
         Args:
             model: a captured module, or a module to capture.
             workload: how its step runs.
+            group: as for `optimize`; its ranks swap at the same step.
             **asked: see `Question`.
 
         Raises:
             TypeError, WorkloadError: the arguments make no sense.
         """
-        run = self._begin(model, workload, Question(**asked))
-        return Handle(model, lambda: run(Silent()))
+        board = _board_of(group)
+        run = self._begin(model, workload, asked, board)
+        return Handle(model, lambda: run(Silent()), None if board is None else Turn(board))
 
     def job(self, job_id: str, *, timeout_s: float = 30.0) -> Job:
         """Return one job.
@@ -175,21 +193,60 @@ class Client:
         self._connection.reach(deadline.within(self._patience_s))
         return deadline
 
-    def _begin(self, model: nn.Module, workload: Workload, question: Question) -> Callable[[Progress], Outcome]:
+    def _begin(
+        self, model: nn.Module, workload: Workload, asked: Asked, board: Board | None
+    ) -> Callable[[Progress], Outcome]:
         """Do what needs the caller's thread and the model at rest, and return the rest, which does not raise."""
-        for value, kind in ((model, nn.Module), (workload, Workload)):
-            if not isinstance(value, kind):
-                raise TypeError(f"a {kind.__name__} is wanted, not {type(value).__name__}")
-        deadline, original = Deadline(question.deadline_s), model
         try:
-            # Captured even when disabled: fxlib.push_gradients works with captured modules alone.
-            original = captured = captured_of(model, workload)
-            if not disabled():
-                prepared = prepare(captured, workload, question)
-                return lambda progress: ask(self._connection, prepared, deadline, self._patience_s, progress)
-            outcome = Outcome(result=Result.original(captured, f"{DISABLE} is set"))
-        except WorkloadError:
+            question = Question(**asked)
+            deadline = Deadline(question.deadline_s)
+            own = _question_of(model, workload, question)
+        except (TypeError, WorkloadError) as error:
+            if board is not None:
+                withdraw(board, str(error))
             raise
-        except Exception as error:  # noqa: BLE001 - promised: whatever cannot be rewritten trains as it is
-            outcome = kept(original, error)
-        return lambda _: outcome
+        if board is not None:
+            return lambda progress: ask_together(
+                board, own, deadline, Inquiry(self._connection, deadline, self._patience_s, progress).answer
+            )
+        if isinstance(own, Outcome):
+            return lambda _: own
+        return lambda progress: ask(self._connection, own, deadline, self._patience_s, progress)
+
+
+def _board_of(group: Group | None) -> Board | None:
+    """Return the board of the ranks that ask together; None where this process asks alone, or is not to ask.
+
+    Raises:
+        WorkloadError: there are no such ranks.
+    """
+    if group is None:
+        return None
+    if not disabled():
+        return Board(group)
+    if dist.is_initialized():
+        with suppress(WorkloadError, RuntimeError):  # disabled, it shall not fail
+            withdraw(Board(group), f"{DISABLE} is set")
+    return None
+
+
+def _question_of(model: nn.Module, workload: Workload, question: Question) -> Prepared | Outcome:
+    """Capture and encode; or say why there is nothing to ask.
+
+    Raises:
+        TypeError, WorkloadError: the arguments make no sense.
+    """
+    for value, kind in ((model, nn.Module), (workload, Workload)):
+        if not isinstance(value, kind):
+            raise TypeError(f"a {kind.__name__} is wanted, not {type(value).__name__}")
+    original = model
+    try:
+        # Captured even when disabled: fxlib.push_gradients works with captured modules alone.
+        original = captured = captured_of(model, workload)
+        if disabled():
+            return Outcome(result=Result.original(captured, f"{DISABLE} is set"))
+        return prepare(captured, workload, question)
+    except WorkloadError:
+        raise
+    except Exception as error:  # noqa: BLE001 - promised: whatever cannot be rewritten trains as it is
+        return kept(original, error)

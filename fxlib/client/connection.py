@@ -94,7 +94,9 @@ class Connection:
                     return  # it is there; what it thinks of us, the next call tells
                 time.sleep(min(_PAUSES_S[0], deadline.left_s))
         raise ServiceUnavailableError(
-            f"not reached within {deadline.seconds:.3g} s", where=f"the service at {self.address}"
+            f"not reached within {deadline.seconds:.3g} s",
+            where=f"the service at {self.address}",
+            hint="Is it running (fxlib serve), and is this its HOST:PORT?",
         )
 
     def call(self, what: str, attempt: Callable[[float], T], deadline: Deadline) -> T:

@@ -9,7 +9,9 @@ from torch import nn
 from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
-from fxlib.runtime import is_wait, kind_of
+from fxlib.runtime import is_wait, kind_of, remote_call, track_gradient
+from fxlib.runtime.items import is_item, item_of
+from fxlib.runtime.ops import TRACKERS
 from fxlib.wire.callables import known_name
 
 
@@ -17,7 +19,8 @@ class Numbers:
     """Numbers of expressions. Two nodes have one number if the same steps, from the same beginnings, lead to both.
 
     A beginning is an argument or an attribute of the module, by its path, or a constant. An issued call that is waited
-    for counts as the blocking call. Effects are not looked at: two random draws have one number.
+    for counts as the blocking call, and when a gradient leaves does not count. Effects are not looked at: two random
+    draws have one number.
     """
 
     def __init__(self) -> None:
@@ -46,7 +49,13 @@ class Numbers:
             return self._frozen(node.args[0], numbers)  # a server by its name
         target: object = f"{path}.{node.target}" if node.op == "call_module" else callable_key(node.target)
         made: Node = node
+        if node.target in TRACKERS:
+            target = callable_key(track_gradient)
         if is_wait(node) and isinstance(issue := node.args[0], Node) and (kind := kind_of(node)) is not None:
+            if is_item(node):
+                item, (to, _, timeout, _) = item_of(node), issue.args
+                call = to, item.function, item.args, item.kwargs, timeout
+                return node.op, callable_key(remote_call), self._frozen(call, numbers), self._frozen({}, numbers)
             target, made = callable_key(kind.blocking), issue
         return node.op, target, self._frozen(made.args, numbers), self._frozen(made.kwargs, numbers)
 

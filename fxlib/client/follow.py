@@ -34,7 +34,10 @@ def follow(
     while not connection.call("following the job", stream, deadline):
         time.sleep(min(_PAUSE_S, deadline.left_s))
         if deadline.passed:
-            raise ServiceUnavailableError(f"job {job_id} is not done within {deadline.seconds:.3g} s")
+            raise ServiceUnavailableError(
+                f"job {job_id} is not done within {deadline.seconds:.3g} s",
+                hint=f"It goes on, and its answer will be reused: fxlib jobs watch {job_id}",
+            )
     return get_job(connection, job_id, deadline)
 
 

@@ -9,7 +9,8 @@ from threading import Thread
 
 from torch import nn
 
-from fxlib.client.ask import Outcome
+from fxlib.client.agreement import Turn
+from fxlib.client.ask import Outcome, kept
 from fxlib.errors import FxlibWarning
 from fxlib.result import Result
 
@@ -17,12 +18,16 @@ from fxlib.result import Result
 class Handle:
     """The answer to `Client.submit`, as far as it has come."""
 
-    def __init__(self, original: nn.Module, run: Callable[[], Outcome]) -> None:
-        """Start `run`, which does not raise, on a thread that does not keep the process alive."""
+    def __init__(self, original: nn.Module, run: Callable[[], Outcome], turn: Turn | None = None) -> None:
+        """Start `run`, which does not raise, on a thread that does not keep the process alive.
+
+        `turn` is that of the ranks, where several swap together.
+        """
         self._original = original
+        self._turn = turn
         self._future: Future[Outcome] = Future()
         self._warned = False
-        Thread(target=lambda: self._future.set_result(run()), name="fxlib-submit", daemon=True).start()
+        Thread(target=lambda: self._future.set_result(self._settled(run())), name="fxlib-submit", daemon=True).start()
 
     def ready(self) -> bool:
         """Whether the answer is there."""
@@ -43,8 +48,13 @@ class Handle:
 
         That is the rewritten module once it is there and was adopted, and `current` until then and otherwise. It
         shares all parameters, buffers and submodules with the module that was submitted, so optimizers and
-        checkpoints stay as they are.
+        checkpoints stay as they are. Ranks that submitted together swap at the same call: each must call this once
+        per step.
         """
+        if self._turn is not None and self._turn.has_come():
+            self._future.result()  # any moment now
+        elif self._turn is not None and self.ready() and self._future.result().result.adopted:
+            return current
         if not self.ready():
             return current
         outcome = self._future.result()
@@ -57,6 +67,16 @@ class Handle:
             return current
         result.module.training = current.training  # its submodules are the original's own
         return result.module
+
+    def _settled(self, outcome: Outcome) -> Outcome:
+        """Settle with the other ranks when to swap."""
+        if self._turn is None or not outcome.result.adopted:
+            return outcome
+        try:
+            self._turn.settle()
+        except Exception as error:  # noqa: BLE001 - promised: whatever happens, the job trains
+            return kept(self._original, error, job_id=outcome.result.job_id)
+        return outcome
 
     def _warn(self, problem: str) -> None:
         if problem and not self._warned:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import torch
@@ -14,11 +14,15 @@ from torch.fx import GraphModule
 from fxlib import protocol, wire
 from fxlib.capture import capture
 from fxlib.errors import WorkloadError
+from fxlib.profiles import Profile
+from fxlib.runtime.reliance import Mark, marks_of
 from fxlib.trial import TrialOptions
 from fxlib.v1 import jobs_pb2
 from fxlib.workload import Workload
 
 _TRIAL = TrialOptions()
+_MAX_SENT_NODES = 50_000
+"""Of a profile: a few megabytes of a message that may have eight."""
 
 
 class Asked(TypedDict, total=False):
@@ -31,8 +35,11 @@ class Asked(TypedDict, total=False):
     min_gain: float
     confidence: float
     budget_s: float
+    max_relative_error: float
     deadline_s: float
     fresh: bool
+    profile: Profile | None
+    diffs: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +54,13 @@ class Question:
         min_gain: the least relative gain in QPS worth adopting (0.02 is 2%).
         confidence: level of the interval whose lower end is compared with `min_gain`.
         budget_s: wall-clock budget of the measurement, in seconds.
+        max_relative_error: how far results may be from the original's where a pass does not promise the same bits: the
+            largest difference in a tensor, over the largest magnitude in the original's. Raise it for half precision.
         deadline_s: how long the launcher waits for the answer, in seconds; then it trains with its original.
         fresh: measure anew, even if the service has an answer for the same graph, recipe, workload and hardware.
+        profile: what `fxlib.profile` measured of the model; without one, the trial measures it. A trial serves from it
+            the remote functions that workers do not have.
+        diffs: have the result show what each pass did to the generated code (`PassReport.diff`).
 
     Raises:
         WorkloadError: a figure is out of its range.
@@ -61,8 +73,11 @@ class Question:
     min_gain: float = _TRIAL.min_gain
     confidence: float = _TRIAL.confidence
     budget_s: float = _TRIAL.budget_s
+    max_relative_error: float = _TRIAL.max_relative_error
     deadline_s: float = 300.0
     fresh: bool = False
+    profile: Profile | None = None
+    diffs: bool = False
 
     def __post_init__(self) -> None:
         """Check the figures."""
@@ -73,16 +88,25 @@ class Question:
     @property
     def trial(self) -> TrialOptions:
         """The part that the trial needs."""
-        return TrialOptions(min_gain=self.min_gain, confidence=self.confidence, budget_s=self.budget_s)
+        return TrialOptions(
+            min_gain=self.min_gain,
+            confidence=self.confidence,
+            budget_s=self.budget_s,
+            max_relative_error=self.max_relative_error,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A question ready to be sent: the request, the blobs that it names, by SHA-256, and the graph that it is about."""
+    """A question ready to be sent: the request, the blobs that it names, by SHA-256, and the graph that it is about.
+
+    `marks` are the weights as they were when their values were sent, by name; empty if none were.
+    """
 
     captured: GraphModule
     request: jobs_pb2.OptimizeRequest
     blobs: Mapping[str, bytes]
+    marks: Mapping[str, Mark]
 
 
 def captured_of(model: nn.Module, workload: Workload) -> GraphModule:
@@ -98,10 +122,19 @@ def prepare(captured: GraphModule, workload: Workload, question: Question) -> Pr
     """Encode everything that the service needs to know; the request gets an idempotency key of its own.
 
     Raises:
-        WireError: the graph, or a part of the workload, cannot be written.
-        WorkloadError: a batch's dtype cannot be sent.
+        WireError: the graph, or a part of the workload or the profile, cannot be written; or a pass needs the weights,
+            and they are on the meta device.
+        WorkloadError: a batch's dtype cannot be sent; or a pass needs the weights, and the steps train them.
     """
-    encoded = wire.encode(captured, weights="weights" in protocol.needs_of(question.recipe))
+    wanting = protocol.passes_that_need("weights", question.recipe)
+    if wanting and workload.mode != "forward":
+        raise WorkloadError(
+            f"the pass {wanting[0]} computes values from weights once, which a step of mode {workload.mode!r} changes",
+            where="Workload.mode",
+            hint='Such passes are for inference: mode="forward".',
+        )
+    marks = marks_of(captured) if wanting else {}  # noted before they are read: a write in between shows
+    encoded = wire.encode(captured, weights=bool(wanting))
     graph = encoded.graph.SerializeToString(deterministic=True)
     address = protocol.blob_ref(graph)
     told = protocol.workload_to_proto(workload)
@@ -116,5 +149,19 @@ def prepare(captured: GraphModule, workload: Workload, question: Question) -> Pr
         trial=protocol.trial_to_proto(question.trial),
         torch_version=torch.__version__,
         fresh=question.fresh,
+        profile=None if question.profile is None else protocol.profile_to_proto(_sent(question.profile)),
+        diffs=question.diffs,
     )
-    return Prepared(captured=captured, request=request, blobs={**encoded.blobs, **told.blobs, address.sha256: graph})
+    blobs = {**encoded.blobs, **told.blobs, address.sha256: graph}
+    return Prepared(captured=captured, request=request, blobs=blobs, marks=marks)
+
+
+def _sent(profile: Profile) -> Profile:
+    """Leave the shortest nodes out where there are too many for one message: planning estimates them."""
+    if len(profile.nodes) <= _MAX_SENT_NODES:
+        return profile
+    longest = sorted(profile.nodes, key=lambda node: node.seconds, reverse=True)[:_MAX_SENT_NODES]
+    kept = {node.node for node in longest}
+    note = f"the shortest {len(profile.nodes) - len(kept):,} nodes were left out of the request"
+    nodes = tuple(node for node in profile.nodes if node.node in kept)
+    return replace(profile, nodes=nodes, notes=(*profile.notes, note))

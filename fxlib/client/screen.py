@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
+from fxlib.analysis.operators import operator_of
 from fxlib.client.expressions import Numbers, bodies, callable_key
 from fxlib.contracts import Contract
 from fxlib.errors import WireError
@@ -22,18 +23,24 @@ from fxlib.runtime import (
     issue_fetch,
     kind_of,
     remote_call,
-    track_gradient,
+    start_call,
 )
+from fxlib.runtime.batches import IN_ORDER
+from fxlib.runtime.items import is_batch, items_of
+from fxlib.runtime.ops import TRACKERS
 from fxlib.wire.callables import known_name
 from fxlib.wire.targets import methods
 
 Deeds = dict[Hashable, str]
 """What a graph does in the world outside of its tensors, and each deed in words."""
 
-_CALLS = frozenset({remote_call, issue_call, create, track_gradient})
+_CALLS = frozenset({remote_call, issue_call, start_call, create}) | TRACKERS
 _IN_PLACE = ("setitem", "delitem", *(f"i{name}" for name in ("add", "concat", "mul", "or", "and", "sub", "xor")))
-_CHANGES = frozenset(f"{form}{name}{form}" for name in _IN_PLACE for form in ("", "__"))
+_CHANGES = frozenset(f"{form}{name}{form}" for name in _IN_PLACE for form in ("", "__")) | {"sort"}
 """What changes a list or a dict, of which a server's name may be read afterwards."""
+_GROUP_OPERATORS = ("_c10d_functional::", "_c10d_functional_autograd::")
+"""Operators of torch that speak to the other ranks, but for those of `_SILENT`."""
+_SILENT = frozenset({"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"})
 
 
 def screen(answer: GraphModule, original: GraphModule) -> None:
@@ -85,20 +92,28 @@ def _deeds_of(
     node: Node, body: GraphModule, numbers: Numbers, known: dict[Node, int], *, contracts: bool
 ) -> Iterator[tuple[Hashable, str]]:
     if node.target in _CALLS:
-        to, function = (node.args[1:] if node.target is track_gradient else node.args)[:2]
+        to, function = (node.args[1:] if node.target in TRACKERS else node.args)[:2]
         contract = node.meta.get("contract") if contracts else None
         extra = (contract.gradient, contract.batched_by) if isinstance(contract, Contract) else ()
         for name in (function, *(each for each in extra if each is not None)):
             deed = "speak", numbers.value(to, known), numbers.value(name, known)
             yield deed, f"calls {name!r} on {to!r}"
+    elif is_batch(node):
+        to, batched_by = node.args[0], node.args[3]
+        form = {batched_by} if isinstance(batched_by, str) and batched_by != IN_ORDER else set()
+        called = {each.function for each in items_of(node)} | form
+        for name in sorted(called):
+            yield ("speak", numbers.value(to, known), numbers.value(name, known)), f"calls {name!r} on {to!r}"
     elif node.target in {fetch, issue_fetch}:
         yield ("fetch", numbers.value(node.args[0], known)), f"fetches {node.args[0]!r}"
     elif node.target in {functions.resolve, rpc.get_worker_info}:
         yield (callable_key(node.target), _given(node, numbers, known)), f"looks up {node.args}"
-    elif is_call(node) or is_issue(node):
-        kind = kind_of(node)
-        for text in (each for each in node.args if isinstance(each, str)):
-            yield ("kind", kind, text), f"calls {text!r}"
+    elif (is_call(node) or is_issue(node)) and (kind := kind_of(node)) is not None and kind.blocking is not None:
+        # A collective, or a client of the launcher's own: to be called with just what the original gives it.
+        made = callable_key(kind.blocking), _given(node, numbers, known)
+        yield ("call of a kind", *made), f"calls {kind.blocking.__name__} otherwise"
+    elif _speaks_to_ranks(node):
+        yield ("own", callable_key(node.target), _given(node, numbers, known)), f"calls {node.target} otherwise"
     elif _is_change(node):
         yield ("change", callable_key(node.target), _given(node, numbers, known)), f"changes {node.args[0]!r} otherwise"
     elif _is_opaque(node, body):
@@ -107,22 +122,33 @@ def _deeds_of(
 
 def _reads_server(node: Node) -> bool:
     """Whether the node calls a server that may come out of a list or a dict, which a change would redirect."""
-    if node.target not in _CALLS:
+    if node.target not in _CALLS and not is_batch(node):
         return False
-    to = node.args[1 if node.target is track_gradient else 0]
+    to = node.args[1 if node.target in TRACKERS else 0]
     made = isinstance(to, Node) and to.op in {"call_function", "call_method", "call_module"}
     return made and isinstance(to, Node) and to.target not in {create, rpc.get_worker_info}
 
 
 def _is_change(node: Node) -> bool:
+    if node.op not in {"call_method", "call_function"}:
+        return False
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    return node.op in {"call_method", "call_function"} and name in _CHANGES
+    operator = operator_of(node)  # a tensor may be the index
+    return name in _CHANGES or (operator is not None and bool(operator.writes))
+
+
+def _speaks_to_ranks(node: Node) -> bool:
+    """Whether the node is a collective, or a message to a rank, in torch's own words."""
+    if node.op != "call_function" or (known := known_name(node.target)) is None:
+        return False
+    return known[1].startswith(_GROUP_OPERATORS) and known[1].partition(".")[0] not in _SILENT
 
 
 def _is_opaque(node: Node, body: GraphModule) -> bool:
     """Whether the node calls code of the launcher's own, or a method that is on no list."""
     if node.op == "call_function":
-        return not is_wait(node) and known_name(node.target) is None
+        issued = is_wait(node) and bool(node.args) and isinstance(node.args[0], Node) and is_issue(node.args[0])
+        return not issued and known_name(node.target) is None
     if node.op == "call_method":
         return node.target not in methods()
     return node.op == "call_module" and not _is_known(body.get_submodule(str(node.target)))

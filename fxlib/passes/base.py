@@ -48,6 +48,11 @@ class GraphPass(ABC):
     needs: ClassVar[frozenset[Need]]
     version: ClassVar[str]
 
+    @property
+    def promise(self) -> Preserves:
+        """What this pass preserves with the options that it has."""
+        return self.preserves
+
     @abstractmethod
     def run(self, module: GraphModule) -> PassResult:
         """Transform the module. The graph may be left unlinted and not recompiled: the recipe does both once."""
@@ -80,7 +85,7 @@ class GraphPass(ABC):
             after,
             changes=result.changes,
             may_change_weights="weights" in self.needs,
-            same_effects=self.preserves == "bitwise",
+            same_effects=self.promise == "bitwise",
         )
         if broken:
             raise PassError(broken, where=self.name, hint="This is a bug in the pass.")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.behaviour import Behaviours, Part
 from fxlib.runtime.calls import is_issue, is_wait
+from fxlib.runtime.items import is_batch, waits_of
+from fxlib.runtime.record import call_name
+
+MERGED = "merged"
+"""Names of the calls, as captured, for whose results a call stands besides its own: in the metadata of its node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +24,7 @@ class Conduct:
     state: dict[str, int]
     """Identity of each parameter and buffer, by name."""
     calls: tuple[str, ...]
-    """Every call once, sorted: the name as captured."""
+    """Every call once, sorted: the name as captured. One that stands for others counts as them, too."""
     unwaited: tuple[str, ...]
     """Calls that are issued and never waited for, sorted."""
     sequences: tuple[tuple[str, ...], tuple[str, ...]]
@@ -30,17 +35,20 @@ class Conduct:
     def of(cls, module: GraphModule) -> Conduct:
         """Look at a module, in linear time."""
         nodes, lookup = list(module.graph.nodes), Behaviours(module)
-        calls, unwaited, random, fences = [], [], [], []
+        calls: list[str] = []
+        unwaited, random, fences = [], [], []
         for node in nodes:
             behaviour = lookup.of(node)
-            if behaviour.part in _STARTS or (behaviour.part is Part.FENCE and is_issue(node)):
-                calls.append(call_name(node))
-                if behaviour.part is not Part.CALL and not node.users:
+            part, operator = behaviour.part, behaviour.operator
+            if part is Part.LOCAL:
+                if operator is not None and operator.random:
+                    random.append(node.name)
+            elif part in _STARTS or (part is Part.FENCE and is_issue(node)):
+                calls.extend(_calls_in(node))
+                if part is not Part.CALL and not node.users:
                     unwaited.append(call_name(node))
-            elif behaviour.part is Part.FENCE and not is_wait(node):
+            elif part is Part.FENCE and not is_wait(node):
                 fences.append(node.name)
-            elif behaviour.operator is not None and behaviour.operator.random:
-                random.append(node.name)
         return cls(
             signature=tuple((node.name, node.target) for node in nodes if node.op == "placeholder"),
             state=_state(module),
@@ -76,9 +84,11 @@ class Conduct:
 _STARTS = (Part.CALL, Part.ISSUE)
 
 
-def call_name(node: Node) -> str:
-    """Return the name of a call as captured, which its halves share."""
-    return str(node.meta.get("call", node.name))
+def _calls_in(node: Node) -> Iterator[str]:
+    waits = waits_of(node) if is_batch(node) else None
+    for call in (node,) if waits is None else waits:
+        yield call_name(call)
+        yield from call.meta.get(MERGED, ())
 
 
 def _nodes(module: GraphModule) -> list[tuple[object, ...]]:

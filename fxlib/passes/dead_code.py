@@ -9,7 +9,7 @@ from fxlib.analysis.behaviour import Behaviours
 from fxlib.passes.base import GraphPass, PassResult, register_pass
 
 
-@register_pass("dead_code", preserves="bitwise")
+@register_pass("dead_code", preserves="bitwise", version="2")
 class DeadCode(GraphPass):
     """Delete unused local work that writes nothing and draws nothing.
 

@@ -6,9 +6,10 @@ from torch.fx import GraphModule, Node
 from typing_extensions import override
 
 from fxlib.passes.base import GraphPass, PassResult, register_pass
+from fxlib.passes.conduct import MERGED
 from fxlib.runtime.calls import is_call, kind_of
 
-KEPT_BY_ISSUE = ("call", "contract", "order", "source", "stack_trace", "nn_module_stack")
+KEPT_BY_ISSUE = ("call", "contract", "order", "source", "stack_trace", "nn_module_stack", MERGED)
 """Metadata that is true of the call; the rest speaks of its result, and stays with the wait."""
 
 

@@ -21,10 +21,12 @@ from fxlib.protocol.jobs import (
     state_to_proto,
 )
 from fxlib.protocol.plain import plain
-from fxlib.protocol.recipe import RecipeLike, needs_of, recipe_from_proto, recipe_to_proto
+from fxlib.protocol.profile import profile_from_proto, profile_to_proto
+from fxlib.protocol.recipe import RecipeLike, passes_that_need, recipe_from_proto, recipe_to_proto
 from fxlib.protocol.report import blob_from_proto, blob_to_proto, check_adoption, report_from_proto, report_to_proto
 from fxlib.protocol.trial import trial_from_proto, trial_to_proto
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
+from fxlib.protocol.weights import check_weights
 from fxlib.protocol.workload import EncodedWorkload, blobs_of, workload_from_proto, workload_to_proto
 
 __all__ = [
@@ -38,14 +40,17 @@ __all__ = [
     "blobs_of",
     "catalogue_to_proto",
     "check_adoption",
+    "check_weights",
     "contract_from_proto",
     "contract_to_proto",
     "event_from_proto",
     "event_to_proto",
     "job_from_proto",
     "job_to_proto",
-    "needs_of",
+    "passes_that_need",
     "plain",
+    "profile_from_proto",
+    "profile_to_proto",
     "recipe_from_proto",
     "recipe_to_proto",
     "report_from_proto",

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fxlib.errors import WireError
 from fxlib.jobs import Event, Failure, Job, State
 from fxlib.protocol.bijection import Bijection
 from fxlib.protocol.plain import finite, plain
@@ -79,9 +80,9 @@ def job_from_proto(proto: jobs_pb2.Job) -> Job:
         phase=plain(proto.phase),
         attempts=proto.attempts,
         worker_id=plain(proto.worker_id),
-        created_at=_from_timestamp(proto.created_at) if proto.HasField("created_at") else None,
-        started_at=_from_timestamp(proto.started_at) if proto.HasField("started_at") else None,
-        finished_at=_from_timestamp(proto.finished_at) if proto.HasField("finished_at") else None,
+        created_at=_from_timestamp(proto.created_at, "Job.created_at") if proto.HasField("created_at") else None,
+        started_at=_from_timestamp(proto.started_at, "Job.started_at") if proto.HasField("started_at") else None,
+        finished_at=_from_timestamp(proto.finished_at, "Job.finished_at") if proto.HasField("finished_at") else None,
         report=report_from_proto(proto.result) if proto.HasField("result") else None,
         graph=blob_from_proto(proto.result.graph) if has_graph else None,
         failure=_failure(proto.failure) if proto.HasField("failure") else None,
@@ -106,11 +107,11 @@ def event_from_proto(proto: jobs_pb2.JobEvent) -> Event:
     """Read one line of a job's history; text in it becomes plain.
 
     Raises:
-        WireError: the state has no meaning, or the progress is no figure.
+        WireError: the time or the state has no meaning, or the progress is no figure.
     """
     return Event(
         sequence=proto.sequence,
-        at=_from_timestamp(proto.at),
+        at=_from_timestamp(proto.at, "JobEvent.at"),
         state=_STATES.back(proto.state, "JobEvent.state"),
         phase=plain(proto.phase),
         message=plain(proto.message),
@@ -128,5 +129,8 @@ def _to_timestamp(at: datetime) -> Timestamp:
     return stamp
 
 
-def _from_timestamp(stamp: Timestamp) -> datetime:
-    return stamp.ToDatetime(tzinfo=UTC)
+def _from_timestamp(stamp: Timestamp, where: str) -> datetime:
+    try:
+        return stamp.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise WireError(f"{stamp.seconds} s and {stamp.nanos} ns are no time", where=where) from None

@@ -12,6 +12,11 @@ def plain(text: str) -> str:
     return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
 
 
+def plain_lines(text: str) -> str:
+    """Return text of several lines, each of them plain."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
 def finite(value: float, where: str) -> float:
     """Return a figure.
 

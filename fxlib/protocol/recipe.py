@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from fxlib import recipes
 from fxlib.errors import PassError
-from fxlib.passes.base import GraphPass
+from fxlib.passes.base import GraphPass, Need
+from fxlib.protocol.rules import rule_to_proto, rules_from_proto
 from fxlib.protocol.values import value_from_proto, value_to_proto
+from fxlib.rules import Rule
 from fxlib.v1 import jobs_pb2
+
+RULES = "rules"
+"""The option that holds rewrite rules, which are no plain values."""
 
 Step: TypeAlias = str | tuple[str, Mapping[str, object]] | GraphPass
 RecipeLike: TypeAlias = "str | recipes.Recipe | Sequence[Step]"
@@ -38,23 +43,15 @@ def recipe_from_proto(proto: jobs_pb2.Recipe) -> recipes.Recipe:
     """
     if not proto.passes:
         return recipes.get(proto.name)
-    return recipes.from_passes(
-        [
-            (
-                step.name,
-                {name: value_from_proto(value, f"{step.name}.{name}") for name, value in sorted(step.options.items())},
-            )
-            for step in proto.passes
-        ]
-    )
+    return recipes.from_passes([(step.name, _options(step)) for step in proto.passes])
 
 
-def needs_of(recipe: RecipeLike) -> frozenset[str]:
-    """Return what the passes of a recipe need ("weights", ...), as far as this library knows them."""
+def passes_that_need(need: Need, recipe: RecipeLike) -> tuple[str, ...]:
+    """Return the names of a recipe's passes that need the weights, say, as far as this library knows them."""
     try:
-        return frozenset(need for step in recipe_from_proto(recipe_to_proto(recipe)).passes for need in step.needs)
+        return tuple(step.name for step in recipe_from_proto(recipe_to_proto(recipe)).passes if need in step.needs)
     except PassError:  # a newer service may know what this library does not; if not, it says so
-        return frozenset()
+        return ()
 
 
 def _step_to_proto(step: Step) -> jobs_pb2.PassSpec:
@@ -66,5 +63,23 @@ def _step_to_proto(step: Step) -> jobs_pb2.PassSpec:
         name, options = step[0], dict(step[1])
     proto = jobs_pb2.PassSpec(name=name)
     for option, value in options.items():
+        if option == RULES and _are_rules(value):
+            proto.rules.extend(map(rule_to_proto, value))
+            continue
         proto.options[option].CopyFrom(value_to_proto(value, f"{name}.{option}"))
     return proto
+
+
+def _are_rules(value: object) -> TypeGuard[Sequence[Rule]]:
+    return isinstance(value, (tuple, list)) and bool(value) and all(isinstance(each, Rule) for each in value)
+
+
+def _options(step: jobs_pb2.PassSpec) -> dict[str, object]:
+    """Read the options of one pass.
+
+    Raises:
+        PassError: a rule is none.
+        WireError: an option holds no value.
+    """
+    options = {name: value_from_proto(value, f"{step.name}.{name}") for name, value in sorted(step.options.items())}
+    return options | ({RULES: rules_from_proto(step.rules, f"{step.name}.{RULES}")} if step.rules else {})

@@ -14,6 +14,7 @@ def trial_to_proto(options: TrialOptions) -> jobs_pb2.TrialOptions:
         budget_s=options.budget_s,
         sameness_steps=options.sameness_steps,
         step_timeout_s=options.step_timeout_s,
+        max_relative_error=options.max_relative_error,
     )
 
 
@@ -29,4 +30,7 @@ def trial_from_proto(proto: jobs_pb2.TrialOptions) -> TrialOptions:
         budget_s=proto.budget_s,
         sameness_steps=proto.sameness_steps,
         step_timeout_s=proto.step_timeout_s,
+        max_relative_error=(
+            proto.max_relative_error if proto.HasField("max_relative_error") else TrialOptions().max_relative_error
+        ),
     )

@@ -13,7 +13,7 @@ from fxlib.errors import WireError
 from fxlib.protocol.batches import batch_from_bytes, batch_to_bytes, blob_ref, spec_from_proto, spec_to_proto
 from fxlib.protocol.bijection import Bijection
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
-from fxlib.servers import TableOptimizer
+from fxlib.servers import ServiceTimePer, TableOptimizer
 from fxlib.v1 import graph_pb2, workload_pb2
 from fxlib.workload import (
     Assume,
@@ -66,6 +66,9 @@ def workload_to_proto(workload: Workload) -> EncodedWorkload:
         rrefs=[_rref_to_proto(name, rref) for name, rref in sorted(workload.rrefs.items())],
         assume=workload.assume,
         seed=workload.seed,
+        accumulation=workload.accumulation,
+        clip_norm=workload.clip_norm,
+        loss_scale=workload.loss_scale,
     )
     for name, contract in workload.contracts.items():
         proto.contracts[name].CopyFrom(contract_to_proto(contract, f"Workload.contracts[{name!r}]"))
@@ -115,6 +118,9 @@ def workload_from_proto(proto: workload_pb2.Workload, blobs: Mapping[str, bytes]
         },
         assume=cast(Assume, proto.assume),
         seed=proto.seed,
+        accumulation=proto.accumulation or 1,
+        clip_norm=proto.clip_norm if proto.HasField("clip_norm") else None,
+        loss_scale=proto.loss_scale if proto.HasField("loss_scale") else None,
     )
 
 
@@ -175,6 +181,7 @@ def _server_to_proto(server: Server) -> workload_pb2.ServerSpec:
         ],
         setup=server.setup or "",
         service_time_s=server.service_time_s,
+        service_time_per=server.service_time_per,
     )
 
 
@@ -202,6 +209,7 @@ def _server_from_proto(proto: workload_pb2.ServerSpec) -> Server:
         ),
         setup=proto.setup or None,
         service_time_s=proto.service_time_s,
+        service_time_per=cast(ServiceTimePer, proto.service_time_per or "item"),
     )
 
 

@@ -13,23 +13,27 @@ by itself, in order of arrival. Lookups may overlap each other; a push to a tabl
 from __future__ import annotations
 
 import time
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
+from fxlib import batch
 from fxlib.contracts import remote
 from fxlib.errors import WorkloadError
 from fxlib.ps.placement import place
-from fxlib.ps.state import ServerState
-from fxlib.workload import Server
+from fxlib.ps.state import EmbeddingTable, ServerState
+from fxlib.servers import Server, ServiceTimePer
 
 __all__ = [
     "gradients",
     "lookup",
     "lookup_attached",
     "lookup_bag",
+    "lookup_bags",
+    "lookup_many",
     "place",
     "pull",
     "push",
@@ -44,6 +48,8 @@ __all__ = [
 ]
 
 Pooling = Literal["sum", "mean"]
+Calls: TypeAlias = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
+"""Arguments and keyword arguments of calls that came together."""
 
 _state: ServerState | None = None
 
@@ -84,9 +90,16 @@ def reset(seed: int) -> None:
     setup(_present().server, seed)
 
 
-def set_service_time(seconds: float) -> None:
-    """Add so many seconds to each call from now on: they stand for the network and the load of a real server."""
-    _present().service_time_s = seconds
+def set_service_time(seconds: float, per: ServiceTimePer = "item") -> None:
+    """Add so many seconds to each call from now on: they stand for the network and the load of a real server.
+
+    Args:
+        seconds: to add.
+        per: of calls that came in one message, whether each adds them ("item": side by side where they run side by
+            side, one after another in a batched form such as `lookup_many`), or all together do ("call").
+    """
+    state = _present()
+    state.service_time_s, state.service_time_per = seconds, per
 
 
 def state_digest() -> str:
@@ -94,7 +107,7 @@ def state_digest() -> str:
     return _present().digest()
 
 
-@remote(reads="tables", gradient="fxlib.ps:push")
+@remote(reads="tables", gradient="fxlib.ps:push", batched_by="fxlib.ps:lookup_many")
 def lookup(table: str, indices: torch.Tensor) -> torch.Tensor:
     """Return rows of a table: integers of any shape to float32 [*indices.shape, dim].
 
@@ -105,7 +118,18 @@ def lookup(table: str, indices: torch.Tensor) -> torch.Tensor:
     return _serving().table(table).rows(indices)
 
 
-@remote(writes="tables")
+@remote(reads="tables")
+def lookup_many(calls: Calls) -> list[torch.Tensor]:
+    """Serve many calls of `lookup`, one after another, and return their results.
+
+    Raises:
+        WorkloadError: this server lacks one of the tables.
+        IndexError: an index is not a row of its table.
+    """
+    return _in_turn(EmbeddingTable.rows, calls)
+
+
+@remote(writes="tables", part="table")
 def push(table: str, indices: torch.Tensor, gradient: torch.Tensor) -> None:
     """Apply the gradient [*indices.shape, dim] of a `lookup` by the table's optimizer.
 
@@ -117,7 +141,7 @@ def push(table: str, indices: torch.Tensor, gradient: torch.Tensor) -> None:
     _serving().table(table).update(indices, gradient)
 
 
-@remote(reads="tables", gradient="fxlib.ps:push_bag")
+@remote(reads="tables", gradient="fxlib.ps:push_bag", batched_by="fxlib.ps:lookup_bags")
 def lookup_bag(table: str, indices: torch.Tensor, offsets: torch.Tensor, *, mode: Pooling = "sum") -> torch.Tensor:
     """Return pooled rows of a table: indices [n] in bags that start at offsets [bags], to float32 [bags, dim].
 
@@ -129,7 +153,19 @@ def lookup_bag(table: str, indices: torch.Tensor, offsets: torch.Tensor, *, mode
     return _serving().table(table).pooled(indices, offsets, mode)
 
 
-@remote(writes="tables")
+@remote(reads="tables")
+def lookup_bags(calls: Calls) -> list[torch.Tensor]:
+    """Serve many calls of `lookup_bag`, one after another, and return their results.
+
+    Raises:
+        WorkloadError: this server lacks one of the tables.
+        IndexError: an index is not a row of its table.
+        ValueError: a mode or offsets are not as described.
+    """
+    return _in_turn(EmbeddingTable.pooled, calls)
+
+
+@remote(writes="tables", part="table")
 def push_bag(
     table: str, indices: torch.Tensor, offsets: torch.Tensor, gradient: torch.Tensor, *, mode: Pooling = "sum"
 ) -> None:
@@ -153,7 +189,7 @@ def pull(name: str) -> torch.Tensor:
     return _serving().parameter(name).value()
 
 
-@remote(writes="dense")
+@remote(writes="dense", part="name")
 def push_dense(name: str, gradient: torch.Tensor) -> None:
     """Apply the gradient of a dense parameter by its optimizer.
 
@@ -200,8 +236,21 @@ def _present() -> ServerState:
     return _state
 
 
-def _serving() -> ServerState:
+def _serving(items: int = 1) -> ServerState:
+    """Return the state, after the time that so many calls in one message take one after another."""
     state = _present()
     if state.service_time_s > 0.0:
-        time.sleep(state.service_time_s)
+        if state.service_time_per == "item":
+            time.sleep(state.service_time_s * items)
+        elif batch.is_first():
+            time.sleep(state.service_time_s)
     return state
+
+
+def _in_turn(read: Callable[..., torch.Tensor], calls: Calls) -> list[torch.Tensor]:
+    state = _serving(len(calls))
+    return [_read(state, read, *args, **kwargs) for args, kwargs in calls]
+
+
+def _read(state: ServerState, read: Callable[..., torch.Tensor], table: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return read(state.table(table), *args, **kwargs)

@@ -24,6 +24,7 @@ class ServerState:
         """Draw every parameter by its own generator, so that none depends on which others the server has."""
         self.server = server
         self.service_time_s = server.service_time_s
+        self.service_time_per = server.service_time_per
         self.tables = {table.name: EmbeddingTable(table, seed) for table in server.tables}
         self.dense = {dense.name: DenseParameter(dense, seed) for dense in server.dense}
 
@@ -53,6 +54,10 @@ class ServerState:
         return held[name]
 
 
+_INDICES = frozenset({torch.int64, torch.int32})
+"""What rows can be read by as it is."""
+
+
 class EmbeddingTable:
     """A table of rows, [rows, dim] float32, and its sparse optimizer."""
 
@@ -72,9 +77,14 @@ class EmbeddingTable:
     @torch.no_grad()
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Return a copy of rows."""
-        flat = self._checked(indices)
+        if indices.dtype not in _INDICES:
+            indices = self._flat(indices).view(indices.shape)
         with self._lock:
-            return self.weight.index_select(0, flat).view(*indices.shape, self.weight.shape[1])
+            try:
+                return torch.embedding(self.weight, indices)
+            except IndexError:  # it does not say which
+                self._check(self._flat(indices))
+                raise
 
     def attached_rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Return rows that belong to the autograd graph of this table."""
@@ -83,7 +93,7 @@ class EmbeddingTable:
             return F.embedding(flat.view(indices.shape), self.weight, sparse=True)
 
     @torch.no_grad()
-    def pooled(self, indices: torch.Tensor, offsets: torch.Tensor, mode: str) -> torch.Tensor:
+    def pooled(self, indices: torch.Tensor, offsets: torch.Tensor, mode: str = "sum") -> torch.Tensor:
         """Return the sum or the mean of each bag's rows; an empty bag gives zeros."""
         flat, offsets = self._checked(indices), _checked_offsets(indices, offsets, mode)
         with self._lock:
@@ -119,13 +129,20 @@ class EmbeddingTable:
             self._optimizer.update(gradient.indices()[0], gradient.values())
 
     def _checked(self, indices: torch.Tensor) -> torch.Tensor:
+        flat = self._flat(indices)
+        self._check(flat)
+        return flat
+
+    def _flat(self, indices: torch.Tensor) -> torch.Tensor:
         if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
             raise IndexError(f"table {self.name!r}: indices are {indices.dtype}, and must be integers")
-        flat, rows = indices.reshape(-1).long(), self.weight.shape[0]
+        return indices.reshape(-1).long()
+
+    def _check(self, flat: torch.Tensor) -> None:
+        rows = self.weight.shape[0]
         outside = (flat < 0) | (flat >= rows)
         if outside.any():
             raise IndexError(f"table {self.name!r} has {rows} rows, and no row {int(flat[outside][0])}")
-        return flat
 
 
 class DenseParameter:

@@ -1,8 +1,21 @@
 """What generated code calls, the module that runs it, and the recording of its timeline."""
 
+from fxlib.runtime.batches import issue_batch, wait_item
 from fxlib.runtime.calls import CallKind, is_call, is_issue, is_wait, kind_of, kinds, register
+from fxlib.runtime.clients import register_call
+from fxlib.runtime.credits import limit_in_flight
 from fxlib.runtime.module import CapturedModule
-from fxlib.runtime.ops import create, fetch, issue_call, issue_fetch, remote_call, start_call, track_gradient, wait
+from fxlib.runtime.ops import (
+    create,
+    fetch,
+    issue_call,
+    issue_fetch,
+    remote_call,
+    send_gradient,
+    start_call,
+    track_gradient,
+    wait,
+)
 from fxlib.runtime.record import Recording, exposed_s, record
 
 __all__ = [
@@ -15,14 +28,19 @@ __all__ = [
     "is_call",
     "is_issue",
     "is_wait",
+    "issue_batch",
     "issue_call",
     "issue_fetch",
     "kind_of",
     "kinds",
+    "limit_in_flight",
     "record",
     "register",
+    "register_call",
     "remote_call",
+    "send_gradient",
     "start_call",
     "track_gradient",
     "wait",
+    "wait_item",
 ]

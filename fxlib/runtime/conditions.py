@@ -13,12 +13,15 @@ import torch
 from torch import nn
 
 from fxlib.runtime.reading import Reading
+from fxlib.runtime.ties import Ties
 from fxlib.runtime.walk import local_modules
 
 Parameter = tuple[str, Any]
 """Name and default of an argument; the name is empty where the graph asserts the value."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _SCALARS = (bool, int, float, complex, str, tuple, type(None))
+_GRAD_MODE = frozenset({"is_grad_enabled", "set_grad_enabled", "enable_grad"})
+"""Functions by which a forward behaves otherwise where no gradients are recorded, besides recording none."""
 _ALWAYS = frozenset({"inplace", "max_norm"})
 """Attributes of torch's own modules that decide what may move past them."""
 
@@ -56,7 +59,8 @@ class Conditions:
 
     Grad mode and the training flags of all modules; which modules there are, their hooks (those of the root run in any
     case), and that no `forward` was replaced on an instance; numbers, flags and strings that the forward's code reads
-    by name; and that no argument is None, True or False where that code compares with these.
+    by name; which parameters take a gradient, where it asks that; and that no argument is None, True or False where it
+    compares with these.
     """
 
     def __init__(self, module: nn.Module, original: nn.Module | None, *, grad_enabled: bool) -> None:
@@ -66,16 +70,23 @@ class Conditions:
         parts = [] if original is None else [each for _, each in local_modules(original)]
         reading = Reading.of(parts)
         self.singletons = reading.singletons
+        self.asks_grad_mode = not _GRAD_MODE.isdisjoint(reading.names)
         self._facts = [fact for each in parts for fact in _facts(each, reading.names | _ALWAYS)]
         if parts:
             self._facts[0] = _Fact(module, "", "training", module.training)
         self._hooks = [(each, name, tuple(each.__dict__[name])) for each in parts[1:] for name in _HOOKS]
+        asked = "requires_grad" in reading.names
+        self._gradients = [
+            (each, name, value.requires_grad) for each in parts if asked for name, value in _parameters(each)
+        ]
+        self._ties = Ties(module, original)
         self._watched: _Watched | None = None
 
     def rebased(self, module: nn.Module) -> Conditions:
         """Return the same conditions for another module that stands in for the same original."""
         twin = copy.copy(self)
         twin.module, twin._watched = module, None
+        twin._ties = self._ties.rebased(module)
         if self._facts:
             twin._facts = [_Fact(module, "", "training", self._facts[0].value), *self._facts[1:]]
         return twin
@@ -84,12 +95,14 @@ class Conditions:
         twin = copy.copy(self)
         memo[id(self)] = twin
         twin.module = copy.deepcopy(self.module, memo)
+        twin._ties = copy.deepcopy(self._ties, memo)
         twin._watched = None  # a copied module has tables of its own, which may not be there yet
         twin._facts = [
             _Fact(copy.deepcopy(each.owner, memo), each.table, each.name, copy.deepcopy(each.value, memo))
             for each in self._facts
         ]
         twin._hooks = [(copy.deepcopy(each, memo), name, ids) for each, name, ids in self._hooks]
+        twin._gradients = [(copy.deepcopy(each, memo), name, flag) for each, name, flag in self._gradients]
         return twin
 
     def broken(self, *, grad_enabled: bool) -> str:
@@ -102,7 +115,16 @@ class Conditions:
             return changed
         if any(watched.unhooked) or any(tuple(table) != ids for table, ids in watched.hooked):
             return "hooks of its modules are not those at capture"
+        for each, name, flag in self._gradients:
+            if each._parameters[name].requires_grad is not flag:  # type: ignore[union-attr]
+                return f"requires_grad of {type(each).__name__}.{name} is {not flag}, and was {flag} at capture"
         return ""
+
+    def reordered(self, arguments: Iterable[Any]) -> str:
+        """Return why gradients may add up in another order than a rewrite kept; empty if they do not."""
+        if self._ties.broken():
+            return "parameters that were one at capture are not, or are one that were not"
+        return shared_gradient(arguments)
 
     def misfit(self, parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return which argument is one of the singletons that the forward's code compares with; empty if none is."""
@@ -161,6 +183,10 @@ def parameters_of(forward: Callable[..., Any], inputs: frozenset[str]) -> tuple[
     """
     found = list(inspect.signature(forward).parameters.values())[1:]
     return tuple((each.name if each.name in inputs else "", each.default) for each in found)
+
+
+def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    yield from ((name, value) for name, value in module._parameters.items() if value is not None)
 
 
 def _facts(module: nn.Module, names: frozenset[str]) -> Iterator[_Fact]:

@@ -7,9 +7,7 @@ plus those of the calls in flight before it to the same server.
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from torch.distributed import rpc
@@ -22,44 +20,53 @@ NO_LIMIT = 0.0
 class Completing(Protocol):
     """What a future tells: that it is complete."""
 
-    def add_done_callback(self, callback: Callable[..., None]) -> None:
-        """Call `callback(future)` once the future is complete, at once if it already is."""
+    def done(self) -> bool:
+        """Whether it is."""
 
 
 class Deadlines:
-    """Own timeouts, in seconds, of the calls in flight to each server. Safe to share between threads."""
+    """Own timeouts, in seconds, of the calls in flight to each server. Safe to share between threads.
+
+    Futures are asked, when the next call goes to their server: a callback of theirs would run in a thread of the RPC
+    layer, and take the interpreter's lock from the trainer's for every answer.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tickets = itertools.count()
-        self._in_flight: dict[str, dict[int, float]] = {}
+        self._in_flight: dict[str, dict[int, tuple[Completing, float]]] = {}
 
     @property
     def in_flight(self) -> int:
         """How many calls are in flight, whether or not anybody waits for them."""
         with self._lock:
-            return sum(map(len, self._in_flight.values()))
+            return sum(len(self._pruned(server)) for server in self._in_flight)
 
     def deadline(self, server: str, timeout_s: float | None) -> float:
         """Seconds that a call to `server` may take from now; its own timeout as it is when nothing is ahead of it."""
         with self._lock:
-            ahead = list(self._in_flight.get(server, {}).values())
+            ahead = [own for _, own in self._pruned(server).values()] if self._in_flight.get(server) else []
         if not ahead:
             return UNSET_RPC_TIMEOUT if timeout_s is None else timeout_s
         own = _own(timeout_s)
         return NO_LIMIT if NO_LIMIT in (own, *ahead) else own + sum(ahead)
 
     def watch(self, server: str, timeout_s: float | None, future: Completing) -> None:
-        """Count the call as in flight until its future completes, whether or not anybody waits for it."""
-        ticket, own = next(self._tickets), _own(timeout_s)
+        """Count the call as in flight until its future is complete, whether or not anybody waits for it."""
+        own = _own(timeout_s)
         with self._lock:
-            self._in_flight.setdefault(server, {})[ticket] = own
+            self._in_flight.setdefault(server, {})[id(future)] = future, own
 
-        def landed(_: object) -> None:
-            with self._lock:
-                del self._in_flight[server][ticket]
+    def forget(self, future: Completing) -> None:
+        """Let go of a future that is complete, and of its result."""
+        with self._lock:
+            for calls in self._in_flight.values():
+                calls.pop(id(future), None)
 
-        future.add_done_callback(landed)
+    def _pruned(self, server: str) -> dict[int, tuple[Completing, float]]:
+        calls = self._in_flight[server]
+        for key in [key for key, (future, _) in calls.items() if future.done()]:
+            del calls[key]
+        return calls
 
 
 DEADLINES = Deadlines()

@@ -4,7 +4,7 @@ A rewrite moves nodes past one another, so the node that fails first need not be
 would have failed at. Every node knows its place in that program (`meta["order"]`). When one fails, whatever stands
 before it in program order and has not run yet runs now, in program order: waits of calls in flight above all. The
 first error met is the program's; if none is met, the failed node's error is. Calls in flight that stand after it are
-left to drain.
+left to drain. Calls of a batch that has not been issued yet are made singly: the arguments of others may be missing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType, TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.node import map_arg
+
+from fxlib.runtime.items import is_batch, is_item, item_of
+from fxlib.runtime.ops import remote_call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +56,33 @@ def earlier_error(module: GraphModule, failure: Failure) -> Exception | None:
     interpreter = Interpreter(module, garbage_collect_values=False)
     interpreter.env = {node: failure.values[node.name] for node in ran if node.name in failure.values}
     for node in pending:
-        if any(value not in interpreter.env for value in node.all_input_nodes):
-            continue
         try:
-            interpreter.env[node] = interpreter.run_node(node)
+            _run(interpreter, node)
         except Exception as error:  # noqa: BLE001 - to be raised in place of the failed node's
             return error
     return None
+
+
+def _run(interpreter: Interpreter, node: Node) -> None:
+    """Run a node whose inputs are there; others needed something that is not in the program before the failed node."""
+    values = interpreter.env
+    if is_batch(node):
+        return
+    if is_item(node) and node.args[0] not in values:
+        _call_alone(interpreter, node)
+    elif all(value in values for value in node.all_input_nodes):
+        values[node] = interpreter.run_node(node)
+
+
+def _call_alone(interpreter: Interpreter, wait: Node) -> None:
+    batch, item = wait.all_input_nodes[0], item_of(wait)
+    to, timeout = batch.args[0], cast("float | None", batch.args[2])
+    needed: list[Node] = []
+    map_arg((to, item.args, item.kwargs), needed.append)
+    if all(value in interpreter.env for value in needed):
+        given = map_arg((to, item.args, item.kwargs), interpreter.env.__getitem__)
+        destination, args, kwargs = given
+        interpreter.env[wait] = remote_call(destination, item.function, args, kwargs, timeout)
 
 
 def leave_modes(failure: Failure) -> None:
@@ -75,6 +99,7 @@ def program_order(nodes: Sequence[Node]) -> dict[Node, int]:
     order: dict[Node, int] = {}
     for node in nodes:
         known = node.meta.get("order")
-        latest = max((order.get(value, 0) for value in node.all_input_nodes), default=0)
-        order[node] = known if isinstance(known, int) else latest
+        if not isinstance(known, int):
+            known = max((order.get(value, 0) for value in node.all_input_nodes), default=0)
+        order[node] = known
     return order

@@ -1,42 +1,67 @@
-"""One forward of a captured module, as the operators that run in it see it; and the tape of gradients it leaves."""
+"""One forward of a captured module, as the operators that run in it see it."""
 
 from __future__ import annotations
 
-import sys
 import threading
-import warnings
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-UNPUSHED_FORWARDS = 256
-"""Forwards whose gradients are kept for a program that has never pushed any."""
+from fxlib.runtime.fans import Arrival, Fans, Slot
+from fxlib.runtime.structure import mapped
+
+if TYPE_CHECKING:
+    from fxlib.runtime.credits import Credits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)  # not frozen: that is slow to build, and a step builds many
 class Tracked:
     """A remote result that takes a gradient, and the call that this gradient is to be sent with.
 
-    `index` is the call's place in program order.
+    `value` is the result with slots in place of the tensors that take a gradient; `index`, the call's place in program
+    order; `early`: the gradient may leave from inside backward.
     """
 
-    leaf: torch.Tensor
+    value: Any
+    arrival: Arrival
     to: Any
     gradient: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     timeout_s: float | None
     index: int
+    early: bool = False
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient has come that was not taken away."""
+        return True in [slot.gradient is not None for slot in self.arrival.slots]  # sooner than `any`, and often asked
+
+    @property
+    def carries_graph(self) -> bool:
+        """Whether a gradient that has come takes a gradient itself."""
+        return True in [slot.gradient is not None and slot.gradient.requires_grad for slot in self.arrival.slots]
 
     @property
     def dead(self) -> bool:
-        """Whether no gradient can arrive any more: neither an autograd graph nor the program holds the leaf."""
-        held_by_graph = self.leaf._use_count() > 1  # type: ignore[attr-defined]
-        held_by_program = sys.getrefcount(self.leaf) > 2  # the entry's own reference and this call's
-        return self.leaf.grad is None and not held_by_graph and not held_by_program
+        """Whether no gradient can arrive any more, and none is there."""
+        return self.arrival.fan() is None and not self.has_gradient
+
+    def gradient_of_result(self) -> Any:
+        """Return what has come: of a tensor its gradient, of a structure one like it, None for what has no gradient."""
+        value = self.value
+        return value.gradient if type(value) is Slot else mapped(value, _gradient)
+
+    def forget(self) -> None:
+        """Let go of the gradient."""
+        for slot in self.arrival.slots:
+            slot.gradient = None
+
+
+def _gradient(each: Any) -> torch.Tensor | None:
+    return each.gradient if isinstance(each, Slot) else None
 
 
 @dataclass(slots=True)
@@ -46,6 +71,9 @@ class Flight:
     tracked: list[Tracked] = field(default_factory=list)
     refused: list[Exception] = field(default_factory=list)
     """Errors of calls that could not be issued, kept for their waits."""
+    fans: Fans = field(default_factory=lambda: Fans({}))
+    credits: Credits | None = None
+    """What the forward may have in flight; None: anything."""
 
 
 class _Thread(threading.local):
@@ -58,53 +86,3 @@ THREAD = _Thread()
 def current_flight() -> Flight | None:
     """Return the forward that this thread runs, the innermost of nested ones."""
     return THREAD.flight
-
-
-class Tape:
-    """Remote results of past forwards whose gradients are still to be pushed, oldest first.
-
-    What can no longer receive a gradient (an evaluation, a forward without backward) is forgotten at the next forward.
-    A program that pushes may accumulate over as many forwards as it likes. One that has never pushed keeps the last
-    `UNPUSHED_FORWARDS`, and is warned when it loses more, so that memory stays bounded.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._forwards: deque[list[Tracked]] = deque()
-        self._pushes = False
-        self.untracked = ""
-        """Why a forward since the last push tracked no gradients though it should have; empty if none did."""
-
-    def __len__(self) -> int:
-        return len(self._forwards)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tape:
-        return Tape()  # the leaves belong to forwards of the module that was copied
-
-    def add(self, tracked: list[Tracked]) -> None:
-        """Append one forward."""
-        with self._lock:
-            while self._forwards and all(entry.dead for entry in self._forwards[-1]):
-                self._forwards.pop()
-            self._forwards.append(sorted(tracked, key=lambda entry: entry.index))
-            lost = not self._pushes and len(self._forwards) > UNPUSHED_FORWARDS
-            if lost:
-                self._forwards.popleft()
-        if lost:
-            _warn_of_loss()
-
-    def take(self) -> list[Tracked]:
-        """Return all that is to be pushed, forward by forward, in program order, and forget it."""
-        with self._lock:
-            self._pushes = True
-            forwards, self._forwards, self.untracked = self._forwards, deque(), ""
-        return [entry for forward in forwards for entry in forward]
-
-
-def _warn_of_loss() -> None:
-    warnings.warn(
-        f"gradients of remote results older than {UNPUSHED_FORWARDS} forwards are dropped: "
-        "nothing pushes them. Call fxlib.push_gradients(module) after backward, or run the forward in torch.no_grad().",
-        RuntimeWarning,
-        stacklevel=2,
-    )

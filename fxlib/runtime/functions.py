@@ -96,6 +96,23 @@ def resolve(name: str) -> RemoteFunction:
     return function
 
 
+def meet(name: str) -> RemoteFunction:
+    """Let the function that a contract of this process's own names be resolved, and return it.
+
+    Never call it with a name that a request or a graph brought.
+
+    Raises:
+        ContractError: none of the modules that this process has imported has it.
+    """
+    module, _, qualname = name.partition(":")
+    found: object = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if name not in _TABLE and callable(found):
+        register(found, name)
+    return resolve(name)
+
+
 def allow_module(name: str) -> tuple[str, ...]:
     """Import the module `name` and let the functions, classes and methods it defines be resolved; return their names.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,27 +14,16 @@ from torch.fx import Graph, GraphModule
 from torch.fx.graph import PythonCode
 from typing_extensions import override
 
-from fxlib.errors import WireError
+from fxlib.errors import CaptureError, FxlibWarning, WireError
 from fxlib.runtime import failure, ops
-from fxlib.runtime.conditions import Conditions, parameters_of, shared_gradient
-from fxlib.runtime.flight import THREAD, Flight, Tape
+from fxlib.runtime.companions import Companions, Expected
+from fxlib.runtime.conditions import Conditions, parameters_of
+from fxlib.runtime.flight import THREAD, Flight
+from fxlib.runtime.guards import GuardedCodeGen
 from fxlib.runtime.record import current_recording
+from fxlib.runtime.reliance import Mark
+from fxlib.runtime.shadows import shadowed
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
-
-
-@dataclass(slots=True)
-class Companions:
-    """What a captured module keeps beside its graph and its state, under the one name that a model will not use."""
-
-    conditions: Conditions
-    original: nn.Module | None
-    """The user's own model; None in a trial."""
-    tape: Tape = field(default_factory=Tape)
-    """What `fxlib.push_gradients` will push."""
-    mirror: Mirror | None = None
-    """What the module has seen of the original's root."""
-    constants: tuple[str, ...] = ()
-    """The attributes of the root that the graph reads."""
 
 
 class CapturedModule(GraphModule):
@@ -64,7 +53,7 @@ class CapturedModule(GraphModule):
         default = type(named).__name__ if isinstance(named, nn.Module) else "CapturedModule"
         super().__init__(root if isinstance(root, nn.Module) else dict(root), graph, class_name or default)
         if isinstance(root, nn.Module):
-            share_state(root, self)
+            share_state(root, self, constants_of(graph))
         if isinstance(original, CapturedModule):
             original = original._fxlib.original
         if isinstance(root, CapturedModule):
@@ -74,6 +63,9 @@ class CapturedModule(GraphModule):
         else:
             conditions = Conditions(self, original, grad_enabled=torch.is_grad_enabled())
         companions = Companions(conditions, original, constants=constants_of(graph))
+        if isinstance(root, CapturedModule):
+            companions.reliance = root._fxlib.reliance.twin()
+        companions.reliance.read(self, graph)
         if original is not None:
             companions.mirror = Mirror(original)
         # Not through `__setattr__`, which looks for modules among the values.
@@ -87,18 +79,35 @@ class CapturedModule(GraphModule):
         """Return a sibling that runs another graph over the same state, under the same conditions."""
         return CapturedModule(self, graph, class_name=type(self).__name__)
 
+    def computed_from(self, marks: Mapping[str, Mark]) -> None:
+        """Take what the graph holds for computed from the weights as they were when `marks` were noted of them."""
+        self._fxlib.reliance.since(marks)
+
     @override
     def recompile(self) -> PythonCode:
-        """Generate the forward anew, after the graph was edited."""
-        code = super().recompile()
+        """Generate the forward anew, after the graph was edited.
+
+        Raises:
+            CaptureError: a name makes the code mean something else, or nothing.
+        """
+        try:
+            code = super().recompile()
+        except SyntaxError as error:
+            problem = f"a name in it cannot stand in code: {(error.text or '').strip()!r}"
+            raise CaptureError(problem, where=type(self).__name__, hint="Rename the module.") from error
+        if hidden := shadowed(self.graph, self._code):
+            problem = f"the argument {hidden!r} hides what the generated code calls by its name"
+            raise CaptureError(problem, where=type(self).__name__, hint="Rename the argument.")
         cls: Any = type(self)
         inputs = frozenset(str(node.target) for node in self.graph.nodes if node.op == "placeholder")
         order = list(failure.program_order(list(self.graph.nodes)).values())
-        cls.forward = _guard(cls.forward, inputs, reordered=order != sorted(order))
+        guarded = codegen if isinstance(codegen := self.graph._codegen, GuardedCodeGen) else None
+        cls.forward = _guard(cls.forward, inputs, guarded, reordered=order != sorted(order))
         # GraphModule's own `__call__` prints failures of generated code and cuts their tracebacks off.
         del cls.__call__
         if (companions := self.__dict__.get("_fxlib")) is not None:
             companions.constants = constants_of(self.graph)
+            companions.reliance.read(self, self.graph)
         return code
 
     @override
@@ -186,24 +195,44 @@ class CapturedModule(GraphModule):
             companions.mirror.follow(self, companions.constants)
 
 
-def _guard(generated: Callable[..., Any], inputs: frozenset[str], *, reordered: bool) -> Callable[..., Any]:
+def _hindrance(
+    self: CapturedModule, expected: Expected, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
+) -> str:
+    """Return why the graph may not run for this call, in words; empty if it may."""
+    companions = self._fxlib
+    if broken := companions.broken(grad_enabled=grad_enabled):
+        return broken
+    if stale := companions.stale(self, grad_enabled=grad_enabled):
+        if not grad_enabled:
+            _tell(companions, type(self).__name__, stale)
+        return stale
+    if misfit := companions.misfit(expected, args, kwargs):
+        _tell(companions, type(self).__name__, misfit)
+    return misfit
+
+
+def _guard(
+    generated: Callable[..., Any], inputs: frozenset[str], guarded: GuardedCodeGen | None, *, reordered: bool
+) -> Callable[..., Any]:
     code: Any = generated.__code__
-    parameters = parameters_of(generated, inputs)
+    expected: Expected = guarded or parameters_of(generated, inputs)
 
     @functools.wraps(generated)
     def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
         grad_enabled, companions = torch.is_grad_enabled(), self._fxlib
+        companions.tape.begin()
         if companions.original is not None:
             self._follow()
-            conditions = companions.conditions
-            broken = conditions.broken(grad_enabled=grad_enabled) or conditions.misfit(parameters, args, kwargs)
+            broken = _hindrance(self, expected, args, kwargs, grad_enabled=grad_enabled)
             if not broken and reordered and grad_enabled:
-                broken = shared_gradient((*args, *kwargs.values()))
+                broken = companions.conditions.reordered((*args, *kwargs.values()))
             if broken:
                 return _run_original(self, companions.original, broken, args, kwargs)
+        elif guarded is not None and (misfit := guarded.misfit(args, kwargs)):
+            raise CaptureError(misfit, where=type(self).__name__, hint="The graph was exported for other inputs.")
         recording = current_recording()
         run = generated if recording is None else recording.instrument(self, generated)
-        outer, flight = THREAD.flight, Flight()
+        outer, flight = THREAD.flight, Flight(fans=companions.tape.fans())
         THREAD.flight = flight
         try:
             result = run(self, *args, **kwargs)
@@ -230,10 +259,17 @@ def _guard(generated: Callable[..., Any], inputs: frozenset[str], *, reordered: 
     return forward
 
 
+def _tell(companions: Companions, name: str, reason: str) -> None:
+    if not companions.told:
+        companions.told = True
+        text = f"the original forward of {name} runs, not the captured one: {reason}"
+        warnings.warn(text, FxlibWarning, stacklevel=3)
+
+
 def _run_original(
     module: CapturedModule, original: nn.Module, reason: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    if torch.is_grad_enabled() and any(node.target is ops.track_gradient for node in module.graph.nodes):
+    if torch.is_grad_enabled() and any(node.target in ops.TRACKERS for node in module.graph.nodes):
         module._fxlib.tape.untracked = reason
     original.training = module.training
     with lent(module, original):

@@ -16,11 +16,12 @@ import torch
 from torch.distributed import rpc
 from torch.distributed.rpc import rref_proxy
 
-from fxlib.errors import ContractError
 from fxlib.runtime import functions
+from fxlib.runtime.credits import current_credits
 from fxlib.runtime.deadlines import DEADLINES
-from fxlib.runtime.flight import Tracked, current_flight
-from fxlib.runtime.gradients import as_it_is, writable
+from fxlib.runtime.flight import current_flight
+from fxlib.runtime.tracking import Destination, track
+from fxlib.runtime.underway import UNDERWAY
 
 # `rpc_async` returns a `torch._C.Future`, of which `torch.futures.Future` is a subclass.
 Future: TypeAlias = "torch._C.Future[Any]"
@@ -43,7 +44,7 @@ def remote_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: flo
         ContractError: no function is known by this name.
         Exception: whatever `rpc_sync` raises: the remote function's own error, a timeout, an unknown worker.
     """
-    return _start(rpc.rpc_sync, to, function, args, kwargs, limit=DEADLINES.deadline(server_name(to), timeout))
+    return _start(rpc.rpc_sync, to, function, args, kwargs, limit=_deadline(to, timeout))
 
 
 def issue_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Future:
@@ -52,8 +53,13 @@ def issue_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: floa
     A call to this very process is over when its future is returned: it may touch what the forward goes on with, and
     there is no latency to hide.
     """
-    future = _issue(to, timeout, lambda limit: _start(_rpc_async, to, function, args, kwargs, limit=limit))
-    if _is_this_process(to):
+
+    def issue() -> Future:
+        return _issue(to, timeout, lambda limit: _start(_rpc_async, to, function, args, kwargs, limit=limit))
+
+    credits_ = current_credits()
+    future = issue() if credits_ is None else credits_.start(server_name(to), function, (args, kwargs), issue)
+    if is_this_process(to):
         with contextlib.suppress(Exception):  # the wait raises it
             future.wait()
     return future
@@ -61,6 +67,17 @@ def issue_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: floa
 
 def start_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Future:
     """Start a call that the program itself issues, and return its future: `rpc_async`.
+
+    Raises:
+        ContractError: no function is known by this name.
+        Exception: whatever `rpc_async` raises at once: an unknown worker, arguments that cannot be sent.
+    """
+    UNDERWAY.settle(server_name(to))
+    return launch(to, function, args, kwargs, timeout)
+
+
+def launch(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Future:
+    """Start a call whatever gradients are on their way to its server, and return its future.
 
     Raises:
         ContractError: no function is known by this name.
@@ -75,7 +92,7 @@ def fetch(rref: Any, timeout: float | None) -> Any:
     Raises:
         Exception: whatever `to_here` raises, the error of the RRef's creation among it.
     """
-    return rref.to_here(DEADLINES.deadline(server_name(rref), timeout))
+    return rref.to_here(_deadline(rref, timeout))
 
 
 def issue_fetch(rref: Any, timeout: float | None) -> Future:
@@ -97,7 +114,7 @@ def create(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | 
         ContractError: no function is known by this name.
         Exception: whatever `rpc.remote` raises.
     """
-    return _start(rpc.remote, to, function, args, kwargs, limit=DEADLINES.deadline(server_name(to), timeout))
+    return _start(rpc.remote, to, function, args, kwargs, limit=_deadline(to, timeout))
 
 
 def wait(future: Any) -> Any:
@@ -106,7 +123,10 @@ def wait(future: Any) -> Any:
     Raises:
         Exception: what the blocking call would have raised.
     """
-    return future.wait()
+    try:
+        return future.wait()
+    finally:
+        DEADLINES.forget(future)
 
 
 def track_gradient(  # noqa: PLR0917 - as all operators: positional, in the documented order
@@ -115,30 +135,29 @@ def track_gradient(  # noqa: PLR0917 - as all operators: positional, in the docu
     """Let a remote result take a gradient, and note where `fxlib.push_gradients` shall send it.
 
     Returns the result as it is when grad mode is off, when it takes no gradient (integers), or when it already belongs
-    to an autograd graph (distributed autograd carries that gradient home by itself). `index` is the call's place in
-    program order. The other arguments are those of the call whose result this is; the tape keeps them as they are now,
-    whatever becomes of the tensors until the push. The result may be written to in place.
+    to an autograd graph (distributed autograd carries that gradient home by itself). Of a tuple, list or dict, each
+    tensor is tracked, and the push gets a structure like it, with None for what has no gradient. `index` is the call's
+    place in program order. The other arguments are those of the call whose result this is; the tape keeps them as they
+    are now, whatever becomes of the tensors until the push. The result may be written to in place.
 
     Raises:
-        ContractError: the result is not one tensor, so that `gradient` cannot be given its gradient.
+        ContractError: there is no tensor in the result, so that `gradient` cannot be given a gradient.
     """
-    if not torch.is_grad_enabled():
-        return result
-    if not isinstance(result, torch.Tensor):
-        raise ContractError(
-            f"the result is a {type(result).__name__}, and only a tensor has a gradient to push",
-            where=gradient,
-            hint="Return one tensor from the remote function, or drop gradient= from its contract.",
-        )
-    if result.requires_grad or not (result.is_floating_point() or result.is_complex()):
-        return result
-    # A detached tensor shares storage and has flags of its own: a server in this process keeps its tensor as it was.
-    leaf = result.detach().requires_grad_()
-    if (flight := current_flight()) is not None:
-        sent, named = as_it_is(args), as_it_is(kwargs)
-        call = Tracked(leaf=leaf, to=to, gradient=gradient, args=sent, kwargs=named, timeout_s=timeout, index=index)
-        flight.tracked.append(call)
-    return writable(leaf)
+    return _track(result, (to, gradient, args, kwargs, timeout, index), early=False)
+
+
+def send_gradient(  # noqa: PLR0917 - as all operators: positional, in the documented order
+    result: Any, to: Any, gradient: str, args: Args, kwargs: Kwargs, timeout: float | None, index: int
+) -> Any:
+    """Track a gradient as `track_gradient` does, with the same errors, and let it leave from inside backward.
+
+    `fxlib.push_gradients` then waits for it. When it leaves, and when not, `fxlib.runtime.early` decides.
+    """
+    return _track(result, (to, gradient, args, kwargs, timeout, index), early=True)
+
+
+TRACKERS: frozenset[object] = frozenset({track_gradient, send_gradient})
+"""Operators that let a remote result take a gradient."""
 
 
 def server_name(to: Any) -> str:
@@ -155,8 +174,15 @@ def server_name(to: Any) -> str:
         return str(to)
 
 
-def _is_this_process(to: Any) -> bool:
+def is_this_process(to: Any) -> bool:
+    """Whether a call to `to` would run in this very process."""
     return rpc.api._is_current_rpc_agent_set() and rpc.get_worker_info().name == server_name(to)
+
+
+def _track(result: Any, push: Destination, *, early: bool) -> Any:
+    if torch.compiler.is_dynamo_compiling():  # dynamo cannot follow what learns when the gradients have come
+        return torch.compiler.disable(track)(result, push, early=early)
+    return track(result, push, early=early)
 
 
 def _start(start: Starter, to: Any, function: str, args: Args, kwargs: Kwargs, *, limit: float) -> Any:
@@ -173,9 +199,16 @@ def _rpc_async(to: Any, function: Any, *, args: Args, kwargs: Kwargs | None = No
 
 def _issue(to: Any, timeout: float | None, start: Callable[[float], Future]) -> Future:
     try:
+        UNDERWAY.settle(server_name(to))
         return _watched(to, timeout, start)
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the wait
         return _refused(error)
+
+
+def _deadline(to: Any, timeout: float | None) -> float:
+    server = server_name(to)
+    UNDERWAY.settle(server)
+    return DEADLINES.deadline(server, timeout)
 
 
 def _watched(to: Any, timeout: float | None, start: Callable[[float], Future]) -> Future:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
@@ -19,6 +19,8 @@ from torch.fx import GraphModule, Node
 
 from fxlib.result import Span, Timeline
 from fxlib.runtime import calls, ops
+from fxlib.runtime.batches import issue_batch
+from fxlib.runtime.items import is_batch, waits_of
 
 BLOCKED = frozenset(("call", "wait"))
 """Kinds of spans in which the trainer's thread stands still for a call."""
@@ -26,7 +28,7 @@ BLOCKED = frozenset(("call", "wait"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InFlight:
-    name: str
+    names: tuple[str, ...]
     to: str
     start_s: float
 
@@ -64,6 +66,11 @@ class Recording:
             if self._step_s is None:
                 self._spans.append(Span(kind=kind, name=name, to=to, start_s=start_s, end_s=end))
 
+    def take_off(self, name: str, to: str) -> Callable[[], None]:
+        """Note that something is in flight from now until what is returned is called, from any thread."""
+        start = self._now()
+        return lambda: self.note("in_flight", name, to, start)
+
     def finish(self) -> None:
         """Fix the length of the step."""
         self._step_s = self._now()
@@ -84,12 +91,12 @@ class Recording:
             # The forward is straight-line code: the next use of an operator is its next node.
             node = next(each for each in nodes if each.target is operator)
             nodes.remove(node)
-            name, to = call_name(node), _destination(node, args)
+            name, to = call_name(node), reached(node, args, kwargs)
             start = self._now()
             with self.span(role, name, to):
                 result = operator(*args, **kwargs)
             if role == "issue":
-                self._take_off(result, _InFlight(name=name, to=to, start_s=start))
+                self._take_off(result, _InFlight(names=_calls_in(node), to=to, start_s=start))
             elif role == "wait" and args:
                 self._land(id(args[0]))
             return result
@@ -105,7 +112,8 @@ class Recording:
     def _land(self, key: int) -> None:
         # At completion, or at the return of the wait, whichever comes first: callbacks run in a thread of their own.
         if (flight := self._airborne.pop(key, None)) is not None:
-            self.note("in_flight", flight.name, flight.to, flight.start_s)
+            for name in flight.names:
+                self.note("in_flight", name, flight.to, flight.start_s)
 
     def _now(self) -> float:
         return time.perf_counter() - self._start
@@ -125,14 +133,14 @@ def current_recording() -> Recording | None:
 
 
 @contextmanager
-def record() -> Iterator[Recording]:
-    """Record the calls of the captured modules that this thread runs in the block.
+def record(recording: Recording | None = None) -> Iterator[Recording]:
+    """Record the calls of the captured modules that this thread runs in the block, in `recording` or a new one.
 
     >>> with record() as recording:
     ...     module(batch)
     >>> recording.timeline
     """
-    outer, recording = _THREAD.recording, Recording()
+    outer, recording = _THREAD.recording, recording or Recording()
     _THREAD.recording = recording
     try:
         yield recording
@@ -159,19 +167,32 @@ def call_name(node: Node) -> str:
     return call_name(issue) if isinstance(issue, Node) else node.name
 
 
+def _calls_in(issue: Node) -> tuple[str, ...]:
+    """Return the name of each call that an issue starts."""
+    waits = waits_of(issue) if is_batch(issue) else None
+    return (call_name(issue),) if waits is None else tuple(map(call_name, waits))
+
+
 def _targets() -> dict[str, set[Callable[..., Any]]]:
     kinds = calls.kinds()
     return {
-        "call": {kind.blocking for kind in kinds},
+        "call": {kind.blocking for kind in kinds if kind.blocking is not None},
         "issue": {each for kind in kinds for each in (kind.issue, kind.start) if each is not None},
         "wait": {kind.wait for kind in kinds},
     }
 
 
-def _destination(node: Node, args: tuple[Any, ...]) -> str:
+def reached(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return the name of the worker that a call or an issue with these arguments reaches; empty if none."""
     if node.target in _REMOTE and args:
         return ops.server_name(args[0])
-    return ""
+    kind = None if calls.is_wait(node) else calls.kind_of(node)
+    if kind is calls.COLLECTIVE:
+        return f"process group {args[1][-1]}"
+    if kind is None or not kind.is_client:
+        return ""
+    to = kind.destination(args, kwargs)
+    return kind.name if to is None else str(to)
 
 
-_REMOTE = {ops.remote_call, ops.issue_call, ops.start_call, ops.fetch, ops.issue_fetch}
+_REMOTE = {ops.remote_call, ops.issue_call, ops.start_call, ops.fetch, ops.issue_fetch, issue_batch}

@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph
 
+from fxlib.runtime.reliance import sources_of
+
 _NEVER = object()
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = (
@@ -64,13 +66,13 @@ class Mirror:
 
 
 def constants_of(graph: Graph) -> tuple[str, ...]:
-    """Return the names of the root's attributes that a graph reads."""
-    names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    """Return the names of the root's attributes that a graph reads, or holds values computed from."""
+    names = {name for node in graph.nodes if node.op == "get_attr" for name in (str(node.target), *sources_of(node))}
     return tuple(name for name in names if "." not in name)
 
 
-def share_state(root: nn.Module, module: nn.Module) -> None:
-    """Give `module` the state of `root` as `root` has it: same objects, order, persistence, plain tensors and hooks."""
+def share_state(root: nn.Module, module: nn.Module, constants: Iterable[str]) -> None:
+    """Give `module` the state of `root` as `root` has it: same objects, order, persistence, `constants` and hooks."""
     for table in _TABLES:
         own, theirs = module.__dict__[table], root.__dict__[table]
         plain = {name: value for name, value in own.items() if name not in theirs and name in root.__dict__}
@@ -78,6 +80,7 @@ def share_state(root: nn.Module, module: nn.Module) -> None:
         own.clear()
         own.update({**theirs, **extra})
         module.__dict__.update(plain)
+    module.__dict__.update({name: root.__dict__[name] for name in constants if name in root.__dict__})
     module._non_persistent_buffers_set = set(root._non_persistent_buffers_set)
     module.__dict__.update({name: root.__dict__[name] for name in _HOOKS})  # one table: hooks added later run for both
     module._is_full_backward_hook = root._is_full_backward_hook

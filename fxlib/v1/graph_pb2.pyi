@@ -33,7 +33,7 @@ class BlobRef(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Contract(_message.Message):
-    __slots__ = ("pure", "reads", "writes", "commutes", "gradient", "batched_by", "returns")
+    __slots__ = ("pure", "reads", "writes", "commutes", "gradient", "batched_by", "returns", "batchable", "part", "part_at")
     PURE_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,9 @@ class Contract(_message.Message):
     GRADIENT_FIELD_NUMBER: _ClassVar[int]
     BATCHED_BY_FIELD_NUMBER: _ClassVar[int]
     RETURNS_FIELD_NUMBER: _ClassVar[int]
+    BATCHABLE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    PART_AT_FIELD_NUMBER: _ClassVar[int]
     pure: bool
     reads: _containers.RepeatedScalarFieldContainer[str]
     writes: _containers.RepeatedScalarFieldContainer[str]
@@ -48,7 +51,10 @@ class Contract(_message.Message):
     gradient: str
     batched_by: str
     returns: Value
-    def __init__(self, pure: _Optional[bool] = ..., reads: _Optional[_Iterable[str]] = ..., writes: _Optional[_Iterable[str]] = ..., commutes: _Optional[bool] = ..., gradient: _Optional[str] = ..., batched_by: _Optional[str] = ..., returns: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+    batchable: bool
+    part: str
+    part_at: int
+    def __init__(self, pure: _Optional[bool] = ..., reads: _Optional[_Iterable[str]] = ..., writes: _Optional[_Iterable[str]] = ..., commutes: _Optional[bool] = ..., gradient: _Optional[str] = ..., batched_by: _Optional[str] = ..., returns: _Optional[_Union[Value, _Mapping]] = ..., batchable: _Optional[bool] = ..., part: _Optional[str] = ..., part_at: _Optional[int] = ...) -> None: ...
 
 class Graph(_message.Message):
     __slots__ = ("format", "modules", "tensors", "storages", "targets", "contracts", "texts")
@@ -169,17 +175,75 @@ class Body(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., class_name: _Optional[str] = ..., pytree: _Optional[_Union[Pytree, _Mapping]] = ...) -> None: ...
 
 class Pytree(_message.Message):
-    __slots__ = ("arguments", "inputs", "outputs")
+    __slots__ = ("arguments", "inputs", "outputs", "guards")
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    GUARDS_FIELD_NUMBER: _ClassVar[int]
     arguments: _containers.RepeatedScalarFieldContainer[str]
     inputs: Value
     outputs: Value
-    def __init__(self, arguments: _Optional[_Iterable[str]] = ..., inputs: _Optional[_Union[Value, _Mapping]] = ..., outputs: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+    guards: InputGuards
+    def __init__(self, arguments: _Optional[_Iterable[str]] = ..., inputs: _Optional[_Union[Value, _Mapping]] = ..., outputs: _Optional[_Union[Value, _Mapping]] = ..., guards: _Optional[_Union[InputGuards, _Mapping]] = ...) -> None: ...
+
+class InputGuards(_message.Message):
+    __slots__ = ("leaves", "ranges", "conditions", "autocast")
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
+    AUTOCAST_FIELD_NUMBER: _ClassVar[int]
+    leaves: _containers.RepeatedCompositeFieldContainer[InputGuard]
+    ranges: _containers.RepeatedCompositeFieldContainer[SizeRange]
+    conditions: _containers.RepeatedCompositeFieldContainer[Value]
+    autocast: _containers.RepeatedCompositeFieldContainer[Autocast]
+    def __init__(self, leaves: _Optional[_Iterable[_Union[InputGuard, _Mapping]]] = ..., ranges: _Optional[_Iterable[_Union[SizeRange, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., autocast: _Optional[_Iterable[_Union[Autocast, _Mapping]]] = ...) -> None: ...
+
+class Autocast(_message.Message):
+    __slots__ = ("device", "dtype")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    dtype: str
+    def __init__(self, device: _Optional[str] = ..., dtype: _Optional[str] = ...) -> None: ...
+
+class InputGuard(_message.Message):
+    __slots__ = ("tensor", "value")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    tensor: TensorGuard
+    value: Value
+    def __init__(self, tensor: _Optional[_Union[TensorGuard, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
+class TensorGuard(_message.Message):
+    __slots__ = ("dtype", "device", "contiguous", "sizes", "strides", "requires_grad", "same_as")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    CONTIGUOUS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    STRIDES_FIELD_NUMBER: _ClassVar[int]
+    REQUIRES_GRAD_FIELD_NUMBER: _ClassVar[int]
+    SAME_AS_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    device: str
+    contiguous: bool
+    sizes: _containers.RepeatedCompositeFieldContainer[Value]
+    strides: _containers.RepeatedCompositeFieldContainer[Value]
+    requires_grad: bool
+    same_as: int
+    def __init__(self, dtype: _Optional[str] = ..., device: _Optional[str] = ..., contiguous: _Optional[bool] = ..., sizes: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., strides: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., requires_grad: _Optional[bool] = ..., same_as: _Optional[int] = ...) -> None: ...
+
+class SizeRange(_message.Message):
+    __slots__ = ("symbol", "least", "greatest")
+    SYMBOL_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    GREATEST_FIELD_NUMBER: _ClassVar[int]
+    symbol: str
+    least: int
+    greatest: int
+    def __init__(self, symbol: _Optional[str] = ..., least: _Optional[int] = ..., greatest: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("op", "name", "target", "args", "kwargs", "type", "call", "contract", "order", "requires_grad", "source", "stack_trace", "tensor_meta")
+    __slots__ = ("op", "name", "target", "args", "kwargs", "type", "call", "contract", "order", "requires_grad", "source", "stack_trace", "tensor_meta", "folded", "rank")
     OP_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +257,8 @@ class Node(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     STACK_TRACE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_META_FIELD_NUMBER: _ClassVar[int]
+    FOLDED_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     op: Opcode
     name: str
     target: int
@@ -206,10 +272,12 @@ class Node(_message.Message):
     source: int
     stack_trace: int
     tensor_meta: Value
-    def __init__(self, op: _Optional[_Union[Opcode, str]] = ..., name: _Optional[str] = ..., target: _Optional[int] = ..., args: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., kwargs: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ..., type: _Optional[_Union[TypeHint, _Mapping]] = ..., call: _Optional[str] = ..., contract: _Optional[int] = ..., order: _Optional[int] = ..., requires_grad: _Optional[bool] = ..., source: _Optional[int] = ..., stack_trace: _Optional[int] = ..., tensor_meta: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+    folded: _containers.RepeatedScalarFieldContainer[str]
+    rank: int
+    def __init__(self, op: _Optional[_Union[Opcode, str]] = ..., name: _Optional[str] = ..., target: _Optional[int] = ..., args: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., kwargs: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ..., type: _Optional[_Union[TypeHint, _Mapping]] = ..., call: _Optional[str] = ..., contract: _Optional[int] = ..., order: _Optional[int] = ..., requires_grad: _Optional[bool] = ..., source: _Optional[int] = ..., stack_trace: _Optional[int] = ..., tensor_meta: _Optional[_Union[Value, _Mapping]] = ..., folded: _Optional[_Iterable[str]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ("none", "boolean", "integer", "real", "text", "node", "big_integer", "complex", "ellipsis", "list", "tuple", "dict", "slice", "range", "dtype", "layout", "memory_format", "qscheme", "device", "size", "operator", "named_tuple", "ordered_dict", "tensor_meta", "function", "tensor", "opaque")
+    __slots__ = ("none", "boolean", "integer", "real", "text", "node", "big_integer", "complex", "ellipsis", "list", "tuple", "dict", "slice", "range", "dtype", "layout", "memory_format", "qscheme", "device", "size", "operator", "named_tuple", "ordered_dict", "tensor_meta", "function", "tensor", "opaque", "container")
     NONE_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
     INTEGER_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +305,7 @@ class Value(_message.Message):
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     OPAQUE_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
     none: bool
     boolean: bool
     integer: int
@@ -264,7 +333,8 @@ class Value(_message.Message):
     function: str
     tensor: int
     opaque: str
-    def __init__(self, none: _Optional[bool] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., node: _Optional[int] = ..., big_integer: _Optional[bytes] = ..., complex: _Optional[_Union[Complex, _Mapping]] = ..., ellipsis: _Optional[bool] = ..., list: _Optional[_Union[Values, _Mapping]] = ..., tuple: _Optional[_Union[Values, _Mapping]] = ..., dict: _Optional[_Union[Entries, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., dtype: _Optional[str] = ..., layout: _Optional[str] = ..., memory_format: _Optional[str] = ..., qscheme: _Optional[str] = ..., device: _Optional[str] = ..., size: _Optional[_Union[Shape, _Mapping]] = ..., operator: _Optional[str] = ..., named_tuple: _Optional[_Union[NamedTuple, _Mapping]] = ..., ordered_dict: _Optional[_Union[Entries, _Mapping]] = ..., tensor_meta: _Optional[_Union[TensorMeta, _Mapping]] = ..., function: _Optional[str] = ..., tensor: _Optional[int] = ..., opaque: _Optional[str] = ...) -> None: ...
+    container: Container
+    def __init__(self, none: _Optional[bool] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., node: _Optional[int] = ..., big_integer: _Optional[bytes] = ..., complex: _Optional[_Union[Complex, _Mapping]] = ..., ellipsis: _Optional[bool] = ..., list: _Optional[_Union[Values, _Mapping]] = ..., tuple: _Optional[_Union[Values, _Mapping]] = ..., dict: _Optional[_Union[Entries, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., dtype: _Optional[str] = ..., layout: _Optional[str] = ..., memory_format: _Optional[str] = ..., qscheme: _Optional[str] = ..., device: _Optional[str] = ..., size: _Optional[_Union[Shape, _Mapping]] = ..., operator: _Optional[str] = ..., named_tuple: _Optional[_Union[NamedTuple, _Mapping]] = ..., ordered_dict: _Optional[_Union[Entries, _Mapping]] = ..., tensor_meta: _Optional[_Union[TensorMeta, _Mapping]] = ..., function: _Optional[str] = ..., tensor: _Optional[int] = ..., opaque: _Optional[str] = ..., container: _Optional[_Union[Container, _Mapping]] = ...) -> None: ...
 
 class Values(_message.Message):
     __slots__ = ("items",)
@@ -329,6 +399,16 @@ class NamedTuple(_message.Message):
     fields: _containers.RepeatedScalarFieldContainer[str]
     items: _containers.RepeatedCompositeFieldContainer[Value]
     def __init__(self, name: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+
+class Container(_message.Message):
+    __slots__ = ("name", "context", "items")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    context: Value
+    items: _containers.RepeatedCompositeFieldContainer[Value]
+    def __init__(self, name: _Optional[str] = ..., context: _Optional[_Union[Value, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
 
 class TensorMeta(_message.Message):
     __slots__ = ("shape", "dtype", "requires_grad", "stride", "memory_format", "is_quantized", "qparams")

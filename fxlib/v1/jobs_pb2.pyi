@@ -1,6 +1,7 @@
 import datetime
 
 from fxlib.v1 import graph_pb2 as _graph_pb2
+from fxlib.v1 import profile_pb2 as _profile_pb2
 from fxlib.v1 import workload_pb2 as _workload_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -37,7 +38,7 @@ DECISION_ADOPT: Decision
 DECISION_KEEP_ORIGINAL: Decision
 
 class OptimizeRequest(_message.Message):
-    __slots__ = ("request_id", "name", "namespace", "labels", "graph", "workload", "recipe", "trial", "torch_version", "fresh")
+    __slots__ = ("request_id", "name", "namespace", "labels", "graph", "workload", "recipe", "trial", "torch_version", "fresh", "profile", "diffs")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +56,8 @@ class OptimizeRequest(_message.Message):
     TRIAL_FIELD_NUMBER: _ClassVar[int]
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    DIFFS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     name: str
     namespace: str
@@ -65,7 +68,9 @@ class OptimizeRequest(_message.Message):
     trial: TrialOptions
     torch_version: str
     fresh: bool
-    def __init__(self, request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., trial: _Optional[_Union[TrialOptions, _Mapping]] = ..., torch_version: _Optional[str] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    profile: _profile_pb2.Profile
+    diffs: bool
+    def __init__(self, request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., trial: _Optional[_Union[TrialOptions, _Mapping]] = ..., torch_version: _Optional[str] = ..., fresh: _Optional[bool] = ..., profile: _Optional[_Union[_profile_pb2.Profile, _Mapping]] = ..., diffs: _Optional[bool] = ...) -> None: ...
 
 class OptimizeResponse(_message.Message):
     __slots__ = ("job",)
@@ -221,7 +226,7 @@ class Recipe(_message.Message):
     def __init__(self, name: _Optional[str] = ..., passes: _Optional[_Iterable[_Union[PassSpec, _Mapping]]] = ...) -> None: ...
 
 class PassSpec(_message.Message):
-    __slots__ = ("name", "options")
+    __slots__ = ("name", "options", "rules")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -231,23 +236,39 @@ class PassSpec(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_graph_pb2.Value, _Mapping]] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
     name: str
     options: _containers.MessageMap[str, _graph_pb2.Value]
-    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Mapping[str, _graph_pb2.Value]] = ...) -> None: ...
+    rules: _containers.RepeatedCompositeFieldContainer[Rule]
+    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Mapping[str, _graph_pb2.Value]] = ..., rules: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ...) -> None: ...
+
+class Rule(_message.Message):
+    __slots__ = ("name", "pattern", "replacement", "guard")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    REPLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    GUARD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pattern: _graph_pb2.Graph
+    replacement: _graph_pb2.Graph
+    guard: str
+    def __init__(self, name: _Optional[str] = ..., pattern: _Optional[_Union[_graph_pb2.Graph, _Mapping]] = ..., replacement: _Optional[_Union[_graph_pb2.Graph, _Mapping]] = ..., guard: _Optional[str] = ...) -> None: ...
 
 class TrialOptions(_message.Message):
-    __slots__ = ("min_gain", "confidence", "budget_s", "sameness_steps", "step_timeout_s")
+    __slots__ = ("min_gain", "confidence", "budget_s", "sameness_steps", "step_timeout_s", "max_relative_error")
     MIN_GAIN_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     BUDGET_S_FIELD_NUMBER: _ClassVar[int]
     SAMENESS_STEPS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
     min_gain: float
     confidence: float
     budget_s: float
     sameness_steps: int
     step_timeout_s: float
-    def __init__(self, min_gain: _Optional[float] = ..., confidence: _Optional[float] = ..., budget_s: _Optional[float] = ..., sameness_steps: _Optional[int] = ..., step_timeout_s: _Optional[float] = ...) -> None: ...
+    max_relative_error: float
+    def __init__(self, min_gain: _Optional[float] = ..., confidence: _Optional[float] = ..., budget_s: _Optional[float] = ..., sameness_steps: _Optional[int] = ..., step_timeout_s: _Optional[float] = ..., max_relative_error: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("id", "request_id", "name", "namespace", "labels", "state", "phase", "attempts", "worker_id", "created_at", "started_at", "finished_at", "result", "failure", "cached", "last_sequence")
@@ -327,7 +348,7 @@ class Estimate(_message.Message):
     def __init__(self, value: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
 
 class JobResult(_message.Message):
-    __slots__ = ("decision", "reason_code", "reason", "graph", "qps_original", "qps_optimized", "gain", "calls", "passes", "not_reproduced", "preserves", "assumptions", "timeline_original", "timeline_optimized", "blocks", "hardware", "torch_version", "phase_seconds")
+    __slots__ = ("decision", "reason_code", "reason", "graph", "qps_original", "qps_optimized", "gain", "calls", "passes", "not_reproduced", "preserves", "assumptions", "timeline_original", "timeline_optimized", "blocks", "hardware", "torch_version", "phase_seconds", "timeline_bound", "bound_s", "candidates", "max_relative_error")
     class PhaseSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -353,6 +374,10 @@ class JobResult(_message.Message):
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_BOUND_FIELD_NUMBER: _ClassVar[int]
+    BOUND_S_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    MAX_RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
     decision: Decision
     reason_code: str
     reason: str
@@ -371,10 +396,26 @@ class JobResult(_message.Message):
     hardware: str
     torch_version: str
     phase_seconds: _containers.ScalarMap[str, float]
-    def __init__(self, decision: _Optional[_Union[Decision, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., qps_original: _Optional[_Union[Estimate, _Mapping]] = ..., qps_optimized: _Optional[_Union[Estimate, _Mapping]] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ..., passes: _Optional[_Iterable[_Union[PassReport, _Mapping]]] = ..., not_reproduced: _Optional[_Iterable[str]] = ..., preserves: _Optional[str] = ..., assumptions: _Optional[_Iterable[str]] = ..., timeline_original: _Optional[_Union[Timeline, _Mapping]] = ..., timeline_optimized: _Optional[_Union[Timeline, _Mapping]] = ..., blocks: _Optional[int] = ..., hardware: _Optional[str] = ..., torch_version: _Optional[str] = ..., phase_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    timeline_bound: Timeline
+    bound_s: float
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    max_relative_error: float
+    def __init__(self, decision: _Optional[_Union[Decision, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., qps_original: _Optional[_Union[Estimate, _Mapping]] = ..., qps_optimized: _Optional[_Union[Estimate, _Mapping]] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ..., passes: _Optional[_Iterable[_Union[PassReport, _Mapping]]] = ..., not_reproduced: _Optional[_Iterable[str]] = ..., preserves: _Optional[str] = ..., assumptions: _Optional[_Iterable[str]] = ..., timeline_original: _Optional[_Union[Timeline, _Mapping]] = ..., timeline_optimized: _Optional[_Union[Timeline, _Mapping]] = ..., blocks: _Optional[int] = ..., hardware: _Optional[str] = ..., torch_version: _Optional[str] = ..., phase_seconds: _Optional[_Mapping[str, float]] = ..., timeline_bound: _Optional[_Union[Timeline, _Mapping]] = ..., bound_s: _Optional[float] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., max_relative_error: _Optional[float] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("name", "predicted_step_s", "gain", "verdict")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    predicted_step_s: float
+    gain: Estimate
+    verdict: str
+    def __init__(self, name: _Optional[str] = ..., predicted_step_s: _Optional[float] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., verdict: _Optional[str] = ...) -> None: ...
 
 class CallReport(_message.Message):
-    __slots__ = ("node", "function", "to", "action", "reason_code", "reason", "remedy", "exposed_before_s", "exposed_after_s", "source", "detail")
+    __slots__ = ("node", "function", "to", "action", "reason_code", "reason", "remedy", "exposed_before_s", "exposed_after_s", "source", "detail", "limited_by_code", "limited_by", "limit_detail")
     NODE_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
@@ -386,6 +427,9 @@ class CallReport(_message.Message):
     EXPOSED_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LIMITED_BY_CODE_FIELD_NUMBER: _ClassVar[int]
+    LIMITED_BY_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_DETAIL_FIELD_NUMBER: _ClassVar[int]
     node: str
     function: str
     to: str
@@ -397,19 +441,24 @@ class CallReport(_message.Message):
     exposed_after_s: float
     source: str
     detail: str
-    def __init__(self, node: _Optional[str] = ..., function: _Optional[str] = ..., to: _Optional[str] = ..., action: _Optional[str] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., remedy: _Optional[str] = ..., exposed_before_s: _Optional[float] = ..., exposed_after_s: _Optional[float] = ..., source: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    limited_by_code: str
+    limited_by: str
+    limit_detail: str
+    def __init__(self, node: _Optional[str] = ..., function: _Optional[str] = ..., to: _Optional[str] = ..., action: _Optional[str] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., remedy: _Optional[str] = ..., exposed_before_s: _Optional[float] = ..., exposed_after_s: _Optional[float] = ..., source: _Optional[str] = ..., detail: _Optional[str] = ..., limited_by_code: _Optional[str] = ..., limited_by: _Optional[str] = ..., limit_detail: _Optional[str] = ...) -> None: ...
 
 class PassReport(_message.Message):
-    __slots__ = ("name", "changes", "seconds", "declined")
+    __slots__ = ("name", "changes", "seconds", "declined", "diff")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     DECLINED_FIELD_NUMBER: _ClassVar[int]
+    DIFF_FIELD_NUMBER: _ClassVar[int]
     name: str
     changes: int
     seconds: float
     declined: _containers.RepeatedCompositeFieldContainer[Declined]
-    def __init__(self, name: _Optional[str] = ..., changes: _Optional[int] = ..., seconds: _Optional[float] = ..., declined: _Optional[_Iterable[_Union[Declined, _Mapping]]] = ...) -> None: ...
+    diff: str
+    def __init__(self, name: _Optional[str] = ..., changes: _Optional[int] = ..., seconds: _Optional[float] = ..., declined: _Optional[_Iterable[_Union[Declined, _Mapping]]] = ..., diff: _Optional[str] = ...) -> None: ...
 
 class Declined(_message.Message):
     __slots__ = ("node", "reason_code", "reason", "remedy", "detail")

@@ -20,7 +20,7 @@ STEP_MODE_LOCAL: StepMode
 STEP_MODE_DISTRIBUTED: StepMode
 
 class Workload(_message.Message):
-    __slots__ = ("batches", "description", "loss", "optimizer", "mode", "threads", "trainers", "servers", "rrefs", "contracts", "assume", "seed")
+    __slots__ = ("batches", "description", "loss", "optimizer", "mode", "threads", "trainers", "servers", "rrefs", "contracts", "assume", "seed", "accumulation", "clip_norm", "loss_scale")
     class ContractsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,9 @@ class Workload(_message.Message):
     CONTRACTS_FIELD_NUMBER: _ClassVar[int]
     ASSUME_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATION_FIELD_NUMBER: _ClassVar[int]
+    CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
     batches: BatchBlobs
     description: BatchSpec
     loss: Loss
@@ -52,7 +55,10 @@ class Workload(_message.Message):
     contracts: _containers.MessageMap[str, _graph_pb2.Contract]
     assume: str
     seed: int
-    def __init__(self, batches: _Optional[_Union[BatchBlobs, _Mapping]] = ..., description: _Optional[_Union[BatchSpec, _Mapping]] = ..., loss: _Optional[_Union[Loss, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., mode: _Optional[_Union[StepMode, str]] = ..., threads: _Optional[int] = ..., trainers: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[ServerSpec, _Mapping]]] = ..., rrefs: _Optional[_Iterable[_Union[RRefSpec, _Mapping]]] = ..., contracts: _Optional[_Mapping[str, _graph_pb2.Contract]] = ..., assume: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+    accumulation: int
+    clip_norm: float
+    loss_scale: float
+    def __init__(self, batches: _Optional[_Union[BatchBlobs, _Mapping]] = ..., description: _Optional[_Union[BatchSpec, _Mapping]] = ..., loss: _Optional[_Union[Loss, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., mode: _Optional[_Union[StepMode, str]] = ..., threads: _Optional[int] = ..., trainers: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[ServerSpec, _Mapping]]] = ..., rrefs: _Optional[_Iterable[_Union[RRefSpec, _Mapping]]] = ..., contracts: _Optional[_Mapping[str, _graph_pb2.Contract]] = ..., assume: _Optional[str] = ..., seed: _Optional[int] = ..., accumulation: _Optional[int] = ..., clip_norm: _Optional[float] = ..., loss_scale: _Optional[float] = ...) -> None: ...
 
 class BatchBlobs(_message.Message):
     __slots__ = ("batches",)
@@ -112,18 +118,20 @@ class OptimizerSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., lr: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ...) -> None: ...
 
 class ServerSpec(_message.Message):
-    __slots__ = ("name", "tables", "dense", "setup", "service_time_s")
+    __slots__ = ("name", "tables", "dense", "setup", "service_time_s", "service_time_per")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     SETUP_FIELD_NUMBER: _ClassVar[int]
     SERVICE_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_TIME_PER_FIELD_NUMBER: _ClassVar[int]
     name: str
     tables: _containers.RepeatedCompositeFieldContainer[TableSpec]
     dense: _containers.RepeatedCompositeFieldContainer[DenseSpec]
     setup: str
     service_time_s: float
-    def __init__(self, name: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableSpec, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseSpec, _Mapping]]] = ..., setup: _Optional[str] = ..., service_time_s: _Optional[float] = ...) -> None: ...
+    service_time_per: str
+    def __init__(self, name: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableSpec, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseSpec, _Mapping]]] = ..., setup: _Optional[str] = ..., service_time_s: _Optional[float] = ..., service_time_per: _Optional[str] = ...) -> None: ...
 
 class TableSpec(_message.Message):
     __slots__ = ("name", "rows", "dim", "optimizer", "lr")

@@ -5,7 +5,7 @@ from fxlib.wire.encode import FORMAT, Encoded, encode
 from fxlib.wire.limits import Limits
 from fxlib.wire.opaque import OpaqueAttribute, OpaqueFunction, OpaqueModule
 from fxlib.wire.read_values import decode_value
-from fxlib.wire.serialize import digest, parse, serialize
+from fxlib.wire.serialize import digest, parse, serialize, values_of
 from fxlib.wire.validate import validate
 from fxlib.wire.write_values import encode_value
 
@@ -24,4 +24,5 @@ __all__ = [
     "parse",
     "serialize",
     "validate",
+    "values_of",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import TreeSpec
 
 from fxlib.wire.opaque import OpaqueFunction, tuple_label
 from fxlib.wire.operators import operator_name
@@ -19,6 +20,12 @@ _UNFIT = re.compile(r"[^\w.:<>#$@ \[\]-]")
 def bodies(root: nn.Module) -> Iterator[GraphModule]:
     """Yield the GraphModules in a module tree, each once, parents first."""
     return (module for module in root.modules() if isinstance(module, GraphModule))
+
+
+def specs_of(body: GraphModule) -> Iterator[TreeSpec]:
+    """Yield the structures of a graph's arguments and results, where it has them."""
+    info = getattr(body.graph._codegen, "pytree_info", None)
+    yield from (spec for spec in (info.in_spec, info.out_spec) if spec is not None) if info is not None else ()
 
 
 def label_of(owner: object) -> str:
@@ -73,20 +80,25 @@ class Labels:
 
 
 def tuple_classes(root: nn.Module) -> dict[str, type]:
-    """Return the named tuple classes among the arguments in the graphs of a module tree, by label."""
-    found: dict[str, type] = {}
+    """Return the named tuple classes among the arguments in the graphs of a module tree, and of these, by label."""
+    found = [cls for body in bodies(root) for spec in specs_of(body) for cls in _packed(spec)]
+    found += [cls for body in bodies(root) for node in body.graph.nodes for cls in _nested((node.args, node.kwargs))]
+    return {tuple_label(cls): cls for cls in reversed(found)}
 
-    def visit(value: object) -> None:
-        if isinstance(value, dict):
-            value = tuple(value.values())
-        if isinstance(value, (tuple, list)):
-            if hasattr(value, "_fields"):
-                found.setdefault(tuple_label(type(value)), type(value))
-            for item in value:
-                if not isinstance(item, Node):
-                    visit(item)
 
-    for body in bodies(root):
-        for node in body.graph.nodes:
-            visit((node.args, node.kwargs))
-    return found
+def _packed(spec: TreeSpec) -> Iterator[type]:
+    if hasattr(spec.context, "_fields"):
+        yield spec.context
+    for child in spec.children():
+        yield from _packed(child)
+
+
+def _nested(value: object) -> Iterator[type]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        if hasattr(value, "_fields"):
+            yield type(value)
+        for item in value:
+            if not isinstance(item, Node):
+                yield from _nested(item)

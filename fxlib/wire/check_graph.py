@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire.check_pytree import check_pytree
 from fxlib.wire.check_values import Place, check_value
 from fxlib.wire.faults import Fault
 from fxlib.wire.hints import check_hint
 from fxlib.wire.limits import Limits
 from fxlib.wire.names import (
+    check_atom,
     check_comment,
     check_label,
     check_name,
@@ -42,9 +44,16 @@ _CALLS: dict[str, tuple[int, int | None]] = {
     "fxlib.runtime.issue_fetch": (2, None),
     "fxlib.runtime.wait": (1, None),
     "fxlib.runtime.track_gradient": (7, 2),
+    "fxlib.runtime.send_gradient": (7, 2),
+    "fxlib.runtime.limit_in_flight": (2, None),
+    "fxlib.runtime.issue_batch": (4, None),
+    "fxlib.runtime.wait_item": (2, None),
     "fxlib.runtime.functions.resolve": (1, 0),
 }
 _RESOLVE = "fxlib.runtime.functions.resolve"
+_BATCH, _ITEM = "fxlib.runtime.issue_batch", "fxlib.runtime.wait_item"
+_BATCHED_CALL = ("text", "tuple", "dict")
+"""Kinds of values of one call in a batch: the function's name, its arguments, its keyword arguments."""
 # Behind the name of the remote function stand the arguments that are sent to it.
 _SENT = {name: (named + 1, named + 2) for name, (count, named) in _CALLS.items() if named is not None and count > 1}
 
@@ -86,6 +95,7 @@ class BodyChecker:
         self._modules: set[int] = set()
         self._functions: set[int] = set()
         self._held: set[int] = set()
+        self._batches: dict[int, int] = {}
         self._targets = [
             (str(kind), getattr(each, kind)) for each in graph.targets if (kind := each.WhichOneof("kind"))
         ]
@@ -102,7 +112,8 @@ class BodyChecker:
             WireError: it is malformed; names the node and the field.
         """
         try:
-            self._check_pytree()
+            if self._body.HasField("pytree"):
+                check_pytree(self._body.pytree, self._limits)
         except Fault as fault:
             raise fault.at("graph, pytree") from None
         for index, node in enumerate(self._body.nodes):
@@ -163,6 +174,12 @@ class BodyChecker:
             if node.HasField(field) and getattr(node, field) >= len(table):
                 self._field = field
                 raise Fault(f"refers to entry {getattr(node, field)}, of {len(table)}")
+        if node.folded:
+            self._field = "folded"
+            if node.op != pb.OPCODE_GET_ATTR:
+                raise Fault("only a value that the module holds was computed from weights")
+            for step in dict.fromkeys(step for name in node.folded for step in name.split(".")):
+                check_atom(step, "step of a path")
         if node.HasField("tensor_meta"):
             self._field = "tensor_meta"
             check_value(node.tensor_meta, Place(limits=self._limits, kind="tensor_meta"))
@@ -207,6 +224,30 @@ class BodyChecker:
             if named is not None:
                 self._field = f"args[{named}]"
                 check_remote_function(node.args[named].text)
+            if target == _BATCH:
+                self._batches[index] = self._check_batch(node)
+            elif target == _ITEM:
+                self._check_item(node)
+
+    def _check_batch(self, node: pb.Node) -> int:
+        self._field = "args[1]"
+        if not node.args[1].tuple.items:
+            raise Fault("a batch is a tuple of calls, at least one")
+        for call in node.args[1].tuple.items:
+            parts = call.tuple.items
+            if tuple(part.WhichOneof("kind") for part in parts) != _BATCHED_CALL:
+                raise Fault("a call of a batch is a tuple of a function's name, a tuple and a dict")
+            _check_function(parts[0].text)
+        self._field = "args[3]"
+        if node.args[3].WhichOneof("kind") != "none":
+            _check_function(node.args[3].text)
+        return len(node.args[1].tuple.items)
+
+    def _check_item(self, node: pb.Node) -> None:
+        batch, index = node.args
+        count = self._batches.get(batch.node, 0) if batch.WhichOneof("kind") == "node" else 0
+        if index.WhichOneof("kind") != "integer" or not 0 <= index.integer < count:
+            raise Fault("does not wait for a call of a batch that was issued")
 
     def _check_getattr(self, node: pb.Node) -> None:
         if len(node.args) not in (2, 3) or node.kwargs or node.args[0].WhichOneof("kind") != "node":
@@ -226,22 +267,11 @@ class BodyChecker:
             self._paths[path] = self._slots.find(self._module, path)
         return self._paths[path]
 
-    def _check_pytree(self) -> None:
-        if not self._body.HasField("pytree"):
-            return
-        tree = self._body.pytree
-        for position, name in enumerate(tree.arguments):
-            if position or name != "self":
-                check_name(name, "argument")
-        place = Place(limits=self._limits, kind="structure")
-        check_value(tree.inputs, place)
-        if tree.HasField("outputs"):
-            check_value(tree.outputs, place)
-        # Code generation writes the names of keyword arguments between quotes as they are.
-        parts = tree.inputs.tuple.items
-        if len(parts) == 2 and parts[1].WhichOneof("kind") == "dict":
-            for entry in parts[1].dict.items:
-                check_name(entry.key.text, "keyword argument")
+
+def _check_function(name: str) -> None:
+    check_remote_function(name)
+    if name.startswith("."):
+        raise Fault(f"{name[:80]!r} is a method, and a batch calls functions alone")
 
 
 _SHAPES: dict[int, Callable[[BodyChecker, int, pb.Node, str], None]] = {

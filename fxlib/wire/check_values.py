@@ -13,10 +13,12 @@ from fxlib.wire.limits import Limits
 from fxlib.wire.names import check_label, check_name, check_text
 from fxlib.wire.operators import check_operator
 
-_STRUCTURE = frozenset({"none", "list", "tuple", "dict", "ordered_dict", "named_tuple"})
+_STRUCTURE = frozenset({"none", "list", "tuple", "dict", "ordered_dict", "named_tuple", "container"})
 _ASKED_OF_RREFS = frozenset({"is_owner", "owner", "owner_name", "to_here", "wait"})
 """What the operators of `fxlib.runtime` call on whatever they are given."""
-_PLACES = {"tensor_meta": "tensor_meta", "function": "attribute", "tensor": "attribute", "opaque": "attribute"}
+_PLACES = {"tensor_meta": "tensor_meta", "function": "attribute", "tensor": "attribute", "opaque": "attribute"} | {
+    "container": "structure"
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,14 @@ def _named_tuple(value: pb.NamedTuple, place: Place, depth: int) -> None:
         check_value(item, place, depth)
 
 
+def _container(value: pb.Container, place: Place, depth: int) -> None:
+    check_label(value.name)
+    depth = _deeper(place, depth)
+    check_value(value.context, Place(limits=place.limits), depth)
+    for item in value.items:
+        check_value(item, place, depth)
+
+
 def _tensor_meta(meta: pb.TensorMeta, place: Place, depth: int) -> None:
     check_sizes(meta.shape, place.limits)
     if len(meta.stride) not in (0, len(meta.shape)):
@@ -186,5 +196,6 @@ _NESTED: dict[str, Callable[[Any, Place, int], None]] = {
     "ordered_dict": _entries,
     "slice": _slice,
     "named_tuple": _named_tuple,
+    "container": _container,
     "tensor_meta": _tensor_meta,
 }

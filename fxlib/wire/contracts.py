@@ -24,8 +24,11 @@ def write_contract(contract: Contract) -> pb.Contract:
         reads=sorted(contract.reads),
         writes=sorted(contract.writes),
         commutes=contract.commutes,
+        part=contract.part or "",
         gradient=contract.gradient or "",
         batched_by=contract.batched_by or "",
+        batchable=contract.batchable,
+        part_at=contract.part_at,
     )
     if contract.returns is not None:
         ValueWriter().write(message.returns, contract.returns)
@@ -34,7 +37,7 @@ def write_contract(contract: Contract) -> pb.Contract:
 
 def check_contract(message: pb.Contract, limits: Limits = DEFAULT) -> None:
     """Raise Fault unless the message is a contract that does not contradict itself."""
-    for text in (*message.reads, *message.writes, message.gradient, message.batched_by):
+    for text in (*message.reads, *message.writes, message.gradient, message.batched_by, message.part):
         check_comment(text, limits)
     if message.HasField("returns"):
         check_value(message.returns, Place(limits=limits, kind="structure"))
@@ -53,8 +56,11 @@ def read_contract(message: pb.Contract) -> Contract:
             reads=frozenset(message.reads),
             writes=frozenset(message.writes),
             commutes=message.commutes,
+            part=message.part or None,
+            part_at=message.part_at if message.HasField("part_at") else None,
             gradient=message.gradient or None,
             batched_by=message.batched_by or None,
+            batchable=message.batchable,
             returns=ValueReader().read(message.returns) if message.HasField("returns") else None,
         )
     except ContractError as error:

@@ -17,6 +17,7 @@ from fxlib.wire.read_graph import GraphReader
 from fxlib.wire.read_modules import ModuleReader
 from fxlib.wire.read_tensors import TensorReader
 from fxlib.wire.read_values import ValueReader
+from fxlib.wire.structures import container_classes
 from fxlib.wire.validate import validate
 
 _NO_BLOBS: Mapping[str, bytes] = {}
@@ -53,8 +54,9 @@ def decode(
     validate(graph, limits)
     own = None if root is None else Labels(root)
     tuples = {} if root is None else tuple_classes(root)
+    containers = {} if root is None else container_classes(root)
     try:
-        graphs = GraphReader(graph, ValueReader(tuples=tuples), own, functions)
+        graphs = GraphReader(graph, ValueReader(tuples=tuples), own, functions, containers)
     except Fault as fault:
         raise fault.at("graph") from None
     tensors = TensorReader(graph, blobs, None if root is not None else seed)

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch.utils._pytree as pytree
 from torch.fx import Graph, Node
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 
 from fxlib.contracts import Contract
 from fxlib.errors import WireError
 from fxlib.runtime.attributes import read_attribute
+from fxlib.runtime.guards import GuardedCodeGen
+from fxlib.runtime.reliance import FOLDED, RANK
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels
 from fxlib.wire.contracts import read_contract
 from fxlib.wire.faults import Fault
+from fxlib.wire.guards import read_guards
 from fxlib.wire.hints import read_hint
 from fxlib.wire.opaque import OpaqueFunction
 from fxlib.wire.operators import find_operator
 from fxlib.wire.read_values import ValueReader
+from fxlib.wire.structures import read_spec
 from fxlib.wire.targets import DATA_ATTRIBUTES, functions, registered
 from fxlib.wire.write_graph import OPCODES
 
@@ -35,12 +38,19 @@ class GraphReader:
         values: reads arguments.
         own: callables of the client's module; None where there is no client.
         more: other callables that fill opaque slots, by label.
+        containers: the client's classes of containers, by label.
     """
 
     def __init__(
-        self, graph: pb.Graph, values: ValueReader, own: Labels | None, more: Mapping[str, Callable[..., Any]]
+        self,
+        graph: pb.Graph,
+        values: ValueReader,
+        own: Labels | None,
+        more: Mapping[str, Callable[..., Any]],
+        containers: Mapping[str, type],
     ) -> None:
         self._values = values
+        self._containers = containers
         self._contracts: list[Contract] = [read_contract(each) for each in graph.contracts]
         self._texts = list(graph.texts)
         callables = {**registered(), **(own.functions if own is not None else {}), **more}
@@ -100,16 +110,22 @@ class GraphReader:
             meta["source"] = self._texts[message.source]
         if message.HasField("stack_trace"):
             meta["stack_trace"] = self._texts[message.stack_trace]
+        if message.folded:
+            meta[FOLDED] = tuple(message.folded)
+        if message.HasField("rank"):
+            meta[RANK] = message.rank
         if message.HasField("tensor_meta"):
             meta["tensor_meta"] = self._values.read(message.tensor_meta)
 
     def _codegen(self, tree: pb.Pytree) -> _PyTreeCodeGen:
         try:
-            inputs = pytree.tree_structure(self._values.read(tree.inputs))
-            outputs = pytree.tree_structure(self._values.read(tree.outputs)) if tree.HasField("outputs") else None
+            inputs = read_spec(tree.inputs, self._values, self._containers)
+            has_outputs = tree.HasField("outputs")
+            outputs = read_spec(tree.outputs, self._values, self._containers) if has_outputs else None
         except Fault as fault:
             raise fault.at("graph, pytree") from None
-        return _PyTreeCodeGen(_PyTreeInfo(list(tree.arguments), inputs, outputs))
+        info = _PyTreeInfo(list(tree.arguments), inputs, outputs)
+        return GuardedCodeGen(info, read_guards(tree.guards)) if tree.HasField("guards") else _PyTreeCodeGen(info)
 
 
 def _target(message: pb.Target, own: Mapping[str, Callable[..., Any]], labels: Labels | None) -> Target:

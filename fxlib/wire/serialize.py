@@ -35,3 +35,9 @@ def parse(data: bytes, limits: Limits = DEFAULT) -> pb.Graph:
 def digest(graph: pb.Graph) -> str:
     """Return the SHA-256, in hexadecimal digits, of the graph's serialization."""
     return hashlib.sha256(serialize(graph)).hexdigest()
+
+
+def values_of(graph: pb.Graph) -> list[pb.BlobRef]:
+    """Return the blobs that hold the values of a graph's tensors, each once, in the order of its storages."""
+    refs = [storage.data for storage in graph.storages if storage.HasField("data")]
+    return list({ref.sha256: ref for ref in refs}.values())

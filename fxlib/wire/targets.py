@@ -20,7 +20,8 @@ import torch
 from torch.distributed import rpc
 from torch.overrides import get_overridable_functions
 
-from fxlib.runtime import calls, ops
+from fxlib.runtime import batches, calls, collectives, ops, structure
+from fxlib.runtime import credits as runtime_credits
 from fxlib.runtime import functions as remote_functions
 from fxlib.runtime.attributes import read_attribute
 
@@ -57,7 +58,12 @@ _FUNCTIONAL_EXTRAS = (
     *("celu_", "elu_", "hardsigmoid", "hardswish", "hardtanh_", "leaky_relu_", "logsigmoid", "relu_", "rrelu_"),
     *("selu_", "sigmoid", "tanh", "threshold", "threshold_", "upsample", "upsample_bilinear", "upsample_nearest"),
 )
-_RUNTIME = ("remote_call", "issue_call", "start_call", "fetch", "issue_fetch", "create", "wait", "track_gradient")
+_RUNTIME = (
+    *("remote_call", "issue_call", "start_call", "fetch", "issue_fetch", "create", "wait"),
+    *("track_gradient", "send_gradient"),
+)
+_BATCHES = ("issue_batch", "wait_item")
+_COLLECTIVES = ("collective", "issue_collective", "wait_collective")
 
 METHODS_WITHHELD = frozenset(
     {
@@ -117,7 +123,7 @@ def function_name(function: object) -> str | None:
 
 def registered() -> Mapping[str, Function]:
     """Operators of the call kinds that this process registered beyond the library's own, by label."""
-    own = {getattr(ops, name) for name in _RUNTIME}
+    own = {each for name, each in functions().items() if name.startswith("fxlib.runtime.")}
     found = (each for kind in calls.kinds() for each in kind.operators)
     return {f"{each.__module__}.{each.__qualname__}": each for each in found if each not in own}
 
@@ -161,14 +167,21 @@ def _functions() -> Iterator[tuple[str, Function]]:
     yield from _of(torch._C, "torch._C", ("_set_grad_enabled",))
     yield from _of(torch.amp.autocast_mode, "torch.amp.autocast_mode", ("_enter_autocast", "_exit_autocast"))
     yield from _of(ops, "fxlib.runtime", _RUNTIME)
+    yield from _of(batches, "fxlib.runtime", _BATCHES)
+    yield from _of(runtime_credits, "fxlib.runtime", ("limit_in_flight",))
+    yield from _of(collectives, "fxlib.runtime", _COLLECTIVES)
+    yield from _of(structure, "fxlib.runtime", ("check_structure", "check_tensor"))
     # A remote function as a value, by its name, and the name of a server: as capture records them.
     yield from _of(remote_functions, "fxlib.runtime.functions", ("resolve",))
     yield from _of(rpc, "torch.distributed.rpc", ("get_worker_info",))
 
 
 def _overridable(namespace: ModuleType) -> list[str]:
-    found = get_overridable_functions()[namespace]
-    return sorted({name for each in found if (name := getattr(each, "__name__", "")) and hasattr(namespace, name)})
+    # A builtin calls itself by the namespace, too: torch.fft.fft is named fft_fft.
+    prefix = namespace.__name__.rpartition(".")[2] + "_"
+    called = {getattr(each, "__name__", "") for each in get_overridable_functions()[namespace]}
+    names = {name for each in called for name in (each, each.removeprefix(prefix))}
+    return sorted(name for name in names if name and hasattr(namespace, name))
 
 
 def _of(namespace: Any, prefix: str, names: Any) -> Iterator[tuple[str, Function]]:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 
 from fxlib.contracts import Contract
 from fxlib.errors import WireError
 from fxlib.runtime.attributes import read_attribute
+from fxlib.runtime.guards import GuardedCodeGen
+from fxlib.runtime.reliance import FOLDED, RANK
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels, known_name
 from fxlib.wire.contracts import write_contract
 from fxlib.wire.faults import Fault
+from fxlib.wire.guards import write_guards
 from fxlib.wire.hints import write_hint
 from fxlib.wire.limits import DEFAULT
 from fxlib.wire.names import as_name, check_comment, check_node_name, clean_comment
 from fxlib.wire.opaque import OpaqueFunction
+from fxlib.wire.structures import write_spec
 from fxlib.wire.targets import methods
 from fxlib.wire.write_values import ValueWriter, write_tensor_meta
 
@@ -146,6 +149,9 @@ def _write_meta(message: pb.Node, meta: dict[str, Any], tables: Tables, values: 
         message.source = tables.text(source)
     if isinstance(stack_trace := meta.get("stack_trace"), str):
         message.stack_trace = tables.text(stack_trace)
+    message.folded.extend(meta.get(FOLDED, ()))
+    if type(rank := meta.get(RANK)) is int:
+        message.rank = rank
     if "tensor_meta" in meta:
         try:
             values.write(message.tensor_meta, meta["tensor_meta"])
@@ -157,22 +163,17 @@ def _write_codegen(body: pb.Body, codegen: CodeGen) -> None:
     if type(codegen) is CodeGen:
         return
     where = "graph, codegen"
-    if type(codegen) is not _PyTreeCodeGen:
+    if type(codegen) not in (_PyTreeCodeGen, GuardedCodeGen):
         raise WireError(
             f"a {type(codegen).__name__} cannot travel", where=where, hint="Only plain and pytree code generation can."
         )
-    info = codegen.pytree_info
+    info: Any = codegen.pytree_info  # type: ignore[attr-defined]
     body.pytree.arguments.extend(info.orig_args)
     try:
-        _write_spec(body.pytree.inputs, info.in_spec)
+        write_spec(body.pytree.inputs, info.in_spec)
         if info.out_spec is not None:
-            _write_spec(body.pytree.outputs, info.out_spec)
+            write_spec(body.pytree.outputs, info.out_spec)
+        if isinstance(codegen, GuardedCodeGen):
+            write_guards(body.pytree.guards, codegen.guards)
     except Fault as fault:
         raise fault.at(where) from None
-
-
-def _write_spec(value: pb.Value, spec: pytree.TreeSpec) -> None:
-    structure = pytree.tree_unflatten([None] * spec.num_leaves, spec)
-    if pytree.tree_structure(structure) != spec:
-        raise Fault(f"the structure {spec} cannot travel", "Use tuples, lists, dicts and named tuples.")
-    ValueWriter().write(value, structure)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxlib.errors import WireError
+from fxlib.runtime.reliance import sources_of
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import leaves
 from fxlib.wire.callables import Labels, bodies, label_of
@@ -138,14 +139,15 @@ def _fits(data: object, functions: Collection[str | None] = ()) -> bool:
 
 
 def attributes_read(root: GraphModule) -> dict[int, list[str]]:
-    """Names of the attributes that nodes read, by the module that has them."""
+    """Names of the attributes that nodes read, or hold values computed from, by the module that has them."""
     read: dict[int, dict[str, None]] = {}
     for body in bodies(root):
         for node in body.graph.nodes:
             if node.op == "get_attr":
-                *steps, name = str(node.target).split(".")
-                owner = _walk(body, steps, f"node {node.name!r}, target")
-                read.setdefault(id(owner), {})[name] = None
+                for path in dict.fromkeys((str(node.target), *sources_of(node))):
+                    *steps, name = path.split(".")
+                    owner = _walk(body, steps, f"node {node.name!r}, target")
+                    read.setdefault(id(owner), {})[name] = None
     return {owner: list(names) for owner, names in read.items()}
 
 

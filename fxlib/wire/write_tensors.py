@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import safetensors.torch
 import torch
@@ -44,6 +45,11 @@ def is_plain(tensor: object) -> bool:
     )
 
 
+def storage_key(tensor: torch.Tensor) -> tuple[torch.device, int]:
+    """Return what tensors on one storage have in common."""
+    return tensor.device, int(tensor.untyped_storage()._cdata)
+
+
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides, in elements, that torch gives a contiguous tensor."""
     strides, step = [], 1
@@ -71,11 +77,11 @@ class TensorWriter:
         if index is None:
             index = self._index[id(tensor)] = len(self._tensors)
             self._tensors.append(tensor)
-            self._groups.setdefault((tensor.device, tensor.untyped_storage()._cdata), []).append(index)
+            self._groups.setdefault(storage_key(tensor), []).append(index)
         return index
 
-    def finish(self, *, weights: bool) -> dict[str, bytes]:
-        """Write all tensors and storages; return the blobs by SHA-256, empty unless `weights`.
+    def finish(self, *, sent: Callable[[torch.Tensor], bool]) -> dict[str, bytes]:
+        """Write all tensors and storages; return the blobs by SHA-256 of those tensors whose values are to be sent.
 
         Raises:
             Fault: a tensor on the meta device has no values to send.
@@ -89,7 +95,7 @@ class TensorWriter:
                 self._describe(index, number, start)
             first = self._tensors[members[0]]
             storage = self._graph.storages.add(bytes=end - start, device="" if first.is_cpu else str(first.device))
-            if weights:
+            if sent(first):
                 data = self._blob(members, start, end)
                 storage.data.sha256, storage.data.size = hashlib.sha256(data).hexdigest(), len(data)
                 blobs[storage.data.sha256] = data

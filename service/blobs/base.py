@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,7 +41,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     def size(self, sha256: str) -> int | None:
-        """Return the size of a blob that is completely there, else None."""
+        """Return the size of a blob that is completely there, else None. This counts as a use of it."""
 
     @abstractmethod
     def partial_size(self, sha256: str) -> int:
@@ -73,6 +74,14 @@ class BlobStore(ABC):
     @abstractmethod
     def abandon(self, *, older_than_s: float) -> int:
         """Drop unfinished uploads that nothing was added to for so long; return how many."""
+
+    @abstractmethod
+    def unused(self, *, older_than_s: float) -> Sequence[str]:
+        """Return the blobs that were stored, and last used, so long ago."""
+
+    @abstractmethod
+    def delete(self, sha256: str, *, older_than_s: float) -> bool:
+        """Delete a blob, unless it was used since; return whether it did. A use cannot come between."""
 
     def read_all(self, blob: Blob) -> bytes:
         """Return all bytes of a blob.

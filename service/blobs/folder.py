@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,20 +20,24 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FolderBlobStore(BlobStore):
-    """A blob appears under its name all at once, after its bytes were checked and synced."""
+    """A blob appears under its name all at once, after its bytes were checked and synced; its time is its last use."""
 
     def __init__(self, root: Path) -> None:
         self._blobs = root / "blobs"
         self._partials = root / "partial"
+        self._uses = threading.Lock()
         for folder in (self._blobs, self._partials):
             folder.mkdir(parents=True, exist_ok=True)
 
     @override
     def size(self, sha256: str) -> int | None:
-        try:
-            return self._path(sha256).stat().st_size
-        except FileNotFoundError:
-            return None
+        path = self._path(sha256)
+        with self._uses:
+            try:
+                os.utime(path)
+                return path.stat().st_size
+            except FileNotFoundError:
+                return None
 
     @override
     def partial_size(self, sha256: str) -> int:
@@ -66,6 +71,7 @@ class FolderBlobStore(BlobStore):
             raise ServiceError(Code.BLOB_CORRUPT, f"{size} bytes received are not blob {blob.sha256}")
         with _room():
             path.parent.mkdir(exist_ok=True)
+            os.utime(partial)
             partial.rename(path)
             for folder in (path.parent, self._blobs):
                 _sync_folder(folder)
@@ -88,6 +94,23 @@ class FolderBlobStore(BlobStore):
                     path.unlink()
                     dropped += 1
         return dropped
+
+    @override
+    def unused(self, *, older_than_s: float) -> Sequence[str]:
+        limit = time.time() - older_than_s
+        return [path.name for path in self._blobs.glob("??/*") if path.stat().st_mtime <= limit]
+
+    @override
+    def delete(self, sha256: str, *, older_than_s: float) -> bool:
+        path = self._path(sha256)
+        with self._uses:
+            try:
+                if path.stat().st_mtime > time.time() - older_than_s:
+                    return False
+                path.unlink()
+            except FileNotFoundError:
+                return False
+        return True
 
     def _path(self, sha256: str) -> Path:
         return self._blobs / sha256[:2] / sha256

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import threading
 import time
+from collections.abc import Sequence
 
 from typing_extensions import override
 
@@ -16,12 +19,18 @@ class MemoryBlobStore(BlobStore):
 
     def __init__(self) -> None:
         self._blobs: dict[str, bytes] = {}
+        self._used_at: dict[str, float] = {}
+        self._lock = threading.Lock()
         self._partials: dict[str, tuple[bytearray, float]] = {}
 
     @override
     def size(self, sha256: str) -> int | None:
-        found = self._blobs.get(sha256)
-        return None if found is None else len(found)
+        with self._lock:
+            found = self._blobs.get(sha256)
+            if found is None:
+                return None
+            self._used_at[sha256] = time.monotonic()
+            return len(found)
 
     @override
     def partial_size(self, sha256: str) -> int:
@@ -43,7 +52,9 @@ class MemoryBlobStore(BlobStore):
         data = bytes(self._partials.pop(blob.sha256, (b"", 0.0))[0])
         if len(data) != blob.size or hashlib.sha256(data).hexdigest() != blob.sha256:
             raise ServiceError(Code.BLOB_CORRUPT, f"{len(data)} bytes received are not blob {blob.sha256}")
-        self._blobs[blob.sha256] = data
+        with self._lock:
+            self._blobs[blob.sha256] = data
+            self._used_at[blob.sha256] = time.monotonic()
 
     @override
     def read(self, sha256: str, *, offset: int, length: int) -> bytes:
@@ -58,3 +69,17 @@ class MemoryBlobStore(BlobStore):
         for sha256 in old:
             del self._partials[sha256]
         return len(old)
+
+    @override
+    def unused(self, *, older_than_s: float) -> Sequence[str]:
+        limit = time.monotonic() - older_than_s
+        with self._lock:
+            return [sha256 for sha256, at in self._used_at.items() if at <= limit]
+
+    @override
+    def delete(self, sha256: str, *, older_than_s: float) -> bool:
+        with self._lock:
+            if self._used_at.get(sha256, math.inf) > time.monotonic() - older_than_s:
+                return False
+            del self._blobs[sha256], self._used_at[sha256]
+            return True

@@ -32,6 +32,7 @@ _LASTING: Final = frozenset(
         Reason.NOTHING_CHANGED,
         Reason.NOT_SAME,
         Reason.OPAQUE_CODE,
+        Reason.COLLECTIVES,
     }
 )
 """Reasons that lie in the request. With another, which may lie in the moment or the operator's settings, a relaunch is

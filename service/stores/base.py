@@ -50,6 +50,15 @@ class Stats:
     oldest_queued_at: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payloads:
+    """What a job was asked for with, and its answer, if there is one. `number` orders jobs by their acceptance."""
+
+    number: int
+    request: bytes
+    result: bytes | None
+
+
 class QueueFullError(Exception):
     """The namespace has as many queued jobs as it may have."""
 
@@ -96,6 +105,14 @@ class JobStore(ABC):
     @abstractmethod
     def page(self, wanted: Filter, *, before: int | None, limit: int) -> tuple[Sequence[Job], int | None]:
         """Return up to `limit` jobs, newest first, that are older than `before`, and the `before` of the next page."""
+
+    @abstractmethod
+    def payloads(self, *, after: int, limit: int) -> Sequence[Payloads]:
+        """Return those of the first `limit` jobs whose number is greater than `after`."""
+
+    @abstractmethod
+    def forget(self, *, finished_before: float, limit: int) -> int:
+        """Delete up to `limit` jobs that finished before then, with all that belongs to them; return how many."""
 
     @abstractmethod
     def heads(self, torch_version: str) -> Sequence[Head]:

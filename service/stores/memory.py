@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -11,7 +12,7 @@ from typing_extensions import override
 
 from service.job import Event, Job, State
 from service.machine import Transition
-from service.stores.base import Filter, Head, JobStore, QueueFullError, Stats, Worker
+from service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Worker
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class MemoryJobStore(JobStore):
         self._entries: dict[str, _Entry] = {}
         self._requests: dict[tuple[str, str], str] = {}
         self._workers: dict[str, Worker] = {}
+        self._numbers = itertools.count(1)
 
     @override
     def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
@@ -42,7 +44,7 @@ class MemoryJobStore(JobStore):
             queued = sum(other.namespace == job.namespace for other in self._in(State.QUEUED))
             if job.state is State.QUEUED and queued >= queue_limit:
                 raise QueueFullError
-            stored = _Entry(number=len(self._entries) + 1, job=job, request=request, result=entry.result)
+            stored = _Entry(number=next(self._numbers), job=job, request=request, result=entry.result)
             stored.events += [entry.event] if entry.event else []
             self._entries[job.id] = stored
             self._requests[job.namespace, job.request_id] = job.id
@@ -100,6 +102,21 @@ class MemoryJobStore(JobStore):
             ]
         shown = entries[:limit]
         return [entry.job for entry in shown], shown[-1].number if len(entries) > limit else None
+
+    @override
+    def payloads(self, *, after: int, limit: int) -> Sequence[Payloads]:
+        with self._lock:
+            later = [entry for entry in self._entries.values() if entry.number > after]
+        return [Payloads(number=each.number, request=each.request, result=each.result) for each in later[:limit]]
+
+    @override
+    def forget(self, *, finished_before: float, limit: int) -> int:
+        with self._lock:
+            jobs = [entry.job for entry in self._entries.values()]
+            old = [job for job in jobs if job.finished_at is not None and job.finished_at < finished_before][:limit]
+            for job in old:
+                del self._entries[job.id], self._requests[job.namespace, job.request_id]
+        return len(old)
 
     @override
     def heads(self, torch_version: str) -> Sequence[Head]:

@@ -12,7 +12,7 @@ from fxlib.errors import FxlibError
 from service.job import Event, Job, State
 from service.machine import Transition
 from service.stores import schema
-from service.stores.base import Filter, Head, JobStore, QueueFullError, Stats, Worker
+from service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Worker
 from service.stores.engine import make_engine
 from service.stores.schema import event_from_row, event_to_row, job_from_row, job_to_row
 
@@ -116,6 +116,26 @@ class SqlJobStore(JobStore):
             rows = db.execute(query).mappings().all()
         shown = rows[:limit]
         return [job_from_row(row) for row in shown], shown[-1]["number"] if len(rows) > limit else None
+
+    @override
+    def payloads(self, *, after: int, limit: int) -> Sequence[Payloads]:
+        asked, told = schema.payloads.alias("asked"), schema.payloads.alias("told")
+        joined = _JOBS.join(asked, sa.and_(asked.c.job_id == _JOBS.c.id, asked.c.kind == "request")).outerjoin(
+            told, sa.and_(told.c.job_id == _JOBS.c.id, told.c.kind == "result")
+        )
+        query = sa.select(_JOBS.c.number, asked.c.body, told.c.body).select_from(joined)
+        with self._read.begin() as db:
+            rows = db.execute(query.where(_JOBS.c.number > after).order_by(_JOBS.c.number).limit(limit)).all()
+        return [Payloads(number=number, request=request, result=result) for number, request, result in rows]
+
+    @override
+    def forget(self, *, finished_before: float, limit: int) -> int:
+        finished = [state.value for state in State if state.finished]
+        old = sa.select(_JOBS.c.id).where(_JOBS.c.state.in_(finished), _JOBS.c.finished_at < finished_before)
+        with self._write.begin() as db:
+            ids = db.execute(old.limit(limit)).scalars().all()
+            db.execute(_JOBS.delete().where(_JOBS.c.id.in_(ids)))  # labels, payloads and events go with them
+        return len(ids)
 
     @override
     def heads(self, torch_version: str) -> Sequence[Head]:

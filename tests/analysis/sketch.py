@@ -13,6 +13,7 @@ from fxlib.contracts import Contract
 from fxlib.reasons import Reason
 from fxlib.recipes import Rewrite
 from fxlib.runtime import CapturedModule, create, fetch, issue_call, remote_call, wait
+from fxlib.runtime.collectives import collective
 
 READ = Contract(reads=frozenset({"table"}))
 WRITE = Contract(writes=frozenset({"table"}))
@@ -53,6 +54,10 @@ class Sketch:
 
     def wait(self, name: str, issue: Node) -> Node:
         return self.graph.create_node("call_function", wait, (issue,), name=name)
+
+    def collective(self, name: str, value: Node, group: str = "0") -> Node:
+        """A collective in its blocking form."""
+        return self.graph.create_node("call_function", collective, ("all_reduce", (value, "sum", group)), name=name)
 
     def returns(self, *values: Node) -> CapturedModule:
         self.graph.output(values)

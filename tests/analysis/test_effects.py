@@ -9,7 +9,8 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis import Effects
-from fxlib.analysis.resources import GENERATOR, PROCESS, ServerState, Storage
+from fxlib.analysis.behaviour import Part
+from fxlib.analysis.resources import GENERATOR, PEERS, PROCESS, ServerState, Storage
 from fxlib.contracts import PURE, Contract
 from tests.analysis.sketch import READ, WRITE, Sketch
 
@@ -47,6 +48,56 @@ def test_a_container_shares_the_memory_of_what_it_holds() -> None:
     reader = program.work("reader", torch.cos, first)
     writer = program.work("writer", "add_", second, 1)
     assert conflict(program.returns(reader, writer), reader, writer)
+
+
+def test_an_item_counted_from_the_end_is_the_same_item() -> None:
+    program = Sketch("x")
+    several = program.work("several", torch.ops.aten.topk.default, program.inputs[0], 2)
+    reader = program.work("reader", torch.cos, program.work("first", operator.getitem, several, 0))
+    writer = program.work("writer", "add_", program.work("again", operator.getitem, several, -2), 1)
+    assert conflict(program.returns(reader, writer), reader, writer)
+
+
+def test_a_sequence_put_together_with_plus_shares_the_memory_of_its_parts() -> None:
+    for together in (
+        lambda parts, more: (operator.add, parts, (more,)),
+        lambda parts, more: (operator.add, [more], parts),
+        lambda parts, _: (operator.add, parts, parts),
+        lambda parts, _: (operator.mul, 2, parts),
+    ):
+        program = Sketch("x")
+        base = program.work("base", torch.sin, program.inputs[0])
+        parts = program.work("parts", "chunk", base, 2)
+        both = program.work("both", *together(parts, base))
+        twice = program.work("twice", operator.add, program.work("rest", operator.getitem, both, slice(1, None)), both)
+        reader = program.work("reader", torch.cos, program.work("item", operator.getitem, twice, 0))
+        writer = program.work("writer", "add_", base, 1)
+        assert conflict(program.returns(reader, writer), reader, writer)
+
+
+def test_a_sum_of_tensors_has_memory_of_its_own() -> None:
+    program = Sketch("x", "y")
+    x, y = program.inputs
+    reader = program.work("reader", torch.cos, x)
+    fresh = program.work("fresh", operator.add, x, program.work("product", operator.mul, y, 2))
+    writer = program.work("writer", "add_", fresh, 1)
+    assert not conflict(program.returns(reader, writer), reader, writer)
+
+
+def test_the_methods_behind_pythons_operators_write_as_the_operators_do() -> None:
+    for method, *arguments in (("__setitem__", 0, 1), ("__iadd__", 1), ("__idiv__", 2), ("__iand__", 1)):
+        program = Sketch("x")
+        base = program.work("base", torch.sin, program.inputs[0])
+        reader = program.work("reader", torch.cos, base)
+        writer = program.work("writer", method, base, *arguments)
+        assert conflict(program.returns(reader, writer), reader, writer)
+
+
+def test_every_method_of_a_tensor_has_effects_that_are_known_or_unknown() -> None:
+    for name in filter(torch.Tensor.__dict__.__contains__, dir(torch.Tensor)):
+        program = Sketch("x")
+        node = program.work("node", name, program.inputs[0])
+        assert Effects.of(program.returns(node))[node].part in (Part.LOCAL, Part.FENCE)
 
 
 def test_inputs_may_share_memory_with_one_another() -> None:
@@ -116,7 +167,7 @@ def test_contracts_say_what_a_call_does_to_which_server() -> None:
     assert not pure.reads | pure.writes
     assert both.reads == {ServerState("ps0", "clock")}
     assert both.writes == {ServerState("ps0", "log")}
-    assert unknown.writes == {ServerState(), PROCESS}
+    assert unknown.writes == {ServerState(), PROCESS, PEERS}
     assert GENERATOR in unknown.reads
     assert [effects[call].commits for call in calls] == [False, True, False, True, True]
 

@@ -117,6 +117,7 @@ def _known(found: Operator | None) -> Operator:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_what_is_believed_holds_for_torchs_own_samples_of_every_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = 0
     for name, function, found, inputs in _samples(monkeypatch):

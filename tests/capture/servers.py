@@ -29,6 +29,16 @@ def several(x: torch.Tensor) -> Any:
     return x + 1, [x + 2, x + 3], {"last": x + 4}
 
 
+@fxlib.remote(pure=True, returns=(None, None))
+def too_much(x: torch.Tensor) -> Any:
+    return x + 1, x + 2, x + 3
+
+
+@fxlib.remote(pure=True, returns={"a": None, "b": None})
+def other_keys(x: torch.Tensor) -> Any:
+    return {"a": x, "c": x, "b": x}
+
+
 def pair(x: torch.Tensor) -> Any:
     return x + 1, x * 3
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed import rpc
 
-from fxlib.contracts import contract_of, remote
+import fxlib
+from fxlib.contracts import Contract, contract_of, remote
 from fxlib.errors import ContractError
 from fxlib.runtime import functions
 from tests.capture.servers import Arithmetic, Table, double
@@ -107,3 +109,16 @@ def test_an_allowed_module_brings_what_it_defines_and_no_more() -> None:
 def test_a_module_that_is_not_there_cannot_be_allowed() -> None:
     with pytest.raises(ContractError, match="cannot import"):
         functions.allow_module("not.there")
+
+
+def double_all(calls: list[Any]) -> list[torch.Tensor]:
+    return [double(*args, **kwargs) for args, kwargs in calls]
+
+
+def test_a_batched_form_needs_no_declaration_of_its_own_to_be_found() -> None:
+    name = f"{__name__}:double_all"
+    with pytest.raises(ContractError):
+        functions.resolve(name)
+    contract = Contract(reads=frozenset({"t"}), batched_by=name)
+    fxlib.capture(lambda x: rpc.rpc_sync("ps0", double, (x,)), contracts={"tests.capture.servers:double": contract})
+    assert functions.resolve(name) is double_all

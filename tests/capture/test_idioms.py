@@ -15,6 +15,7 @@ from torch.futures import collect_all, wait_all
 
 import fxlib
 from fxlib import wire
+from fxlib.errors import ContractError
 from fxlib.runtime import create, is_call, is_issue
 from tests.capture import servers
 from tests.capture.checks import same, targets
@@ -291,3 +292,29 @@ def test_an_issue_of_the_programs_own_raises_where_it_stands(forward: Any, error
         with pytest.raises(error):
             form(torch.ones(2))
         assert not rpc_sync("ps0", servers.pushed)
+
+
+def a_shorter_structure(x: torch.Tensor) -> Any:
+    first, second = rpc_sync("ps0", servers.too_much, (x,))
+    return first + second
+
+
+def other_keys(x: torch.Tensor) -> Any:
+    return sum(rpc_async("ps0", servers.other_keys, (x,)).wait().values())
+
+
+def what_is_there(x: torch.Tensor) -> Any:
+    return rpc_sync("ps0", servers.too_much, (x,))[0]
+
+
+@pytest.mark.parametrize("forward, function", [(a_shorter_structure, "too_much"), (other_keys, "other_keys")])
+def test_a_result_of_another_structure_than_declared_is_an_error_of_the_run(forward: Any, function: str) -> None:
+    captured = fxlib.capture(forward)
+    decoded = wire.decode(wire.encode(captured).graph, root=captured)
+    for form in (captured, fxlib.optimize(captured), decoded):
+        with pytest.raises(ContractError, match=f"{function}: the contract declares"):
+            form(torch.ones(2))
+
+
+def test_a_part_of_a_structure_is_taken_without_a_check() -> None:
+    same(what_is_there, X)

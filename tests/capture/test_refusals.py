@@ -190,8 +190,54 @@ def test_a_gradient_that_cannot_be_found_is_refused() -> None:
         fxlib.capture(lambda x: rpc_sync("ps0", double, (x,)), contracts={"tests.capture.servers:double": contract})
 
 
+def test_out_into_a_result_whose_gradient_is_pushed_is_refused_where_torch_would_refuse_it() -> None:
+    def adds(x: torch.Tensor) -> torch.Tensor:
+        return torch.add(x, 1.0, out=rpc_sync("ps0", servers.embed, (x,)).view(-1))
+
+    with pytest.raises(CaptureError, match=r"tests\.capture\.servers:push.*copy_"):
+        fxlib.capture(adds)
+    with torch.no_grad():
+        fxlib.capture(adds)
+
+
+def test_a_batched_form_that_cannot_be_found_is_refused() -> None:
+    contract = fxlib.Contract(reads=frozenset({"t"}), batched_by="nowhere.at_all:many")
+    with pytest.raises(CaptureError, match=r"nowhere\.at_all:many"):
+        fxlib.capture(lambda x: rpc_sync("ps0", double, (x,)), contracts={"tests.capture.servers:double": contract})
+
+
 def test_a_contract_for_no_call_is_warned_of() -> None:
     stated = {"tests.capture.servers:double": fxlib.Contract(pure=True), "typo:double": fxlib.Contract(pure=True)}
     with pytest.warns(FxlibWarning, match="typo:double") as caught:
         fxlib.capture(lambda x: rpc_sync("ps0", double, (x,)), contracts=stated)
     assert len(caught) == 1
+
+
+class Hides(nn.Module):
+    def forward(self, x: torch.Tensor, inf: torch.Tensor) -> torch.Tensor:
+        return x.clamp(max=float("inf")) + inf
+
+
+class HidesNothing(nn.Module):
+    def forward(self, x: torch.Tensor, slice: torch.Tensor, *, inf: float = 0.5) -> torch.Tensor:  # noqa: A002
+        return x * slice + inf
+
+
+def test_an_argument_that_hides_what_generated_code_calls_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"Hides: the argument 'inf' hides what .* Rename the argument"):
+        fxlib.capture(Hides())
+    x = torch.randn(3)
+    assert torch.equal(fxlib.capture(HidesNothing())(x, x), HidesNothing()(x, x))
+
+
+def test_a_module_whose_name_cannot_stand_in_code_is_refused() -> None:
+    model = nn.Sequential()
+    model.add_module("class", nn.Linear(2, 2))
+    with pytest.raises(CaptureError, match=r"a name in it cannot stand in code: .*self\.class\("):
+        fxlib.capture(model)
+
+
+def test_a_legacy_variable_of_a_traced_value_is_refused_and_not_read_as_memory() -> None:
+    with pytest.raises(CaptureError, match="calls Variable"):
+        fxlib.capture(lambda x: torch.autograd.Variable(x) + 1)
+    assert torch.equal(torch.autograd.Variable(torch.ones(2)), torch.ones(2))

@@ -9,7 +9,21 @@ import pytest
 from fxlib.cli import extras
 from tests.cli.conftest import Run
 
-COMMANDS = ["serve", "optimize", "jobs", "jobs list", "jobs show", "jobs watch", "jobs cancel", "passes", "show"]
+COMMANDS = [
+    "serve",
+    "optimize",
+    "jobs",
+    "jobs list",
+    "jobs show",
+    "jobs watch",
+    "jobs cancel",
+    "passes",
+    "profile",
+    "show",
+    "analyze",
+    "draw",
+    "calibrate",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -21,7 +35,7 @@ def test_every_command_explains_itself(fxlib: Run, command: str) -> None:
 
 def test_the_list_of_commands_is_complete(fxlib: Run) -> None:
     out = fxlib("--help").out
-    assert all(f"    {name} " in out for name in ("serve", "worker", "optimize", "jobs", "passes", "show"))
+    assert all(f"    {name} " in out for name in ("serve", "worker", "optimize", "jobs", "passes", "profile", "show"))
 
 
 @pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["jobs", "show"], ["serve", "--no-such-option"]])
@@ -32,7 +46,8 @@ def test_a_wrong_command_line_is_exit_code_2(fxlib: Run, arguments: list[str]) -
 def test_a_service_that_is_away_is_one_line_and_exit_code_1(fxlib: Run) -> None:
     ran = fxlib("jobs", "--service", "127.0.0.1:1", "--patience", "0.2")
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err == "fxlib: the service at 127.0.0.1:1: not reached within 0.2 s\n"
+    way_out = "Is it running (fxlib serve), and is this its HOST:PORT?"
+    assert ran.err == f"fxlib: the service at 127.0.0.1:1: not reached within 0.2 s. {way_out}\n"
 
 
 def test_help_does_not_wait_for_torch() -> None:

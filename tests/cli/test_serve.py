@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing_extensions import override
 import fxlib
 from fxlib.cli import serve as command
 from fxlib.cli.children import Child
+from fxlib.cli.stop import Stop
 from fxlib.errors import FxlibError
 
 pytestmark = pytest.mark.slow
@@ -172,6 +172,20 @@ def test_an_address_in_use_is_an_error_not_a_wait(tmp_path: Path) -> None:
             assert "see its words above" in serving.errors()
 
 
+def test_a_worker_on_a_cluster_is_told_the_interface(tmp_path: Path) -> None:
+    cluster = ("--ray-address", "10.0.0.1:6379", "--interface", "eth0")
+    with serve(tmp_path, *cluster, stand_ins=("service", "workers")) as serving:
+        until(lambda: len(serving.starts()) == 2)
+        assert serving.starts()[1].endswith(" ".join(cluster))
+
+
+def test_a_cluster_without_an_interface_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with serve(tmp_path, "--ray-address", "10.0.0.1:6379", stand_ins=("service", "workers")) as serving:
+        assert serving.process.wait(60) == 1
+        assert serving.starts() == []
+        assert "with --interface" in serving.errors()
+
+
 def test_a_client_authority_needs_workers_of_its_own(tmp_path: Path) -> None:
     with serve(tmp_path, "--client-ca", "ca.pem") as serving:
         assert serving.process.wait(60) == 1
@@ -192,10 +206,10 @@ def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch: pytest.Monk
         def __exit__(self, *_: object) -> None:
             pass
 
-    class Impatient(threading.Event):
+    class Impatient(Stop):
         @override
-        def wait(self, timeout: float | None = None) -> bool:
-            return super().wait(0)
+        def wait(self, seconds: float) -> bool:
+            return super().wait(0.0)
 
     monkeypatch.setattr(command, "Child", Dead)
     service = cast(Child, SimpleNamespace(code=None))

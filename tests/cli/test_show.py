@@ -31,6 +31,14 @@ def test_its_code(fxlib: Run, file: str) -> None:
     assert fxlib("show", file, "--code").out.startswith("def forward(self, x")
 
 
+def test_what_each_pass_of_a_recipe_does_to_it(fxlib: Run, file: str) -> None:
+    out = fxlib("show", file, "--diff", "schedule").out
+    assert "+++ after split_calls" in out
+    assert "issue_call(" in out
+    assert "dead_code: no change" in out
+    assert "\x1b[" not in out
+
+
 def test_the_same_for_programs(fxlib: Run, file: str) -> None:
     told = json.loads(fxlib("show", file, "--json").out)
     assert told.keys() == {"nodes", "calls", "parameters"}

@@ -13,19 +13,18 @@ from pathlib import Path
 
 import grpc
 import torch
+from torch.fx import GraphModule
 
-import fxlib
-from fxlib import protocol, wire
+from fxlib import protocol, recipes, wire
 from fxlib.client.blobs import upload
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
-from fxlib.jobs import Blob
 from fxlib.reasons import Reason
 from fxlib.result import Estimate, Report
-from fxlib.v1 import blobs_pb2, jobs_pb2, workers_pb2, workers_pb2_grpc
+from fxlib.v1 import blobs_pb2, graph_pb2, jobs_pb2, workers_pb2, workers_pb2_grpc
 
-Answer = Callable[[workers_pb2.Lease, bytes], tuple[Report, bytes | None]]
-"""A lease and its graph to a report and the rewritten graph, if any."""
+Answer = Callable[[workers_pb2.Lease, GraphModule], tuple[Report, GraphModule]]
+"""A lease and its graph to a report and the graph that it speaks of."""
 
 
 @contextmanager
@@ -47,7 +46,7 @@ def real_service(data: Path, *options: str, end: signal.Signals = signal.SIGTERM
         yield json.loads(ready.read_text())["listen"]
     finally:
         process.send_signal(end)
-        process.wait(20)
+        process.wait(60)
 
 
 def free_port() -> int:
@@ -75,7 +74,7 @@ def _work(address: str, answer: Answer, stop: threading.Event) -> None:
     info = jobs_pb2.WorkerInfo(worker_id="scripted", torch_version=torch.__version__, hardware="test")
     while not stop.is_set():
         with suppress(grpc.RpcError):
-            claimed = stub.Claim(workers_pb2.ClaimRequest(worker=info, wait_s=0.5), timeout=10)
+            claimed = stub.Claim(workers_pb2.ClaimRequest(worker=info, wait_s=0.5), timeout=60)
             if claimed.HasField("lease"):
                 _complete(connection, stub, claimed.lease, answer)
     connection.close()
@@ -88,28 +87,27 @@ def _complete(
         workers_pb2.ReportRequest(
             job_id=lease.job_id, token=lease.token, phase="rewrite", message="scripted", progress=0.5
         ),
-        timeout=10,
+        timeout=60,
     )
-    data = b"".join(
-        chunk.data for chunk in connection.blobs.Read(_read(protocol.blob_from_proto(lease.request.graph)), timeout=10)
-    )
-    report, rewritten = answer(lease, data)
-    graph = None
-    if rewritten is not None:
-        ref = protocol.blob_ref(rewritten)
-        upload(connection, {ref.sha256: rewritten}, Deadline(10))
-        graph = protocol.blob_from_proto(ref)
-    result = protocol.report_to_proto(report, graph=graph)
-    stub.Complete(workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token, result=result), timeout=10)
+    sent = wire.parse(_read(connection, lease.request.graph))
+    blobs = {ref.sha256: _read(connection, ref) for ref in wire.values_of(sent)}
+    original = wire.decode(sent, blobs=blobs)
+    report, rewritten = answer(lease, original)
+    encoded = wire.encode(rewritten, beside=original)
+    graph = wire.serialize(encoded.graph)
+    ref = protocol.blob_ref(graph)
+    upload(connection, {**encoded.blobs, ref.sha256: graph}, Deadline(10))
+    result = protocol.report_to_proto(report, graph=protocol.blob_from_proto(ref))
+    stub.Complete(workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token, result=result), timeout=60)
 
 
-def _read(blob: Blob) -> blobs_pb2.ReadRequest:
-    return blobs_pb2.ReadRequest(blob=protocol.blob_to_proto(blob))
+def _read(connection: Connection, blob: graph_pb2.BlobRef) -> bytes:
+    return b"".join(chunk.data for chunk in connection.blobs.Read(blobs_pb2.ReadRequest(blob=blob), timeout=60))
 
 
-def adopt(_: workers_pb2.Lease, graph: bytes) -> tuple[Report, bytes]:
-    """Rewrite the graph, and say that it is faster."""
-    rewritten = wire.encode(fxlib.optimize(wire.decode(wire.parse(graph)))).graph
+def adopt(lease: workers_pb2.Lease, graph: GraphModule) -> tuple[Report, GraphModule]:
+    """Schedule the calls of the graph, whatever was asked for, and say that it is faster."""
+    rewrite = recipes.apply(graph, "schedule", diffs=lease.request.diffs)
     report = Report(
         decision="adopt",
         reason=Reason.FASTER,
@@ -117,6 +115,9 @@ def adopt(_: workers_pb2.Lease, graph: bytes) -> tuple[Report, bytes]:
         qps_original=Estimate(value=100, low=99, high=101),
         qps_optimized=Estimate(value=150, low=148, high=152),
         gain=Estimate(value=0.5, low=0.48, high=0.52),
+        passes=rewrite.passes,
+        preserves=rewrite.preserves,
+        max_relative_error=0.0,
         hardware="test",
     )
-    return report, rewritten.SerializeToString(deterministic=True)
+    return report, rewrite.module

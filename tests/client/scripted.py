@@ -130,6 +130,7 @@ class Scripted(jobs_pb2_grpc.OptimizerServiceServicer, blobs_pb2_grpc.BlobServic
         self.blobs[ref.sha256] = graph
         self.job.result.decision = jobs_pb2.DECISION_ADOPT
         self.job.result.reason_code, self.job.result.reason = "FASTER", "faster"
+        self.job.result.preserves = "bitwise"
         self.job.result.gain.CopyFrom(jobs_pb2.Estimate(value=0.5, low=0.4, high=0.6))
         self.job.result.graph.CopyFrom(ref)
 

@@ -1,7 +1,6 @@
 """A call outlasts what passes, and gives up on what does not."""
 
 import socket
-import time
 from contextlib import ExitStack
 
 import grpc
@@ -31,18 +30,15 @@ def test_a_refusal_is_final_and_says_why(service: Scripted, connection: Connecti
 
 def test_trying_again_ends_with_the_deadline(service: Scripted, connection: Connection) -> None:
     service.fail("GetJob", *[grpc.StatusCode.UNAVAILABLE] * 1000)
-    started = time.monotonic()
     with pytest.raises(ServiceUnavailableError):
         get_job(connection, "job-1", Deadline(0.5))
-    assert time.monotonic() - started < 2
+    assert 1 < service.calls["GetJob"] < 1000
 
 
 def test_a_service_that_is_not_there_is_noticed_in_time() -> None:
     connection = Connection(f"127.0.0.1:{free_port()}")
-    started = time.monotonic()
     with pytest.raises(ServiceUnavailableError, match=r"not reached within 0.3 s"):
         connection.reach(Deadline(0.3))
-    assert time.monotonic() - started < 2
     connection.close()
 
 

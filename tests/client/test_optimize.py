@@ -2,7 +2,6 @@
 
 import copy
 import socket
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +13,9 @@ from torch import nn
 from torch.fx import GraphModule
 
 import fxlib
-from fxlib import Client, Workload, wire
+from fxlib import Client, Profile, Workload, protocol, wire
 from fxlib.errors import FxlibWarning, WorkloadError
+from fxlib.profiles import NodeProfile
 from fxlib.runtime import is_call
 from fxlib.v1 import graph_pb2
 from tests.client.models import Clicks, workload
@@ -84,6 +84,26 @@ def test_the_request_says_what_was_asked_and_sends_no_value(
     assert service.blobs.keys() == {request.graph.sha256}  # the graph: no batch, no weight
 
 
+def test_the_request_carries_the_profile_that_was_given(service: Scripted, client: Client, graph: GraphModule) -> None:
+    profile = Profile(nodes=(NodeProfile(node="bottom", seconds=1e-5, output_bytes=128),), steps=3)
+    ask(client, graph, profile=profile)
+    ask(client, graph)
+    given, none = service.requests
+    assert protocol.profile_from_proto(given.profile) == profile
+    assert not none.HasField("profile")
+
+
+def test_a_profile_of_very_many_nodes_fits_into_the_request(
+    service: Scripted, client: Client, graph: GraphModule
+) -> None:
+    nodes = tuple(NodeProfile(node=f"layer_{i}", seconds=i * 1e-6, output_bytes=128) for i in range(300_000))
+    ask(client, graph, profile=Profile(nodes=nodes))
+    [request] = service.requests
+    assert request.ByteSize() < 4 << 20
+    assert request.profile.nodes[-1].node == "layer_299999"
+    assert request.profile.notes == ["the shortest 250,000 nodes were left out of the request"]
+
+
 def test_a_repeated_request_is_the_same_request(service: Scripted, client: Client, graph: GraphModule) -> None:
     service.fail("Optimize", grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE)
     ask(client, graph)
@@ -148,7 +168,6 @@ def test_a_graph_without_the_gain_asked_for_is_not_used(
 def test_a_service_that_is_away_costs_a_warning_and_the_patience(graph: GraphModule) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        started = time.monotonic()
         with (
             fxlib.connect(f"127.0.0.1:{unused.getsockname()[1]}", patience_s=0.3) as client,
             pytest.warns(FxlibWarning, match="not reached within 0.3 s"),
@@ -156,7 +175,6 @@ def test_a_service_that_is_away_costs_a_warning_and_the_patience(graph: GraphMod
             result = ask(client, graph)
     assert result.module is graph
     assert result.reason is None
-    assert time.monotonic() - started < 3
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "localhost:notaport", "no-such-host.invalid:1"])
@@ -177,12 +195,10 @@ def test_a_refusal_at_any_point_costs_a_warning(
 
 def test_a_service_that_is_too_slow_costs_the_deadline(service: Scripted, client: Client, graph: GraphModule) -> None:
     service.events = [event(1, RUNNING, "qps")]
-    started = time.monotonic()
     with pytest.warns(FxlibWarning, match="job job-1 is not done within"):
         result = ask(client, graph, deadline_s=1.0)
     assert result.module is graph
     assert result.job_id == "job-1"
-    assert time.monotonic() - started < 3
 
 
 def test_a_failed_job_costs_a_warning_with_its_reason(service: Scripted, client: Client, graph: GraphModule) -> None:

@@ -1,10 +1,12 @@
 """A result prints as a text that a person can read, with nothing in it for a terminal alone."""
 
+from dataclasses import replace
+
 from torch import nn
 
 from fxlib.reasons import Declined, Reason
-from fxlib.rendering import seconds
-from fxlib.result import CallReport, Estimate, PassReport, Report, Result
+from fxlib.rendering import render, seconds
+from fxlib.result import CallReport, Candidate, Estimate, PassReport, Report, Result, Timeline
 
 REPORT = Report(
     decision="adopt",
@@ -22,6 +24,7 @@ REPORT = Report(
             reason=Reason.MOVED,
             exposed_before_s=0.0123,
             exposed_after_s=0.0000004,
+            limited_by=Reason.ORDERED_AFTER_WRITE,
         ),
         CallReport(
             node="push",
@@ -40,6 +43,18 @@ REPORT = Report(
     ),
     not_reproduced=("server gradients",),
     assumptions=('assume="reads"',),
+    timeline_original=Timeline(spans=(), step_s=0.0125),
+    timeline_optimized=Timeline(spans=(), step_s=0.007),
+    bound_s=0.0065,
+    candidates=(
+        Candidate(
+            name="schedule",
+            predicted_step_s=0.0071,
+            gain=Estimate(value=0.91, low=0.8, high=1.0),
+            verdict="chosen, and confirmed on fresh blocks",
+        ),
+        Candidate(name="one by one", verdict="left out: expected to be slower"),
+    ),
     blocks=12,
     phase_seconds={"qps": 12.5},
     hardware="2 cores",
@@ -54,10 +69,17 @@ samples per second                     interval
 original            1,234.5  1,200.0 to 1,270.0
 optimized           2,345.6  2,300.0 to 2,400.0
 gain                 +90.0%    +85.0% to +95.1%
+one step: 12.5 ms original, 7.0 ms optimized, 6.5 ms the least that any schedule could take, by the cost model
+
+programs tried; predicted: a step by the cost model
+  candidate   predicted    gain  verdict
+  schedule       7.1 ms  +91.0%  chosen, and confirmed on fresh blocks
+  one by one          -       -  left out: expected to be slower
 
 remote calls (1 moved, 1 left alone); exposed: time per step that the trainer stood blocked
   call    function      to   action      exposed  after  why
-  lookup  my.ps:lookup  ps0  moved       12.3 ms   0 us  issued early and waited for late
+  lookup  my.ps:lookup  ps0  moved       12.3 ms   0 us  issued early and waited for late; still exposed: \
+the call reads state that an earlier call may write
   push    my.ps:push    ps1  left alone        -      -  the call writes tables; a write is issued where the program \
 issues it (declare commutes=True)
 
@@ -74,6 +96,12 @@ phases: qps 12.50 s"""
 
 def test_a_full_result() -> None:
     assert str(Result.of(REPORT, module=nn.Identity(), job_id="17", cached=True)) == EXPECTED
+
+
+def test_diffs_are_shown_where_there_are_any() -> None:
+    diff = "--- before hoist\n+++ after hoist"
+    shown = render(replace(REPORT, passes=(replace(REPORT.passes[0], diff=diff),)))
+    assert f"writes_state\n\nwhat passes changed in the generated code\n{diff}\n\non your word" in shown
 
 
 def test_a_result_without_an_answer_is_one_sentence() -> None:

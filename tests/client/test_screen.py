@@ -14,7 +14,7 @@ import fxlib
 from fxlib import ps
 from fxlib.client.screen import screen
 from fxlib.errors import WireError
-from fxlib.runtime import create, functions, remote_call
+from fxlib.runtime import create, functions, issue_batch, remote_call, wait_item
 from tests.client.models import Clicks
 
 Build = Callable[[Graph], Any]
@@ -79,15 +79,58 @@ def another_function(graph: Graph) -> Any:
     return ask(graph, "ps0", "torch:add")
 
 
+def batch(graph: Graph, to: str, function: str = "fxlib.ps:lookup", form: str | None = None) -> Any:
+    calls: Any = ((function, ("users",), {}),)
+    return graph.call_function(wait_item, (graph.call_function(issue_batch, (to, calls, None, form)), 0))
+
+
+def batch_elsewhere(graph: Graph) -> Any:
+    return batch(graph, "elsewhere")
+
+
+def batch_of_another_function(graph: Graph) -> Any:
+    return batch(graph, "ps0", "torch:add")
+
+
+def batch_by_another_form(graph: Graph) -> Any:
+    return batch(graph, "ps0", form="torch:add")
+
+
+def to_where_a_batch_led(graph: Graph) -> Any:
+    return ask(graph, batch(graph, "ps0"))
+
+
 def own_code(graph: Graph) -> Any:
     return graph.call_function(own, ("a file",))
+
+
+def to_the_other_ranks(graph: Graph) -> Any:
+    shared = torch.ops._c10d_functional.broadcast.default
+    return graph.call_function(shared, (argument(graph, "home"), 0, "0"))
+
+
+def sorted_places(graph: Graph) -> Any:
+    graph.call_method("sort", (argument(graph, "places"),))
+    return another_place_again(graph)
+
+
+def changed_home(graph: Graph) -> Any:
+    graph.call_method("fill_", (argument(graph, "home"), 1))
+    return another_place_again(graph)
 
 
 def own(path: str) -> str:
     return path
 
 
-@pytest.mark.parametrize("more", [computed, another_place, changed_place, looked_up, named, another_function, own_code])
+REFUSED = [
+    *(computed, another_place, changed_place, looked_up, named, another_function, own_code),
+    *(sorted_places, changed_home, to_the_other_ranks),
+    *(batch_elsewhere, batch_of_another_function, batch_by_another_form, to_where_a_batch_led),
+]
+
+
+@pytest.mark.parametrize("more", REFUSED)
 def test_what_the_original_does_not_do_is_refused(more: Build) -> None:
     with pytest.raises(WireError, match="and the original does not"):
         screen(of(with_one_more(more)), of(original))
@@ -118,6 +161,18 @@ def test_what_the_original_does_may_be_done_again() -> None:
     screen(of(with_one_more(another_place_again)), of(original))
 
 
+def test_what_the_original_does_may_be_done_in_a_batch() -> None:
+    screen(of(with_one_more(lambda graph: batch(graph, "ps0"))), of(original))
+
+
+class Two(nn.Module):
+    """Two lookups that may travel together, the second result leading to nobody."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = [rpc.rpc_sync("ps0", ps.lookup, args=(table, ids)) for table in ("users", "ads")]
+        return rows[0] + rows[1]
+
+
 class Chain(nn.Module):
     """A server's name that is looked up, an object made there, and a table."""
 
@@ -128,7 +183,28 @@ class Chain(nn.Module):
         return rows + made.to_here() + rpc.rpc_async(made.owner(), ps.lookup, args=("users", ids)).wait()
 
 
-@pytest.mark.parametrize("model", [Chain, Clicks])
+torch.fx.wrap("own_tensor")
+
+
+def own_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 2
+
+
+class Own(nn.Module):
+    """Code of the launcher's own, given what takes a gradient."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return own_tensor(rpc.rpc_sync("ps0", ps.lookup, args=("users", ids)))
+
+
+@pytest.mark.parametrize("model", [Chain, Clicks, Own, Two])
 def test_a_rewritten_graph_passes(model: type[nn.Module]) -> None:
     captured = fxlib.capture(model())
     screen(fxlib.optimize(captured), captured)
+
+
+def test_calls_that_a_rewrite_puts_into_a_batch_pass() -> None:
+    captured = fxlib.capture(Two())
+    rewritten = fxlib.optimize(captured)
+    assert any(node.target is issue_batch for node in rewritten.graph.nodes)
+    screen(rewritten, captured)

@@ -27,7 +27,7 @@ class Held(Scripted):
 
     @override
     def WatchJob(self, request: Any, context: Any) -> Iterator[Any]:
-        self.go.wait(10)
+        self.go.wait(60)
         yield from super().WatchJob(request, context)
 
 
@@ -49,7 +49,7 @@ def client(address: str, service: Held) -> Iterator[Client]:
 
 
 def until_ready(handle: Handle) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not handle.ready():
         assert time.monotonic() < end
         time.sleep(0.01)

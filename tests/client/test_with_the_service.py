@@ -56,6 +56,17 @@ def test_a_relaunch_gets_the_answer_that_is_there(client: Client) -> None:
     assert second.gain == first.gain
 
 
+def test_an_answer_shows_what_each_pass_did_where_that_was_asked_for(client: Client) -> None:
+    asked, graph = workload(), fxlib.capture(Clicks())
+    first = client.optimize(graph, asked, namespace="diffs", progress=False)
+    assert {each.diff for each in first.passes} == {""}
+    second = client.optimize(graph, asked, namespace="diffs", diffs=True, progress=False)
+    assert not second.cached
+    shown = {each.name: each.diff for each in second.passes if each.changes}
+    assert shown["split_calls"].startswith("--- before split_calls\n+++ after split_calls\n")
+    assert shown["split_calls"] in str(second)
+
+
 def test_a_job_can_be_found_and_its_history_read(client: Client) -> None:
     labels = {"team": "found"}
     result = client.optimize(

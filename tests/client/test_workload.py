@@ -56,6 +56,10 @@ WRONG: dict[str, dict[str, Any]] = {
     "unknown optimizer 'lion'": {"optimizer": "lion"},
     "unknown mode 'both'": {"mode": "both"},
     "unknown assumption 'writes'": {"assume": "writes"},
+    "Workload.accumulation: must be 1 to 1024": {"accumulation": 0},
+    "Workload.clip_norm: must be finite and positive": {"clip_norm": 0.0},
+    "Workload.loss_scale: must be finite and positive": {"loss_scale": float("inf")},
+    "describe steps of local autograd": {"accumulation": 2, "mode": "distributed"},
     "Workload.threads: must be at least 1": {"threads": 0},
     "Workload.trainers: must be at least 1": {"trainers": -1},
     "Workload.threads: must be at most 1024": {"threads": 2**31 - 1},
@@ -94,6 +98,8 @@ def test_state_of_a_server_that_makes_no_sense_is_refused() -> None:
 
 
 def test_what_no_trial_could_hold_or_wait_for_is_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"Server.name: .* 'ps 0' is none"):
+        Server(name="ps 0")
     with pytest.raises(WorkloadError, match=r"Server\('ps'\).service_time_s: must be 0 to 60 s"):
         Server(name="ps", service_time_s=1e300)
     with pytest.raises(WorkloadError, match=r"elements of state are more than"):

@@ -10,7 +10,7 @@ import fxlib
 from examples.dlrm.model import DLRM, SPARSE_FEATURES, tables
 from examples.dlrm.training import Batches, compute_step, train
 from fxlib import ps
-from fxlib.runtime import exposed_s, is_issue, record
+from fxlib.runtime import exposed_s, is_wait, record, send_gradient
 from tests.runtime.world import rpc_world
 
 ROWS, DIM, BATCH = 50, 4, 16
@@ -41,7 +41,8 @@ def test_original_and_rewritten_train_the_same_bits_on_trainer_and_servers() -> 
     dlrm, data = model(), batches()
     graph = fxlib.capture(dlrm)
     rewritten = fxlib.optimize(graph)
-    assert sum(map(is_issue, rewritten.graph.nodes)) == SPARSE_FEATURES
+    assert sum(map(is_wait, rewritten.graph.nodes)) == SPARSE_FEATURES
+    assert sum(node.target is send_gradient for node in rewritten.graph.nodes) == SPARSE_FEATURES
     start = {name: value.clone() for name, value in dlrm.state_dict().items()}
     outcomes: list[tuple[list[float], dict[str, Tensor], list[str]]] = []
     with rpc_world(*SERVERS):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxlib.result import Span, Timeline
+import fxlib
+from fxlib.result import Report, Span, Timeline
 from fxlib.timeline import chrome_trace, lanes, pack, page
 
 TIMES = st.floats(0, 10, allow_nan=False)
@@ -51,3 +53,20 @@ def test_names_are_text_not_markup() -> None:
 
 def test_an_empty_timeline_is_a_page_too() -> None:
     assert "0.0 ms" in page({"before": Timeline(spans=(), step_s=0.0)}, title="t")
+
+
+def test_a_result_is_written_as_a_page_with_the_steps_it_knows(tmp_path: Path) -> None:
+    before, after, bound = (Timeline(spans=(), step_s=step_s) for step_s in (0.012, 0.007, 0.006))
+    report = Report(
+        decision="adopt",
+        reason=None,
+        explanation="<faster>",
+        timeline_original=before,
+        timeline_optimized=after,
+        timeline_bound=bound,
+    )
+    fxlib.write_report(report, tmp_path / "result.html")
+    written = (tmp_path / "result.html").read_text()
+    for heading in ("original: 12.0 ms", "optimized: 7.0 ms", "at the bound (by the cost model): 6.0 ms"):
+        assert heading in written
+    assert "&lt;faster&gt;" in written

@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 from torch import nn
 
 from fxlib.client import Client
@@ -22,8 +23,11 @@ from fxlib.errors import RemoteError
 from fxlib.jobs import Event
 from fxlib.workload import Workload
 from tests.workers.cases import alive
+from workers.child import FOLDER
 
 ALLOWED = "tests.workers.remote_code"
+_BUDGET_S = 9.0
+"""Long enough for whoever wants to interfere with a trial, and with no time for a profile."""
 
 
 class Service:
@@ -82,6 +86,11 @@ class Worker:
         """What all processes of this worker carry in their environment."""
         return f"worker-{self.name}-of-{os.getpid()}"
 
+    def folder(self) -> Path:
+        """Return where it keeps its files, as the processes that it started know."""
+        environment = psutil.Process(self._process.pid).children()[0].environ()
+        return Path(environment[FOLDER]).parent
+
     def kill(self) -> None:
         """Kill the worker itself; what it started must notice."""
         _end(self._process, signal.SIGKILL)
@@ -90,7 +99,7 @@ class Worker:
         """End it in order."""
         _end(self._process, signal.SIGTERM)
 
-    def left(self, deadline_s: float = 20.0) -> list[int]:
+    def left(self, deadline_s: float = 60.0) -> list[int]:
         """Return the processes that are still there, once none is or after a while."""
         deadline = time.monotonic() + deadline_s
         while (found := alive(self.mark)) and time.monotonic() < deadline:
@@ -109,6 +118,7 @@ def submit(client: Client, model: nn.Module, workload: Workload, step_timeout_s:
     """Hand a job in, as a launcher that does not wait for the answer; return its id."""
     prepared = prepare(captured_of(model, workload), workload, Question(fresh=True))
     prepared.request.trial.step_timeout_s = step_timeout_s
+    prepared.request.trial.budget_s = _BUDGET_S
     upload(client._connection, prepared.blobs, Deadline(30))
     return client._connection.jobs.Optimize(prepared.request, timeout=30).job.id
 

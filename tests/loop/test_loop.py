@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,41 +13,16 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib.client import Client
+from fxlib.distance import relative_error
 from fxlib.reasons import Reason
 from fxlib.workload import Server, Workload
 from tests.loop.processes import Service, Worker, submit, until
 from tests.workers import remote_code
-from tests.workers.cases import Lookups, lookup_workload
+from tests.workers.cases import Lookups, Reducing, lookup_workload
+from tests.workers.convnet import ConvNet, images
+from tests.workers.trying import MEASURED
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("loop")
-
-
-@pytest.fixture(scope="module")
-def service(folder: Path) -> Iterator[Service]:
-    made = Service(folder)
-    yield made
-    made.end()
-
-
-@pytest.fixture(scope="module")
-def workers(service: Service, folder: Path) -> Iterator[list[Worker]]:
-    """The workers at hand: one, unless a test has replaced it."""
-    made = [Worker(service, folder, "first")]
-    yield made
-    for worker in made:
-        worker.end()
-    assert [worker.left() for worker in made] == [[] for _ in made]
-
-
-@pytest.fixture
-def client(service: Service, workers: list[Worker]) -> Iterator[Client]:
-    with fxlib.connect(service.address) as made:
-        yield made
 
 
 class Calls(nn.Module):
@@ -76,31 +51,53 @@ def test_a_launcher_gets_its_own_module_back_faster_and_proven(client: Client) -
     assert {"fetch", "rewrite", "start", "sameness", "qps"} <= result.phase_seconds.keys()
 
 
+def test_a_job_whose_ranks_meet_in_collectives_is_measured_on_as_many_ranks(client: Client) -> None:
+    workload = lookup_workload(tables=2, service_time_s=0.01, trainers=2, mode="forward")
+    result = client.optimize(Reducing(), workload, budget_s=15)
+    assert result.reason is Reason.FASTER, result.explanation
+    assert result.not_reproduced == ()
+    assert {"profile", "sameness", "qps"} <= result.phase_seconds.keys()
+    assert {call.function for call in result.calls} == {"all_reduce", "fxlib.ps:lookup"}
+
+
+def test_a_convolutional_net_comes_back_for_inference_with_the_error_that_was_measured(client: Client) -> None:
+    model, x = ConvNet(), torch.randn(4, 3, 32, 32)
+    result = client.optimize(model, images(batch=8), recipe="inference", budget_s=10)
+    assert result.reason in MEASURED, result.explanation
+    assert result.preserves == "tolerance"
+    assert result.max_relative_error is not None
+    assert 0.0 < result.max_relative_error < 1e-5
+    assert "largest relative error measured" in str(result)
+    assert {each.name: each.changes for each in result.passes}["fold_norms"] == 5
+    with torch.no_grad():
+        assert relative_error(result.module(x), model(x)) < 1e-5
+    assert dict(result.module.named_parameters())["head.weight"] is model.head.weight
+
+
 def test_a_relaunch_is_answered_at_once(client: Client) -> None:
     torch.manual_seed(1)
     workload = lookup_workload(service_time_s=0.006)
-    assert client.optimize(Lookups(), workload).adopted
-    start = time.monotonic()
-    again = client.optimize(Lookups(), workload)
-    assert again.cached
-    assert again.adopted
-    assert time.monotonic() - start < 5
+    first = client.optimize(Lookups(), workload, budget_s=4)
+    again = client.optimize(Lookups(), workload, budget_s=4)
+    assert (first.cached, again.cached) == (False, True)
+    assert first.reason in MEASURED
+    assert (again.reason, again.gain) == (first.reason, first.gain)
+    assert client.job(again.job_id).attempts == 0
 
 
 def test_a_worker_goes_on_after_a_model_that_hangs(client: Client) -> None:
     job = client.watch(submit(client, *hanging(), step_timeout_s=2.0), lambda _: None, timeout_s=90)
     assert job.report is not None
     assert job.report.reason is Reason.TRIAL_HUNG
-    assert client.optimize(Lookups(), lookup_workload(), fresh=True).adopted
+    assert client.optimize(Lookups(), lookup_workload(), fresh=True, budget_s=4).reason in MEASURED
 
 
 def test_a_cancelled_job_frees_its_worker(client: Client) -> None:
     job_id = submit(client, *hanging(), step_timeout_s=300.0)
     until(client, job_id, "running")
     assert client.cancel(job_id).state == "cancelled"
-    start = time.monotonic()
-    assert client.optimize(Lookups(), lookup_workload(), fresh=True).adopted
-    assert time.monotonic() - start < 60
+    # The step of the job that was cancelled may take longer than this test.
+    assert client.optimize(Lookups(), lookup_workload(), fresh=True, budget_s=4).reason in MEASURED
 
 
 def test_a_job_survives_the_service_and_a_client_that_leaves(client: Client, service: Service) -> None:
@@ -113,7 +110,7 @@ def test_a_job_survives_the_service_and_a_client_that_leaves(client: Client, ser
     job = client.watch(job_id, lambda _: None, timeout_s=90)
     assert (job.state, job.attempts) == ("succeeded", 1)
     assert job.report is not None
-    assert job.report.decision == "adopt"
+    assert job.report.reason in MEASURED
 
 
 def test_a_killed_worker_leaves_nothing_and_another_finishes_its_job(
@@ -122,8 +119,10 @@ def test_a_killed_worker_leaves_nothing_and_another_finishes_its_job(
     job_id = submit(client, Lookups(), lookup_workload(service_time_s=0.003))
     until(client, job_id, "qps")
     victim = workers.pop()
+    made = victim.folder()
     victim.kill()
     assert victim.left() == []
+    assert not made.exists()
     workers.append(Worker(service, folder, "second"))
     job = client.watch(job_id, lambda _: None, timeout_s=120)
     assert (job.state, job.attempts, job.worker_id) == ("succeeded", 2, "second")
@@ -135,18 +134,11 @@ def test_a_worker_that_is_told_to_end_gives_its_job_back(
     job_id = submit(client, Lookups(), lookup_workload(service_time_s=0.002))
     until(client, job_id, "sameness")
     leaving = workers.pop()
-    start = time.monotonic()
+    made = leaving.folder()
     leaving.end()
-    assert time.monotonic() - start < 20
     assert leaving.left() == []
+    assert not made.exists()
     assert "given back" in leaving.log.read_text()
     workers.append(Worker(service, folder, "third"))
     job = client.watch(job_id, lambda _: None, timeout_s=120)
     assert (job.state, job.attempts, job.worker_id) == ("succeeded", 1, "third")
-
-
-def test_workers_leave_no_folder_behind(workers: list[Worker]) -> None:
-    worker = workers.pop()
-    worker.end()
-    assert worker.left() == []
-    assert not list(Path("/tmp").glob("fxlib-worker-*/ray*"))  # noqa: S108 - where workers have theirs

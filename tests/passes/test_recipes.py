@@ -11,6 +11,7 @@ from torch.fx import symbolic_trace
 
 import fxlib
 from fxlib import recipes
+from fxlib.drafts import differs, draft_of
 from fxlib.errors import PassError
 from fxlib.runtime import CapturedModule
 from tests.analysis.sketch import Sketch, names
@@ -63,7 +64,17 @@ def test_a_graph_without_calls_comes_back_as_it_is() -> None:
     rewrite = recipes.apply(module)
     assert rewrite.module is module
     assert rewrite.calls == ()
-    assert [report.name for report in rewrite.passes] == ["dead_code", "split_calls", "overlap_calls", "fold_pairs"]
+    assert [report.name for report in rewrite.passes] == [each.name for each in recipes.get("schedule").passes]
+
+
+def test_a_change_of_keyword_arguments_or_of_state_alone_is_a_change() -> None:
+    given = symbolic_trace(nn.Linear(2, 2))
+    assert not differs(given, draft_of(given))
+    reworded, reweighed = draft_of(given), draft_of(given)
+    next(node for node in reworded.graph.nodes if node.op == "call_function").kwargs = {"bias": None}
+    reweighed._parameters["weight"] = nn.Parameter(torch.ones(2, 2))
+    assert differs(given, reworded)
+    assert differs(given, reweighed)
 
 
 def test_optimize_hands_the_module_over_with_its_rewrite() -> None:

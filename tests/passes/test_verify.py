@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+import fxlib
 from fxlib import verify
 from fxlib.errors import PassError
+from fxlib.verify import stands_in
 
 
 class Model(nn.Module):
@@ -111,3 +113,61 @@ def test_inputs_that_share_memory_still_do() -> None:
 def test_a_lone_tensor_is_refused() -> None:
     with pytest.raises(PassError, match="a sequence of the arguments"):
         verify(*pair(""), torch.ones(2))  # type: ignore[arg-type]
+
+
+def test_further_calls_are_made_one_after_another() -> None:
+    one, other = pair("")
+    verification = verify(one, other, [torch.randn(4, 3)], [torch.randn(5, 3)])
+    assert verification
+    assert {"batch 0, output['y']", "batch 1, output['y']"} <= set(verification.compared)
+    other.twist = "buffer"
+    assert not verify(one, other, [torch.randn(4, 3)], [torch.randn(5, 3)])
+
+
+def test_errors_are_measured_against_each_other_and_against_float64() -> None:
+    one, other = pair("")
+    with torch.no_grad():
+        other.norm.weight.mul_(1 + 1e-4)
+    found = verify(one, other, [torch.randn(4, 3)], rtol=1e-2, atol=1e-2, reference="float64")
+    assert found
+    (output,) = (each for each in found.distances if each.where == "output['y']")
+    assert output.first_from_reference is not None
+    assert output.second_from_reference is not None
+    assert 1e-6 < output.relative < 1e-2
+    assert output.relative <= found.max_relative_error
+    assert output.absolute <= found.max_absolute_error
+    assert output.first_from_reference < 1e-5 < output.second_from_reference
+    assert "relative error against float64" in str(found)
+
+
+def test_a_program_that_names_narrow_dtypes_has_a_reference() -> None:
+    class Narrow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.float() @ torch.eye(3, dtype=torch.float32)).to(torch.float32) / torch.full((3,), 3.0)
+
+    (output,) = verify(Narrow(), Narrow(), [torch.randn(4, 3)], reference="float64").distances[:1]
+    assert output.first_from_reference is not None
+    assert 0 < output.first_from_reference < 1e-6
+
+
+def test_randomness_has_no_reference() -> None:
+    _, one = pair("random")
+    with pytest.raises(PassError, match="draws random numbers"):
+        verify(one, one, [torch.randn(4, 3)], reference="float64")
+
+
+def test_inputs_that_neither_module_takes_are_an_error_with_its_place() -> None:
+    one, other = pair("")
+    with pytest.raises(PassError, match=r"test_verify.py:\d+: neither module runs on these inputs: RuntimeError"):
+        verify(one, other, [torch.randn(4, 5)])
+    graph = fxlib.capture(one)
+    with pytest.raises(PassError, match=r"node 'layer' in 'layer' \(.*test_verify.py:\d+\): neither module"):
+        verify(graph, graph, [torch.randn(4, 5)])
+
+
+def test_it_says_where_a_graph_was_not_what_ran() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    fast = fxlib.optimize(fxlib.capture(model), "inference")
+    assert "original forward ran, not its graph: gradients are recorded" in str(verify(model, fast, [torch.ones(2, 3)]))
+    assert not verify(model, fast, [torch.ones(2, 3)], rtol=1e-5, atol=1e-5, grad=False).notes
+    assert not stands_in(fast, grad=False)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from fxlib.batches import Batch, BatchSpec, Tensors
 from fxlib.contracts import Contract
 from fxlib.jobs import Blob, Event, Failure, Job
+from fxlib.profiles import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread, TensorShape
 from fxlib.reasons import Declined, Reason
-from fxlib.result import CallReport, Estimate, PassReport, Report, Span, Timeline
+from fxlib.result import CallReport, Candidate, Estimate, PassReport, Report, Span, Timeline
 from fxlib.trial import TrialOptions
 from fxlib.workload import OPTIMIZERS, Dense, Optimizer, RemoteObject, Server, Table, Workload
 
@@ -39,6 +40,9 @@ contracts = st.builds(Contract, pure=st.just(True), returns=structure) | st.buil
     writes=st.frozensets(word, min_size=1, max_size=3),
     commutes=st.booleans(),
     gradient=st.none() | function,
+    batchable=st.booleans(),
+    part=st.just("table"),
+    part_at=st.none() | st.integers(0, 5),
     batched_by=st.none() | function,
 )
 
@@ -76,17 +80,18 @@ servers = st.builds(
     dense=st.lists(st.builds(Dense, name=word, shape=shapes, optimizer=table_optimizers)).map(tuple),
     setup=st.none() | function,
     service_time_s=st.floats(0, 10),
+    service_time_per=st.sampled_from(["call", "item"]),
 )
-workloads = st.builds(
-    Workload,
-    batches=specs,
-    loss=st.sampled_from(["mean", "sum"]),
-    optimizer=st.builds(Optimizer, name=st.sampled_from(OPTIMIZERS), lr=amount, momentum=amount, weight_decay=amount),
-    mode=st.sampled_from(["forward", "local", "distributed"]),
-    threads=st.integers(1, 99),
-    trainers=st.integers(1, 99),
-    servers=st.lists(servers, max_size=3, unique_by=lambda server: server.name).map(tuple),
-    rrefs=st.dictionaries(
+_step: dict[str, st.SearchStrategy[Any]] = {
+    "batches": specs,
+    "loss": st.sampled_from(["mean", "sum"]),
+    "optimizer": st.builds(
+        Optimizer, name=st.sampled_from(OPTIMIZERS), lr=amount, momentum=amount, weight_decay=amount
+    ),
+    "threads": st.integers(1, 99),
+    "trainers": st.integers(1, 99),
+    "servers": st.lists(servers, max_size=3, unique_by=lambda server: server.name).map(tuple),
+    "rrefs": st.dictionaries(
         word,
         st.builds(
             RemoteObject,
@@ -97,9 +102,17 @@ workloads = st.builds(
         ),
         max_size=2,
     ),
-    contracts=st.dictionaries(function, contracts, max_size=2),
-    assume=st.sampled_from(["", "reads", "pure"]),
-    seed=st.integers(0, 2**63 - 1),
+    "contracts": st.dictionaries(function, contracts, max_size=2),
+    "assume": st.sampled_from(["", "reads", "pure"]),
+    "seed": st.integers(0, 2**63 - 1),
+}
+workloads = st.builds(Workload, mode=st.sampled_from(["forward", "distributed"]), **_step) | st.builds(
+    Workload,
+    mode=st.just("local"),
+    accumulation=st.integers(1, 9),
+    clip_norm=st.none() | st.floats(0.1, 9),
+    loss_scale=st.none() | st.floats(0.1, 9),
+    **_step,
 )
 
 trials = st.builds(
@@ -130,10 +143,18 @@ calls = st.builds(
     source=line,
     exposed_before_s=st.none() | amount,
     exposed_after_s=st.none() | amount,
+    limited_by=st.none() | reasons,
+    limit_detail=line,
 )
+candidates = st.builds(Candidate, name=line, predicted_step_s=st.none() | amount, gain=st.none() | gains, verdict=line)
 declined = st.builds(Declined, node=word, reason=reasons, detail=line, remedy=line)
 passes = st.builds(
-    PassReport, name=word, changes=size, seconds=amount, declined=st.lists(declined, max_size=2).map(tuple)
+    PassReport,
+    name=word,
+    changes=size,
+    seconds=amount,
+    declined=st.lists(declined, max_size=2).map(tuple),
+    diff=st.lists(line, max_size=2).map("\n".join),
 )
 lines = st.lists(line, max_size=2).map(tuple)
 reports = st.builds(
@@ -151,10 +172,68 @@ reports = st.builds(
     assumptions=lines,
     timeline_original=st.none() | timelines,
     timeline_optimized=st.none() | timelines,
+    timeline_bound=st.none() | timelines,
+    bound_s=st.none() | amount,
+    candidates=st.lists(candidates, max_size=3).map(tuple),
     blocks=size,
     phase_seconds=st.dictionaries(word, amount, max_size=3),
     hardware=line,
     torch_version=line,
+)
+
+seconds = st.floats(0, 86_400)
+spreads = st.builds(lambda samples: Spread.of(samples, points=3), st.lists(st.floats(0, 3600), min_size=1, max_size=9))
+floating = st.sampled_from([torch.float32, torch.bfloat16, torch.complex64])
+tensor_shapes = st.builds(TensorShape, shape=shapes, dtype=dtypes) | st.builds(
+    TensorShape, shape=shapes, dtype=floating, requires_grad=st.just(True)
+)
+returned: st.SearchStrategy[Any] = st.recursive(
+    tensor_shapes | st.builds(Opaque, value=st.none() | st.booleans() | st.integers() | number | text),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3) | st.lists(inner, max_size=3).map(tuple)
+    ),
+    max_leaves=8,
+)
+pushes = st.builds(Push, function=function, request_bytes=size, issue_s=seconds, service_s=spreads, ready_s=seconds)
+call_profiles = st.builds(
+    CallProfile,
+    call=text,
+    function=function,
+    to=word,
+    request_bytes=size,
+    response_bytes=size,
+    returns=returned,
+    issue_s=seconds,
+    wait_s=seconds,
+    service_s=spreads,
+    wake_s=seconds,
+    push=st.none() | pushes,
+)
+node_profiles = st.builds(NodeProfile, node=text, seconds=seconds, output_bytes=size)
+server_profiles = st.builds(
+    ServerProfile,
+    name=text,
+    round_trip_s=seconds,
+    concurrency=st.integers(1, 64),
+    bytes_per_s=st.floats(1, 1e12),
+    per_item_s=st.none() | seconds,
+    per_call_s=st.none() | seconds,
+    per_turn_s=st.none() | seconds,
+)
+profiles = st.builds(
+    Profile,
+    calls=st.lists(call_profiles, max_size=3, unique_by=lambda each: each.call).map(tuple),
+    nodes=st.lists(node_profiles, max_size=3, unique_by=lambda each: each.node).map(tuple),
+    servers=st.lists(server_profiles, max_size=3, unique_by=lambda each: each.name).map(tuple),
+    loss_s=seconds,
+    backward_s=seconds,
+    rest_s=seconds,
+    step_s=seconds,
+    least_share=st.floats(0, 1, exclude_min=True),
+    steps=size,
+    hardware=line,
+    torch_version=line,
+    notes=lines,
 )
 
 blobs = st.builds(Blob, sha256=st.from_regex(r"[0-9a-f]{64}", fullmatch=True), size=size)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fxlib import Batch, RemoteObject, Workload, protocol
 from fxlib.errors import FxlibError, WireError, WorkloadError
 from fxlib.reasons import Reason
-from fxlib.v1 import graph_pb2, jobs_pb2, workload_pb2
+from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workload_pb2
 from tests.client.models import workload
 from tests.protocol import strategies as some
 
@@ -23,6 +23,7 @@ READERS: dict[Any, Callable[[Any], object]] = {
     jobs_pb2.JobEvent: protocol.event_from_proto,
     jobs_pb2.Recipe: protocol.recipe_from_proto,
     jobs_pb2.TrialOptions: protocol.trial_from_proto,
+    profile_pb2.Profile: protocol.profile_from_proto,
 }
 WRITTEN: dict[Any, st.SearchStrategy[Any]] = {
     workload_pb2.Workload: some.workloads.map(lambda each: protocol.workload_to_proto(each).message),
@@ -30,19 +31,40 @@ WRITTEN: dict[Any, st.SearchStrategy[Any]] = {
     jobs_pb2.JobEvent: some.events.map(protocol.event_to_proto),
     jobs_pb2.Recipe: st.just(protocol.recipe_to_proto([("split_calls", {"nested": [1, {"a": None}]})])),
     jobs_pb2.TrialOptions: some.trials.map(protocol.trial_to_proto),
+    profile_pb2.Profile: some.profiles.map(protocol.profile_to_proto),
 }
 
 
 @pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind.DESCRIPTOR.name)
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_mutated_messages_are_read_or_refused(kind: Any, data: st.DataObject) -> None:
+    mutate_and_read(kind, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind.DESCRIPTOR.name)
+@settings(max_examples=400)
+@given(data=st.data())
+def test_many_mutated_messages_are_read_or_refused(kind: Any, data: st.DataObject) -> None:
+    mutate_and_read(kind, data)
+
+
+def mutate_and_read(kind: Any, data: st.DataObject) -> None:
     wire = bytearray(data.draw(WRITTEN[kind]).SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         if wire:
             wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
     with suppress(DecodeError, FxlibError):
         READERS[kind](kind.FromString(bytes(wire)))
+
+
+@pytest.mark.parametrize("seconds, nanos", [(0, -1), (0, 10**9), (2**60, 0)])
+def test_a_time_that_is_none_is_refused(seconds: int, nanos: int) -> None:
+    event = jobs_pb2.JobEvent(state=jobs_pb2.JOB_STATE_QUEUED)
+    event.at.seconds, event.at.nanos = seconds, nanos
+    with pytest.raises(WireError, match=r"JobEvent\.at"):
+        protocol.event_from_proto(event)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x04\x95", b"\x08" + bytes(7) + b"{}", b"\xff" * 64])
@@ -123,3 +145,19 @@ def test_what_is_no_duration_is_refused(figure: float) -> None:
     result = jobs_pb2.JobResult(decision=jobs_pb2.DECISION_KEEP_ORIGINAL, phase_seconds={"qps": figure})
     with pytest.raises(WireError, match="phase_seconds"):
         protocol.report_from_proto(result)
+
+
+def test_what_limits_a_call_may_be_unknown_to_an_older_client() -> None:
+    message = jobs_pb2.JobResult(decision=jobs_pb2.DECISION_KEEP_ORIGINAL)
+    message.calls.add(
+        node="a", action="moved", reason_code="OTHER", limited_by_code="FROM_THE_FUTURE", limited_by="its sentence"
+    )
+    (call,) = protocol.report_from_proto(message).calls
+    assert call.limited_by is Reason.OTHER
+    assert call.limited_by.sentence(call.limit_detail) == "its sentence"
+
+
+def test_a_workload_of_an_older_client_accumulates_over_one_backward() -> None:
+    message = protocol.workload_to_proto(workload()).message
+    message.ClearField("accumulation")
+    assert protocol.workload_from_proto(message, {}).accumulation == 1

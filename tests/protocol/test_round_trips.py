@@ -10,6 +10,7 @@ from fxlib import protocol
 from fxlib.batches import Batch, BatchSpec
 from fxlib.contracts import Contract
 from fxlib.jobs import Blob, Event, Job
+from fxlib.profiles import Profile
 from fxlib.result import Report
 from fxlib.trial import TrialOptions
 from fxlib.workload import Workload
@@ -69,6 +70,12 @@ def test_a_report(report: Report, graph: Blob) -> None:
     message = sent(protocol.report_to_proto(report, graph=graph))
     assert protocol.report_from_proto(message) == report
     assert protocol.blob_from_proto(message.graph) == graph
+
+
+@few
+@given(some.profiles)
+def test_a_profile(profile: Profile) -> None:
+    assert protocol.profile_from_proto(sent(protocol.profile_to_proto(profile))) == profile
 
 
 @few

@@ -11,7 +11,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.nn import functional as F
 
-from fxlib import ps
+from fxlib import batch, ps
 from fxlib.contracts import contract_of
 from fxlib.errors import WorkloadError
 from fxlib.runtime import functions
@@ -169,6 +169,37 @@ def test_the_service_time_is_added_to_each_call() -> None:
     assert time.perf_counter() - start >= 0.05
 
 
+@pytest.mark.parametrize("per, times", [("item", 3), ("call", 1)])
+def test_a_batched_form_adds_the_service_time_for_each_item_or_once(per: Any, times: int) -> None:
+    ps.set_service_time(0.05, per=per)
+    start = time.perf_counter()
+    rows = ps.lookup_many([(("t", INDICES + place), {}) for place in range(3)])
+    assert time.perf_counter() - start >= 0.05 * times
+    ps.set_service_time(0.0)
+    assert all(torch.equal(each, ps.lookup("t", INDICES + place)) for place, each in enumerate(rows))
+
+
+def test_batched_forms_serve_what_the_single_calls_do() -> None:
+    indices, offsets = INDICES.reshape(-1), torch.tensor([0, 1])
+    bags = ps.lookup_bags([(("t", indices, offsets), {}), (("t", indices, offsets), {"mode": "mean"})])
+    assert torch.equal(bags[0], ps.lookup_bag("t", indices, offsets))
+    assert torch.equal(bags[1], ps.lookup_bag("t", indices, offsets, mode="mean"))
+    with pytest.raises(IndexError, match="no row 99"):
+        ps.lookup_many([(("t", INDICES), {}), (("t", torch.tensor([99])), {})])
+
+
+def test_of_calls_in_one_message_the_first_adds_a_service_time_that_is_paid_per_call() -> None:
+    with rpc_world(server("sgd"), Server(name="ps1")):
+        calls: list[batch.Call] = [(ps.lookup, ("t", INDICES), {})] * 20
+        elapsed = {}
+        for per in ("item", "call"):
+            rpc.rpc_sync("ps0", ps.set_service_time, args=(0.05, per))
+            start = time.perf_counter()
+            rpc.rpc_sync("ps0", batch.run_in_order, args=(calls,))
+            elapsed[per] = time.perf_counter() - start
+        assert elapsed["call"] * 4 < elapsed["item"]
+
+
 def test_contracts_name_functions_that_resolve() -> None:
     for function in (ps.lookup, ps.lookup_bag, ps.pull):
         contract = contract_of(function)
@@ -176,6 +207,8 @@ def test_contracts_name_functions_that_resolve() -> None:
         assert contract.is_read
         assert contract.gradient is not None
         assert callable(functions.resolve(contract.gradient))
+        if contract.batched_by is not None:
+            assert callable(functions.resolve(contract.batched_by))
     assert functions.resolve("fxlib.ps:lookup") is ps.lookup
 
 

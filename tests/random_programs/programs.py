@@ -108,7 +108,7 @@ class _Writer:
         self.views = 4 if smooth else 5  # without `detach`
         self.weights: dict[Callable[[], None], int] = {
             self.unary: 14, self.binary: 14, self.view: 9, self.linear: 7, self.use_weight: 6, self.random_op: 6,
-            self.read: 22, self.issue: 5,
+            self.read: 22, self.issue: 5, self.join: 3,
         }  # fmt: skip
         self.unsafe: dict[Callable[[], None], int] = {self.norm: 4, self.write: 5}
         if not smooth:
@@ -117,7 +117,7 @@ class _Writer:
     def _rough(self) -> dict[Callable[[], None], int]:
         return {
             self.in_place: 12, self.write_buffer: 3, self.write: 9, self.without_grad: 2,
-            self.opaque: 2, self.failing_call: 1, self.failing_work: 1,
+            self.opaque: 2, self.failing_call: 1, self.failing_work: 1, self.read_twice: 6, self.write_on: 6,
         }  # fmt: skip
 
     def step(self) -> None:
@@ -157,6 +157,12 @@ class _Writer:
             ]
         )
         self.values.append(self.graph.call_method(method, (self.pick(), *args)))
+
+    def join(self) -> None:
+        """Take an item of two tuples put together with `+`."""
+        first, second = (self.graph.call_function(tuple, ([self.pick()],)) for _ in range(2))
+        joined = self.graph.call_function(operator.add, self.rng.choice(((first, second), (first, (self.pick(),)))))
+        self.emit(operator.getitem, joined, self.rng.randrange(2))
 
     def linear(self) -> None:
         self.values.append(self.graph.call_module("linear", (self.pick(),)))
@@ -201,8 +207,38 @@ class _Writer:
     def read(self) -> None:
         self.call(ops.remote_call, self.rng.choice(self.reads))
 
+    def read_twice(self) -> None:
+        """Make one read twice, with or without something between; mostly, no gradient is taken and nothing changed."""
+        to, function, value = self.rng.choice((*servers.SERVERS, self.to)), self.rng.choice(self.reads), self.pick()
+        for again in (False, True):
+            call = self.graph.call_function(ops.remote_call, (to, functions.name_of(function), (value,), {}, None))
+            call.meta["contract"] = contract_of(function)
+            larger = self.graph.call_function(torch.ge, (call, 0.25))
+            self.values.append(self.graph.call_method("float", (larger,)))
+            fate = self.rng.random()
+            if fate < 0.15:
+                self.graph.call_method("mul_", (call, -1.5))
+            elif fate < 0.3:
+                self.values.append(call)
+            elif fate < 0.4:
+                self.emit(opaque, self.graph.call_method("view", (call, 2, 4)))
+            if not again and self.rng.random() < 0.5:
+                self.rng.choice((self.write, self.in_place, self.read, self.unary))()
+
     def write(self) -> None:
         self.call(ops.remote_call, self.rng.choice(servers.WRITES))
+
+    def write_on(self) -> None:
+        """Write to one server time and again, mostly with nothing between; one of the writes may fail."""
+        to = self.rng.choice((*servers.SERVERS, self.to))
+        for _ in range(self.rng.randrange(2, 5)):
+            chances = ((*servers.WRITES, servers.failing_write), (6, 6, 1, 1))
+            (function,) = self.rng.choices(*chances)
+            self.call(ops.remote_call, function, to=to)
+            if self.rng.random() < 0.3:
+                self.rng.choice((self.unary, self.in_place, self.random_op, self.read))()
+            elif self.rng.random() < 0.3:
+                self.call(ops.remote_call, self.rng.choice(self.reads), to=to)
 
     def failing_call(self) -> None:
         self.call(ops.remote_call, self.rng.choice(servers.FAILING))
@@ -215,8 +251,8 @@ class _Writer:
     def issue(self) -> None:
         self.call(ops.issue_call, self.rng.choice(self.reads))
 
-    def call(self, form: Callable[..., object], function: Callable[..., object]) -> None:
-        to = self.rng.choice((*servers.SERVERS, *servers.SERVERS, self.to))
+    def call(self, form: Callable[..., object], function: Callable[..., object], *, to: str | Node = "") -> None:
+        to = to or self.rng.choice((*servers.SERVERS, *servers.SERVERS, self.to))
         args, name = (self.const() if self.sends_detached else self.pick(),), functions.name_of(function)
         call = self.graph.call_function(form, (to, name, args, {}, None))
         if (contract := contract_of(function)) is not None:

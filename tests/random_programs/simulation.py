@@ -18,8 +18,10 @@ from unittest import mock
 import torch
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
+from torch.distributed.rpc import internal
 
 import fxlib
+from fxlib import batch
 from fxlib.runtime import functions
 
 SERVERS = ("ps0", "ps1")
@@ -148,8 +150,9 @@ class Flying:
             return
         self.landed = True
         self.world.serving = self.world.states[self.server]
+        outcome = internal._run_function(internal.PythonUDF(self.function, self.args, self.kwargs))
         try:
-            self.result = self.function(*self.args, **self.kwargs)
+            self.result = batch.result(outcome)
         except Exception as error:  # noqa: BLE001 - the caller's wait raises it
             self.error = error
         for callback in self.callbacks:
@@ -161,6 +164,9 @@ class Flying:
         if self.error is not None:
             raise self.error
         return self.result
+
+    def done(self) -> bool:
+        return self.landed
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         if self.landed:
@@ -209,14 +215,22 @@ class World:
         return {f"{name}.{key}": value for name, state in self.states.items() for key, value in state.items()}
 
 
+class _Agent:
+    def get_worker_info(self) -> str:
+        return "WorkerInfo"
+
+
 @contextmanager
 def simulated(seed: int) -> Iterator[World]:
     """Let `torch.distributed.rpc` reach a fresh simulated world."""
     world = World(seed)
     _WORLD.append(world)
     try:
-        with mock.patch.multiple(
-            rpc, rpc_async=world.rpc_async, rpc_sync=world.rpc_sync, get_rpc_timeout=mock.Mock(return_value=60.0)
+        with (
+            mock.patch.multiple(
+                rpc, rpc_async=world.rpc_async, rpc_sync=world.rpc_sync, get_rpc_timeout=mock.Mock(return_value=60.0)
+            ),
+            mock.patch.object(internal, "_get_current_rpc_agent", _Agent),  # errors say whose they are
         ):
             yield world
             world.drain()

@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, Node
 
-from fxlib.runtime import CapturedModule, issue_call, remote_call, wait
+from fxlib.runtime import CapturedModule, issue_batch, issue_call, remote_call, wait, wait_item
+from fxlib.runtime.batches import NamedCall
 from tests.runtime import remote_functions
 
 FUNCTIONS = remote_functions.NAME
@@ -30,6 +31,16 @@ class Program:
 
     def issue(self, to: Any, name: str, *args: Any, timeout: float | None = None, order: int | None = None) -> Node:
         return self._remote(issue_call, (to, name, args, timeout), order)
+
+    def batch(self, to: Any, *calls: NamedCall, orders: tuple[int, ...] = ()) -> tuple[Node, tuple[Node, ...]]:
+        """Issue calls as one; return the batch, and a wait for each, called "call_0" and so on."""
+        batch = self._placed(self.graph.call_function(issue_batch, (to, calls, None, None)), max(orders, default=None))
+        waits = []
+        for index in range(len(calls)):
+            item = self.graph.call_function(wait_item, (batch, index))
+            item.meta["call"] = f"call_{index}"
+            waits.append(self._placed(item, orders[index] if orders else None))
+        return batch, tuple(waits)
 
     def wait(self, issue: Node) -> Node:
         return self._placed(self.graph.call_function(wait, (issue,)), issue.meta["order"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
+from pathlib import Path
 
 import torch
 
@@ -10,6 +13,7 @@ from fxlib.contracts import remote
 from fxlib.runtime import functions
 
 _LOG: list[str] = []
+_GATE, _OVER = threading.Semaphore(0), threading.Semaphore(0)
 
 
 def add(a: torch.Tensor, b: torch.Tensor | float = 1, *, scale: float = 1.0) -> torch.Tensor:
@@ -21,6 +25,19 @@ def slow(value: object, seconds: float) -> object:
     return value
 
 
+def held() -> None:
+    """Answer when `release` is called, or after a long time, and write that down."""
+    _GATE.acquire(timeout=10)
+    _LOG.append("held")
+    _OVER.release()
+
+
+def release() -> None:
+    """Let one call of `held` go, and wait until it is over: what it writes must not reach the log of another test."""
+    _GATE.release()
+    _OVER.acquire(timeout=10)
+
+
 def fail(message: str, seconds: float = 0.0) -> object:
     time.sleep(seconds)
     raise ValueError(message)
@@ -28,6 +45,13 @@ def fail(message: str, seconds: float = 0.0) -> object:
 
 def write(entry: str) -> None:
     _LOG.append(entry)
+
+
+def living() -> tuple[int, int]:
+    """Return how many tensors and threads there are in this process."""
+    gc.collect()
+    tensors = sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+    return tensors, len(list(Path("/proc/self/task").iterdir()))
 
 
 def read_log() -> list[str]:
@@ -51,6 +75,74 @@ def take_rows(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
     _LOG.append(f"{name} {rows.tolist()}")
 
 
+@remote(writes="tables", batchable=False)
+def take_alone(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+    time.sleep(0.01 if name == "a" else 0.0)
+    _LOG.append(f"{name} {gradient.tolist()}")
+
+
+@remote(writes="tables")
+def take_slowly(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+    time.sleep(0.1)
+    _LOG.append(f"{name} {gradient.tolist()}")
+
+
+@remote(writes="tables")
+def take_very_slowly(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+    time.sleep(0.8)
+    _LOG.append(f"{name} {gradient.tolist()}")
+
+
+@remote(writes="tables", part="name")
+def take_parts_slowly(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+    time.sleep(0.1)
+    _LOG.append(f"{name} {gradient.tolist()}")
+
+
+@remote(writes="tables", part="name")
+def take_part(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+    if name == "refused":
+        raise ValueError(f"{name} at {gradient.tolist()[0]}")
+    _LOG.append(f"{name} {gradient.tolist()}")
+
+
+@remote(writes=["tables", "dense"], part="name")
+def take_part_of_all(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+    _LOG.append(f"{name} {gradient.tolist()}")
+
+
+def take_unknown(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+    _LOG.append(f"{name} {gradient.tolist()}")
+
+
+@remote(writes="tables")
+def fail_to_take(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+    raise ValueError(f"{name} is refused")
+
+
+@remote(writes="tables", batchable=False)
+def fail_to_take_alone(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+    raise ValueError(f"{name} is refused")
+
+
+@remote(reads="tables", gradient="tests.runtime.remote_functions:take_several")
+def read_several(name: str, rows: torch.Tensor) -> dict[str, object]:
+    return {"rows": rows, "pair": (rows.float() + 1.0, rows.double() + 2.0)}
+
+
+@remote(writes="tables")
+def take_several(name: str, rows: torch.Tensor, gradient: dict[str, object]) -> None:
+    _LOG.append(f"{name} {gradient}")
+
+
+class Older:
+    """What `fxlib.batch` was before its calls had limits."""
+
+    @staticmethod
+    def run_in_order(calls: object) -> None:
+        raise AssertionError(f"nobody sends {calls} alone")
+
+
 class Adder:
     """An object that lives on a server."""
 
@@ -68,5 +160,5 @@ class Adder:
 
 
 NAME = "tests.runtime.remote_functions"
-for _function in (add, slow, fail, write, read_log, read, take_gradient, take_rows, Adder):
+for _function in (add, slow, held, release, fail, write, read_log, read, take_gradient, take_rows, take_unknown, Adder):
     functions.register(_function)

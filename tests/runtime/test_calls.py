@@ -19,6 +19,7 @@ from fxlib.runtime import (
     kinds,
     register,
     remote_call,
+    send_gradient,
     start_call,
     track_gradient,
     wait,
@@ -44,7 +45,17 @@ def test_each_part_of_a_call_is_told_apart() -> None:
 
 def test_no_operator_is_taken_for_dead_code() -> None:
     program = Program("x")
-    for operator in (remote_call, issue_call, start_call, fetch, issue_fetch, create, wait, track_gradient):
+    for operator in (
+        remote_call,
+        issue_call,
+        start_call,
+        fetch,
+        issue_fetch,
+        create,
+        wait,
+        track_gradient,
+        send_gradient,
+    ):
         assert program.local(operator, program.inputs[0]).is_impure()
 
 

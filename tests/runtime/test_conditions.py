@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 import fxlib
+from fxlib.errors import FxlibWarning
 from fxlib.runtime import CapturedModule
 
 X = torch.randn(3, 4)
@@ -57,7 +61,7 @@ def captured(model: nn.Module) -> CapturedModule:
     return CapturedModule(model, symbolic_trace(model).graph, original=model)
 
 
-def graph_runs(module: CapturedModule, *args: object, **kwargs: object) -> bool:
+def graph_runs(module: CapturedModule | Swapped, *args: object, **kwargs: object) -> bool:
     original = module._fxlib.original
     assert original is not None
     called: list[object] = []
@@ -126,12 +130,16 @@ def test_a_copy_has_conditions_of_its_own() -> None:
 @pytest.mark.parametrize("arguments, fits", [((X, X), True), ((X,), False), ((X, None), False)])
 def test_an_argument_that_is_none_where_the_code_asks_runs_the_original(arguments: tuple[object], fits: bool) -> None:
     module = captured(Block())
-    assert graph_runs(module, *arguments, double=X) is fits
+    with nullcontext() if fits else pytest.warns(FxlibWarning, match="argument weight is None"):
+        assert graph_runs(module, *arguments, double=X) is fits
+    assert graph_runs(module, *arguments, double=X) is fits  # said once
 
 
-def test_a_bool_where_the_code_asks_for_true_runs_the_original() -> None:
+def test_a_bool_where_the_code_asks_for_true_runs_the_original_and_says_so() -> None:
     block = Block()
-    assert torch.equal(captured(block)(X, X, double=True), block(X, X, double=True))
+    with pytest.warns(FxlibWarning, match="argument double is True"):
+        found = captured(block)(X, X, double=True)
+    assert torch.equal(found, block(X, X, double=True))
 
 
 def test_none_is_passed_on_where_no_code_asks() -> None:
@@ -220,3 +228,85 @@ def test_a_rewritten_module_runs_the_original_for_one_tensor_as_two_inputs() -> 
     assert x.grad is not None
     assert twin.grad is not None
     assert torch.equal(twin.grad, x.grad)
+
+
+class Layers(nn.Module):
+    """Layers whose gradients add up otherwise in another order, once they are one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second, third = self.first(x), self.second(x.sin()), self.third(x.exp())
+        return first * 1e3 + second + third * 1e-3
+
+
+def layers(*, tied: bool = False) -> tuple[CapturedModule, CapturedModule]:
+    """A capture, and a rewrite of it that calls the second layer last."""
+    model = Layers()
+    if tied:
+        model.third.weight = model.first.weight
+    captured = fxlib.capture(model)
+    graph = copy.deepcopy(captured.graph)
+    (second,) = (node for node in graph.nodes if node.target == "second")
+    (third,) = (node for node in graph.nodes if node.target == "third")
+    third.append(second)
+    return captured, captured.with_graph(graph)
+
+
+def tie(module: Any) -> None:
+    module.second.weight = module.third.weight = module.first.weight
+
+
+def untie(module: Any) -> None:
+    module.third.weight = nn.Parameter(module.first.weight.detach().clone())
+
+
+def replace_one(module: Any) -> None:
+    module.second.weight = nn.Parameter(module.second.weight.detach().clone())
+
+
+@pytest.mark.parametrize("change, tied, runs", [(tie, False, False), (untie, True, False), (replace_one, False, True)])
+def test_a_rewritten_module_runs_the_original_once_other_parameters_are_one(
+    change: Callable[[Any], None], tied: bool, runs: bool
+) -> None:
+    captured, rewritten = layers(tied=tied)
+    copied = copy.deepcopy(rewritten)
+    assert graph_runs(rewritten, X)
+    change(rewritten)
+    assert graph_runs(rewritten, X) is runs
+    assert graph_runs(captured, X)  # its order is the original's
+    assert graph_runs(copied, X)  # it has parameters of its own
+
+
+def test_gradients_of_layers_made_one_after_a_rewrite_add_up_as_the_original_s() -> None:
+    captured, rewritten = layers()
+    tie(captured)
+    x, found = torch.linspace(-2, 2, 400).view(100, 4), []
+    for module in (captured, rewritten):
+        module.zero_grad()
+        module(x).sum().backward()
+        found.append(module.first.weight.grad)
+    assert torch.equal(*found)
+
+
+class Swapped:
+    """A module called with other parameters."""
+
+    def __init__(self, module: CapturedModule, parameters: dict[str, torch.Tensor]) -> None:
+        self._fxlib = module._fxlib
+        self.call = functools.partial(torch.func.functional_call, module, parameters)
+
+    def __call__(self, *args: object) -> torch.Tensor:
+        return self.call(args)
+
+
+def test_one_parameter_under_several_names_for_one_call_is_noticed() -> None:
+    _, rewritten = layers()
+    one = {f"{name}.weight": rewritten.first.weight for name in ("first", "second", "third")}
+    assert graph_runs(rewritten, X)
+    assert not graph_runs(Swapped(rewritten, one), X)
+    assert graph_runs(Swapped(rewritten, {"first.weight": torch.zeros(4, 4)}), X)
+    assert graph_runs(rewritten, X)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from fxlib.errors import FxlibError
+from fxlib.errors import ContractError, FxlibError
 from fxlib.gradients import push_gradients
-from fxlib.runtime import CapturedModule, remote_call, track_gradient
-from fxlib.runtime.flight import UNPUSHED_FORWARDS
+from fxlib.runtime import CapturedModule, remote_call, send_gradient, track_gradient
+from fxlib.runtime.fans import Fans
+from fxlib.runtime.gradients import owned
+from fxlib.runtime.tape import UNPUSHED_FORWARDS
+from tests.runtime.early import model
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME
 
@@ -176,3 +180,76 @@ def test_a_tracked_result_may_be_written_to_in_place(write: Callable[[torch.Tens
     module(ROWS).sum().backward()
     push_gradients(module)
     assert len(pushed()) == 1
+
+
+@pytest.mark.parametrize("operator", [track_gradient, send_gradient])
+def test_of_a_structure_each_tensor_is_tracked_and_its_gradients_are_pushed_in_a_structure_like_it(
+    operator: Callable[..., object],
+) -> None:
+    program = Program("rows")
+    result = program.call("ps0", "read_several", "a", program.inputs[0])
+    call: Any = ("ps0", f"{NAME}:take_several", ("a", program.inputs[0]), {}, None, 0)
+    pair = program.local(getitem, program.local(operator, result, *call), "pair")
+    module = program.returns(program.local(torch.mul, program.local(getitem, pair, 1), 3.0))
+    for _ in range(3):
+        module(ROWS).sum().backward()
+        push_gradients(module)
+    gradients = {"rows": None, "pair": (None, torch.full((2,), 3.0, dtype=torch.float64))}
+    assert pushed() == [f"a {gradients}"] * 3
+
+
+def test_a_result_without_tensors_has_no_gradient_to_push() -> None:
+    with pytest.raises(ContractError, match="without tensors"):
+        track_gradient((1, "two"), "ps0", f"{NAME}:take_several", (), {}, None, 0)
+
+
+def test_results_that_share_a_fan_may_change_their_shape_from_forward_to_forward() -> None:
+    program, parts = Program("rows"), []
+    for index, name in enumerate("ab"):
+        result = program.call("ps0", "read", name, program.inputs[0])
+        call: Any = ("ps0", f"{NAME}:take_gradient", (name, program.inputs[0]), {}, None, index)
+        parts.append(program.local(torch.sum, program.local(send_gradient, result, *call)))
+    module = program.returns(program.local(torch.add, *parts))
+    for rows in (ROWS, ROWS, torch.tensor([1]), torch.tensor([1]), ROWS):
+        module(rows).backward()
+        push_gradients(module)
+    assert [len(entry.split(",")) for entry in pushed()] == [2, 2, 2, 2, 1, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("result", [torch.ones(()), torch.ones(0, 3), torch.ones(3, 1), torch.ones(3, 2).t()])
+def test_what_is_tracked_is_in_the_results_own_memory_and_its_gradient_is_as_the_result(result: torch.Tensor) -> None:
+    (tracked,), arrival = Fans({}).spread(0, [result])
+    (slot,) = arrival.slots
+    assert (tracked.data_ptr(), tracked.stride(), tracked.is_leaf) == (result.data_ptr(), result.stride(), False)
+    tracked.mul_(2.0).sum().backward()
+    assert slot.gradient is not None
+    assert slot.gradient.stride() == result.stride()
+    assert torch.equal(slot.gradient, torch.full_like(result, 2.0))
+
+
+def test_only_a_gradient_whose_memory_somebody_else_refers_to_is_copied() -> None:
+    gradient = torch.ones(2, 2)
+    assert owned(gradient, None) is gradient
+    view = gradient.view(4)
+    copied = owned(gradient, None)
+    del view
+    storage = gradient.untyped_storage()
+    copied_again = owned(gradient, None)
+    del storage
+    assert len({each.data_ptr() for each in (gradient, copied, copied_again)}) == 3
+    assert owned(gradient, None) is gradient
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of dynamo, about what it cannot trace
+def test_a_module_that_torch_compiles_pushes_as_it_does_uncompiled() -> None:
+    reads = (("ps0", "take_gradient", "a"), ("ps0", "take_gradient", "b"))
+    plain, module = model(*reads, operator=track_gradient), model(*reads, operator=send_gradient)
+    found: list[list[str]] = []
+    for called, pushes in ((plain, plain), (torch.compile(module, backend="eager"), module)):
+        for scale in (1.0, 2.0, 3.0):
+            (called(ROWS) * scale).sum().backward()
+            push_gradients(pushes)
+        found.append(pushed())
+    assert found[0] == found[1]
+    assert len(found[0]) == 6

@@ -150,5 +150,6 @@ def test_tracking_leaves_alone_what_takes_no_gradient() -> None:
     assert track_gradient(attached, *call) is attached
     with torch.no_grad():
         assert track_gradient(X, *call) is X
+    assert track_gradient((integers, [attached]), *call) == (integers, [attached])
     with pytest.raises(ContractError, match="only a tensor"):
-        track_gradient((X, X), *call)
+        track_gradient((1, "no tensor"), *call)

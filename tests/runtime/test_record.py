@@ -38,22 +38,24 @@ def test_blocking_calls_are_exposed_for_as_long_as_they_take() -> None:
         ("call", "remote_call", "ps0"),
         ("call", "remote_call_1", "ps1"),
     ]
-    assert exposed_s(recording.timeline)["remote_call"] == pytest.approx(0.1, abs=0.04)
-    assert recording.timeline.step_s >= 0.15
+    exposed = exposed_s(recording.timeline)
+    assert exposed["remote_call"] >= 0.1
+    assert exposed["remote_call_1"] >= 0.05
+    assert sum(exposed.values()) <= recording.timeline.step_s
 
 
 @pytest.mark.usefixtures("servers")
 def test_issued_calls_overlap_and_expose_only_their_waits() -> None:
     program = Program("x")
-    issues = [program.issue(f"ps{index}", "slow", program.inputs[0], 0.1) for index in (0, 1)]
+    issues = [program.issue(f"ps{index}", "slow", program.inputs[0], 0.5) for index in (0, 1)]
     module = program.returns([program.wait(issue) for issue in issues])
     with record() as recording:
         module(X)
-    flights = [span for span in recording.timeline.spans if span.kind == "in_flight"]
-    assert [span.name for span in flights] == ["issue_call", "issue_call_1"]
-    assert all(span.end_s - span.start_s > 0.09 for span in flights)
-    assert recording.timeline.step_s < 0.18
-    assert exposed_s(recording.timeline)["issue_call_1"] < 0.05
+    first, second = (span for span in recording.timeline.spans if span.kind == "in_flight")
+    assert [first.name, second.name] == ["issue_call", "issue_call_1"]
+    assert all(flight.end_s - flight.start_s >= 0.5 for flight in (first, second))
+    assert second.start_s < first.end_s
+    assert exposed_s(recording.timeline)["issue_call_1"] < second.end_s - second.start_s
 
 
 def test_a_registered_client_is_recorded_as_rpc_is() -> None:

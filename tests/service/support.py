@@ -197,7 +197,7 @@ class Process:
     def _end(self, number: int) -> int:
         if self._process.poll() is None:
             os.kill(self._process.pid, number)
-        status = self._process.wait(20)
+        status = self._process.wait(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._log.close()
@@ -213,12 +213,12 @@ def refused(*options: str) -> str:
 
 
 def fetch(url: str, context: ssl.SSLContext | None = None) -> str:
-    with urllib.request.urlopen(url, timeout=10, context=context) as response:  # noqa: S310  # our own address
+    with urllib.request.urlopen(url, timeout=60, context=context) as response:  # noqa: S310  # our own address
         text: str = response.read().decode()
         return text
 
 
-def eventually(seconds: float = 10.0) -> Iterable[float]:
+def eventually(seconds: float = 60.0) -> Iterable[float]:
     """Yield until the time is over: for conditions that come true soon."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:

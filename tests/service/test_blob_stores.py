@@ -3,7 +3,9 @@
 import errno
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -114,3 +116,38 @@ def test_a_folder_without_room_is_a_refusal(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.undo()
     store.commit(blob())
     assert store.read_all(blob()) == DATA
+
+
+def test_what_is_unused_is_found_and_deleted(store: BlobStore) -> None:
+    store.append(blob().sha256, DATA)
+    store.commit(blob())
+    assert store.unused(older_than_s=60.0) == []
+    assert not store.delete(blob().sha256, older_than_s=60.0)
+    assert store.unused(older_than_s=0.0) == [blob().sha256]
+    assert store.delete(blob().sha256, older_than_s=0.0)
+    assert store.size(blob().sha256) is None
+    assert not store.delete(blob().sha256, older_than_s=0.0)
+    store.append(blob().sha256, DATA)
+    store.commit(blob())
+    assert store.read_all(blob()) == DATA
+
+
+def test_to_be_asked_for_is_a_use_that_no_deletion_comes_after(tmp_path: Path) -> None:
+    store = FolderBlobStore(tmp_path)
+    path = tmp_path / "blobs" / blob().sha256[:2] / blob().sha256
+    both = Barrier(2)
+
+    def ask() -> bool:
+        both.wait()
+        return store.size(blob().sha256) is not None
+
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(200):
+            store.append(blob().sha256, DATA)
+            store.commit(blob())
+            os.utime(path, (1.0, 1.0))
+            asked = pool.submit(ask)
+            both.wait()
+            deleted = store.delete(blob().sha256, older_than_s=60.0)
+            assert asked.result() is not deleted
+            assert path.exists() is not deleted

@@ -74,12 +74,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             yield made
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
             service.kill()
 
 
 def _wait_for_a_scrape(made: Prometheus) -> None:
-    for _ in eventually(30):
+    for _ in eventually(60):
         try:
             if made.samples("fxlib_queue_depth"):
                 return
@@ -89,7 +89,7 @@ def _wait_for_a_scrape(made: Prometheus) -> None:
 
 
 def _wait_for(made: Prometheus, query: str) -> None:
-    for _ in eventually(20):
+    for _ in eventually(60):
         if made.samples(query):
             return
     pytest.fail(f"nothing for {query}")

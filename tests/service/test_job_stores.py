@@ -1,38 +1,18 @@
 """The contract of a job store, run against each implementation."""
 
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fxlib.errors import FxlibError
 from service.errors import ServiceError
-from service.job import Failure, Job, State
-from service.machine import (
-    Answered,
-    Cancelled,
-    Claimed,
-    Completed,
-    Failed,
-    Input,
-    LeaseExpired,
-    Released,
-    Reported,
-    decide,
-    submit,
-)
+from service.job import Failure, State
+from service.machine import Answered, Cancelled, Failed, Released, Reported, decide
 from service.stores.base import Filter, JobStore, QueueFullError, Stats, Worker
 from service.stores.memory import MemoryJobStore
 from service.stores.sql import SqlJobStore
-
-NUMBERS = count(1)
-DONE = Completed(token="t", result=b"answer", message="done")
+from tests.service.jobs import DONE, add, claimed, happen, job
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -40,38 +20,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobStore]:
     made = MemoryJobStore() if request.param == "memory" else SqlJobStore(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
     yield made
     made.close()
-
-
-def job(**changes: object) -> Job:
-    number = next(NUMBERS)
-    base = Job(
-        id=f"j{number}",
-        request_id=f"r{number}",
-        request_digest="d",
-        namespace="default",
-        name="dlrm",
-        torch_version="2.13.0",
-        cache_key="k",
-        created_at=float(number),
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
-
-
-def add(store: JobStore, *, request: bytes = b"request", queue_limit: int = 100, **changes: object) -> Job:
-    return store.submit(submit(job(**changes)), request, queue_limit=queue_limit)
-
-
-def happen(store: JobStore, job_id: str, *inputs: Input, now: float = 100.0) -> Job:
-    for each in inputs:
-        transition = store.update(job_id, lambda known, each=each: decide(known, each, now))  # type: ignore[misc]
-        assert transition is not None
-    found = store.get(job_id)
-    assert found is not None
-    return found
-
-
-def claimed(hardware: str = "cpu") -> Claimed:
-    return Claimed(worker_id="w", token="t", hardware=hardware)
 
 
 def heads(store: JobStore) -> list[str]:
@@ -229,107 +177,43 @@ def test_it_counts_jobs_by_state(store: JobStore) -> None:
     assert store.stats().oldest_queued_at == first.created_at
 
 
-def test_a_database_keeps_what_was_stored_and_goes_on_counting(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
-    store = SqlJobStore(url)
-    first = happen(store, add(store).id, claimed())
-    store.close()
-    again = SqlJobStore(url)
-    second = add(again)
-    assert again.get(first.id) == first
-    assert [each.id for each in again.page(Filter(), before=None, limit=9)[0]] == [second.id, first.id]
-    again.close()
-
-
-def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.sqlite"
-    SqlJobStore(f"sqlite:///{path}").close()
-    with sqlite3.connect(path) as db:
-        db.execute("update fxlib_about set schema_version = 99")
-    db.close()
-    with pytest.raises(FxlibError, match="schema version 99"):
-        SqlJobStore(f"sqlite:///{path}")
-
-
-@pytest.mark.parametrize("url", ["nonsense", "postgresql+nodriver://host/db", "sqlite:////no/such/folder/jobs.sqlite"])
-def test_a_database_that_cannot_be_used_is_named(url: str) -> None:
-    with pytest.raises(FxlibError, match="--database: the database cannot be used"):
-        SqlJobStore(url)
-
-
-def test_a_commit_is_synced_to_disk(tmp_path: Path) -> None:
-    store = SqlJobStore(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
-    with store._write.connect() as db:
-        assert db.exec_driver_sql("PRAGMA synchronous").scalar() == 2
-        assert db.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-    store.close()
-
-
-INPUTS: st.SearchStrategy[Input] = st.sampled_from(
-    [
-        claimed(),
-        claimed("gpu"),
-        Reported(token="t", phase="qps"),
-        DONE,
-        replace(DONE, reusable=False),
-        Released(token="t"),
-        LeaseExpired(token="t"),
-        Answered(job_id="j0", result=b"answer"),
-        Cancelled(),
+def test_what_finished_long_ago_is_forgotten_with_all_that_belongs_to_it(store: JobStore) -> None:
+    old, recent, running = (add(store, labels={"team": "ads"}) for _ in range(3))
+    happen(store, old.id, claimed(), DONE, now=10.0)
+    happen(store, recent.id, claimed(), DONE, now=20.0)
+    happen(store, running.id, claimed(), now=5.0)
+    queued = add(store, created_at=1.0)
+    assert store.forget(finished_before=20.0, limit=10) == 1
+    assert store.get(old.id) is None
+    assert store.result_of(old.id) is None
+    assert store.events(old.id, after=0, limit=10) == []
+    with pytest.raises(KeyError):
+        store.request_of(old.id)
+    assert [each.id for each in store.page(Filter(), before=None, limit=9)[0]] == [queued.id, running.id, recent.id]
+    assert store.page(Filter(labels={"team": "ads"}), before=None, limit=9)[0] == [
+        store.get(running.id),
+        store.get(recent.id),
     ]
-)
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.sampled_from("ab"), st.sampled_from(["k1", "k2"]), st.booleans()),
-        st.tuples(st.just("happen"), st.integers(0, 9), INPUTS),
-    ),
-    max_size=40,
-)
+    assert add(store, request_id=old.request_id).id != old.id
 
 
-@settings(max_examples=40)
-@given(STEPS)
-def test_both_stores_answer_alike_whatever_happens(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]
-) -> None:
-    path = tmp_path_factory.mktemp("store") / "jobs.sqlite"
-    stores: list[JobStore] = [MemoryJobStore(), SqlJobStore(f"sqlite:///{path}")]
-    ids: list[str] = []
-    for now, (kind, *rest) in enumerate(steps):
-        if kind == "add":
-            namespace, key, fresh = rest
-            entry = submit(job(namespace=namespace, cache_key=key, fresh=fresh))
-            outcomes = [_attempt(lambda s=s, e=entry: s.submit(e, b"r", queue_limit=5)) for s in stores]  # type: ignore[misc]
-            ids.append(entry.job.id)
-        elif ids:
-            job_id, what = ids[rest[0] % len(ids)], rest[1]
-            outcomes = [
-                _attempt(lambda s=s: s.update(job_id, lambda known: decide(known, what, float(now))))  # type: ignore[misc]  # noqa: B023
-                for s in stores
-            ]
-        else:
-            continue
-        assert outcomes[0] == outcomes[1]
-    views = [_view(store, ids) for store in stores]
-    assert views[0] == views[1]
-    for store in stores:
-        store.close()
+def test_no_more_is_forgotten_at_once_than_asked_for(store: JobStore) -> None:
+    for _ in range(5):
+        happen(store, add(store).id, claimed(), DONE, now=10.0)
+    assert [store.forget(finished_before=11.0, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def _attempt(act: Callable[[], object]) -> object:
-    try:
-        return act()
-    except (ServiceError, QueueFullError) as error:
-        return type(error), str(error)
-
-
-def _view(store: JobStore, ids: list[str]) -> list[object]:
-    return [
-        [(store.get(each), list(store.events(each, after=0, limit=99)), store.result_of(each)) for each in ids],
-        store.page(Filter(), before=None, limit=99),
-        sorted(store.heads("2.13.0"), key=lambda head: head.number),
-        [list(store.twins(key)) for key in ("k1", "k2")],
-        [store.answer(key, {"cpu"}) for key in ("k1", "k2")],
-        sorted(each.id for each in store.running()),
-        store.stats(),
-    ]
+def test_payloads_are_read_in_pages_whatever_was_forgotten(store: JobStore) -> None:
+    first, second, third = (add(store, request=f"request {number}".encode()) for number in range(3))
+    happen(store, first.id, claimed(), DONE, now=10.0)
+    happen(store, second.id, claimed(), DONE, now=20.0)
+    store.forget(finished_before=15.0, limit=10)
+    fourth = add(store, request=b"request 3")
+    page = store.payloads(after=0, limit=2)
+    assert [(each.request, each.result) for each in page] == [(b"request 1", b"answer"), (b"request 2", None)]
+    (rest,) = store.payloads(after=page[-1].number, limit=2)
+    assert rest.request == b"request 3"
+    assert store.payloads(after=rest.number, limit=2) == []
+    assert {third.id, fourth.id} == {
+        head.id for head in store.page(Filter(states=(State.QUEUED,)), before=None, limit=9)[0]
+    }

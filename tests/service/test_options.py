@@ -16,7 +16,7 @@ def test_every_option_reaches_the_configuration() -> None:
     options = (
         "--data d --listen 10.0.0.1:1 --metrics [::1]:2 --database sqlite:///x --tls-cert c --tls-key k --client-ca a "
         "--insecure --ready-file r --lease-seconds 3 --max-queued 4 --max-blob-bytes 5 --max-graph-nodes 6 "
-        "--abandon-uploads-seconds 7 --shutdown-grace-seconds 8 --model-labels 9"
+        "--abandon-uploads-seconds 7 --keep-days 10 --shutdown-grace-seconds 8 --model-labels 9"
     )
     config = parse(options.split())
     assert config.listen == Address(host="10.0.0.1", port=1)
@@ -48,6 +48,8 @@ def test_options_that_are_not_safe_or_not_whole_are_refused(options: list[str], 
         ["--lease-seconds", "nan"],
         ["--lease-seconds", "0"],
         ["--max-queued", "-1"],
+        ["--keep-days", "-1"],
+        ["--keep-days", "inf"],
         ["--max-blob-bytes", "many"],
         ["--lis", "127.0.0.1:0"],
     ],

@@ -57,7 +57,7 @@ class Client:
         """Send bytes as a request, and return the status."""
         call = self.channel.unary_unary(f"/fxlib.v1.{method}")
         try:
-            await call(data, timeout=20)
+            await call(data, timeout=60)
         except grpc.aio.AioRpcError as error:
             return error.code()
         return grpc.StatusCode.OK

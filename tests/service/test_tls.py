@@ -24,7 +24,7 @@ async def served(address: Address, credentials: grpc.ChannelCredentials | None) 
     channel = grpc.aio.secure_channel(target, credentials) if credentials else grpc.aio.insecure_channel(target)
     async with channel:
         try:
-            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=3)
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
         except grpc.aio.AioRpcError as error:
             return error.code() is not grpc.StatusCode.UNAVAILABLE
         return True

@@ -27,6 +27,8 @@ def serve(channel: Channel) -> int:
             continue
         if "say" in message:
             channel.send(said=message["say"])
+        if "environment" in message:
+            channel.send(environment=sorted(os.environ))
         if "breed" in message:
             # Started by a process that ends at once, in a session of its own: nobody's child.
             subprocess.run([sys.executable, "-c", ORPHAN], check=True, start_new_session=True)

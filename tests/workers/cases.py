@@ -14,9 +14,10 @@ from torch.fx import GraphModule
 import fxlib
 from fxlib import ps, recipes, wire
 from fxlib.protocol import blob_ref, recipe_to_proto, trial_to_proto, workload_to_proto
-from fxlib.result import Report
+from fxlib.result import Candidate, Report
 from fxlib.v1 import jobs_pb2
 from fxlib.workload import Server, Table, Workload
+from workers.draft import Draft
 from workers.folder import JobFolder
 
 ROWS, DIM, WIDTH = 50, 8, 32
@@ -34,6 +35,33 @@ class Lookups(nn.Module):
     def forward(self, dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
         rows = [rpc.rpc_sync(f"ps{i % 2}", ps.lookup, args=(f"t{i}", sparse[:, i])) for i in range(self.tables)]
         return self.top(torch.cat([torch.relu(self.bottom(dense)), *rows], 1))
+
+
+def reduced(x: torch.Tensor) -> torch.Tensor:
+    """The sum of all ranks' values, waited for at once."""
+    collectives = torch.ops._c10d_functional
+    result: torch.Tensor = collectives.wait_tensor(collectives.all_reduce(x, "sum", "0"))
+    return result
+
+
+class Reducing(nn.Module):
+    """Lookups that could overlap, and a sum over all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.top = nn.Linear(2 * DIM, 4)
+
+    def forward(self, dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+        rows = [rpc.rpc_sync(f"ps{i}", ps.lookup, args=(f"t{i}", sparse[:, i])) for i in range(2)]
+        return reduced(self.top(torch.cat(rows, 1))) + dense.sum()
+
+
+class Wrong(Lookups):
+    """What a rewrite must not make of it."""
+
+    def forward(self, dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+        return super().forward(dense, sparse) * 1.0001
 
 
 def lookup_workload(tables: int = 4, service_time_s: float = 0.005, **step: object) -> Workload:
@@ -58,10 +86,16 @@ def fill(
     folder = request(path, model, workload, options)
     captured = wire.decode(wire.parse(folder.original.read_bytes()))
     done = recipes.apply(captured, contracts=workload.contracts, assume=workload.assume)
-    folder.rewritten.write_bytes(wire.serialize(wire.encode(candidate or done.module).graph))
-    report = Report(decision="keep_original", reason=None, explanation="", calls=done.calls, passes=done.passes)
-    folder.write_rewrite(report)
+    draft = draft_of("schedule", candidate or done.module, calls=done.calls, passes=done.passes)
+    folder.write_rewrite(draft.report, [draft])
     return folder
+
+
+def draft_of(name: str, module: GraphModule, **report: object) -> Draft:
+    """Make a candidate of a module."""
+    graph = wire.serialize(wire.encode(module).graph)
+    fields = {"explanation": "", "candidates": (Candidate(name=name),), **report}
+    return Draft(graph=graph, report=Report(decision="keep_original", reason=None, **fields))  # type: ignore[arg-type]
 
 
 def request(
@@ -70,11 +104,14 @@ def request(
     workload: Workload,
     options: fxlib.TrialOptions | None = None,
     recipe: str = "schedule",
+    *,
+    weights: bool = False,
 ) -> JobFolder:
     """Write the folder of a job as it was claimed."""
     path.mkdir()
     encoded = workload_to_proto(workload)
-    graph = wire.serialize(wire.encode(fxlib.capture(model)).graph)
+    sent = wire.encode(fxlib.capture(model), weights=weights)
+    graph = wire.serialize(sent.graph)
     message = jobs_pb2.OptimizeRequest(
         request_id="test",
         graph=blob_ref(graph),
@@ -83,7 +120,7 @@ def request(
         trial=trial_to_proto(options or fxlib.TrialOptions(budget_s=40)),
     )
     folder = JobFolder(path)
-    folder.fill(message, graph, encoded.blobs)
+    folder.fill(message, graph, {**sent.blobs, **encoded.blobs})
     return folder
 
 
@@ -98,3 +135,8 @@ def alive(name: str) -> list[int]:
         except psutil.Error:
             continue
     return found
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Processes that `pid` started, or whose starters it started."""
+    return psutil.Process(pid).children(recursive=True)

@@ -66,6 +66,16 @@ def die(x: torch.Tensor) -> torch.Tensor:
 
 
 @remote(pure=True)
+def once(x: torch.Tensor) -> torch.Tensor:
+    """Answer the first caller alone."""
+    with _lock:
+        _calls["count"] += 1
+        if _calls["count"] > 1:
+            raise RuntimeError("only once")
+    return x
+
+
+@remote(pure=True)
 def count(x: torch.Tensor) -> torch.Tensor:
     """Return something else each time: its contract is a lie."""
     with _lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,9 @@ class FakeLink:
             raise RejectedError("no such blob", code="BLOB_NOT_FOUND")
         return self.blobs[ref.sha256]
 
+    def store_all(self, blobs: Mapping[str, bytes]) -> None:
+        self.stored.extend(blobs.values())
+
     def store(self, data: bytes) -> Blob:
         self.stored.append(data)
         return Blob(sha256=blob_ref(data).sha256, size=len(data))
@@ -49,7 +52,9 @@ class FakeLink:
 class FakeTrials:
     """Adopts everything."""
 
-    def run(self, folder: JobFolder, tell: Tell, check: Callable[[], None]) -> Report:
+    def run(
+        self, folder: JobFolder, tell: Tell, check: Callable[[], None], plan: Callable[[], object] | None
+    ) -> Report:
         gain = Estimate(value=0.5, low=0.4, high=0.6)
         return Report(decision="adopt", reason=Reason.FASTER, explanation="faster", gain=gain)
 

@@ -25,7 +25,7 @@ def child(tmp_path: Path) -> Iterator[Child]:
     made.end()
 
 
-def settled(mark: str, deadline_s: float = 10.0) -> list[int]:
+def settled(mark: str, deadline_s: float = 60.0) -> list[int]:
     """Processes that carry the mark, once there are none, or after a while."""
     deadline = time.monotonic() + deadline_s
     while (left := alive(mark)) and time.monotonic() < deadline:
@@ -36,6 +36,21 @@ def settled(mark: str, deadline_s: float = 10.0) -> list[int]:
 def test_a_child_answers_over_its_channel(child: Child) -> None:
     child.channel.send(say="hello")
     assert child.channel.receive(30) == {"said": "hello"}
+
+
+def test_a_child_sees_no_variables_but_those_that_libraries_need_or_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DATABASE_PASSWORD", "AWS_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN", "SHARD_MAP", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    made = Child(BREED, tmp_path, {"TOLD": "1"}, keeps=["SHARD_*"])
+    try:
+        made.channel.send(environment=True)
+        seen = (made.channel.receive(30) or {})["environment"]
+    finally:
+        made.end()
+    assert {"PATH", "TOLD", "SHARD_MAP", "OMP_NUM_THREADS"} <= set(seen)
+    assert not {"DATABASE_PASSWORD", "AWS_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN"} & set(seen)
 
 
 def test_ending_a_child_ends_even_those_that_its_children_orphaned(child: Child) -> None:

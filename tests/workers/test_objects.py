@@ -45,6 +45,18 @@ def test_modules_that_only_the_job_has_are_named() -> None:
     assert "Own" in opaque
 
 
+def test_process_groups_are_named_with_the_sizes_that_their_collectives_state() -> None:
+    class Reducing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            collectives = torch.ops._c10d_functional
+            everybody = collectives.wait_tensor(collectives.all_gather_into_tensor(x, 4, "0"))
+            return everybody.sum() + collectives.wait_tensor(collectives.all_reduce(x, "sum", "7"))
+
+    needs = needs_of([travelled(Reducing())], WORKLOAD)
+    assert needs.opaque == ()
+    assert needs.groups == {"0": (4,), "7": ()}
+
+
 def test_calls_within_nested_graphs_are_needed_too() -> None:
     inner = torch.fx.Graph()
     inner.output(inner.call_function(remote_call, ("ps7", "fxlib.ps:lookup", (), {}, None)))

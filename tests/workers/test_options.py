@@ -15,10 +15,14 @@ from workers.hardware import fingerprint
 
 def test_options_become_a_configuration() -> None:
     config = parse(
-        ["--service", "host:1", "--allow-module", "a.b", "--allow-module", "c", "--slots", "2", "--once", "--name", "w"]
+        [
+            *("--service", "host:1", "--slots", "2", "--once", "--name", "w"),
+            *("--allow-module", "a.b", "--allow-module", "c", "--keep-env", "SHARDS", "--keep-env", "AWS_*"),
+        ]
     )
     assert (config.service, config.name, config.slots, config.once) == ("host:1", "w", 2, True)
     assert config.trial.allowed_modules == ("a.b", "c")
+    assert config.trial.keep_variables == ("SHARDS", "AWS_*")
     assert config.tls is None
 
 

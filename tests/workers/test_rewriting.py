@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,11 +14,14 @@ from torch import nn
 
 from fxlib import wire
 from fxlib.reasons import Reason
+from fxlib.result import Report
 from fxlib.runtime import is_issue
 from fxlib.workload import Workload
+from tests.capture import feature_store
 from tests.workers.cases import Lookups, alive, lookup_workload, request
 from workers.config import RewriteLimits
-from workers.rewriting import rewrite
+from workers.folder import JobFolder
+from workers.rewriting import Rewriting
 
 
 @pytest.fixture
@@ -31,6 +35,11 @@ def carry_on() -> None:
     pass
 
 
+def rewrite(folder: JobFolder, limits: RewriteLimits, root: Path, check: Callable[[], None]) -> Report:
+    with Rewriting(folder, limits, root, check) as rewriting:
+        return rewriting.rewrite()
+
+
 def test_a_graph_is_rewritten_and_nothing_stays(root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
     report = rewrite(folder, RewriteLimits(), root, carry_on)
@@ -40,6 +49,21 @@ def test_a_graph_is_rewritten_and_nothing_stays(root: Path) -> None:
     assert sum(map(is_issue, rewritten.graph.nodes)) > 0
     assert [path.name for path in root.iterdir()] == ["job"]
     assert not alive(str(folder.path))
+
+
+class Features(nn.Module):
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        found = feature_store.get("127.0.0.1:1", rows)
+        return x.exp().sin() + found
+
+
+@pytest.mark.parametrize("modules", [[], ["tests.capture.feature_store"]], ids=["unknown", "allowed"])
+def test_calls_of_a_client_are_scheduled_where_the_operator_allowed_its_module(root: Path, modules: list[str]) -> None:
+    batch = (torch.randn(3), torch.arange(3))
+    folder = request(root / "job", Features(), Workload(batches=[batch]))
+    with Rewriting(folder, RewriteLimits(), root, carry_on, modules=modules) as rewriting:
+        report = rewriting.rewrite()
+    assert [call.action for call in report.calls] == ["moved"] * len(modules)
 
 
 def test_a_graph_without_calls_is_told_so(root: Path) -> None:
@@ -76,6 +100,13 @@ def test_memory_is_limited(root: Path) -> None:
     folder = request(root / "job", Large(), Workload(batches=[torch.randn(1, 4)]))
     report = rewrite(folder, RewriteLimits(memory_bytes=256 << 20), root, carry_on)
     assert report.reason is Reason.REWRITE_LIMIT, report.explanation
+
+
+def test_the_size_of_files_is_limited(root: Path) -> None:
+    folder = request(root / "job", Lookups(), lookup_workload())
+    report = rewrite(folder, RewriteLimits(file_bytes=1000), root, carry_on)
+    assert report.reason is Reason.REWRITE_LIMIT
+    assert "more than 1000 bytes" in report.explanation
 
 
 def test_time_is_limited(root: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from fxlib.reasons import Reason
 from fxlib.trial import TrialOptions
+from workers.trial.arms import Arm
 from workers.trial.speed import Speed, measure
-from workers.trial.trainer import Arm
 
 
 class Machine:
@@ -35,6 +35,7 @@ def run(machine: Callable[[Arm, int], float], budget_s: float = 60.0, **options:
     return measure(
         machine,
         TrialOptions(**options),  # type: ignore[arg-type]
+        candidate="candidate",
         deadline=time.monotonic() + budget_s,
         samples_per_step=10,
         coin=random.Random(1),

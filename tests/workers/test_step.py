@@ -8,11 +8,11 @@ from torch import nn
 
 import fxlib
 from fxlib.errors import WorkloadError
+from fxlib.losses import scalar
+from fxlib.optimizers import build
 from fxlib.workload import Batch, BatchSpec, Optimizer, Tensors, Workload
 from workers.trial.inputs import batches_of, copy_of, samples_in
-from workers.trial.losses import scalar
 from workers.trial.objects import Bound
-from workers.trial.optimizers import build
 from workers.trial.state import State
 from workers.trial.step import Step, optimizer_of
 
@@ -141,3 +141,51 @@ def test_state_comes_back_bit_for_bit() -> None:
     assert model[0].weight is weight
     assert weight.grad is None
     assert model.training
+
+
+def _trained(model: nn.Module, batches: list[Batch], **how: float) -> list[torch.Tensor]:
+    workload = Workload(batches=batches, loss="mse", optimizer=Optimizer(name="sgd", lr=0.1), **how)  # type: ignore[arg-type]
+    module = fxlib.capture(model)
+    step = Step(Bound(module, {}), workload, optimizer_of(module, workload))
+    for batch in batches:
+        step(batch)
+    return [each.detach().clone() for each in model.parameters()]
+
+
+def _batches(count: int) -> list[Batch]:
+    torch.manual_seed(1)
+    return [Batch(inputs=(torch.randn(4, 3),), target=torch.randn(4, 1)) for _ in range(count)]
+
+
+def test_gradients_of_several_batches_add_up_to_one_update() -> None:
+    model, batches = nn.Linear(3, 1), _batches(4)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    found = _trained(model, batches, accumulation=2)
+
+    model.load_state_dict(start)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for place, batch in enumerate(batches):
+        if place % 2 == 0:
+            optimizer.zero_grad()
+        nn.functional.mse_loss(model(*batch.inputs), batch.target).backward()  # type: ignore[arg-type]
+        if place % 2 == 1:
+            optimizer.step()
+    assert all(map(torch.equal, found, model.parameters()))
+
+
+def test_a_scaled_loss_moves_parameters_as_far_as_an_unscaled_one() -> None:
+    torch.manual_seed(0)
+    model, batches = nn.Linear(3, 1), _batches(3)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    plain = _trained(model, batches)
+    model.load_state_dict(start)
+    scaled = _trained(model, batches, loss_scale=1024.0)  # a power of two rounds nothing
+    assert all(map(torch.equal, plain, scaled))
+
+
+def test_clipped_gradients_have_the_norm_asked_for() -> None:
+    model, batches = nn.Linear(3, 1), _batches(1)
+    before = [each.detach().clone() for each in model.parameters()]
+    after = _trained(model, batches, clip_norm=1e-3)
+    moved = torch.cat([(new - old).flatten() for new, old in zip(after, before, strict=True)])
+    assert moved.norm().item() == pytest.approx(0.1 * 1e-3, rel=1e-2)

@@ -2,67 +2,71 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
-from fxlib import recipes, wire
-from fxlib.protocol import recipe_from_proto
+from fxlib import wire
+from fxlib.protocol import check_weights, recipe_from_proto
 from fxlib.reasons import Reason
-from fxlib.result import Report
-from fxlib.runtime import is_call, is_issue
-from workers.child import Channel
-from workers.config import REWRITE_JOB, REWRITE_LIMITS, RewriteLimits
+from fxlib.runtime import functions, is_call, is_issue
+from workers.child import Channel, ChildEndedError
+from workers.config import REWRITE_JOB, REWRITE_LIMITS, REWRITE_MODULES, RewriteLimits
 from workers.folder import JobFolder
+from workers.limits import limit_files, limit_processes
+from workers.sandbox.drafting import draft
 from workers.trial.failures import Raised
 
 
 def main() -> int:
-    """Rewrite, and say how it went: `done`, or `failed` with the exception in words."""
+    """Rewrite each time the worker asks, and say how it went: `done`, or `failed` with the exception in words."""
     channel = Channel.inherited()
     folder = JobFolder(Path(os.environ.pop(REWRITE_JOB)))
+    for module in json.loads(os.environ.pop(REWRITE_MODULES)):
+        functions.allow_module(module)
     _limit(RewriteLimits(**json.loads(os.environ.pop(REWRITE_LIMITS))))
     try:
-        rewrite(folder)
+        while channel.receive() is not None:
+            rewrite(folder)
+            channel.send(done=True)
+    except ChildEndedError:
+        return 0
     except Exception as error:  # noqa: BLE001 - a pass may fail in any way, and that is the answer
         raised = Raised.of(error)
-        channel.send(failed=raised.text, out_of_memory=raised.out_of_memory)
+        too_large = isinstance(error, OSError) and error.errno == errno.EFBIG
+        channel.send(failed=raised.text, out_of_memory=raised.out_of_memory, too_large=too_large)
         return 1
-    channel.send(done=True)
     return 0
 
 
 def rewrite(folder: JobFolder) -> None:
-    """Decode the job's graph, apply its recipe, and write the rewritten graph, if it differs, and the report.
+    """Decode the job's graph, draft candidates by its recipe, and write them and the report.
 
     Raises:
         FxlibError: the graph, the recipe or the workload are not valid, or a pass broke its promise.
     """
     start, workload, request = time.monotonic(), folder.workload(), folder.request()
-    original = wire.decode(wire.parse(folder.original.read_bytes()), blobs=folder.blobs(), seed=workload.seed)
-    recipe = recipe_from_proto(request.recipe)
-    done = recipes.apply(original, recipe, contracts=workload.contracts, assume=workload.assume)
-    if done.changed:
-        folder.rewritten.write_bytes(wire.serialize(wire.encode(done.module).graph))
+    graph, recipe = wire.parse(folder.original.read_bytes()), recipe_from_proto(request.recipe)
+    original = wire.decode(graph, blobs=folder.blobs(), seed=workload.seed)
+    check_weights(recipe, graph)  # weights that were not sent are drawn, and nothing may be computed from those
+    found = draft(original, recipe, workload, folder.profile(), diffs=request.diffs)
+    took = {"rewrite": time.monotonic() - start}
+    drafts = [replace(each, report=replace(each.report, phase_seconds=took)) for each in found.ranked]
+    if drafts:
+        folder.write_rewrite(drafts[0].report, drafts)
+        return
+    if folder.drafts():  # planned without a profile, which finds them vain: a trial says for certain
+        return
     calls = any(is_call(node) or is_issue(node) for node in original.graph.nodes)
     unchanged = Reason.NOTHING_CHANGED if calls else Reason.NO_CALLS
-    folder.write_rewrite(
-        Report(
-            decision="keep_original",
-            reason=None if done.changed else unchanged,
-            explanation="" if done.changed else unchanged.sentence(),
-            calls=done.calls,
-            passes=done.passes,
-            preserves=done.preserves,
-            assumptions=done.assumptions,
-            phase_seconds={"rewrite": time.monotonic() - start},
-        )
-    )
+    folder.write_rewrite(replace(found.recipe, reason=unchanged, explanation=unchanged.sentence(), phase_seconds=took))
 
 
 def _limit(limits: RewriteLimits) -> None:
@@ -70,7 +74,8 @@ def _limit(limits: RewriteLimits) -> None:
     memory = psutil.Process().memory_info().vms + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_files(limits.file_bytes)
+    limit_processes()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The process that drives trials: connected to Ray once, it runs one trial after another for its worker.
 
 It is told of each trial by a folder (see `workers.folder`), sends lines of progress, and leaves `report.pb` there.
+Where a profile is wanted, it says when that is written, and goes on once the drafts are planned by it.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from fxlib.errors import FxlibError
+from fxlib.profiles import Profile
 from workers.child import FOLDER, Channel, ChildEndedError
 from workers.config import TRIAL_SETTINGS, TrialSettings
+from workers.draft import Draft
 from workers.folder import JobFolder
 from workers.trial.cluster import connected
 from workers.trial.conduct import Order, conduct
@@ -32,7 +37,7 @@ def main() -> int:
             channel.send(ready=True)
             while True:
                 if (message := channel.receive()) is not None and "folder" in message:
-                    _run(JobFolder(Path(message["folder"])), settings, channel)
+                    _run(JobFolder(Path(message["folder"])), settings, channel, profile=message["profile"])
     except ChildEndedError:
         return 0
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
@@ -40,7 +45,7 @@ def main() -> int:
         return 1
 
 
-def _run(folder: JobFolder, settings: TrialSettings, channel: Channel) -> None:
+def _run(folder: JobFolder, settings: TrialSettings, channel: Channel, *, profile: bool) -> None:
     def tell(phase: str, message: str, progress: float | None = None) -> None:
         channel.send(phase=phase, message=message, progress=progress)
 
@@ -53,27 +58,43 @@ def _run(folder: JobFolder, settings: TrialSettings, channel: Channel) -> None:
             channel.send(alive=True)
         return channel.receive(timeout_s=0.0) is not None
 
+    def plan_anew(found: Profile) -> Sequence[Draft]:
+        try:
+            folder.write_profile(found)
+        except FxlibError as error:
+            tell("profile", f"planned without a profile: {error}")
+            return folder.drafts()
+        channel.send(profiled=True)
+        if "planned" not in (channel.receive() or {}):
+            raise InterruptedTrialError
+        return folder.drafts()
+
     order = Order(
         workload=folder.workload(),
         options=folder.options(),
         material=Material(
             original=folder.original.read_bytes(),
-            candidate=folder.rewritten.read_bytes(),
             workload=folder.request().workload.SerializeToString(),
             blobs=folder.blobs(),
         ),
+        drafts=folder.drafts(),
+        plan_anew=plan_anew if profile and folder.profile() is None else None,
+        profile=folder.profile(),
     )
     try:
-        folder.write_report(conduct(order, folder.read_rewrite(), settings, tell, interrupted))
+        outcome = conduct(order, settings, tell, interrupted)
     except InterruptedTrialError:
         channel.send(interrupted=True)
         return
+    folder.choose(outcome.chosen)
+    folder.write_report(outcome.report)
     channel.send(done=True)
 
 
 def _settings(text: str) -> TrialSettings:
     fields = json.loads(text)
-    return TrialSettings(**{**fields, "allowed_modules": tuple(fields["allowed_modules"])})
+    names = {name: tuple(fields[name]) for name in ("allowed_modules", "keep_variables")}
+    return TrialSettings(**{**fields, **names})
 
 
 if __name__ == "__main__":

@@ -1,60 +1,92 @@
-"""One trial from end to end: processes up, sameness, speed, timelines, and the decision."""
+"""One trial from end to end: processes up, a profile, sameness, choice, speed, timelines, and the decision."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from statistics import fmean
 from typing import Final
 
+from fxlib.profiles import Profile
 from fxlib.reasons import Reason
 from fxlib.result import CallReport, Report, Timeline
 from fxlib.runtime import exposed_s
 from fxlib.trial import TrialOptions
 from fxlib.workload import Workload
 from workers.config import TrialSettings
+from workers.draft import Draft
 from workers.progress import Tell
+from workers.trial.arms import ORIGINAL, Arm
+from workers.trial.contest import Contest
 from workers.trial.failures import TrialError
-from workers.trial.sameness import Sameness, compare
-from workers.trial.speed import ARMS, Speed, measure
-from workers.trial.trainer import Arm, Material, Trace
-from workers.trial.world import FAILS, World
+from workers.trial.race import Race
+from workers.trial.screening import Screening
+from workers.trial.speed import Speed
+from workers.trial.trainer import Material
+from workers.trial.world import World
 
 _RECORDED_STEPS: Final = 5
+_RECORDING_SHARE: Final = 0.05
+"""Of the budget: what recording steps may take on top of it, one step of each arm apart."""
+
+_MUCH: Final = 0.1
+"""The share of a step from which on a call's exposed time asks for a reason."""
 _BLOCK_SLACK: Final = 20
 """A block that takes so many times what it should counts as hung, once a single step's time limit is over, too."""
+
+_BUDGET_TO_PROFILE_S: Final = 10.0
+"""With less, the seconds that a profile takes are missed in the measurement."""
+
+
+_PROFILE_SHARE: Final = 0.1
+"""Of the budget: for the steps of a profile, and for planning again, which takes as long as it did the first time."""
+
+_PROFILE_SLACK: Final = 5
+"""A profile whose steps take so many times what they should counts as hung."""
+
+_PROBES_S: Final = 30.0
+"""How long trying the servers out may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One trial to run."""
+    """One trial to run.
+
+    Attributes:
+        drafts: the candidates as planned without a measurement, the most promising first.
+        plan_anew: takes what the original was measured to take, and returns candidates planned by it; None where the
+            drafts stand as they are.
+        profile: what remote functions that no server has are replayed from.
+    """
 
     workload: Workload
     options: TrialOptions
     material: Material
+    drafts: Sequence[Draft]
+    plan_anew: Callable[[Profile], Sequence[Draft]] | None = None
+    profile: Profile | None = None
 
 
-def conduct(
-    order: Order, rewrite: Report, settings: TrialSettings, tell: Tell, interrupted: Callable[[], bool]
-) -> Report:
-    """Run the trial and return the rewrite's report, completed by what the trial found.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The answer, and the candidate of which it speaks."""
+
+    report: Report
+    chosen: Draft
+
+
+def conduct(order: Order, settings: TrialSettings, tell: Tell, interrupted: Callable[[], bool]) -> Outcome:
+    """Run the trial and return what the passes did for the candidate chosen, completed by what the trial found.
 
     Raises:
         InterruptedTrialError: `interrupted` said so.
     """
     conductor = _Conductor(order, tell)
     try:
-        return conductor.run(rewrite, settings, interrupted)
+        return conductor.run(settings, interrupted)
     except TrialError as error:
-        return replace(
-            rewrite,
-            decision="keep_original",
-            reason=error.reason,
-            explanation=error.reason.sentence(error.detail),
-            phase_seconds={**rewrite.phase_seconds, **conductor.phase_seconds},
-        )
+        return conductor.decide(None, error.reason, error.detail)
 
 
 class _Conductor:
@@ -62,100 +94,126 @@ class _Conductor:
         self._order = order
         self._options = order.options
         self._tell = tell
-        self.phase_seconds: dict[str, float] = {}
+        self._contest = Contest(order.drafts)
+        self._phase_seconds: dict[str, float] = {}
 
-    def run(self, rewrite: Report, settings: TrialSettings, interrupted: Callable[[], bool]) -> Report:
+    def run(self, settings: TrialSettings, interrupted: Callable[[], bool]) -> Outcome:
         start = time.monotonic()
         self._tell("sameness", "starting trainers and parameter servers")
-        with World(self._order.workload, self._order.material, settings, interrupted) as world:
+        order = self._order
+        with World(order.workload, order.material, settings, interrupted, order.profile) as world:
             world.prepare()
             started = self._clock("start", start)
             deadline = started + self._options.budget_s
-            same = self._sameness(world)
-            checked = self._clock("sameness", started)
-            report = replace(rewrite, not_reproduced=same.not_reproduced)
-            if same.difference and rewrite.preserves == "bitwise":
-                return self._decide(report, Reason.NOT_SAME, same.difference)
-            if same.difference:
-                declared = f"{same.difference} (the recipe preserves {rewrite.preserves})"
-                report = replace(report, not_reproduced=(*same.not_reproduced, declared))
-            speed, verdict = self._speed(world, deadline)
+            planned = self._plan(world, started)
+            Screening(
+                world=world, contest=self._contest, options=self._options, deadline=deadline, tell=self._tell
+            ).run()
+            checked = self._clock("sameness", planned)
+            race = self._race(world, deadline)
+            ranking, steps = self._contest.standing, None
+            if len(ranking) > 1:
+                ranking, steps = race.choose()
+                checked = self._clock("choice", checked)
+            speed, verdict = race.confirm(ranking, steps)
             measured = self._clock("qps", checked)
-            report = self._with_timelines(report, world)
+            timelines = self._timelines(world, speed)
             self._clock("timeline", measured)
-            return self._decide(_with_speed(report, speed), verdict)
+            outcome = self.decide(speed.candidate, verdict)
+            return replace(outcome, report=_with_speed(_with_timelines(outcome.report, *timelines), speed))
+
+    def decide(self, chosen: Arm | None, reason: Reason, detail: str = "") -> Outcome:
+        draft = self._contest.drafts[chosen] if chosen else next(iter(self._contest.drafts.values()))
+        report = self._contest.report(draft.name)
+        report = replace(
+            report,
+            decision="adopt" if reason is Reason.FASTER else "keep_original",
+            reason=reason,
+            explanation=reason.sentence(detail),
+            phase_seconds={**report.phase_seconds, **self._phase_seconds},
+        )
+        return Outcome(report=report, chosen=draft)
 
     def _clock(self, phase: str, since: float) -> float:
         now = time.monotonic()
-        self.phase_seconds[phase] = now - since
+        self._phase_seconds[phase] = now - since
         return now
 
-    def _sameness(self, world: World) -> Sameness:
-        steps, limit_s = self._options.sameness_steps, self._options.step_timeout_s
-        trainer = world.trainers[:1]
+    def _plan(self, world: World, since: float) -> float:
+        """Measure the original, and have the candidates planned by that, where it is wanted and there is time."""
+        planned_s = self._order.drafts[0].report.phase_seconds.get("rewrite", 0.0)
+        rich = self._options.budget_s >= _BUDGET_TO_PROFILE_S and planned_s < _PROFILE_SHARE * self._options.budget_s
+        if self._order.plan_anew is None or not rich:
+            return since
+        self._tell("profile", "measuring calls, servers and local work of the original")
+        seconds, limit_s = _PROFILE_SHARE * self._options.budget_s, self._options.step_timeout_s
+        allowed_s = 2 * limit_s + _PROFILE_SLACK * seconds + _PROBES_S
+        try:
+            world.ask_of(ORIGINAL, world.witnesses, "block", 1, timeout_s=limit_s)  # a step that hangs shows here
+            profile, *_ = world.ask(
+                world.witnesses, "profile", seconds, timeout_s=allowed_s, blame=Reason.ORIGINAL_FAILS
+            )
+        except TrialError as error:
+            if not error.survived:
+                raise
+            self._tell("profile", f"not measured: {error.detail}")  # if the original fails, that will show again
+            return self._clock("profile", since)
+        self._tell("profile", "planning by what was measured")
+        self._contest = Contest(self._order.plan_anew(profile))
+        return self._clock("profile", since)
 
-        def run(arm: Arm) -> Sequence[Trace]:
-            self._tell("sameness", f"running {steps} steps of the {arm}")
-            world.ask(trainer, "reset", timeout_s=limit_s, blame=Reason.ORIGINAL_FAILS)
-            return [
-                world.ask(trainer, "trace", arm, step, timeout_s=limit_s, blame=FAILS[arm])[0] for step in range(steps)
-            ]
-
-        return compare(run)
-
-    def _speed(self, world: World, deadline: float) -> tuple[Speed, Reason]:
+    def _race(self, world: World, deadline: float) -> Race:
         limit_s, expected_s = self._options.step_timeout_s, 0.0
-        world.ask(world.trainers[:1], "reset", timeout_s=limit_s, blame=Reason.ORIGINAL_FAILS)
+        world.reset(limit_s)
         (samples,) = world.ask(world.trainers[:1], "samples_per_step", timeout_s=limit_s)
         begin = time.monotonic()
 
         def run(arm: Arm, steps: int) -> float:
             nonlocal expected_s
             allowed_s = limit_s + _BLOCK_SLACK * expected_s
-            longest_s: float = max(
-                world.ask(world.trainers, "block", arm, steps, timeout_s=allowed_s, blame=FAILS[arm])
-            )
+            longest_s: float = max(world.ask_of(arm, world.trainers, "block", steps, timeout_s=allowed_s))
             expected_s = max(expected_s, 2 * longest_s)  # the next block may have twice the steps
             return longest_s
 
-        def report(speed: Speed) -> None:
+        def progress(phase: str, line: str) -> None:
             spent = (time.monotonic() - begin) / max(deadline - begin, 1e-9)
-            self._tell("qps", _progress(speed), min(1.0, spent))
+            self._tell(phase, line, min(1.0, spent))
 
-        speed, verdict = measure(
-            run, self._options, deadline=deadline, samples_per_step=samples * len(world.trainers), report=report
-        )
-        return speed, verdict
-
-    def _with_timelines(self, report: Report, world: World) -> Report:
-        limit_s = self._options.step_timeout_s * _RECORDED_STEPS
-        recorded: dict[Arm, list[Timeline]] = {}
-        for arm in ARMS:
-            asked = world.ask(
-                world.trainers[:1], "timelines", arm, _RECORDED_STEPS, timeout_s=limit_s, blame=FAILS[arm]
-            )
-            recorded[arm] = asked[0]
-        return replace(
-            report,
-            timeline_original=_typical(recorded["original"]),
-            timeline_optimized=_typical(recorded["candidate"]),
-            calls=_with_exposure(report.calls, recorded["original"], recorded["candidate"]),
+        return Race(
+            run,
+            self._contest,
+            self._options,
+            samples_per_step=samples * len(world.trainers),
+            deadline=deadline,
+            recover=lambda: world.reset(limit_s),
+            progress=progress,
         )
 
-    def _decide(self, report: Report, reason: Reason, detail: str = "") -> Report:
-        return replace(
-            report,
-            decision="adopt" if reason is Reason.FASTER else "keep_original",
-            reason=reason,
-            explanation=reason.sentence(detail),
-            phase_seconds={**report.phase_seconds, **self.phase_seconds},
+    def _timelines(self, world: World, speed: Speed) -> tuple[list[Timeline], list[Timeline]]:
+        steps = _recorded_steps(speed, self._options.budget_s)
+        limit_s = self._options.step_timeout_s * steps
+        original, candidate = (
+            world.ask_of(arm, world.witnesses, "timelines", steps, timeout_s=limit_s)[0]
+            for arm in (ORIGINAL, speed.candidate)
         )
+        return original, candidate
 
 
-def _progress(speed: Speed) -> str:
-    gain = speed.gain
-    interval = f" ({gain.low:+.1%} to {gain.high:+.1%})" if isfinite(gain.high) else ""
-    return f"pair {speed.pairs}: {gain.value:+.1%} QPS{interval}"
+def _recorded_steps(speed: Speed, budget_s: float) -> int:
+    """Return how many steps of each arm to record: few where they take long, or where nothing is known of them."""
+    if not speed.pairs:
+        return 1
+    both_s = sum(sum(seconds) for seconds in speed.seconds.values()) / (speed.pairs * speed.steps)
+    return max(1, min(_RECORDED_STEPS, int(_RECORDING_SHARE * budget_s / both_s)))
+
+
+def _with_timelines(report: Report, before: Sequence[Timeline], after: Sequence[Timeline]) -> Report:
+    return replace(
+        report,
+        timeline_original=_typical(before),
+        timeline_optimized=_typical(after),
+        calls=_with_exposure(report.calls, before, after),
+    )
 
 
 def _with_speed(report: Report, speed: Speed) -> Report:
@@ -163,8 +221,8 @@ def _with_speed(report: Report, speed: Speed) -> Report:
         return report
     return replace(
         report,
-        qps_original=speed.qps("original"),
-        qps_optimized=speed.qps("candidate"),
+        qps_original=speed.qps(ORIGINAL),
+        qps_optimized=speed.qps(speed.candidate),
         gain=speed.gain,
         blocks=2 * speed.pairs,
     )
@@ -179,11 +237,21 @@ def _with_exposure(
     calls: Sequence[CallReport], before: Sequence[Timeline], after: Sequence[Timeline]
 ) -> tuple[CallReport, ...]:
     exposed_before, exposed_after = [exposed_s(each) for each in before], [exposed_s(each) for each in after]
+    step_s = fmean(each.step_s for each in after)
     return tuple(
-        replace(
-            call,
-            exposed_before_s=fmean(each.get(call.node, 0.0) for each in exposed_before),
-            exposed_after_s=fmean(each.get(call.node, 0.0) for each in exposed_after),
+        _explained(
+            replace(
+                call,
+                exposed_before_s=fmean(each.get(call.node, 0.0) for each in exposed_before),
+                exposed_after_s=fmean(each.get(call.node, 0.0) for each in exposed_after),
+            ),
+            step_s,
         )
         for call in calls
     )
+
+
+def _explained(call: CallReport, step_s: float) -> CallReport:
+    """Say so where much of the step is spent in a call of which the cost model expects no such thing."""
+    unforeseen = call.limited_by is None and (call.exposed_after_s or 0.0) > _MUCH * step_s
+    return replace(call, limited_by=Reason.LIMITED_BEYOND_MODEL) if unforeseen else call

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
 from fxlib.reasons import Reason
+from workers.trial.arms import Arm
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,12 +18,21 @@ _OUT_OF_MEMORY: Final = ("can't allocate memory", "not enough memory", "bad_allo
 
 
 class TrialError(Exception):
-    """The trial cannot go on; the original is kept, for this reason."""
+    """The trial cannot go on; the original is kept, for this reason. `survived`: its processes could go on."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: Reason, detail: str, *, survived: bool = False) -> None:
         super().__init__(reason.sentence(detail))
         self.reason = reason
         self.detail = detail
+        self.survived = survived
+
+
+class CandidateError(TrialError):
+    """One candidate failed; the trial can go on with others."""
+
+    def __init__(self, arm: Arm, reason: Reason, detail: str) -> None:
+        super().__init__(reason, detail, survived=True)
+        self.arm = arm
 
 
 class InterruptedTrialError(Exception):
@@ -31,10 +41,15 @@ class InterruptedTrialError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception in a process of the trial, in words: its type may not be known elsewhere."""
+    """An exception in a process of the trial, in words: its type may not be known elsewhere.
+
+    Attributes:
+        stranded: other trainers wait, in a collective, for the one that raised.
+    """
 
     text: str
     out_of_memory: bool
+    stranded: bool = False
 
     @classmethod
     def of(cls, error: BaseException) -> Raised:

@@ -6,7 +6,7 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,12 @@ from torch import distributed
 from torch.distributed import rpc
 
 from fxlib.runtime import functions
-from fxlib.workload import Optimizer, Server
+from fxlib.workload import Optimizer, RemoteObject, Server
+from workers.limits import limit_files, limit_processes
 from workers.trial import servers
 from workers.trial.failures import tells
+from workers.trial.replay import stage
+from workers.trial.replay.script import Script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,10 @@ class Place:
     interface: str
     allowed_modules: tuple[str, ...]
     memory_bytes: int
+    file_bytes: int
     threads: int
+    calls_at_once: int = 16
+    """Threads that answer calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +73,13 @@ class Member:
         return Meeting(host, port)
 
     def join(self, meeting: Meeting) -> None:
-        """Enter the world, over TCP alone: shared memory would measure no network. Then limit this process's memory."""
+        """Enter the world, over TCP alone: shared memory would measure no network. Then limit what is taken."""
         os.environ["TP_SOCKET_IFNAME"] = self._place.interface
         place = self._place
+        self._meeting = meeting
 
         def meet(*_: Any, **__: Any) -> Iterator[tuple[distributed.Store, int, int]]:
-            yield distributed.TCPStore(meeting.host, meeting.port, is_master=False), place.rank, place.world_size
+            yield self._meeting_point(), place.rank, place.world_size
 
         distributed.register_rendezvous_handler("fxlib", meet)
         rpc.init_rpc(
@@ -80,11 +87,19 @@ class Member:
             rank=place.rank,
             world_size=place.world_size,
             rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
-                init_method="fxlib://", _transports=["uv"], _channels=["basic"]
+                num_worker_threads=place.calls_at_once,
+                init_method="fxlib://",
+                _transports=["uv"],
+                _channels=["basic"],
             ),
         )
         limit = psutil.Process().memory_info().data + place.memory_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        limit_files(place.file_bytes)
+        limit_processes()
+
+    def _meeting_point(self) -> distributed.Store:
+        return distributed.TCPStore(self._meeting.host, self._meeting.port, is_master=False)
 
     def linger(self) -> None:
         """Never return: the call fails when the process ends, and so tells of it."""
@@ -102,6 +117,14 @@ class ServerMember(Member):
     def not_served(self, names: list[str]) -> list[str]:
         """Return which of these remote functions the server cannot run."""
         return servers.not_served(names)
+
+    def not_made(self, rrefs: Mapping[str, RemoteObject]) -> list[str]:
+        """Return which of these RRefs' objects the server cannot make."""
+        return servers.not_made(rrefs)
+
+    def replay(self, script: Script) -> None:
+        """Answer from the script what nobody here has."""
+        stage.begin(script, self._place.name)
 
 
 def _address(interface: str) -> str:

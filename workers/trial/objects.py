@@ -10,8 +10,12 @@ from torch import nn
 from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
+from fxlib.analysis.resources import COLLECTIVES, FETCHES, collective_arguments, contract_of_call, function_name
 from fxlib.batches import Batch
+from fxlib.contracts import Contract
 from fxlib.runtime import calls, ops
+from fxlib.runtime.items import is_batch, items_of
+from fxlib.runtime.record import call_name
 from fxlib.wire import OpaqueAttribute, OpaqueFunction, OpaqueModule
 from fxlib.workload import Workload
 
@@ -24,21 +28,45 @@ class Needs:
 
     opaque: tuple[str, ...]
     functions: Mapping[str, tuple[str, ...]]
+    contracts: Mapping[str, Contract]
+    """Of remote functions and methods, where the graphs know one."""
+    created: Mapping[str, tuple[str, ...]]
+    """Functions that make what RRefs lead to, and the names of the calls that fetch it."""
+    groups: Mapping[str, tuple[int, ...]]
+    """Names of the process groups of collectives, and the sizes that the collectives state."""
 
 
 def needs_of(modules: Iterable[GraphModule], workload: Workload) -> Needs:
     """Return what the graphs need that is not in them or in the workload."""
     opaque: set[str] = set()
     functions: dict[str, set[str]] = {}
+    contracts: dict[str, Contract] = {}
+    created: dict[str, set[str]] = {}
+    groups: dict[str, set[int]] = {}
     for path, body in (found for module in modules for found in _bodies(module)):
         for node in body.graph.nodes:
             opaque.update(_opaque(body, node, () if path else workload.rrefs))
             for server, function in _functions(node):
                 functions.setdefault(server, set()).add(function)
+            if node.target in COLLECTIVES:
+                *_, group = collective_arguments(node)
+                groups.setdefault(str(group), set()).update(_stated_sizes(node))
+            if node.target is ops.create:
+                created.setdefault(str(node.args[1]), set()).update(fetches_of(node))
+            if (contract := contract_of_call(node)) is not None and not is_batch(node):
+                contracts[str(node.args[2]) if node.target in ops.TRACKERS else function_name(node)] = contract
     return Needs(
         opaque=tuple(sorted(opaque)),
         functions={server: tuple(sorted(names)) for server, names in sorted(functions.items())},
+        contracts=contracts,
+        created={function: tuple(sorted(names)) for function, names in sorted(created.items())},
+        groups={group: tuple(sorted(sizes)) for group, sizes in sorted(groups.items())},
     )
+
+
+def fetches_of(creation: Node) -> tuple[str, ...]:
+    """Return the names of the calls that fetch what a node creates."""
+    return tuple(call_name(user) for user in creation.users if user.target in FETCHES)
 
 
 class Bound:
@@ -90,10 +118,23 @@ def _is_opaque(module: nn.Module, path: str) -> bool:
     return isinstance(found, OpaqueAttribute)
 
 
+def _stated_sizes(node: Node) -> Iterator[int]:
+    """Yield the size of its group that a collective states, if it does: the argument before the group's name."""
+    operation, size = function_name(node), collective_arguments(node)[-2]
+    if operation.startswith(("all_gather", "reduce_scatter")) and isinstance(size, int):
+        yield size
+
+
 def _functions(node: Node) -> Iterator[tuple[str, str]]:
     """Yield server and function of a call, and of the push of its gradient."""
-    if node.target is ops.track_gradient:
+    if node.target in ops.TRACKERS:
         _, to, function, *_ = node.args
+    elif is_batch(node):
+        to = node.args[0] if isinstance(node.args[0], str) else ""
+        yield from ((to, each.function) for each in items_of(node))
+        if isinstance(node.args[3], str):
+            yield to, node.args[3]
+        return
     elif calls.is_call(node) or calls.is_issue(node) or node.target is ops.create:
         to, function = (*node.args, "", "")[:2]
     else:

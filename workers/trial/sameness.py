@@ -1,13 +1,13 @@
-"""Whether the candidate does, bit for bit, what the original does, as far as the original does so itself."""
+"""Whether a candidate does, bit for bit, what the original does, as far as the original does so itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from workers.trial.arms import ORIGINAL, Arm
 from workers.trial.servers import UNKNOWN
-from workers.trial.trainer import Arm, Trace
+from workers.trial.trainer import Trace
 
 RunArm = Callable[[Arm], Sequence[Trace]]
 """Brings everything back to where it began, runs the steps of an arm, and returns what each left behind."""
@@ -19,29 +19,35 @@ _CANDIDATE_RUNS: Final = 2
 _ORIGINAL_AGAIN: Final = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sameness:
-    """The verdict: what differs, in words (empty: nothing), and what could not be compared."""
+    """The original's own traces, which it leaves behind twice at the start, as the measure of every candidate.
 
-    difference: str
-    not_reproduced: tuple[str, ...]
-
-
-def compare(run: RunArm) -> Sameness:
-    """Run the original twice, then the candidate twice.
-
-    What differs between runs of the original is left out, step by step, and named. Where the candidate differs, the
+    What differs between runs of the original is left out, step by step, and named. Where a candidate differs, the
     original gets more chances to differ there, too: what it reproduces only now and then is no measure of a candidate.
+
+    Args:
+        run: runs an arm.
     """
-    reference = run("original")
-    unsteady = _differences(reference, run("original")) | _untold(reference)
-    for _ in range(_CANDIDATE_RUNS):
-        found = _differences(reference, run("candidate")) - unsteady
-        for _ in range(_ORIGINAL_AGAIN if found else 0):
-            unsteady |= _differences(reference, run("original"))
-        if found - unsteady:
-            return Sameness(difference=_describe(found - unsteady), not_reproduced=_name(unsteady))
-    return Sameness(difference="", not_reproduced=_name(unsteady))
+
+    def __init__(self, run: RunArm) -> None:
+        self._run = run
+        self._reference = run(ORIGINAL)
+        self._unsteady = _differences(self._reference, run(ORIGINAL)) | _untold(self._reference)
+
+    @property
+    def not_reproduced(self) -> tuple[str, ...]:
+        """What could not be compared: the original does not do so itself."""
+        return _name(self._unsteady)
+
+    def difference(self, candidate: Arm) -> frozenset[Difference]:
+        """Run a candidate twice, unless the first run tells already, and return what differs."""
+        for _ in range(_CANDIDATE_RUNS):
+            found = _differences(self._reference, self._run(candidate)) - self._unsteady
+            for _ in range(_ORIGINAL_AGAIN if found else 0):
+                self._unsteady |= _differences(self._reference, self._run(ORIGINAL))
+            if found - self._unsteady:
+                return frozenset(found - self._unsteady)
+        return frozenset()
 
 
 def _differences(one: Sequence[Trace], other: Sequence[Trace]) -> set[Difference]:
@@ -57,7 +63,10 @@ def _untold(traces: Sequence[Trace]) -> set[Difference]:
     return {(step, name) for step, trace in enumerate(traces) for name, digest in trace.items() if digest == UNKNOWN}
 
 
-def _describe(differences: Iterable[Difference]) -> str:
+def describe(differences: Iterable[Difference]) -> str:
+    """Say in words what differs, and after which step it first does; nothing, if nothing does."""
+    if not (differences := set(differences)):
+        return ""
     first = min(step for step, _ in differences)
     names = sorted(name for step, name in differences if step == first)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""

@@ -16,10 +16,12 @@ from torch.distributed import autograd as dist_autograd
 
 from fxlib import ps
 from fxlib.errors import ContractError, WorkloadError
+from fxlib.optimizers import build
 from fxlib.runtime import functions
 from fxlib.workload import Optimizer, RemoteObject, Server
 from workers.trial.bits import digest, digest_all, leaves
-from workers.trial.optimizers import build
+from workers.trial.replay import stage
+from workers.trial.replay.stage import ReplayedObject
 from workers.trial.state import State
 
 UNKNOWN = "not told by its setup"
@@ -77,16 +79,20 @@ def reset() -> None:
         serving.told = setup(serving.server.name, serving.seed)
     for held in serving.objects.values():
         held.reset()
+    if (replaying := stage.current()) is not None:
+        replaying.reset()
     torch.manual_seed(serving.seed)
 
 
-def create(name: str, described: RemoteObject) -> nn.Module:
+def create(name: str, described: RemoteObject) -> nn.Module | ReplayedObject:
     """Make the object behind an RRef, weights drawn from the seed; to be called with `rpc.remote`.
 
     Raises:
         WorkloadError: its class is neither torch.nn's nor of an allowed module, or it is no module.
     """
-    serving = _present()
+    serving, replaying = _present(), stage.current()
+    if replaying is not None and name in replaying.objects:
+        return ReplayedObject(name)
     torch.manual_seed(serving.seed)
     made = _class(described.cls)(*described.args, **described.kwargs)
     if not isinstance(made, nn.Module):
@@ -104,6 +110,8 @@ def state_digests() -> dict[str, str]:
     found = {"tables and dense parameters": ps.state_digest()}
     if serving.server.setup is not None:
         found["state of its setup"] = _told_digest(serving.told)
+    if (replaying := stage.current()) is not None:
+        found["writes that were replayed"] = replaying.digest()
     return found | {f"object {name!r}": each.digest() for name, each in serving.objects.items()}
 
 
@@ -114,6 +122,8 @@ def gradients(context: int) -> str:
     for name, each in _present().objects.items():
         named = each.module.named_parameters()
         found |= {f"{name}.{key}": held[parameter] for key, parameter in named if parameter in held}
+    if (replaying := stage.current()) is not None:
+        found |= replaying.gradients(context)
     return digest_all(found)
 
 
@@ -126,11 +136,18 @@ def step(context: int) -> None:
             for parameter in each.module.parameters():
                 parameter.grad = held.get(parameter)
             each.optimizer.step()
+    if (replaying := stage.current()) is not None:
+        replaying.step(context)
 
 
 def not_served(names: list[str]) -> list[str]:
     """Return which of these remote functions this process cannot run."""
     return [name for name in names if not name.startswith(".") and not _resolves(name)]
+
+
+def not_made(rrefs: Mapping[str, RemoteObject]) -> list[str]:
+    """Return which of these RRefs' objects this process cannot make."""
+    return [name for name, described in rrefs.items() if not _is_class(described.cls)]
 
 
 def _present() -> _Serving:
@@ -155,6 +172,14 @@ def _setup_of(name: str, server: str) -> Callable[[str, int], object]:
             hint="Start the worker with --allow-module.",
         )
     return functions.resolve(name)
+
+
+def _is_class(name: str) -> bool:
+    try:
+        _class(name)
+    except WorkloadError:
+        return False
+    return True
 
 
 def _class(name: str) -> Callable[..., object]:

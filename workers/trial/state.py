@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxlib.keeping import put_back
 from workers.trial.bits import digest_all
 
 
@@ -26,11 +27,10 @@ class State:
 
     def restore(self) -> None:
         """Put the same tensors back in their places, with the bits and without the gradients."""
-        with torch.no_grad():
-            for table, name, tensor, bits in self._places:
-                tensor.grad = None
-                tensor.copy_(bits)
-                _places_of(table)[name] = tensor
+        for table, name, tensor, bits in self._places:
+            tensor.grad = None
+            put_back(tensor, bits)
+            _places_of(table)[name] = tensor
         for each, training in self._flags:
             each.training = training
 

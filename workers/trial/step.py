@@ -1,4 +1,4 @@
-"""The user's step, as the workload describes it: forward, loss, backward, gradient push, optimizer step."""
+"""The user's step, as the workload describes it: forward, loss, backward, optimizer step, gradient push."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from fxlib.gradients import push_gradients
+from fxlib.losses import scalar
+from fxlib.optimizers import build
 from fxlib.runtime.deadlines import DEADLINES
 from fxlib.runtime.record import current_recording
 from fxlib.workload import Batch, Workload
 from workers.trial import servers
-from workers.trial.losses import scalar
 from workers.trial.objects import Bound
-from workers.trial.optimizers import build
 
 _DRAIN_PAUSE_S: Final = 50e-6
 
@@ -50,10 +50,12 @@ class Step:
         self._workload = workload
         self._optimizer = optimizer
         self._servers = [server.name for server in workload.servers]
+        self._backwards = 0
+        """Since the optimizer last stepped."""
         self._run = {"forward": self._forward, "local": self._local, "distributed": self._distributed}[workload.mode]
 
     def __call__(self, batch: Batch, *, inspect: bool = False) -> Outcome:
-        """Run one step.
+        """Run one step: of several that accumulate gradients, each, the last of which updates.
 
         Args:
             batch: its inputs, which the model may write.
@@ -69,16 +71,31 @@ class Step:
             return Outcome(output=self._forward_of(batch))
 
     def _local(self, batch: Batch, _: bool) -> Outcome:
-        self._module.zero_grad(set_to_none=True)
+        if not self._backwards:
+            self._module.zero_grad(set_to_none=True)
         output, loss = self._forward_and_loss(batch)
+        scale = self._workload.loss_scale
         with _span("backward"):
-            loss.backward()
-        push_gradients(self._module)
-        if self._optimizer is not None:
+            (loss if scale is None else loss * scale).backward()
+        self._backwards += 1
+        if self._backwards == self._workload.accumulation:
+            self._backwards = 0
             with _span("optimizer"):
-                self._optimizer.step()
+                self._step_locally()
+            push_gradients(self._module)  # last, so that what is under way overlaps with the optimizer
         gradients = {name: each.grad for name, each in self._module.named_parameters() if each.grad is not None}
         return Outcome(output=output, loss=loss, gradients=gradients)
+
+    def _step_locally(self) -> None:
+        workload, parameters = self._workload, list(self._module.parameters())
+        if workload.loss_scale is not None:
+            for each in parameters:
+                if each.grad is not None:
+                    each.grad.div_(workload.loss_scale)
+        if workload.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, workload.clip_norm)
+        if self._optimizer is not None:
+            self._optimizer.step()
 
     def _distributed(self, batch: Batch, inspect: bool) -> Outcome:
         with dist_autograd.context() as context:

@@ -1,41 +1,48 @@
-"""The trainer of a trial: it holds the original and the candidate, and runs their steps."""
+"""The trainer of a trial: it holds the original and its candidates, and runs their steps."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch.distributed import rpc
+from torch.fx import GraphModule
 
 from fxlib import wire
+from fxlib.profiles import Profile
+from fxlib.profiling.measure import measure
+from fxlib.profiling.runs import STEPS
 from fxlib.protocol import workload_from_proto
 from fxlib.result import Timeline
 from fxlib.runtime.record import record
 from fxlib.v1 import workload_pb2
 from fxlib.workload import Batch
-from workers.trial import servers
+from workers.trial import peers, servers
+from workers.trial.arms import ORIGINAL, Arm
 from workers.trial.bits import digest, leaves
 from workers.trial.failures import tells
 from workers.trial.inputs import batches_of, copy_of, samples_in
 from workers.trial.member import Member, Place
-from workers.trial.objects import Needs, bind, needs_of
+from workers.trial.nearness import Nearness
+from workers.trial.objects import Bound, Needs, bind, needs_of
+from workers.trial.replay.calibration import calibrate
+from workers.trial.replay.naming import as_captured, stand_in
+from workers.trial.replay.script import Script
 from workers.trial.state import State
 from workers.trial.step import Outcome, Step, drain, optimizer_of
 
-Arm = Literal["original", "candidate"]
 Trace = Mapping[str, str]
 """Digests of all that one step left behind, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """What a trial runs: two graphs, the workload, and the blobs that these name, by SHA-256."""
+    """What a trial begins with: the graph, the workload, and the blobs that these name, by SHA-256."""
 
     original: bytes
-    candidate: bytes
     workload: bytes
     blobs: Mapping[str, bytes]
 
@@ -46,33 +53,62 @@ class Trainer(Member):
     def __init__(self, place: Place, material: Material) -> None:
         super().__init__(place)
         self._material = material
+        self._script = Script(lines={})
+        self._nearness = Nearness()
 
     @tells
     def load(self) -> Needs:
-        """Build original and candidate, on one set of parameters; return what they need of the trial's world."""
+        """Build the original; return what it needs of the trial's world."""
         material = self._material
         message = workload_pb2.Workload.FromString(material.workload)
         self._workload = workload_from_proto(message, material.blobs)
         self._batches = batches_of(self._workload)
         self._writes_inputs = False
         original = wire.decode(wire.parse(material.original), blobs=material.blobs, seed=self._workload.seed)
-        candidate = wire.decode(wire.parse(material.candidate), blobs=material.blobs, root=original)
-        self._modules = {"original": original, "candidate": candidate}
+        self._modules: dict[Arm, GraphModule] = {ORIGINAL: original}
         self._state = State(original)
-        return needs_of(self._modules.values(), self._workload)
+        return needs_of([original], self._workload)
+
+    def replay(self, script: Script) -> None:
+        """Have stand-ins called for what is replayed, from the next graph on that is made ready."""
+        self._script = script
+
+    @tells
+    def gather(self) -> None:
+        """Become one of the ranks that collectives run over."""
+        rank = self._place.rank - len(self._workload.servers)
+        peers.gather(self._meeting_point(), rank, self._workload.trainers, self._place.interface)
+
+    @tells
+    def calibrate(self, servers: list[str]) -> None:
+        """Tell servers that replay what the trial's own network takes for calls of this process."""
+        calibrate(self._script, servers)
 
     @tells
     def prepare(self) -> None:
-        """Have the servers make the objects behind RRefs, and get ready for steps."""
-        rrefs = {
+        """Have the servers make the objects behind RRefs, and get ready for steps of the original."""
+        self._rrefs = {
             name: rpc.remote(described.owner, servers.create, (name, described))
             for name, described in self._workload.rrefs.items()
         }
-        for rref in rrefs.values():
+        for rref in self._rrefs.values():
             # Known before the first call: a call that has to ask for the type first is issued from another thread.
             rref._get_type(blocking=False).wait()
-        self._bound = {arm: bind(module, rrefs) for arm, module in self._modules.items()}
+        stand_in(self._modules[ORIGINAL], self._script)
+        self._bound: dict[Arm, Bound] = {ORIGINAL: bind(self._modules[ORIGINAL], self._rrefs)}
         self._renew_steps()
+
+    @tells
+    def admit(self, arm: Arm, graph: bytes, values: Mapping[str, bytes]) -> Needs:
+        """Build a candidate on the original's parameters; return what it needs of the trial's world."""
+        root = self._modules[ORIGINAL]
+        candidate = wire.decode(wire.parse(graph), blobs=values, root=root)
+        needs = needs_of([candidate], self._workload)
+        stand_in(candidate, self._script)
+        self._modules[arm] = candidate
+        self._bound[arm] = bind(candidate, self._rrefs)
+        self._renew_steps()
+        return needs
 
     def samples_per_step(self) -> float:
         """Return the mean number of samples in a batch."""
@@ -89,15 +125,58 @@ class Trainer(Member):
         self._renew_steps()
 
     @tells
-    def trace(self, arm: Arm, index: int) -> Trace:
-        """Run one step on batch `index` and return digests of all that it left behind."""
+    def profile(self, seconds: float) -> Profile:
+        """Measure steps of the original for about so long, and then its servers, for not much longer.
+
+        It leaves parameters and servers as training steps do.
+        """
+        self._trace(ORIGINAL, 0)  # warms up, and tells whether the model writes its inputs
+        inputs = itertools.count()
+
+        def step() -> None:
+            self._steps[ORIGINAL](self._input(next(inputs)))
+
+        start = time.perf_counter()
+        step()
+        steps = peers.fewest(max(1, min(STEPS, int(seconds / (time.perf_counter() - start)))))
+        found = measure(
+            self._bound[ORIGINAL].module,
+            step,
+            steps=steps,
+            warmups=min(1, steps - 1),
+            contracts=self._workload.contracts,
+            probing_s=seconds if self._is_first else 0.0,  # a server is tried out by one at a time
+        )
+        drain()
+        return found
+
+    @tells
+    def trace(self, arm: Arm, index: int, numeric: bool = False) -> Trace:
+        """Run one step on batch `index` and return digests of all that it left behind.
+
+        Where a comparison is to be `numeric`, the original's values are kept, and a candidate's are compared with them.
+        """
+        return self._trace(arm, index, numeric=numeric)
+
+    @tells
+    def errors(self, arm: Arm) -> Mapping[str, float]:
+        """Return how far what a candidate left behind was from what the original did, by name."""
+        return self._nearness.errors(arm)
+
+    def _trace(self, arm: Arm, index: int, *, numeric: bool = False) -> Trace:
         batch = copy_of(self._batches[index % len(self._batches)])
         before = {name: digest(value) for name, value in batch.named.items()}
         outcome = self._steps[arm](batch, inspect=True)
         drain()
-        after = {name: digest(value) for name, value in batch.named.items()}
-        self._writes_inputs |= before != after
-        return {**self._digests(arm, outcome), **{f"input {name}": each for name, each in after.items()}}
+        peers.meet()  # what the others have sent to servers is there, too
+        values = self._values(arm, outcome) | {f"input {name}": value for name, value in batch.named.items()}
+        digests = {name: digest(value) for name, value in values.items()}
+        self._writes_inputs |= any(digests[f"input {name}"] != each for name, each in before.items())
+        if numeric and arm == ORIGINAL:
+            self._nearness.keep(index, values, digests)
+        elif numeric:
+            self._nearness.compare(arm, index, values)
+        return {**digests, **self._on_servers(outcome)}
 
     @tells
     def block(self, arm: Arm, steps: int) -> float:
@@ -117,26 +196,35 @@ class Trainer(Member):
             with record() as recording:
                 self._steps[arm](batch)
             drain()
-            recorded.append(recording.timeline)
+            recorded.append(as_captured(recording.timeline))
         return recorded
+
+    @property
+    def _is_first(self) -> bool:
+        return self._place.rank == len(self._workload.servers)
 
     def _input(self, index: int) -> Batch:
         batch = self._batches[index % len(self._batches)]
         return copy_of(batch) if self._writes_inputs else batch
 
     def _renew_steps(self) -> None:
-        # One optimizer for both arms: they train the same parameters.
-        optimizer = optimizer_of(self._modules["original"], self._workload)
+        # One optimizer for all arms: they train the same parameters.
+        optimizer = optimizer_of(self._modules[ORIGINAL], self._workload)
         self._steps = {arm: Step(bound, self._workload, optimizer) for arm, bound in self._bound.items()}
 
-    def _digests(self, arm: Arm, outcome: Outcome) -> dict[str, str]:
-        found = {name: digest(value) for name, value in leaves("output", outcome.output).items()}
+    def _values(self, arm: Arm, outcome: Outcome) -> dict[str, object]:
+        """Return what a step left behind in this process; of the module, what the original has, too."""
+        found: dict[str, object] = dict(leaves("output", outcome.output))
         if outcome.loss is not None:
-            found["loss"] = digest(outcome.loss)
-        found |= {f"gradient of {name}": digest(value) for name, value in outcome.gradients.items()}
-        found |= {f"gradients on server {name}": value for name, value in outcome.server_gradients.items()}
-        found |= {name: digest(value) for name, value in State(self._modules[arm]).named().items()}
-        found["random generator"] = digest(torch.get_rng_state())
+            found["loss"] = outcome.loss
+        found |= {f"gradient of {name}": value for name, value in outcome.gradients.items()}
+        held, own = State(self._modules[arm]).named(), State(self._modules[ORIGINAL]).named()
+        found |= {name: held[name] for name in own if name in held}
+        found["random generator"] = torch.get_rng_state()
+        return found
+
+    def _on_servers(self, outcome: Outcome) -> dict[str, str]:
+        found = {f"gradients on server {name}": value for name, value in outcome.server_gradients.items()}
         for server in self._workload.servers:
             told: Mapping[str, str] = rpc.rpc_sync(server.name, servers.state_digests)
             found |= {f"server {server.name}: {name}": value for name, value in told.items()}

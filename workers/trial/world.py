@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -12,22 +14,22 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from fxlib.profiles import Profile
 from fxlib.reasons import Reason
 from fxlib.workload import Workload
 from workers.config import TrialSettings
-from workers.trial.failures import InterruptedTrialError, Raised, TrialError, shorten
+from workers.trial.arms import ORIGINAL, Arm, fails
+from workers.trial.failures import CandidateError, InterruptedTrialError, Raised, TrialError, shorten
 from workers.trial.member import Place, ServerMember
-from workers.trial.objects import Needs
-from workers.trial.trainer import Arm, Material, Trainer
+from workers.trial.peers import check_groups
+from workers.trial.serving import Serving, calls_at_once, with_strangers
+from workers.trial.trainer import Material, Trainer
 
 _GLANCE_S: Final = 0.2
 """How often a waiting driver looks whether it is still wanted."""
 
 _AFTERMATH_S: Final = 2.0
 """How long after an exception a death is looked for that may have caused it."""
-
-FAILS: Final[Mapping[Arm, Reason]] = {"original": Reason.ORIGINAL_FAILS, "candidate": Reason.CANDIDATE_FAILS}
-"""What an exception in an arm's own code means."""
 
 
 class World:
@@ -38,6 +40,7 @@ class World:
         material: what the trainers run.
         settings: the operator's.
         interrupted: whether the trial is to end at once.
+        profile: what remote functions that nobody here has are replayed from; None: there must be none.
 
     Raises:
         TrialError: Ray cannot place them, or they do not come up.
@@ -45,12 +48,21 @@ class World:
     """
 
     def __init__(
-        self, workload: Workload, material: Material, settings: TrialSettings, interrupted: Callable[[], bool]
+        self,
+        workload: Workload,
+        material: Material,
+        settings: TrialSettings,
+        interrupted: Callable[[], bool],
+        profile: Profile | None = None,
     ) -> None:
+        workload, material, strangers = with_strangers(workload, material, profile)
         self._settings = settings
         self._interrupted = interrupted
         self._workload = workload
+        self._profile = profile
+        self._serving = Serving(self.ask, workload, profile, strangers, settings.start_timeout_s)
         self._members: list[Any] = []
+        self._in_step = False
         names = [server.name for server in workload.servers]
         names += [f"trainer{rank}" for rank in range(workload.trainers)]
         self._group = self._reserve(len(names))
@@ -74,15 +86,56 @@ class World:
         remove_placement_group(self._group)
 
     def prepare(self) -> None:
-        """Load both graphs into the trainers, and check that the servers can serve them.
+        """Load the original into the trainers, and check that the servers can serve it.
 
         Raises:
-            TrialError: OPAQUE_CODE, NO_SERVER, or ORIGINAL_FAILS if they cannot be built.
+            TrialError: OPAQUE_CODE, NO_SERVER, COLLECTIVES, or ORIGINAL_FAILS if it cannot be built.
         """
         limit_s = self._settings.start_timeout_s
         needs = self.ask(self.trainers, "load", timeout_s=limit_s, blame=Reason.ORIGINAL_FAILS)
-        self._check(needs[0])
+        self._serving.stage(self.servers, self.trainers, needs[0])
+        self._serving.check(self.servers, needs[0])
+        if needs[0].groups:
+            check_groups(needs[0].groups, self._workload.trainers)
+            self.ask(self.trainers, "gather", timeout_s=limit_s)
+            self._in_step = True
         self.ask(self.trainers, "prepare", timeout_s=limit_s, blame=Reason.NO_SERVER)
+
+    @property
+    def witnesses(self) -> Sequence[Any]:
+        """Trainers that run what one could run alone: the first; or all, where collectives keep them in step."""
+        return self.trainers if self._in_step else self.trainers[:1]
+
+    def reset(self, timeout_s: float) -> None:
+        """Bring all trainers and servers back to where they began.
+
+        Raises:
+            TrialError, InterruptedTrialError: as `ask` does.
+        """
+        for trainer in self.trainers:
+            self.ask([trainer], "reset", timeout_s=timeout_s, blame=Reason.ORIGINAL_FAILS)
+
+    def admit(self, candidate: Arm, graph: bytes, values: Mapping[str, bytes]) -> None:
+        """Load a candidate into the trainers, and check that the servers can serve it.
+
+        Raises:
+            CandidateError: it cannot be built, or it needs what is not there.
+            TrialError, InterruptedTrialError: as `ask` does.
+        """
+        limit_s = self._settings.start_timeout_s
+        needs = self.ask_of(candidate, self.trainers, "admit", graph, ray.put(values), timeout_s=limit_s)
+        with _own_failures(candidate):
+            self._serving.check(self.servers, needs[0])
+
+    def ask_of(self, arm: Arm, members: Sequence[Any], method: str, *args: object, timeout_s: float) -> list[Any]:
+        """Call a method that takes an arm first, whose fault an exception is.
+
+        Raises:
+            CandidateError: a candidate raised, and the processes can go on.
+            TrialError, InterruptedTrialError: as `ask` does.
+        """
+        with _own_failures(arm):
+            return self.ask(members, method, arm, *args, timeout_s=timeout_s, blame=fails(arm))
 
     def ask(
         self,
@@ -106,7 +159,7 @@ class World:
             InterruptedTrialError: the trial is to end.
         """
         pending = [getattr(member, method).remote(*args) for member in members]
-        what = " of the ".join([method, *(str(each) for each in args if isinstance(each, str) and each in FAILS)])
+        what = " of ".join([method, *(repr(each) for each in args[:1] if isinstance(each, str))])
         answers = self._await(pending, what, timeout_s)
         for answer in answers:
             if isinstance(answer, Raised):
@@ -138,7 +191,9 @@ class World:
                 interface=self._settings.interface,
                 allowed_modules=self._settings.allowed_modules,
                 memory_bytes=self._settings.process_memory_bytes,
+                file_bytes=self._settings.process_file_bytes,
                 threads=self._workload.threads if rank >= servers else 1,
+                calls_at_once=calls_at_once(self._profile, name),
             )
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
             options = {"num_cpus": self._settings.cpus_per_process, "scheduling_strategy": strategy}
@@ -158,21 +213,6 @@ class World:
             described = (server, self._workload.trainer_optimizer, self._workload.seed)
             self.ask([member], "serve", *described, timeout_s=limit_s, blame=Reason.NO_SERVER)
 
-    def _check(self, needs: Needs) -> None:
-        if needs.opaque:
-            raise TrialError(Reason.OPAQUE_CODE, ", ".join(needs.opaque))
-        names = [server.name for server in self._workload.servers]
-        missing = []
-        for server, functions in needs.functions.items():
-            if server and server not in names:
-                missing.append(f"calls to {server!r}, which is none of the workload's servers")
-                continue
-            asked = self.servers if not server else [self.servers[names.index(server)]]
-            for refused in self.ask(asked, "not_served", list(functions), timeout_s=self._settings.start_timeout_s):
-                missing += [f"{name!r} on {server or 'any server'!r}" for name in refused]
-        if missing:
-            raise TrialError(Reason.NO_SERVER, ", ".join(dict.fromkeys(missing)))
-
     def _await(self, pending: list[Any], what: str, timeout_s: float) -> list[Any]:
         deadline = time.monotonic() + timeout_s
         left = list(pending)
@@ -184,8 +224,12 @@ class World:
                 if each in self._lifelines:
                     raise self._death(each)
                 left.remove(each)
+            if left and self._in_step and (raised := _first_raised(done)):
+                late, _ = ray.wait(left, num_returns=len(left), timeout=_AFTERMATH_S)
+                if len(late) < len(left):
+                    return [replace(raised, stranded=True)]
             if left and time.monotonic() > deadline:
-                raise TrialError(Reason.TRIAL_HUNG, f"{what} took more than {timeout_s:.3g} s")
+                raise TrialError(Reason.TRIAL_HUNG, _late(what, timeout_s))
         try:
             answers: list[Any] = ray.get(pending)
         except RayActorError as error:
@@ -196,9 +240,9 @@ class World:
 
     def _failure(self, raised: Raised, blame: Reason) -> TrialError:
         if raised.out_of_memory:
-            return TrialError(Reason.OUT_OF_MEMORY, raised.text)
+            return TrialError(Reason.OUT_OF_MEMORY, raised.text, survived=True)
         dead, _ = ray.wait(self._lifelines, num_returns=1, timeout=_AFTERMATH_S) if self._lifelines else ([], [])
-        return self._death(dead[0]) if dead else TrialError(blame, raised.text)
+        return self._death(dead[0]) if dead else TrialError(blame, raised.text, survived=not raised.stranded)
 
     def _death(self, end: Any) -> TrialError:
         """Say which process died, and of what."""
@@ -213,3 +257,29 @@ class World:
         if isinstance(error, OutOfMemoryError):
             return TrialError(Reason.OUT_OF_MEMORY, who)
         return TrialError(Reason.TRIAL_DIED, f"{who} ended: {shorten(str(error))}")
+
+
+def _late(what: str, timeout_s: float) -> str:
+    if what == "join":
+        return (
+            f"its processes did not find each other within {timeout_s:.3g} s: see that their hosts reach one another "
+            "over the network, and that they are not too busy to start, or raise start_timeout_s"
+        )
+    return f"{what} took more than {timeout_s:.3g} s"
+
+
+def _first_raised(done: Sequence[Any]) -> Raised | None:
+    """Return the first exception among answers that are there."""
+    answers = (ray.get(each) for each in done)
+    return next((answer for answer in answers if isinstance(answer, Raised)), None)
+
+
+@contextmanager
+def _own_failures(arm: Arm) -> Iterator[None]:
+    """Tell what a candidate does wrong from what ends a trial."""
+    try:
+        yield
+    except TrialError as error:
+        if arm == ORIGINAL or not error.survived:
+            raise
+        raise CandidateError(arm, error.reason, error.detail) from error

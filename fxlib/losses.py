@@ -8,9 +8,9 @@ from typing import Final
 import torch
 from torch.fx import GraphModule
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from fxlib.errors import WorkloadError
-from workers.trial.bits import tensors
 
 _WITH_TARGET: Final[Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
     "mse": F.mse_loss,
@@ -31,7 +31,8 @@ def scalar(loss: str | GraphModule, output: object, target: torch.Tensor | None)
     if isinstance(loss, GraphModule):
         result: torch.Tensor = loss(output, target)
         return result
-    found = [each for each in tensors(output) if each.is_floating_point() or each.is_complex()]
+    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    found = [each for each in tensors if each.is_floating_point() or each.is_complex()]
     if not found:
         raise WorkloadError("the output holds no floating-point tensor", where=f"loss {loss!r}")
     if loss in ("mean", "sum"):

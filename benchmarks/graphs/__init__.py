@@ -1,0 +1,1 @@
+"""Programs of any size, for what is measured against the number of nodes."""

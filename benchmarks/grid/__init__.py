@@ -1,0 +1,1 @@
+"""The cells of `benchmarks.overlap`: what is measured in each, and how."""

@@ -1,0 +1,240 @@
+"""The programs of a cell, all over the same weights and the same batch; and that they compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import autograd as dist_autograd
+from torch.distributed.rpc import rpc_async, rpc_sync
+from torch.futures import wait_all
+from torch.fx import GraphModule
+
+import fxlib
+from benchmarks.grid import paper
+from benchmarks.grid.cells import BLOCKING, COMPUTE, FXLIB, PAPER, Cell
+from benchmarks.grid.expert import Expert, Way, ways
+from benchmarks.grid.model import BATCH, DENSE, ROWS, Blocking, Towers, interact, server_name
+from fxlib import ps, recipes
+from fxlib.analysis.bound import bound
+from fxlib.analysis.simulate import predict
+from fxlib.contracts import contract_of
+from fxlib.workload import Optimizer, Workload
+
+CHECKED_STEPS = 3
+LR = 1e-4
+
+Step = Callable[[], Tensor]
+"""One whole step; returns the loss."""
+Predict = Callable[[], Tensor]
+Send = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The step of a cell: weights, optimizer and batch, and what is around the model in each mode."""
+
+    cell: Cell
+    towers: Towers
+    optimizer: torch.optim.Optimizer
+    dense: Tensor
+    sparse: Tensor
+
+    @classmethod
+    def of(cls, cell: Cell) -> Job:
+        """Draw weights and batch."""
+        torch.manual_seed(0)
+        towers = Towers(cell.lookups, cell.hidden)
+        return cls(
+            cell=cell,
+            towers=towers,
+            optimizer=torch.optim.SGD(towers.parameters(), lr=LR),
+            dense=torch.randn(BATCH, DENSE),
+            sparse=torch.randint(0, ROWS, (BATCH, cell.lookups)),
+        )
+
+    @property
+    def servers(self) -> list[str]:
+        """Names of the servers."""
+        return [server_name(rank, self.cell.servers) for rank in range(self.cell.servers)]
+
+    def reset_servers(self) -> None:
+        """Have every server draw its first state again, and be as slow as the cell has it."""
+        for server in self.servers:
+            rpc_sync(server, ps.reset, args=(0,))
+            rpc_sync(server, ps.set_service_time, args=(self.cell.service_ms / 1e3, self.cell.per))
+
+    @property
+    def workload(self) -> Workload:
+        """What the step is, for the profile."""
+        mode = "local" if self.cell.mode == "push" else self.cell.mode
+        return Workload(batches=[(self.dense, self.sparse)], optimizer=Optimizer(name="sgd", lr=LR), mode=mode)
+
+    def local(self, predict: Predict, send: Send) -> Step:
+        """Forward, backward and SGD; `send` is done with the gradients that servers are to have."""
+
+        def step() -> Tensor:
+            self.optimizer.zero_grad()
+            loss = predict().mean()
+            loss.backward()
+            self.optimizer.step()
+            send()
+            return loss
+
+        return step
+
+    def distributed(self, predict: Predict) -> Step:
+        """Do the same under distributed autograd."""
+
+        def step() -> Tensor:
+            with dist_autograd.context() as context:
+                loss = predict().mean()
+                dist_autograd.backward(context, [loss])
+                for parameter, gradient in dist_autograd.get_gradients(context).items():
+                    parameter.grad = gradient
+                self.optimizer.step()
+                self.apply(context)
+            return loss
+
+        return step
+
+    def forward(self, predict: Predict) -> Step:
+        """Inference."""
+
+        def step() -> Tensor:
+            with torch.no_grad():
+                return predict().mean()
+
+        return step
+
+    def step(self, predict: Predict, send: Send = lambda: None) -> Step:
+        """Return the step of the cell's mode around a program."""
+        match self.cell.mode:
+            case "forward":
+                return self.forward(predict)
+            case "distributed":
+                return self.distributed(predict)
+            case _:
+                return self.local(predict, send)
+
+    def apply(self, context: int) -> None:
+        """Have all servers apply a context's gradients at once, as `torch.distributed.optim.DistributedOptimizer` does.
+
+        It is part of every program's loop, and no part of the model that is rewritten.
+        """
+        wait_all([rpc_async(server, ps.step, args=(context,)) for server in self.servers])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arms:
+    """The programs of a cell, and what is known of them before they run."""
+
+    steps: Mapping[str, Step]
+    """By arm; all but the expert's."""
+    tried: Mapping[Way, Step]
+    """What the expert tries."""
+    predicted_s: Mapping[str, float]
+    """Seconds per step, by the cost model."""
+    bound_s: float
+    """What no schedule can beat, by the cost model."""
+
+
+def arms(job: Job) -> Arms:
+    """Write all programs of a cell; the graph is measured first, as a trial does."""
+    graph = captured(job)
+    profile = fxlib.profile(graph, job.workload)
+    schedule = recipes.apply(graph, "schedule", profile=profile, workload=job.workload).module
+    return Arms(
+        steps={
+            BLOCKING: blocking(job),
+            PAPER: rewritten(job, fxlib.optimize(graph, recipe=paper.RECIPE)),
+            FXLIB: rewritten(job, schedule),
+            COMPUTE: compute(job),
+        },
+        tried={way: by_hand(job, way) for way in ways(job.cell)},
+        predicted_s={arm: predict(each, profile).step_s for arm, each in ((BLOCKING, graph), (FXLIB, schedule))},
+        bound_s=bound(graph, profile).step_s,
+    )
+
+
+def captured(job: Job) -> GraphModule:
+    """Return the graph of the blocking program. Gradients of lookups are known of only where they are pushed."""
+    lookup = contract_of(ps.lookup)
+    assert lookup is not None
+    plain = job.cell.mode in {"local", "forward"}
+    contracts = {"fxlib.ps:lookup": replace(lookup, gradient=None)} if plain else {}
+    with torch.set_grad_enabled(job.cell.mode != "forward"):
+        return fxlib.capture(Blocking(job.towers, job.cell), contracts=contracts)
+
+
+def blocking(job: Job) -> Step:
+    """The program as written, pushes included."""
+    model, vectors = Blocking(job.towers, job.cell), list[Tensor]()
+
+    def predict() -> Tensor:
+        vectors[:] = model.vectors(job.sparse)
+        if job.cell.mode == "push":
+            for each in vectors:
+                each.requires_grad_()
+        return interact(job.towers, job.towers.bottom(job.dense), vectors)
+
+    def send() -> None:
+        if job.cell.mode == "push":
+            for i, each in enumerate(vectors):
+                to = server_name(i, job.cell.servers)
+                rpc_sync(to, ps.push, args=(f"table{i}", job.sparse[:, i], each.grad))
+
+    return job.step(predict, send)
+
+
+def rewritten(job: Job, module: nn.Module) -> Step:
+    """The captured program, rewritten."""
+
+    def send() -> None:
+        if job.cell.mode == "push":
+            fxlib.push_gradients(module)
+
+    return job.step(lambda: module(job.dense, job.sparse), send)
+
+
+def by_hand(job: Job, way: Way) -> Step:
+    """The program of an expert."""
+    expert = Expert(job.towers, job.cell, way)
+    return job.step(lambda: expert.predict(job.dense, job.sparse), expert.send)
+
+
+def compute(job: Job) -> Step:
+    """The local work alone: remote results are there already, and their gradients go nowhere."""
+    local = replace(job, cell=replace(job.cell, mode="forward" if job.cell.mode == "forward" else "local"))
+    with torch.no_grad():
+        vectors = [each.detach() for each in Blocking(job.towers, job.cell).vectors(job.sparse)]
+    if job.cell.mode in {"push", "distributed"}:
+        for each in vectors:
+            each.requires_grad_()
+    return local.step(lambda: interact(job.towers, job.towers.bottom(job.dense), vectors))
+
+
+def check(job: Job, programs: Mapping[str, Step]) -> None:
+    """Run each program from the same first state, and compare each bit that it leaves with the blocking program's.
+
+    Compute alone has the same loss in the first step, before servers have taken any gradient.
+    """
+    expected = outcome(job, programs[BLOCKING])
+    for name, step in programs.items():
+        found = outcome(job, step)
+        if name == COMPUTE:
+            assert found[0] == expected[0], name
+        else:
+            assert found == expected, f"{name} does not compute what {BLOCKING} does in {job.cell}"
+
+
+def outcome(job: Job, step: Step) -> list[object]:
+    """Losses of some steps from the first state of trainer and servers, and the last state."""
+    first = {name: each.clone() for name, each in job.towers.state_dict().items()}
+    job.reset_servers()
+    losses: list[object] = [step().item() for _ in range(CHECKED_STEPS)]
+    weights = [each.numpy().tobytes() for each in job.towers.state_dict().values()]
+    job.towers.load_state_dict(first)
+    return [*losses, *weights, *(rpc_sync(server, ps.state_digest) for server in job.servers)]

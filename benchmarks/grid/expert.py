@@ -1,0 +1,122 @@
+"""As an expert writes the step by hand: coalesced per server, issued first, waited for last, pushed from backward.
+
+There are three ways to ask one server for many tables, and which of them is fast depends on the server. The expert
+knows the server: `python -m benchmarks.overlap` tries all three in each cell, and takes the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.rpc import rpc_async
+from torch.futures import Future, wait_all
+
+from benchmarks.grid.cells import Cell
+from benchmarks.grid.model import Towers, interact, server_name
+from fxlib import batch, ps
+
+Way = Literal["single", "serial", "pooled"]
+
+SINGLE: Final = "single"
+"""One call for each table, all in flight together."""
+SERIAL: Final = "serial"
+"""One call for each server, which reads its tables one after another."""
+POOLED: Final = "pooled"
+"""One call for each server, which reads its tables side by side."""
+
+
+def ways(cell: Cell) -> tuple[Way, ...]:
+    """Which of them work in a cell: an autograd context belongs to a thread, so pooled reads would have no gradient."""
+    return (SINGLE, SERIAL) if cell.mode == "distributed" else (SINGLE, SERIAL, POOLED)
+
+
+def lookup_serial(tables: Sequence[str], indices: Tensor) -> Tensor:
+    """On the server: rows of several tables, indices [tables, batch] to [tables, batch, dim]."""
+    return torch.stack(ps.lookup_many([(each, {}) for each in zip(tables, indices, strict=True)]))
+
+
+def lookup_pooled(tables: Sequence[str], indices: Tensor) -> Tensor:
+    """On the server: as `lookup_serial`, with a thread for each table."""
+    return torch.stack(list(_threads().map(ps.lookup, tables, indices)))
+
+
+def lookup_attached(tables: Sequence[str], indices: Tensor) -> Tensor:
+    """On the server: as `lookup_serial`, under distributed autograd."""
+    return torch.stack([ps.lookup_attached(*each) for each in zip(tables, indices, strict=True)])
+
+
+def push_serial(tables: Sequence[str], indices: Tensor, gradient: Tensor) -> None:
+    """On the server: take the gradient [tables, batch, dim] of `lookup_serial`."""
+    for outcome in batch.run_in_order([(ps.push, each, {}) for each in zip(tables, indices, gradient, strict=True)]):
+        batch.result(outcome)
+
+
+def push_pooled(tables: Sequence[str], indices: Tensor, gradient: Tensor) -> None:
+    """On the server: as `push_serial`, with a thread for each table."""
+    list(_threads().map(ps.push, tables, indices, gradient))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(16)
+
+
+class Expert:
+    """The program: `predict` issues first and waits last, `send` waits for what backward has sent."""
+
+    def __init__(self, towers: Towers, cell: Cell, way: Way) -> None:
+        self.towers, self.cell, self.way = towers, cell, way
+        servers = range(min(cell.servers, cell.lookups))
+        self._tables = [tuple(f"table{i}" for i in range(cell.lookups)[rank :: cell.servers]) for rank in servers]
+        self._pushes: list[Future[None]] = []
+
+    def predict(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        """Return the logits [batch, 1]."""
+        columns = self._columns(sparse)
+        futures = [rpc_async(to, self._lookup(), args=(what, each)) for to, what, each in columns]
+        features = self.towers.bottom(dense)
+        answers = wait_all(futures)
+        if self.cell.mode == "push":
+            for column, answer in zip(columns, answers, strict=True):
+                self._push_when_there(answer.requires_grad_(), *column)
+        return interact(self.towers, features, self._vectors(answers))
+
+    def send(self) -> None:
+        """Wait until all gradients of the last step have arrived."""
+        wait_all(self._pushes)
+        self._pushes.clear()
+
+    def _columns(self, sparse: Tensor) -> list[tuple[str, str | tuple[str, ...], Tensor]]:
+        """Return what is asked of whom: server, table or tables, and indices."""
+        columns = sparse.t().contiguous()
+        if self.way == SINGLE:
+            return [(server_name(i, self.cell.servers), f"table{i}", each) for i, each in enumerate(columns)]
+        return [
+            (server_name(rank, self.cell.servers), tables, columns[rank :: self.cell.servers])
+            for rank, tables in enumerate(self._tables)
+        ]
+
+    def _lookup(self) -> Callable[..., Tensor]:
+        if self.cell.mode == "distributed":
+            return ps.lookup_attached if self.way == SINGLE else lookup_attached
+        return {SINGLE: ps.lookup, SERIAL: lookup_serial, POOLED: lookup_pooled}[self.way]
+
+    def _vectors(self, answers: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the vectors [batch, dim] in the order of the tables."""
+        if self.way == SINGLE:
+            return answers
+        rows = [answer.unbind(0) for answer in answers]
+        return [rows[i % self.cell.servers][i // self.cell.servers] for i in range(self.cell.lookups)]
+
+    def _push_when_there(self, answer: Tensor, to: str, what: str | tuple[str, ...], indices: Tensor) -> None:
+        push = {SINGLE: ps.push, SERIAL: push_serial, POOLED: push_pooled}[self.way]
+
+        def send(leaf: Tensor) -> None:
+            self._pushes.append(rpc_async(to, push, args=(what, indices, leaf.grad)))
+
+        answer.register_post_accumulate_grad_hook(send)

@@ -1,0 +1,158 @@
+"""Passes, programs for them, and what of torch's does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.nn import functional as F
+
+import fxlib
+from benchmarks.graphs import aten, plain
+from benchmarks.graphs.chain import Chain
+from benchmarks.transforms import stock
+from fxlib import Rule
+from fxlib.passes import (
+    ChannelsLast,
+    CommonSubexpressions,
+    DeadCode,
+    Decompose,
+    FoldConstants,
+    FoldNorms,
+    GraphPass,
+    Reinplace,
+    RewriteRules,
+)
+from tests.models import zoo
+
+Program = tuple[GraphModule, Sequence[torch.Tensor]]
+"""And inputs for it, where a transform asks for them."""
+
+_UNUSED_EVERY = 10
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x)
+
+
+def _fused_silu(x: torch.Tensor) -> torch.Tensor:
+    return F.silu(x)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """A pass, a kind of program, and what else does the same."""
+
+    graph: str
+    make: Callable[[int], Program]
+    """Of about so many nodes."""
+    ours: GraphPass
+    stock: stock.Stock
+    left: Callable[[GraphModule], int]
+    """What there is to do in a program. `changes` is by how much it has become less."""
+
+
+def _nodes(module: GraphModule) -> int:
+    return len(module.graph.nodes)
+
+
+def _uses(target: object) -> Callable[[GraphModule], int]:
+    return lambda module: sum(node.target is target for node in module.graph.nodes)
+
+
+def _called(module: GraphModule) -> list[nn.Module]:
+    return [module.get_submodule(str(node.target)) for node in module.graph.nodes if node.op == "call_module"]
+
+
+def _norms(module: GraphModule) -> int:
+    return sum(isinstance(each, nn.BatchNorm2d) for each in _called(module))
+
+
+def _channels_first(module: GraphModule) -> int:
+    layers = [each for each in _called(module) if isinstance(each, nn.Conv2d)]
+    return sum(not each.weight.is_contiguous(memory_format=torch.channels_last) for each in layers)
+
+
+def _program(make: Callable[[int], GraphModule], *inputs: torch.Tensor) -> Callable[[int], Program]:
+    return lambda size: (make(size), inputs)
+
+
+def _contests() -> tuple[Contest, ...]:
+    return (
+        Contest(
+            graph="aten",
+            make=_program(aten.chain, torch.zeros(aten.SHAPE)),
+            ours=Reinplace(),
+            stock=stock.reinplace,
+            left=aten.copying,
+        ),
+        Contest(
+            graph="unused",
+            make=_program(lambda size: fxlib.capture(Chain(size, unused_every=_UNUSED_EVERY))),
+            ours=DeadCode(),
+            stock=stock.on_copy(stock.dead_code),
+            left=_nodes,
+        ),
+        Contest(
+            graph="repeats",
+            make=_program(plain.repeats),
+            ours=CommonSubexpressions(),
+            stock=stock.on_copy(stock.common_subexpressions),
+            left=_nodes,
+        ),
+        Contest(
+            graph="constants",
+            make=_program(plain.constants),
+            ours=FoldConstants(),
+            stock=stock.on_copy(stock.fold_constants),
+            left=_nodes,
+        ),
+        Contest(
+            graph="convolutions",
+            make=_program(plain.convolutions),
+            ours=FoldNorms(),
+            stock=stock.on_copy(stock.fold_norms),
+            left=_norms,
+        ),
+        Contest(
+            graph="convolutions",
+            make=_program(plain.convolutions),
+            ours=ChannelsLast(),
+            stock=stock.on_copy(stock.channels_last),
+            left=_channels_first,
+        ),
+        Contest(
+            graph="activations",
+            make=_program(plain.activations),
+            ours=RewriteRules(rules=(Rule(_silu, _fused_silu, name="silu"),)),
+            stock=stock.on_copy(partial(stock.rewrite, pattern=_silu, replacement=_fused_silu)),
+            left=_uses(torch.sigmoid),
+        ),
+        Contest(
+            graph="activations",
+            make=_program(plain.activations),
+            ours=Decompose(operators=("gelu",)),
+            stock=stock.on_copy(stock.decompose),
+            left=_uses(F.gelu),
+        ),
+    )
+
+
+def _of_model(name: str, _: int) -> Program:
+    model, inputs = zoo.build(name)
+    return aten.of_model(model, *inputs)
+
+
+def of_model(name: str) -> Contest:
+    """Return the contest on the functional graph of a model, whose size is its own."""
+    return Contest(
+        graph=name, make=partial(_of_model, name), ours=Reinplace(), stock=stock.reinplace, left=aten.copying
+    )
+
+
+CONTESTS: Mapping[str, Contest] = {each.ours.name: each for each in _contests()}
+"""By the name of the pass."""

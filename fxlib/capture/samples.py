@@ -1,0 +1,63 @@
+"""Sample inputs as `torch.export` takes them: bound to the parameters of the forward."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fxlib.errors import CaptureError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The arguments of one call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: tuple[str, ...]
+    """What generated code calls them, in their order."""
+
+
+def bind(forward: Callable[..., Any], given: Sequence[Any] | Mapping[str, Any], fixed: Mapping[str, Any]) -> Samples:
+    """Bind samples, positional or by name, and arguments fixed by `concrete_args`, to the forward's parameters.
+
+    Leading parameters become positional, so that a run may pass them either way.
+
+    Raises:
+        CaptureError: they do not fit.
+    """
+    if isinstance(given, torch.Tensor):
+        raise CaptureError("sample_inputs is one tensor", hint="Pass a sequence of the arguments: [x].")
+    signature = inspect.signature(forward)
+    positional, named = ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})
+    try:
+        bound = signature.bind(*positional, **{**fixed, **named})
+    except TypeError as error:
+        raise CaptureError(
+            f"the samples do not fit the forward: {error}",
+            where="sample_inputs",
+            hint=f"It takes {signature}.",
+        ) from None
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    names: list[str] = []
+    gap = False
+    for parameter in signature.parameters.values():
+        if parameter.name not in bound.arguments:
+            gap = True
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            values = bound.arguments[parameter.name]
+            args += values
+            names += [f"{parameter.name}_{index}" for index in range(len(values))]
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kwargs |= bound.arguments[parameter.name]
+        elif gap or parameter.kind is parameter.KEYWORD_ONLY:
+            kwargs[parameter.name] = bound.arguments[parameter.name]
+        else:
+            args.append(bound.arguments[parameter.name])
+            names.append(parameter.name)
+    return Samples(args=tuple(args), kwargs=kwargs, names=(*names, *kwargs))

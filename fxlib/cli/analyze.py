@@ -1,0 +1,67 @@
+"""`fxlib analyze FILE`: what a saved graph costs, told without running it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from fxlib.cli.graph import add_graph_command, analysis_of
+
+if TYPE_CHECKING:
+    from fxlib.cli.options import Commands
+    from fxlib.inspection import Analysis
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_graph_command(
+        commands,
+        "analyze",
+        does="tell shapes, arithmetic, memory, time and effects of a saved graph (.fxg)",
+        about="Tell what a file of fxlib.save costs for inputs of given shapes",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, every node")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Analyze and print.
+
+    Raises:
+        FxlibError: the file, an input or the device is not as it should be.
+    """
+    found = analysis_of(options)
+    print(json.dumps(_facts(found), indent=2) if options.json else found)
+    return 0
+
+
+def _facts(found: Analysis) -> dict[str, Any]:
+    from fxlib.inspection.tensors import number
+
+    return {
+        "nodes": [
+            {
+                "name": node.name,
+                "makes": list(map(str, each.tensors)),
+                "operators": [operation.name for operation in each.operations],
+                "flops": number(each.flops),
+                "read_bytes": number(each.read_bytes),
+                "written_bytes": number(each.written_bytes),
+                "live_bytes": each.live_bytes,
+                "seconds": each.seconds,
+                "effects": list(each.effects),
+                "unknown": None if each.unknown is None else str(each.unknown),
+            }
+            for node, each in found.nodes.items()
+        ],
+        "flops": found.flops,
+        "read_bytes": found.read_bytes,
+        "written_bytes": found.written_bytes,
+        "state_bytes": found.state_bytes,
+        "input_bytes": found.input_bytes,
+        "peak_bytes": found.peak_bytes,
+        "peak_node": found.peak_node,
+        "device": None if found.device is None else found.device.name,
+        "seconds": found.seconds,
+    }

@@ -1,0 +1,121 @@
+"""`fxlib profile pkg.mod:world -o FILE`: measure a model in a world that a function of the user's makes."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from fxlib.cli.factory import called
+from fxlib.cli.options import output
+from fxlib.errors import FxlibError
+
+if TYPE_CHECKING:
+    from fxlib.cli.options import Commands
+    from fxlib.profiles import CallProfile, Profile
+
+_HINT = "Write pkg.mod:world, for a context manager that takes nothing and yields (model, workload)."
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "profile",
+        help="measure a model's calls and local work, and write them to a file (.fxp)",
+        description="Measure a model in its live world. WORLD is a context manager of your own, which takes nothing, "
+        "joins or starts the RPC group, and yields (model, workload); it is imported and entered in this process.",
+    )
+    parser.add_argument("world", metavar="WORLD", help="pkg.mod:function")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", type=output, help="file to write (.fxp)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="how many steps to measure (default: 10; 1 where a call may write)",
+    )
+    parser.add_argument(
+        "--pushes", action="store_true", help="push gradients to the servers, for good, to measure what that takes"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, write, and print.
+
+    Raises:
+        FxlibError: there is no such world, the model cannot be profiled, or the file cannot be written.
+    """
+    import fxlib
+
+    where = f"WORLD {options.world}"
+    world = called(options.world, where, _HINT)
+    if not isinstance(world, AbstractContextManager):
+        raise FxlibError(f"returned {type(world).__name__}, and no context manager", where=where, hint=_HINT)
+    with world as made:
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise FxlibError(f"yielded {type(made).__name__}", where=where, hint=_HINT)
+        profile = fxlib.profile(*made, steps=options.steps, pushes=options.pushes)
+    try:
+        fxlib.save_profile(profile, options.output)
+    except OSError as error:
+        raise FxlibError(error.strerror or str(error), where=options.output) from error
+    print(text_of(profile))
+    return 0
+
+
+def text_of(profile: Profile) -> str:
+    """Lay a profile out: the step, calls, servers, the longest local work, and what could not be measured."""
+    from fxlib.protocol import plain
+    from fxlib.rendering import seconds, table
+
+    local_s = sum(node.seconds for node in profile.nodes)
+    parts = [("forward's local work", local_s), ("loss", profile.loss_s), ("backward", profile.backward_s)]
+    words = ", ".join(f"{seconds(value)} {name}" for name, value in (*parts, ("rest", profile.rest_s)))
+    lines = [f"{len(profile.calls)} remote calls, {len(profile.nodes)} local nodes; {words}"]
+    lines.append(f"of {profile.steps} steps on {profile.hardware}, torch {profile.torch_version}")
+    if profile.calls:
+        rows = [_call(each) for each in profile.calls]
+        lines += ["", "remote calls, alone in flight", *table([_CALL, *rows], right=(3, 4, 5, 6, 7))]
+    if profile.servers:
+        rows = [
+            [
+                plain(each.name),
+                seconds(each.round_trip_s),
+                str(each.concurrency),
+                f"{_size(round(each.bytes_per_s))}/s",
+                seconds(each.per_item_s),
+                seconds(each.per_turn_s),
+            ]
+            for each in profile.servers
+        ]
+        heads = ["server", "empty call", "at once", "one way", "per item", "in turn"]
+        lines += ["", "servers", *table([heads, *rows], right=(1, 2, 3, 4, 5))]
+    longest = sorted(profile.nodes, key=lambda node: node.seconds, reverse=True)[:_LONGEST]
+    if longest:
+        rows = [[plain(each.node), seconds(each.seconds), _size(each.output_bytes)] for each in longest]
+        lines += ["", "the longest local work", *table([["node", "takes", "output"], *rows], right=(1, 2))]
+    if profile.notes:
+        lines += ["", "notes", *(f"  {note}" for note in profile.notes)]
+    return "\n".join(lines)
+
+
+_CALL = ["call", "function", "to", "request", "response", "issue", "answer", "push"]
+_LONGEST = 10
+
+
+def _call(call: CallProfile) -> list[str]:
+    from fxlib.protocol import plain
+    from fxlib.rendering import seconds
+
+    push = "-" if call.push is None else seconds(call.push.issue_s + call.push.service_s.median)
+    sizes = [_size(call.request_bytes), _size(call.response_bytes)]
+    names = map(plain, (call.call, call.function, call.to))
+    return [*names, *sizes, seconds(call.issue_s), seconds(call.service_s.median), push]
+
+
+def _size(value: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

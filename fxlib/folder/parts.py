@@ -1,0 +1,106 @@
+"""Puts a module together from what its package says of it. Every package has a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+
+def assemble(
+    root: nn.Module,
+    folder: Path,
+    *,
+    parts: Mapping[str, tuple[type[nn.Module], bool, Mapping[str, Any]]],
+    same: Mapping[str, str],
+    tensors: Mapping[str, Sequence[tuple[str, str]]],
+    strides: Mapping[str, tuple[int, ...]],
+    missing: Mapping[str, str],
+    complex_: Collection[str],
+) -> None:
+    """Give an empty module its parts and its tensors.
+
+    Args:
+        root: the module.
+        folder: where `weights.safetensors` is.
+        parts: modules below it by path, parents first: class, training flag and plain attributes.
+        same: paths of modules that are one with the module of another path.
+        tensors: of the file, by name: all places of each, with what it is there, "parameter", "frozen", "buffer",
+            "transient" or "attribute".
+        strides: of tensors that are not laid out row by row.
+        missing: places of parameters and buffers that are None, with which of the two.
+        complex_: names of tensors that are stored as their real and imaginary parts.
+    """
+    for path, (kind, training, attributes) in parts.items():
+        part = kind.__new__(kind)
+        nn.Module.__init__(part)
+        vars(part).update(attributes)
+        part.training = training
+        _put(root, path, part)
+    for path, other in same.items():
+        _put(root, path, root.get_submodule(other))
+    stored = load_file(folder / "weights.safetensors")
+    for name, places in tensors.items():
+        value = torch.view_as_complex(stored[name]) if name in complex_ else stored[name]
+        if name in strides:
+            value = _laid_out(value, strides[name])
+        if places[0][1] in ("parameter", "frozen"):
+            value = nn.Parameter(value, requires_grad=places[0][1] == "parameter")
+        for place, role in places:
+            _hold(root, place, role, value)
+    for place, role in missing.items():
+        _hold(root, place, role, None)
+    for part in root.modules():
+        if isinstance(part, nn.RNNBase):
+            part._init_flat_weights()
+
+
+def only_for(root: nn.Module, misfit: Callable[[Sequence[Any], Mapping[str, Any]], str]) -> None:
+    """Have a module refuse arguments that its graph was not made for; `misfit` says what is wrong with some."""
+
+    def check(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if problem := misfit(args, kwargs):
+            raise ValueError(f"{type(root).__name__}: {problem}")
+
+    root.register_forward_pre_hook(check, with_kwargs=True)
+
+
+def of_ranks(names: Sequence[str], ranks: Mapping[str, int]) -> Callable[[Sequence[Any], Mapping[str, Any]], str]:
+    """Return what says which argument has not the number of dimensions that a graph was rewritten for."""
+
+    def misfit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        for name, rank in ranks.items():
+            value = given.get(name)
+            if not isinstance(value, torch.Tensor) or value.dim() != rank:
+                return f"the argument {name} is no tensor of {rank} dimensions"
+        return ""
+
+    return misfit
+
+
+def _laid_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    laid = torch.empty_strided(value.shape, strides, dtype=value.dtype)
+    place = tuple(slice(0, 1 if step == 0 else None) for step in strides)  # what is expanded is one element
+    laid[place].copy_(value[place])
+    return laid
+
+
+def _put(root: nn.Module, path: str, part: nn.Module) -> None:
+    above, _, name = path.rpartition(".")
+    root.get_submodule(above)._modules[name] = part
+
+
+def _hold(root: nn.Module, place: str, role: str, value: torch.Tensor | None) -> None:
+    above, _, name = place.rpartition(".")
+    owner = root.get_submodule(above)
+    if role in ("parameter", "frozen"):
+        owner._parameters[name] = value  # type: ignore[assignment]
+    elif role == "attribute":
+        vars(owner)[name] = value
+    else:
+        owner.register_buffer(name, value, persistent=role == "buffer")

@@ -1,0 +1,191 @@
+"""`fxlib.analyze`: all that can be told of a graph without running it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.behaviour import Behaviour
+from fxlib.analysis.effects import Effects
+from fxlib.errors import FxlibError
+from fxlib.inspection.device import Device, load_device
+from fxlib.inspection.effects import words_of
+from fxlib.inspection.inputs import Given, Inputs
+from fxlib.inspection.memory import Memory, memory
+from fxlib.inspection.operations import Operation
+from fxlib.inspection.propagate import Propagation, Run
+from fxlib.inspection.reasons import Unknown, Why
+from fxlib.inspection.simulate import Simulated, simulate
+from fxlib.inspection.tensors import Size, TensorFacts, facts_of, number, tensors_in
+from fxlib.profiles import Profile
+
+META = "figures"
+"""Where `Analysis.annotate` leaves what is known of a node: in its `meta`. No pass reads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFigures:
+    """What is known of one node. Sizes are numbers, or symbols where the inputs' are."""
+
+    tensors: tuple[TensorFacts, ...]
+    """The tensors of its value, in order."""
+    operations: tuple[Operation, ...]
+    """The operators that it runs."""
+    effects: tuple[str, ...]
+    live_bytes: int
+    """What is held in memory while it runs."""
+    seconds: float | None = None
+    """On the device that was asked for."""
+    unknown: Unknown | None = None
+    """Why nothing is known of its value, where that is so."""
+
+    @property
+    def flops(self) -> Size:
+        """Two for each multiplication with an addition."""
+        return sum(each.flops for each in self.operations)
+
+    @property
+    def read_bytes(self) -> Size:
+        """What its operators read, one after another."""
+        return sum(each.read_bytes for each in self.operations)
+
+    @property
+    def written_bytes(self) -> Size:
+        """What its operators write."""
+        return sum(each.written_bytes for each in self.operations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """One graph, for one set of inputs; as text, a table of what takes longest."""
+
+    name: str
+    nodes: Mapping[Node, NodeFigures]
+    """Of every node, in program order."""
+    state_bytes: int
+    input_bytes: int
+    peak_bytes: int
+    """The most memory that is held at once: state, inputs, and values that are still needed."""
+    peak_node: str
+    """The first node at which it is."""
+    device: Device | None = None
+    seconds: float | None = None
+    """Of one forward on the device, remote calls that no profile knows left out."""
+
+    @property
+    def flops(self) -> int:
+        """Of one forward, what is unknown left out."""
+        return sum(number(each.flops) or 0 for each in self.nodes.values())
+
+    @property
+    def read_bytes(self) -> int:
+        """Of one forward, what is unknown left out."""
+        return sum(number(each.read_bytes) or 0 for each in self.nodes.values())
+
+    @property
+    def written_bytes(self) -> int:
+        """Of one forward, what is unknown left out."""
+        return sum(number(each.written_bytes) or 0 for each in self.nodes.values())
+
+    @property
+    def unknown(self) -> dict[str, str]:
+        """Nodes whose value nothing is known of, and why; those that only follow from others are left out."""
+        return {
+            node.name: str(each.unknown)
+            for node, each in self.nodes.items()
+            if each.unknown is not None and each.unknown.why is not Why.INPUT
+        }
+
+    def annotate(self) -> None:
+        """Leave what is known of each node in its `meta["figures"]`."""
+        for node, figures in self.nodes.items():
+            node.meta[META] = figures
+
+    def __str__(self) -> str:
+        """Return the totals, and the nodes that take longest."""
+        from fxlib.inspection.text import render
+
+        return render(self)
+
+
+def analyze(
+    module: GraphModule,
+    inputs: Given = None,
+    *,
+    profile: Profile | None = None,
+    device: Device | str | os.PathLike[str] | None = None,
+    symbolic: bool = False,
+) -> Analysis:
+    """Tell shapes, dtypes, FLOPs, bytes, memory, time and effects of each node, in linear time. Nothing is run.
+
+    Remote calls are not made: a contract's `returns` function, or a profile, tells what they return. Where neither
+    does, what follows is unknown, and said to be.
+
+    Args:
+        module: a captured module, or any other GraphModule. It is left as it is.
+        inputs: the arguments of one call, by position or by name; real tensors, or ones on the "meta" device. None: as
+            an exported graph of fixed sizes was captured.
+        profile: of the program. With it, remote calls take as long as it measured.
+        device: to simulate the run on: a description, the name of one in `fxlib.inspection.devices()`, or the path of
+            a file. None: no time is told.
+        symbolic: keep the inputs' sizes as symbols. Those that an export declared dynamic always are.
+
+    Raises:
+        FxlibError: inputs are missing, or a node cannot run on them: names the node, its module and the model's line;
+            or there is no such device.
+        ContractError: a contract's `returns` does not take the arguments of its call.
+    """
+    if not isinstance(module, GraphModule):
+        raise FxlibError("is no graph", where=type(module).__name__, hint="Capture it first: fxlib.capture(model).")
+    described = device if device is None or isinstance(device, Device) else load_device(device)
+    effects = Effects.of(module)
+    behaviours = dict(zip(effects.nodes, effects.behaviours, strict=True))
+    runs = _runs(module, inputs, behaviours, profile, symbolic=symbolic)
+    simulated = None if described is None else simulate(runs, behaviours, described, profile)
+    held = memory(module, runs)
+    return Analysis(
+        name=type(module).__name__,
+        nodes=_figures(runs, words_of(effects), held, simulated),
+        state_bytes=held.state_bytes,
+        input_bytes=held.input_bytes,
+        peak_bytes=held.peak_bytes,
+        peak_node=max(held.live_bytes, key=held.live_bytes.__getitem__).name if held.live_bytes else "",
+        device=described,
+        seconds=None if simulated is None else simulated.seconds,
+    )
+
+
+def _runs(
+    module: GraphModule,
+    inputs: Given,
+    behaviours: Mapping[Node, Behaviour],
+    profile: Profile | None,
+    *,
+    symbolic: bool,
+) -> dict[Node, Run]:
+    lies_on = next((each.device for each in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+    given = Inputs(module.graph, inputs, lies_on, symbolic=symbolic)
+    propagation = Propagation(module, behaviours, profile, symbolic=given.symbolic)
+    return propagation.run(given.stand_ins(propagation.mode))
+
+
+def _figures(
+    runs: Mapping[Node, Run], effects: Mapping[Node, tuple[str, ...]], held: Memory, simulated: Simulated | None
+) -> dict[Node, NodeFigures]:
+    found = {}
+    for node, run in runs.items():
+        unknown: Any = run.value if isinstance(run.value, Unknown) else None
+        found[node] = NodeFigures(
+            tensors=tuple(map(facts_of, tensors_in(run.value))),
+            operations=run.operations,
+            effects=effects[node],
+            live_bytes=held.live_bytes[node],
+            seconds=None if simulated is None else simulated.node_s[node],
+            unknown=unknown,
+        )
+    return found

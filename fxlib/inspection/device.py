@@ -1,0 +1,190 @@
+"""Descriptions of devices: data, in TOML files, of what the simulator needs to know of one.
+
+`devices/` holds those that come with the library; `fxlib calibrate` measures the processor at hand. In a file, figures
+have units in their names, and `source` says where they come from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fxlib.errors import FxlibError
+from fxlib.inspection.work import WORK
+
+FOLDER = Path(__file__).with_name("devices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """How fast a device does one kind of work in one dtype."""
+
+    dtype: str
+    work: str
+    """One of `work.WORK`, an operator such as "aten.gelu", which goes before, or "any" for what is not listed."""
+    flops_per_s: float = math.inf
+    elements_per_s: float = math.inf
+    """Values that it goes through, on top of its arithmetic: laying out, converting, comparing."""
+    launch_s: float = 0.0
+    """What starting it takes on the device, however small it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidth:
+    """How fast one operator moves so many bytes, read or written: few may lie in a cache."""
+
+    bytes: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device. Peaks are of dense work."""
+
+    name: str
+    source: str
+    memory_bytes: float
+    layer_s: float
+    """What the program takes to call a layer."""
+    overload_s: float
+    """To call an ATen overload, as graphs of `torch.export` do."""
+    attribute_s: float
+    """To fetch a parameter or a buffer of a module within."""
+    dispatch_s: float
+    """What the host takes to get one operator under way."""
+    asynchronous: bool
+    """Whether the host goes on while the device works."""
+    memory: tuple[Bandwidth, ...]
+    peaks: tuple[Peak, ...]
+
+    def peak(self, dtype: torch.dtype, work: str, operator: str = "") -> Peak:
+        """Return the peak for an operator, or for its kind of work; where a dtype has none, that of float32."""
+        for name in (str(dtype).removeprefix("torch."), "float32"):
+            for each in (operator, work, "any"):
+                if (name, each) in self._by_kind:
+                    return self._by_kind[name, each]
+        return self.peaks[0]
+
+    def transfer_s(self, moved_bytes: int) -> float:
+        """Return how long an operator takes to move so much; between described amounts on logarithmic scales."""
+        if not moved_bytes:
+            return 0.0
+        amounts, rates = self._bandwidths
+        return moved_bytes / math.exp(float(np.interp(math.log(moved_bytes), amounts, rates)))
+
+    @cached_property
+    def _bandwidths(self) -> tuple[list[float], list[float]]:
+        return [math.log(each.bytes) for each in self.memory], [math.log(each.bytes_per_s) for each in self.memory]
+
+    @cached_property
+    def _by_kind(self) -> Mapping[tuple[str, str], Peak]:
+        return {(each.dtype, each.work): each for each in self.peaks}
+
+
+def devices() -> tuple[str, ...]:
+    """Return the names of the devices that come with the library."""
+    return tuple(sorted(each.stem for each in FOLDER.glob("*.toml")))
+
+
+def load_device(name: str | os.PathLike[str]) -> Device:
+    """Read a device: one that comes with the library, by its name, or a file of one's own.
+
+    Raises:
+        FxlibError: there is no such device, or the file does not describe one; names the field.
+    """
+    path = FOLDER / f"{name}.toml" if str(name) in devices() else Path(name)
+    try:
+        told = tomllib.loads(path.read_text())
+    except OSError as error:
+        known = ", ".join(devices())
+        raise FxlibError(
+            f"no device is called so, and no file: {error.strerror}", where=str(name), hint=f"There are {known}."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FxlibError(f"is no TOML: {error}", where=str(path)) from error
+    return _device(told, str(path))
+
+
+def save_device(device: Device, path: str | os.PathLike[str]) -> None:
+    """Write a device to a file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    Path(path).write_text(_written(device))
+
+
+def _written(device: Device) -> str:
+    facts = asdict(device)
+    tables = {name: facts.pop(name) for name in _TABLES}
+    lines = [f"{name} = {_literal(value)}" for name, value in facts.items()]
+    for name, rows in tables.items():
+        for row in rows:
+            lines += ["", f"[[{name}]]", *(f"{key} = {_literal(value)}" for key, value in row.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
+
+
+_TABLES: Mapping[str, type] = {"memory": Bandwidth, "peaks": Peak}
+_TYPES: Mapping[str, type] = {"str": str, "float": float, "bool": bool}
+
+
+def _device(told: Mapping[str, Any], where: str) -> Device:
+    tables = {
+        name: tuple(_row(kind, each, f"{where}: {name}") for each in _rows(told, name, where))
+        for name, kind in _TABLES.items()
+    }
+    made: Device = _row(Device, {**told, **tables}, where)
+    amounts = [each.bytes for each in made.memory]
+    if amounts != sorted(set(amounts)):
+        raise FxlibError("goes from few bytes to many", where=f"{where}: memory")
+    if unknown := {each.work for each in made.peaks if not each.work.startswith("aten.")} - {*WORK, "any"}:
+        raise FxlibError(f"{unknown.pop()!r} is no kind of work", where=f"{where}: peaks", hint=f"{', '.join(WORK)}.")
+    return made
+
+
+def _rows(told: Mapping[str, Any], name: str, where: str) -> list[Mapping[str, Any]]:
+    found = told.get(name, [])
+    if not (isinstance(found, list) and found and all(isinstance(each, dict) for each in found)):
+        raise FxlibError(f"{name} is no array of tables", where=where, hint=f"Write at least one [[{name}]].")
+    return found
+
+
+def _row(kind: Any, told: Mapping[str, Any], where: str) -> Any:
+    """Make a dataclass of plain fields, each held to its type; rates and sizes are above zero."""
+    fields = kind.__dataclass_fields__
+    if unknown := told.keys() - fields.keys():
+        raise FxlibError(f"has no field {unknown.pop()!r}", where=where)
+    given = dict(told)
+    for name, field in fields.items():
+        if name not in given:
+            if isinstance(field.default, float):
+                continue
+            raise FxlibError(f"lacks the field {name!r}", where=where)
+        expected = _TYPES.get(str(field.type))
+        if expected is float and type(given[name]) is int:
+            given[name] = float(given[name])
+        if expected is not None and type(given[name]) is not expected:
+            raise FxlibError(f"{name} is {given[name]!r}, and no {expected.__name__}", where=where)
+        if expected is float and not _fits(name, given[name]):
+            raise FxlibError(f"{name} is {given[name]!r}", where=where, hint="It is a finite number, above zero.")
+    return kind(**given)
+
+
+def _fits(name: str, value: float) -> bool:
+    """Whether a figure may be: times may be none, and work in a second without bound; bytes may be neither."""
+    least = 0.0 if name.endswith("_s") and not name.endswith("_per_s") else math.ulp(0.0)
+    return least <= value < math.inf or (value == math.inf and name in ("flops_per_s", "elements_per_s"))

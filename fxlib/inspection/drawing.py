@@ -1,0 +1,33 @@
+"""`fxlib.draw`: a graph as a picture, with what is known of each node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fxlib.errors import FxlibError
+from fxlib.files import write_whole
+from fxlib.inspection.analyzing import Analysis
+from fxlib.inspection.graphviz import dot_text, svg
+from fxlib.inspection.page import page
+
+_FORMS: Mapping[str, Callable[[Analysis], str]] = {".html": page, ".svg": svg, ".dot": dot_text}
+
+
+def draw(analysis: Analysis, path: str | os.PathLike[str]) -> None:
+    """Write a picture of a graph, with shapes, time, bytes and effects on its nodes. The file appears whole or not.
+
+    Args:
+        analysis: of `fxlib.analyze`.
+        path: where to; its ending says as what: `.html` (needs nothing), `.svg` (by graphviz), or `.dot` (for it).
+
+    Raises:
+        FxlibError: the ending is another, or graphviz is needed and missing, or fails.
+        OSError: the file cannot be written.
+    """
+    target = Path(path)
+    if target.suffix not in _FORMS:
+        hint = f"Name the file {', '.join(_FORMS)}."
+        raise FxlibError(f"nothing is drawn as {target.suffix!r}", where=str(path), hint=hint)
+    write_whole(target, [_FORMS[target.suffix](analysis).encode()])

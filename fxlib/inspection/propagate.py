@@ -1,0 +1,174 @@
+"""Runs a graph on tensors without memory, node by node, and notes what each makes and which operators it runs.
+
+Nothing happens outside: no remote call is made, no code is run that may do anything, the module's tensors have
+stand-ins, and modes and random generators are put back. Each node is visited once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.nn.utils.stateless import _reparametrize_module
+
+from fxlib.analysis.behaviour import Behaviour, Part
+from fxlib.analysis.location import location_of
+from fxlib.errors import FxlibError
+from fxlib.inspection.operations import Operation, Operations
+from fxlib.inspection.reasons import Unknown, Why
+from fxlib.inspection.stand_ins import stand_in
+from fxlib.profiles import Profile
+from fxlib.reasons import Reason
+from fxlib.runtime import ops
+from fxlib.runtime.calls import is_wait
+from fxlib.runtime.items import is_item
+from fxlib.runtime.structure import check_structure, check_tensor
+
+_BY_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+_UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError)
+_CHECKS: frozenset[object] = frozenset({check_structure, check_tensor})
+_UNKNOWN_IN_PLACE = Unknown(Why.OPAQUE, "an object of the process")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One node, run: its value, or why it is unknown, and its operators, in order."""
+
+    value: Any
+    operations: tuple[Operation, ...] = ()
+
+
+class Propagation:
+    """One run of a module's graph over stand-ins for its inputs.
+
+    Args:
+        module: the module.
+        behaviours: what each node does, in the order of the graph.
+        profile: of the program, if there is one: it knows what remote calls return.
+        symbolic: whether sizes of inputs are symbols.
+    """
+
+    def __init__(
+        self, module: GraphModule, behaviours: Mapping[Node, Behaviour], profile: Profile | None, *, symbolic: bool
+    ) -> None:
+        self._interpreter = Interpreter(module, garbage_collect_values=False)
+        self._values: dict[Node, Any] = self._interpreter.env
+        self._module = module
+        self._states: dict[nn.Module, dict[str, torch.Tensor]] = {}
+        self._behaviours = behaviours
+        self._profile = profile
+        self._symbolic = symbolic
+        env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env, static_shapes=True)
+
+    def run(self, inputs: Mapping[Node, Any]) -> dict[Node, Run]:
+        """Visit all nodes, in time proportional to nodes and edges.
+
+        Args:
+            inputs: a value for each placeholder, its tensors stand-ins of `mode`.
+
+        Raises:
+            FxlibError: a node cannot run on such inputs, whatever their values; says which, and where.
+            ContractError: a contract's `returns` does not take the arguments of its call.
+        """
+        found: dict[Node, Run] = {}
+        with self._aside(), self.mode, Operations() as operations:
+            for node, behaviour in self._behaviours.items():
+                value = inputs[node] if node.op == "placeholder" else self._value(node, behaviour)
+                self._values[node] = value
+                found[node] = Run(value=value, operations=operations.taken())
+        return found
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(torch.set_grad_enabled(False))
+            if self._symbolic:
+                stack.enter_context(enable_python_dispatcher())
+            yield
+
+    def _value(self, node: Node, behaviour: Behaviour) -> Any:
+        if node.op == "output":
+            return None
+        known, value = self._without_running(node, behaviour)
+        if known:
+            return value
+        for given in node.all_input_nodes:
+            if isinstance(self._values[given], Unknown):
+                return Unknown(Why.INPUT, given.name)
+        if behaviour.fence not in (None, Reason.MODE_BLOCK):
+            return Unknown(Why.OPAQUE, str(node._pretty_print_target(node.target)))
+        return self._run(node)
+
+    def _without_running(self, node: Node, behaviour: Behaviour) -> tuple[bool, Any]:
+        """Whether what a node makes is told without running it, and what that is."""
+        if node.op == "get_attr":
+            return True, self._attribute(node)
+        if node.target in ops.TRACKERS:
+            return True, self._values[node.args[0]]  # type: ignore[index]
+        if node.target in _CHECKS:
+            return True, None
+        if is_item(node) or behaviour.part is Part.CALL:
+            return True, stand_in(node, self._values, self._profile)
+        if is_wait(node):
+            issue = node.args[0]
+            told = isinstance(issue, Node) and behaviour.part is Part.WAIT
+            return True, stand_in(issue, self._values, self._profile) if told else _UNKNOWN_IN_PLACE  # type: ignore[arg-type]
+        return behaviour.part is Part.ISSUE or behaviour.part is Part.INPUT, None
+
+    def _attribute(self, node: Node) -> Any:
+        value = self._interpreter.fetch_attr(str(node.target))
+        try:
+            return self.mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+        except _UNSUPPORTED as error:
+            return Unknown(Why.UNSUPPORTED, _first_line(error))
+
+    @contextmanager
+    def _state_aside(self, node: Node) -> Iterator[None]:
+        """Lend a layer stand-ins for its tensors: some count their batches in memory of their own."""
+        if node.op != "call_module":
+            yield
+            return
+        layer = self._module.get_submodule(str(node.target))
+        if layer not in self._states:
+            named = (
+                *layer.named_parameters(remove_duplicate=False),
+                *layer.named_buffers(remove_duplicate=False),
+            )
+            self._states[layer] = {name: self.mode.from_tensor(value, static_shapes=True) for name, value in named}
+        with _reparametrize_module(layer, self._states[layer]):
+            yield
+
+    def _run(self, node: Node) -> Any:
+        try:
+            with self._state_aside(node):
+                return self._interpreter.run_node(node)
+        except _BY_VALUES as error:
+            return Unknown(Why.VALUES, _first_line(error))
+        except _UNSUPPORTED as error:
+            return Unknown(Why.UNSUPPORTED, _first_line(error))
+        except Exception as error:
+            raise FxlibError(
+                f"cannot run on such inputs: {_first_line(error)}",
+                where=location_of(node),
+                hint="Give inputs of shapes and dtypes that the model takes.",
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

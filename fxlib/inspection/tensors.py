@@ -1,0 +1,91 @@
+"""What is known of a value without its numbers: the shape, dtype and memory of each tensor in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+Size = int | torch.SymInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFacts:
+    """One tensor. Sizes that may differ from run to run are symbols, with the size of the given inputs as a hint."""
+
+    shape: tuple[Size, ...]
+    dtype: torch.dtype
+    device: str
+    bytes: Size
+    """Of its elements, each of them once where it is expanded."""
+    memory: int
+    """Tensors with the same number lie in the same memory."""
+
+    def __str__(self) -> str:
+        """Return it as `float32[2, 3]`."""
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a nest, each once."""
+    seen = set[int]()
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in seen:
+            seen.add(id(leaf))
+            yield leaf
+
+
+def facts_of(value: torch.Tensor) -> TensorFacts:
+    """Return what is known of one tensor."""
+    return TensorFacts(
+        shape=tuple(value.shape),
+        dtype=value.dtype,
+        device=value.device.type,
+        bytes=bytes_of(value),
+        memory=memory_of(value),
+    )
+
+
+def bytes_of(value: torch.Tensor) -> Size:
+    """Return the bytes of a tensor's elements; those of an expanded one count once."""
+    return count_of(value) * value.element_size()
+
+
+def count_of(value: torch.Tensor) -> Size:
+    """Return how many elements a tensor has in memory; those of an expanded one count once."""
+    if value.is_nested:
+        return 0
+    if value.layout is not torch.strided:
+        return value.numel()
+    count: Size = 1
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        if not (type(stride) is int and stride == 0):
+            count *= size
+    return count
+
+
+def memory_of(value: torch.Tensor) -> int:
+    """Return what tensors over the same memory have in common, for as long as one of them lives."""
+    try:
+        return int(value.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, or a wrapper
+        return id(value)
+
+
+def held_bytes(value: torch.Tensor) -> Size:
+    """Return the bytes of the memory that a tensor lies in, all of it."""
+    try:
+        return value.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return bytes_of(value)
+
+
+def number(size: Size) -> int | None:
+    """Return a size, by its hint if it is a symbol; None where only a run can tell."""
+    if isinstance(size, int):
+        return size
+    found = size.node.hint if size.node.has_hint() else None
+    return None if found is None else int(found)

@@ -1,0 +1,67 @@
+"""Put values in the place of others, in time proportional to the edges of a graph however many inputs a node has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+_WIDE = 32
+"""Nodes with more inputs are given their new ones together: each of them alone would cost all of them."""
+
+
+class Succession:
+    """Replacements in one graph. All users are told at once, but inputs of wide nodes stand until `settle`."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Replace nothing yet."""
+        self._graph = graph
+        self._wide: dict[Node, bool] = {}
+        self._waiting: dict[Node, dict[Node, Node]] = {}
+        """For wide nodes, what took the place of their inputs."""
+        self._erased: list[Node] = []
+
+    def replace(self, old: Node, new: Node) -> None:
+        """Let what uses a value use another one."""
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: not self._is_wide(user))
+        for user in old.users:
+            self._waiting.setdefault(user, {})[old] = new
+            new.users.setdefault(user)
+
+    def erase(self, node: Node) -> None:
+        """Erase a node whose users all have another value in its place."""
+        if node in self._waiting:
+            self._settle(node)
+        if node.users:
+            node.args, node.kwargs = (), {}
+            self._erased.append(node)
+        else:
+            self._graph.erase_node(node)
+
+    def settle(self) -> None:
+        """Give wide nodes their inputs."""
+        for node in list(self._waiting):
+            self._settle(node)
+        for node in self._erased:
+            self._graph.erase_node(node)
+        self._erased.clear()
+
+    def _settle(self, node: Node) -> None:
+        became = self._waiting.pop(node)
+
+        def current(value: Node) -> Any:
+            while value in became:
+                value = became[value]
+            return value
+
+        node.args, node.kwargs = map_arg((node.args, dict(node.kwargs)), current)
+        inputs = set(node.all_input_nodes)
+        for value in became.values():
+            if value not in inputs:
+                value.users.pop(node, None)
+
+    def _is_wide(self, node: Node) -> bool:
+        if node not in self._wide:
+            self._wide[node] = len(node.all_input_nodes) > _WIDE
+        return self._wide[node]

@@ -1,0 +1,7 @@
+"""Measured steps of a program as a `fxlib.profiles.Profile`: made in a live world, kept in files, told in words."""
+
+from fxlib.profiling.api import profile
+from fxlib.profiling.file import load_profile, save_profile
+from fxlib.profiling.measure import measure
+
+__all__ = ["load_profile", "measure", "profile", "save_profile"]

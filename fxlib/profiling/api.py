@@ -1,0 +1,207 @@
+"""Profiling a model in the user's own live world, and leaving all as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import autograd as dist_autograd
+from torch.fx import GraphModule
+
+from fxlib.batches import Batch, draw
+from fxlib.capture import capture
+from fxlib.errors import WorkloadError
+from fxlib.gradients import push_gradients
+from fxlib.keeping import copied, state_kept
+from fxlib.losses import scalar
+from fxlib.profiles import Profile
+from fxlib.profiling.measure import contract_of, measure
+from fxlib.profiling.optimizer import optimizer_s, parameters_in
+from fxlib.profiling.runs import STEPS, WARMUPS, batches_of
+from fxlib.runtime import CapturedModule, is_call, is_issue, ops
+from fxlib.runtime.record import current_recording
+from fxlib.workload import Workload
+
+_STEPS_THAT_WRITE = 1
+
+
+def profile(
+    graph: nn.Module, batches: Sequence[object] | Workload, *, steps: int | None = None, pushes: bool = False
+) -> Profile:
+    """Run a few steps of a model inside this process's live RPC world, and return what they took and what travelled.
+
+    Nothing is changed, but for what `pushes` asks for: no gradient is pushed, the optimizer makes its steps on copies,
+    and parameters, buffers, gradients, training flags and random generators are put back. Of the model's own remote
+    calls, those that write do so, once for each step run, as the program would; such a model is run for two steps, the
+    first of which warms up, and the profile's notes say so. Then calls that are declared to change nothing are
+    repeated, many at once, to see what their servers can do. It takes memory for one copy of the parameters, and
+    seconds rather than minutes.
+
+    Args:
+        graph: the captured module, or a module to capture.
+        batches: batches as for `Workload`: then the forward alone is measured. Or the workload itself: then loss,
+            backward and optimizer are, too. Batches that it describes are drawn from its seed.
+        steps: how many to measure, after those that warm up.
+        pushes: push the gradients of remote results after each backward, as `fxlib.push_gradients` does, to measure
+            what pushes take. The servers keep what they make of them; the notes say how many steps did so. Otherwise a
+            push is taken to need what its call needs.
+
+    Raises:
+        CaptureError: the module holds something that cannot be recorded.
+        FxlibError: the graph holds batches of calls, or the original's own forward runs in its place.
+        WorkloadError: the batches are none, `steps` is not positive, or `pushes` is asked for without a workload of
+            local autograd.
+        Exception: whatever the model raises, or a push.
+    """
+    workload = batches if isinstance(batches, Workload) else None
+    described = workload if workload is not None else Workload(batches=_sequence(batches))
+    if steps is not None and steps < 1:
+        raise WorkloadError("must be at least 1", where="profile(steps=)")
+    if pushes and (workload is None or workload.mode != "local"):
+        raise WorkloadError(
+            "only steps of local autograd have gradients to push",
+            where="profile(pushes=)",
+            hint='Pass a Workload whose mode is "local", or leave pushes= out.',
+        )
+    captured = graph if isinstance(graph, GraphModule) else capture(graph, contracts=described.contracts)
+    writing = _writing(captured, described)
+    count = steps if steps is not None else (_STEPS_THAT_WRITE if writing else STEPS)
+    warmups = 1 if writing else WARMUPS
+    module = _sibling(captured)
+    with state_kept(captured):
+        # What writes is not run more often than the notes say.
+        inputs = _inputs(described, batches_of(count, warmups, calibrates=not writing))
+        step = _Step(module, captured, inputs, workload, pushes=pushes)
+        found = measure(
+            module, step, steps=count, warmups=warmups, contracts=described.contracts, calibrates=not writing
+        )
+        local = workload is not None and workload.mode == "local"
+        own_s = optimizer_s(captured, described.trainer_optimizer) if local else 0.0
+    notes = list(_notes(found, workload, writing, count + warmups))
+    if pushes:
+        notes.append(f"gradients were pushed, in each of {step.pushed} steps")
+    elif any(call.push is not None for call in found.calls):
+        notes.append("no gradient was pushed; a push is taken to need what its call needs")
+    whole_s = found.step_s and found.step_s + own_s
+    return replace(found, rest_s=found.rest_s + own_s, step_s=whole_s, notes=tuple(notes))
+
+
+class _Step:
+    """Forward, loss and backward, as far as the workload has them, and pushes if they are asked for.
+
+    Nothing else lasts. `pushed` counts the steps that had gradients to push.
+    """
+
+    def __init__(
+        self,
+        module: CapturedModule,
+        captured: GraphModule,
+        inputs: Iterator[Batch],
+        workload: Workload | None,
+        *,
+        pushes: bool,
+    ) -> None:
+        self.pushed = 0
+        self._pushes = pushes
+        self._module = module
+        self._captured = captured
+        self._inputs = inputs
+        self._workload = workload if workload is not None and workload.mode != "forward" else None
+        self._grad_enabled = module._fxlib.conditions.grad_enabled
+
+    def __call__(self) -> None:
+        batch = next(self._inputs)
+        if self._workload is None:
+            with torch.set_grad_enabled(self._grad_enabled):
+                self._module(*batch.inputs, **batch.kwargs)
+            return
+        for parameter in parameters_in(self._captured):
+            parameter.grad = None
+        with _context(self._workload) as context, torch.enable_grad():
+            output = self._module(*batch.inputs, **batch.kwargs)
+            with _span("loss"):
+                loss = scalar(self._workload.loss, output, batch.target)
+            with _span("backward"):
+                if context is None:
+                    loss.backward()
+                else:
+                    dist_autograd.backward(context, [loss])
+        if self._pushes:
+            self.pushed += len(self._module._fxlib.tape) > 0
+            push_gradients(self._module)
+
+
+def _sequence(batches: object) -> Sequence[object]:
+    if isinstance(batches, Sequence):
+        return batches
+    raise WorkloadError(
+        f"{type(batches).__name__} is no sequence of batches", where="profile(batches=)", hint="Pass [batch, ...]."
+    )
+
+
+def _sibling(captured: GraphModule) -> CapturedModule:
+    """Return a module over the same state with a tape of its own: what it tracks is never pushed."""
+    graph = torch.fx.Graph(tracer_cls=captured.graph._tracer_cls)
+    twins: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in captured.graph.nodes:
+        twins[node] = graph.node_copy(node, twins.__getitem__)
+    graph._codegen = captured.graph._codegen
+    return CapturedModule(captured, graph, class_name=type(captured).__name__)
+
+
+def _inputs(workload: Workload, numbers: Sequence[int]) -> Iterator[Batch]:
+    """Return copies of batches, since a model may write its inputs; all of them made now, so that no step has to."""
+    spec = workload.spec
+    batches = cycle(workload.real_batches if spec is None else draw(spec, workload.seed))
+    drawn = list(islice(batches, max(numbers) + 1))
+    return iter([_copy_of(drawn[number]) for number in numbers])
+
+
+def _copy_of(batch: Batch) -> Batch:
+    inputs, kwargs, target = copied((batch.inputs, dict(batch.kwargs), batch.target))
+    return Batch(inputs=inputs, kwargs=kwargs, target=target)
+
+
+def _writing(module: GraphModule, workload: Workload) -> list[str]:
+    """Return the calls that may change something on a server, as far as anybody has said."""
+    found = []
+    for node in module.graph.nodes:
+        if not (is_call(node) or is_issue(node) or node.target is ops.create):
+            continue
+        contract = contract_of(node, workload.contracts)
+        assumed = contract is None and workload.assume
+        fetches = node.target in {ops.fetch, ops.issue_fetch}
+        if not (fetches or assumed or (contract is not None and contract.is_read)):
+            found.append(node.name)
+    return found
+
+
+def _notes(found: Profile, workload: Workload | None, writing: list[str], runs: int) -> Iterator[str]:
+    yield from found.notes
+    if writing:
+        names = f"{', '.join(writing[:3])}{', ...' if len(writing) > 3 else ''}"
+        yield f"{names} may write, and did so in each of {runs} steps, the first of which is not in the figures"
+    if workload is None:
+        yield "loss, backward and optimizer are not in it: it was made from batches, and not from a workload"
+    if workload is not None and workload.mode == "distributed":
+        yield "the servers' optimizers made no step"
+    if workload is not None and workload.accumulation > 1:
+        yield f"of {workload.accumulation} backwards for each optimizer step, one is in the figures"
+
+
+@contextmanager
+def _context(workload: Workload) -> Iterator[int | None]:
+    """Yield the distributed autograd context to run backward in; None for local autograd."""
+    opened: Any = dist_autograd.context() if workload.mode == "distributed" else nullcontext()
+    with opened as context:
+        yield context
+
+
+def _span(kind: str) -> Any:
+    recording = current_recording()
+    return nullcontext() if recording is None else recording.span(kind)

@@ -1,0 +1,176 @@
+"""A module's own code with a clock between its nodes, and each call alone in flight."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxlib.errors import FxlibError
+from fxlib.profiling.alone import timed
+from fxlib.profiling.describing import message_bytes, value_bytes
+from fxlib.profiling.samples import Forward, PushSample
+from fxlib.runtime import ops
+from fxlib.runtime.calls import is_call, is_issue, is_wait
+from fxlib.runtime.flight import Tracked, current_flight
+from fxlib.runtime.gradients import as_it_is
+from fxlib.runtime.items import is_batch
+from fxlib.runtime.record import call_name
+
+_CALIBRATION = 1_000
+
+
+class Instrumented:
+    """Stands in for the generated code of a module.
+
+    `forwards` grows by one with each run; `made` holds what each call's operator was last called with, by its name.
+    Where `replays` is set, a call makes none, and returns what it returned last: what is left is the local work. The
+    code is generated from the same graph, by the same code generator, so that signature, order and the moments at
+    which values are freed are those of the module's own.
+
+    Raises:
+        FxlibError: the graph holds calls that travel as one, whose single times nobody could tell.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        """Generate the code."""
+        if (batch := next(filter(is_batch, module.graph.nodes), None)) is not None:
+            raise FxlibError(
+                "calls that travel as one have no times of their own",
+                where=f"node {batch.name}",
+                hint="Profile the module as captured, not a rewritten one.",
+            )
+        self.forwards: list[Forward] = []
+        self.made: dict[str, tuple[Any, ...]] = {}
+        self.replays = False
+        self._kept: dict[str, Any] = {}
+        self._backward_from = 0.0
+        self._clock = _Clock()
+        code: Any = type(GraphModule(module, self._graph_of(module), "Instrumented")).forward
+        self._code: Callable[..., Any] = code
+
+    def __call__(self, module: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward."""
+        self.forwards.append(Forward())
+        start = self._clock.start(self.forwards[-1])
+        result = self._code(module, *args, **kwargs)
+        self.forwards[-1].graph_s = time.perf_counter() - start
+        return result
+
+    def backward_begins(self) -> None:
+        """Count the arrival of gradients from now."""
+        self._backward_from = time.perf_counter()
+
+    def _forward(self) -> Forward:
+        return self.forwards[-1]
+
+    def _graph_of(self, module: GraphModule) -> Graph:
+        graph, copied = Graph(tracer_cls=module.graph._tracer_cls), dict[Node, Node]()
+        graph._codegen = copy.copy(module.graph._codegen)
+        reset = True
+        for node in module.graph.nodes:
+            if reset and node.op != "placeholder":
+                graph.call_function(self._clock.reset)
+                reset = False
+            copied[node] = twin = graph.node_copy(node, copied.__getitem__)
+            is_remote = is_call(node) or is_issue(node) or is_wait(node)
+            if is_call(node):
+                twin.target = self._calling(node)
+            elif is_remote:
+                twin.target = timed(node, self._forward, self.made)
+            elif node.target in ops.TRACKERS:
+                twin.target = self._tracking(node)
+            if is_remote:
+                graph.call_function(self._clock.reset)
+            elif node.op not in {"placeholder", "output"}:
+                graph.call_function(self._clock.tick, (node.name, twin))
+        return graph
+
+    def _calling(self, node: Node) -> Callable[..., Any]:
+        measured, name = timed(node, self._forward, self.made), call_name(node)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.replays:
+                return _again(*self._kept[name])
+            result = measured(*args, **kwargs)
+            takes_gradient = isinstance(result, torch.Tensor) and result.requires_grad
+            self._kept[name] = as_it_is(result), takes_gradient
+            return result
+
+        return call
+
+    def _tracking(self, node: Node) -> Callable[..., Any]:
+        origin = node.args[0]
+        name = call_name(origin) if isinstance(origin, Node) else node.name
+
+        def track(*args: Any) -> Any:
+            flight = current_flight()
+            before = 0 if flight is None else len(flight.tracked)
+            # Never the operator that sends from inside backward: nothing but backward shall run there.
+            result = ops.track_gradient(*args)
+            if flight is not None and len(flight.tracked) > before:
+                self._watch(name, flight.tracked[-1], result)
+                if self.replays:  # a gradient of what no server returned goes nowhere
+                    flight.tracked.pop()
+            return result
+
+        return track
+
+    def _watch(self, call: str, tracked: Tracked, result: Any) -> None:
+        size = message_bytes((tracked.args, dict(tracked.kwargs), result))
+        push = PushSample(call=call, function=tracked.gradient, index=tracked.index, request_bytes=size)
+        self._forward().pushes.append(push)
+
+        def arrived(_: object) -> None:
+            if push.ready_s is None:
+                push.ready_s = max(0.0, time.perf_counter() - self._backward_from)
+
+        for each in pytree.tree_leaves(result):
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                each.register_hook(arrived)
+
+
+def _again(kept: Any, takes_gradient: bool) -> Any:
+    result = as_it_is(kept)  # the program may write to it
+    return result.requires_grad_() if takes_gradient else result
+
+
+class _Clock:
+    """Measures from mark to mark. Its functions are called by generated code."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._forward = Forward()
+        self.reset, self.tick = self._functions()
+        self._own_s = 0.0
+        self._own_s = self._calibrated()
+
+    def start(self, forward: Forward) -> float:
+        """Note what follows in `forward`, and return the time."""
+        self._forward, self._last = forward, time.perf_counter()
+        return self._last
+
+    def _functions(self) -> tuple[Callable[[], None], Callable[[str, Any], None]]:
+        # Functions, not methods: code generation names what it calls by `__module__` and `__qualname__`.
+        def reset() -> None:
+            self._last = time.perf_counter()
+
+        def tick(name: str, value: Any) -> None:
+            seconds = time.perf_counter() - self._last - self._own_s
+            self._forward.seconds[name] = max(0.0, seconds)
+            self._forward.output_bytes[name] = value_bytes(value)
+            self._last = time.perf_counter()
+
+        return reset, tick
+
+    def _calibrated(self) -> float:
+        """Return what the clock adds to each reading."""
+        self.start(forward := Forward())
+        for each in range(_CALIBRATION):
+            self.tick(str(each), None)
+        return sorted(forward.seconds.values())[_CALIBRATION // 2]

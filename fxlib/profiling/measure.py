@@ -1,0 +1,157 @@
+"""Measuring whole steps of a module in a live world, whoever runs them."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from statistics import median
+
+import torch
+from torch.distributed import rpc
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.resources import contract_of_call, function_name
+from fxlib.contracts import Contract
+from fxlib.hardware import cores, processor
+from fxlib.profiles import CallProfile, Profile, TensorShape
+from fxlib.profiling.runs import STEPS, WARMUPS, Runs
+from fxlib.profiling.servers import Probed, Read, probe, unprobed
+from fxlib.profiling.summary import calls_of, least_share, nodes_of, rest_s, waking
+from fxlib.runtime import is_issue, ops
+
+_NO_CONTRACTS: Mapping[str, Contract] = {}
+
+
+def measure(
+    module: GraphModule,
+    step: Callable[[], object],
+    *,
+    steps: int = STEPS,
+    warmups: int = WARMUPS,
+    contracts: Mapping[str, Contract] = _NO_CONTRACTS,
+    probing_s: float = math.inf,
+    calibrates: bool = False,
+) -> Profile:
+    """Run whole steps, and return what they say of the module; then try its servers out by repeating its own reads.
+
+    While they run, each call is alone in flight, so they take as long as those of a blocking program.
+
+    Args:
+        module: the captured module, with no batches of calls in it.
+        step: runs one step, `module`'s forward among it. It tells its parts apart by spans "loss" and "backward" of the
+            current recording; `push_gradients` tells "push" by itself.
+        steps: that are measured.
+        warmups: steps before these.
+        contracts: of remote functions that declare none, by name.
+        probing_s: after so long, in seconds, no further server is tried out.
+        calibrates: run further steps, on the batches that `fxlib.profiling.runs.batches_of` tells: whole ones as they
+            are, and others whose calls return what they returned last. They tell local work apart from what standing
+            still in calls adds to it.
+
+    Raises:
+        FxlibError: the graph holds batches, or its code did not run in a step: the original's own forward did.
+        Exception: whatever a step raises.
+    """
+    runs = Runs(module, step, calibrates=calibrates and not any(is_issue(node) for node in module.graph.nodes))
+    runs.run(steps, warmups)
+    notes: list[str] = []
+    calls = calls_of(runs.whole, runs.local, notes)
+    probed = list(_servers(calls, _reads(runs, contracts), probing_s))
+    found = Profile(
+        calls=calls,
+        servers=tuple(each.server for each in probed),
+        steps=steps,
+        hardware=f"{platform.machine()}, {processor()}, {cores()} cores",
+        torch_version=torch.__version__,
+        notes=(*notes, *(note for each in probed for note in each.notes)),
+    )
+    return _calibrated(_with_local_work(found, runs), runs)
+
+
+def contract_of(call: Node, contracts: Mapping[str, Contract]) -> Contract | None:
+    """Return the contract of a call: its own, or the one stated for its function."""
+    return contract_of_call(call) or contracts.get(function_name(call))
+
+
+def _with_local_work(found: Profile, runs: Runs) -> Profile:
+    """Add what the step takes besides its calls: of steps that made none, where there are any."""
+    local = runs.local or runs.whole
+    # A backward that servers take part in is only whole where they do.
+    carried = any(
+        each.requires_grad for call in found.calls for each in [call.returns] if isinstance(each, TensorShape)
+    )
+    return replace(
+        found,
+        nodes=nodes_of([forward for sample in local for forward in sample.forwards]),
+        loss_s=median(each.spans_s["loss"] for each in local),
+        backward_s=median(each.spans_s["backward"] for each in (runs.whole if carried else local)),
+        rest_s=median(map(rest_s, local)),
+    )
+
+
+def _calibrated(found: Profile, runs: Runs) -> Profile:
+    """Add what standing still in calls costs the local work, and how little of it was seen at least."""
+    if not runs.calibrates or any(len(sample.forwards) != 1 for sample in runs.whole):
+        return found
+    # Once more, since whatever else the machine does comes in bursts.
+    cold = [*runs.run_locally(), *runs.cold]
+    step_s = median(runs.unclocked_s)
+    pushes_s = median(each.spans_s["push"] for each in runs.whole)
+    calls = waking(found.calls, step_s - _parts_s(found) - pushes_s)
+    return replace(found, calls=calls, step_s=step_s, least_share=least_share(runs.local, cold))
+
+
+def _parts_s(found: Profile) -> float:
+    """Return what the parts of a step add up to, each call made and awaited in its place."""
+    calls_s = sum(call.issue_s + call.service_s.median + call.wait_s for call in found.calls)
+    return sum(node.seconds for node in found.nodes) + calls_s + found.loss_s + found.backward_s + found.rest_s
+
+
+def _servers(calls: tuple[CallProfile, ...], reads: Mapping[str, Read], probing_s: float) -> Iterator[Probed]:
+    begun = time.perf_counter()
+    for name in dict.fromkeys(call.to for call in calls):
+        reached = [call for call in calls if call.to == name]
+        if not _is_worker(name):
+            yield unprobed(name, reached, "no worker of torch.distributed.rpc")
+            continue
+        if time.perf_counter() - begun > probing_s:
+            yield unprobed(name, reached, "its turn came too late")
+            continue
+        longest = sorted(reached, key=lambda call: call.service_s.median, reverse=True)
+        yield probe(name, reached, next((reads[call.call] for call in longest if call.call in reads), None))
+
+
+def _reads(runs: Runs, contracts: Mapping[str, Contract]) -> dict[str, Read]:
+    """Return the calls that may be repeated, as they were last made."""
+    found: dict[str, Read] = {}
+    for name, sample in runs.whole[-1].forwards[-1].calls.items():
+        contract = contract_of(sample.node, contracts)
+        if contract is not None and contract.is_read and sample.node.target in _REPEATABLE:
+            to, function, args, kwargs, timeout_s = runs.made[name]
+            batchable = contract.batchable and not function.startswith(".")
+            found[name] = Read(
+                to=to,
+                function=function,
+                args=args,
+                kwargs=kwargs,
+                timeout_s=timeout_s,
+                batchable=batchable,
+                batched_by=contract.batched_by,
+                request_bytes=sample.request_bytes,
+                response_bytes=sample.response_bytes,
+            )
+    return found
+
+
+def _is_worker(name: str) -> bool:
+    try:
+        rpc.get_worker_info(name)
+    except RuntimeError:
+        return False
+    return True
+
+
+_REPEATABLE = {ops.remote_call, ops.issue_call, ops.start_call}

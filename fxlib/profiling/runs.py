@@ -1,0 +1,119 @@
+"""Running steps of a module to see what they take: with a clock between its nodes, without calls, and as they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fxlib.errors import FxlibError
+from fxlib.profiling.instrument import Instrumented
+from fxlib.profiling.samples import StepSample
+from fxlib.profiling.stopwatch import Stopwatch
+from fxlib.runtime.record import record
+
+STEPS = 10
+WARMUPS = 2
+_BETWEEN = 2
+"""After one of so many steps, further ones are run."""
+_LOCAL_STEPS = 3
+"""That make no call, one after another."""
+
+_PARTS = ("loss", "backward", "push")
+
+
+class Runs:
+    """Steps of a module, and what they left behind.
+
+    Args:
+        module: the captured module, with no batches of calls in it.
+        step: runs one step, `module`'s forward among it.
+        calibrates: whether further steps are run among those that are measured.
+
+    Attributes:
+        whole: of the steps that were asked for.
+        local: of further steps, whose calls return what they returned last.
+        cold: the first of each few of those: it finds what standing still has left behind, in caches and clocks.
+        unclocked_s: seconds of further steps that ran as they are.
+
+    Raises:
+        FxlibError: the graph holds batches.
+    """
+
+    def __init__(self, module: GraphModule, step: Callable[[], object], *, calibrates: bool) -> None:
+        self.calibrates = calibrates
+        self.whole: list[StepSample] = []
+        self.local: list[StepSample] = []
+        self.cold: list[StepSample] = []
+        self.unclocked_s: list[float] = []
+        self._module = module
+        self._step = step
+        self._instrumented = Instrumented(module)
+
+    @property
+    def made(self) -> Mapping[str, tuple[Any, ...]]:
+        """What each call's operator was last called with, by the call's name."""
+        return self._instrumented.made
+
+    def run(self, steps: int, warmups: int) -> None:
+        """Run so many steps that count, after those that warm up.
+
+        Raises:
+            FxlibError: the module's own code did not run in a step.
+            Exception: whatever a step raises.
+        """
+        for _ in range(warmups):
+            self._sample()
+        for count in range(steps):
+            self.whole.append(self._sample())
+            if self.calibrates and count % _BETWEEN == 0:
+                self.unclocked_s.append(self._seconds())
+                self.local += self.run_locally()
+
+    def run_locally(self) -> list[StepSample]:
+        """Run steps that make no call; the first of them counts as cold, the rest is returned."""
+        self._instrumented.replays = True
+        try:
+            cold, *warm = [self._sample() for _ in range(_LOCAL_STEPS)]
+        finally:
+            self._instrumented.replays = False
+        self.cold.append(cold)
+        return warm
+
+    def _sample(self) -> StepSample:
+        instrumented = self._instrumented
+        instrumented.forwards.clear()
+        with record(Stopwatch(self._module, instrumented)) as recording:
+            self._step()
+        if not instrumented.forwards:
+            raise FxlibError(
+                "its own code did not run: the original's forward did, or none",
+                where=type(self._module).__name__,
+                hint="Profile it in the state in which it was captured: grad mode, training flags, hooks.",
+            )
+        spans = [span for span in recording.timeline.spans if span.kind in _PARTS]
+        return StepSample(
+            forwards=tuple(instrumented.forwards),
+            step_s=recording.timeline.step_s,
+            spans_s={kind: sum(each.end_s - each.start_s for each in spans if each.kind == kind) for kind in _PARTS},
+            pushed_s=tuple(span.end_s - span.start_s for span in spans if span.kind == "push"),
+        )
+
+    def _seconds(self) -> float:
+        start = time.perf_counter()
+        self._step()
+        return time.perf_counter() - start
+
+
+def batches_of(steps: int, warmups: int, *, calibrates: bool) -> list[int]:
+    """Return for each step that is run, in order, which batch it takes, by number.
+
+    A further step takes that of the step before it: what its calls return may only fit that one.
+    """
+    further = (1 + _LOCAL_STEPS) if calibrates else 0
+    numbers = list(range(warmups))
+    for count in range(steps):
+        numbers += [warmups + count] * (1 + further * (count % _BETWEEN == 0))
+    return numbers + numbers[-1:] * (_LOCAL_STEPS if calibrates else 0)

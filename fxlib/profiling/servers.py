@@ -1,0 +1,256 @@
+"""What a destination can do, tried out: an empty call, a large transfer, equal reads together, reads in a batch.
+
+Nothing is called but functions of `fxlib.batch` and reads that the program itself makes, with its own arguments.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+
+from fxlib import batch
+from fxlib.errors import FxlibError
+from fxlib.profiles import CallProfile, ServerProfile
+from fxlib.runtime import functions, ops
+
+TOGETHER = (2, 4, 8, 16, 32)
+"""How many equal reads are sent at once."""
+IN_A_BATCH = 8
+PAYLOAD_BYTES = (1 << 18, 1 << 20, 1 << 22, 1 << 24)
+"""Of large transfers: the first one that takes long enough counts."""
+ASSUMED_BYTES_PER_S = 1e9
+"""Where no transfer was large enough to tell."""
+
+_REPEATS = 5
+_PAIRS = 9
+_MAX_NOTE = 200
+_LONG_ENOUGH_S = 5e-3
+_PATIENCE_S = 1.0
+"""Reads that take longer together are not sent in still greater numbers."""
+_SAMPLE_S = 0.5
+"""What has been measured for so long is not repeated: of what takes long, single times tell enough."""
+_SATURATED = 0.6
+_OVERHEAD = 0.25
+"""The largest part of a read's service that is taken for work of this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A call of the program that changes nothing on its server, as it was last made."""
+
+    to: Any
+    function: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    timeout_s: float | None
+    batchable: bool
+    batched_by: str | None = None
+    request_bytes: int = 0
+    response_bytes: int = 0
+
+    def issue(self) -> Any:
+        """Start it once more."""
+        return ops.issue_call(self.to, self.function, self.args, self.kwargs, self.timeout_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """A destination, and what could not be found out about it."""
+
+    server: ServerProfile
+    notes: tuple[str, ...]
+
+
+def probe(name: str, calls: list[CallProfile], read: Read | None) -> Probed:
+    """Try a destination out, for less than a few seconds.
+
+    Args:
+        name: of the worker.
+        calls: the calls that reached it, measured alone.
+        read: one of them that changes nothing, the longest; None if there is none.
+    """
+    notes: list[str] = []
+    least_s = min((call.service_s.least for call in calls), default=0.0)
+    round_trip_s = _told(lambda: _round_trip_s(name), notes, f"{name}: no empty call")
+    if round_trip_s is None:
+        round_trip_s, bytes_per_s = least_s, None
+    else:
+        bytes_per_s = _told(lambda: _bytes_per_s(name, round_trip_s), notes, f"{name}: no large transfer")
+    rate = bytes_per_s or ASSUMED_BYTES_PER_S
+    size = round(median(call.response_bytes for call in calls)) if calls else 0
+    per_call_s = _told(lambda: _per_call_s(name, size, rate), notes, f"{name}: no calls together")
+    concurrency, per_item_s, per_turn_s = 1, None, None
+    if read is None:
+        notes.append(f"{name}: no call is known to change nothing, so none was repeated to see how many run at once")
+    else:
+        concurrency = _told(lambda: _concurrency(read), notes, f"{name}: no reads together") or 1
+        if read.batchable:
+            per_item_s = _told(lambda: _per_item_s(name, read, rate), notes, f"{name}: no reads in a batch")
+            if per_item_s is not None:
+                turn = partial(_per_item_s, name, read, rate, in_turn=True)
+                per_turn_s = _told(turn, notes, f"{name}: no reads in turn")
+        else:
+            notes.append(f"{name}: {read.function} is not declared batchable, so no batch of it was tried")
+    server = ServerProfile(
+        name=name,
+        round_trip_s=round_trip_s,
+        concurrency=concurrency,
+        bytes_per_s=rate,
+        per_item_s=per_item_s,
+        per_call_s=per_call_s,
+        per_turn_s=per_turn_s,
+    )
+    return Probed(server=server, notes=tuple(notes))
+
+
+def unprobed(name: str, calls: list[CallProfile], why: str) -> Probed:
+    """Describe a destination by the calls alone."""
+    server = ServerProfile(
+        name=name,
+        round_trip_s=min((call.service_s.least for call in calls), default=0.0),
+        concurrency=1,
+        bytes_per_s=ASSUMED_BYTES_PER_S,
+    )
+    return Probed(server=server, notes=(f"{name}: {why}, so it was not tried out",))
+
+
+def _told(probing: Callable[[], Any], notes: list[str], what: str) -> Any:
+    """Return a figure, or note why there is none: a server need not have fxlib, nor bear more calls than usual."""
+    try:
+        return probing()
+    except Exception as error:  # noqa: BLE001 - whatever a server answers, the profile goes on
+        words = " ".join(str(error).split("Traceback")[0].split())  # what the server says, without where
+        notes.append(f"{what}: {type(error).__name__}: {words[:_MAX_NOTE]}")
+        return None
+
+
+def _round_trip_s(name: str) -> float:
+    def empty() -> object:
+        return rpc.rpc_sync(name, batch.run, args=([],))
+
+    empty()
+    return median(_seconds(empty) for _ in range(4 * _REPEATS))
+
+
+def _bytes_per_s(name: str, round_trip_s: float) -> float:
+    rate = 0.0
+    for size in PAYLOAD_BYTES:
+        payload = torch.zeros(size, dtype=torch.uint8)
+
+        def echo(payload: torch.Tensor = payload) -> object:
+            return rpc.rpc_sync(name, batch.echo, args=(payload,))
+
+        seconds = min(_seconds(echo) for _ in range(3)) - round_trip_s
+        rate = 2 * size / max(seconds, 1e-6)
+        if seconds > _LONG_ENOUGH_S:
+            break
+    return rate
+
+
+def _concurrency(read: Read) -> int:
+    """Return how many equal reads the server works on at once.
+
+    What each further read costs this process, and is no matter of the server, is told from two together: they take
+    hardly longer than one wherever the server works on two.
+    """
+    alone_s = _least_s(lambda: _together_s(read, 1), _REPEATS)
+    overhead_s, most = 0.0, 1.0
+    for count in TOGETHER:
+        seconds = _least_s(partial(_together_s, read, count), _REPEATS)
+        if count == TOGETHER[0]:
+            overhead_s = min(max(seconds - alone_s, 0.0), _OVERHEAD * alone_s)
+        own_s = max(seconds - (count - 1) * overhead_s, alone_s)
+        at_once = count * alone_s / own_s
+        most = max(most, at_once)
+        if at_once < _SATURATED * count or seconds > _PATIENCE_S:
+            break
+    return round(most)
+
+
+def _per_item_s(name: str, read: Read, bytes_per_s: float, *, in_turn: bool = False) -> float:
+    """Return what a read adds to a batch, the transfer of its bytes left out.
+
+    Its calls run side by side; or else one after another, in the declared batched form of their function if it has one.
+    """
+    function = functions.resolve(read.function)
+    alone_s = _together_s(read, 1)
+    most = min(IN_A_BATCH, int(_PATIENCE_S / alone_s))
+    if most < 2:
+        raise FxlibError(f"one takes {alone_s:.2g} s")
+    serve, form = _serving(read) if in_turn else (batch.run, ())
+
+    def together(count: int) -> Callable[[], object]:
+        # Each call with arguments of its own: what several of them share travels once. And the batch is one that the
+        # server gets used to: it learns from the first how long each call takes.
+        calls = [(function, *copy.deepcopy((read.args, read.kwargs))) for _ in range(count)]
+        return lambda: rpc.rpc_sync(name, serve, args=(*form, calls))
+
+    carried_s = (read.request_bytes + read.response_bytes) / bytes_per_s
+    return max(0.0, _usual_difference_s(together(1), together(most)) / (most - 1) - carried_s)
+
+
+def _serving(read: Read) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return what works reads off one after another, and its arguments before them."""
+    if read.batched_by is None:
+        return batch.run_in_order, ()
+    return batch.run_batched, (functions.resolve(read.batched_by),)
+
+
+def _per_call_s(name: str, size: int, bytes_per_s: float) -> float:
+    """Return what a call adds that does nothing but carry the usual result there and back, others in flight with it.
+
+    The transfer itself is left out; both ways are busy at once.
+    """
+    payload = torch.zeros(size, dtype=torch.uint8)
+
+    def together(count: int) -> None:
+        for future in [rpc.rpc_async(name, batch.echo, args=(payload,)) for _ in range(count)]:
+            future.wait()
+
+    more_s = _usual_difference_s(partial(together, 1), partial(together, IN_A_BATCH))
+    return max(0.0, more_s / (IN_A_BATCH - 1) - size / bytes_per_s)
+
+
+def _together_s(read: Read, count: int) -> float:
+    def together() -> None:
+        for future in [read.issue() for _ in range(count)]:
+            future.wait()
+
+    return _seconds(together)
+
+
+def _least_s(measure: Callable[[], float], repeats: int) -> float:
+    """Return the least of so many measurements, or of fewer where they take long."""
+    least_s, spent_s = math.inf, 0.0
+    for _ in range(repeats):
+        found_s = measure()
+        least_s, spent_s = min(least_s, found_s), spent_s + found_s
+        if spent_s > _SAMPLE_S:
+            break
+    return least_s
+
+
+def _usual_difference_s(one: Callable[[], object], other: Callable[[], object]) -> float:
+    """Return by how much the other takes longer: the median of pairs, for what disturbs a machine disturbs both."""
+    one(), other()
+    found: list[float] = []
+    start = time.perf_counter()
+    while len(found) < _PAIRS and (not found or time.perf_counter() - start <= _SAMPLE_S):
+        one_s = _seconds(one)
+        found.append(_seconds(other) - one_s)
+    return median(found)
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start

@@ -1,0 +1,125 @@
+"""From steps to a profile: medians of what was repeated, kept consistent with the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from fxlib.analysis.resources import function_name
+from fxlib.profiles import CallProfile, NodeProfile, Opaque, Push, Spread
+from fxlib.profiling.samples import CallSample, Forward, PushSample, StepSample
+
+
+def nodes_of(forwards: Sequence[Forward]) -> tuple[NodeProfile, ...]:
+    """Return the local work of each node: its median, scaled so that all of them add up to the median of the whole."""
+    seconds = {name: median(each.seconds[name] for each in forwards) for name in forwards[-1].seconds}
+    whole_s = median(sum(each.seconds.values()) for each in forwards)
+    scale = whole_s / total_s if (total_s := sum(seconds.values())) else 1.0
+    sizes = forwards[-1].output_bytes
+    return tuple(
+        NodeProfile(node=name, seconds=each * scale, output_bytes=sizes[name]) for name, each in seconds.items()
+    )
+
+
+def calls_of(steps: Sequence[StepSample], local: Sequence[StepSample], notes: list[str]) -> tuple[CallProfile, ...]:
+    """Return every call, with the push of its result's gradient where there is one, which is ready as in `local`."""
+    forwards = [forward for step in steps for forward in step.forwards]
+    pushes, ready = _pushes(steps), _pushes(local)
+    return tuple(
+        _ready(
+            _call(
+                name,
+                [forward.calls[name] for forward in forwards if name in forward.calls],
+                pushes.get(name, []),
+                notes,
+            ),
+            [each.ready_s or 0.0 for each, _ in ready.get(name, [])],
+        )
+        for name in forwards[-1].calls
+    )
+
+
+def least_share(local: Sequence[StepSample], further: Sequence[StepSample]) -> float:
+    """Return the least that was seen of each part of the local work, as a share of what `local` usually takes."""
+    names = local[0].forwards[0].seconds
+
+    def parts(steps: Sequence[StepSample]) -> list[list[float]]:
+        of_nodes = [[each.seconds[name] for step in steps for each in step.forwards] for name in names]
+        of_phases = [[step.spans_s[kind] for step in steps] for kind in ("loss", "backward")]
+        return [*of_nodes, *of_phases, [rest_s(step) for step in steps]]
+
+    usual_s = sum(map(median, parts(local)))
+    least_s = sum(map(min, parts([*local, *further])))
+    return min(1.0, least_s / usual_s) if usual_s and least_s else 1.0
+
+
+def waking(calls: Sequence[CallProfile], missing_s: float) -> tuple[CallProfile, ...]:
+    """Share out what a whole step takes longer than its parts: the program stands still once in each of its calls."""
+    wake_s = max(0.0, missing_s / len(calls)) if calls else 0.0
+    return tuple(replace(call, wake_s=wake_s) for call in calls)
+
+
+def rest_s(step: StepSample) -> float:
+    """Return what a step takes besides its forwards' nodes, the loss, backward and the pushes."""
+    parts = sum(each.graph_s for each in step.forwards) + sum(step.spans_s.values())
+    return max(0.0, step.step_s - parts)
+
+
+def _call(
+    name: str, samples: Sequence[CallSample], pushes: Sequence[tuple[PushSample, float | None]], notes: list[str]
+) -> CallProfile:
+    last = samples[-1]
+    if any(each.returns != last.returns for each in samples):
+        notes.append(f"{name}: what it returns differs from step to step; the last one is kept")
+    if not last.told:
+        notes.append(f"{name}: what it returns is not only tensors, numbers and text; the rest cannot be replayed")
+    call = CallProfile(
+        call=name,
+        function=function_name(last.node),
+        to=last.to,
+        request_bytes=round(median(each.request_bytes for each in samples)),
+        response_bytes=round(median(each.response_bytes for each in samples)),
+        returns=Opaque() if last.returns is None else last.returns,
+        issue_s=median(each.issue_s for each in samples),
+        wait_s=median(each.wait_s for each in samples),
+        service_s=Spread.of([each.service_s for each in samples]),
+    )
+    return call if not pushes else _with_push(call, pushes)
+
+
+def _with_push(call: CallProfile, pushes: Sequence[tuple[PushSample, float | None]]) -> CallProfile:
+    """Add the push; where none was sent, it is taken to need what the call needs."""
+    last = pushes[-1][0]
+    own_s = call.issue_s + call.wait_s
+    sent = [max(0.0, seconds - own_s) for _, seconds in pushes if seconds is not None]
+    push = Push(
+        function=last.function,
+        request_bytes=last.request_bytes,
+        issue_s=call.issue_s,
+        service_s=Spread.of(sent) if sent else call.service_s,
+        ready_s=median(each.ready_s or 0.0 for each, _ in pushes),
+    )
+    return replace(call, push=push)
+
+
+def _ready(call: CallProfile, ready_s: Sequence[float]) -> CallProfile:
+    if call.push is None or not ready_s:
+        return call
+    return replace(call, push=replace(call.push, ready_s=median(ready_s)))
+
+
+def _pushes(steps: Iterable[StepSample]) -> dict[str, list[tuple[PushSample, float | None]]]:
+    """Return what became of each call's gradient, step by step, with the seconds of its push if one was made."""
+    found: dict[str, list[tuple[PushSample, float | None]]] = {}
+    for step in steps:
+        due = [
+            push
+            for forward in step.forwards
+            for push in sorted(forward.pushes, key=lambda each: each.index)
+            if push.ready_s is not None
+        ]
+        made: Sequence[float | None] = step.pushed_s if len(step.pushed_s) == len(due) else [None] * len(due)
+        for push, seconds in zip(due, made, strict=True):
+            found.setdefault(push.call, []).append((push, seconds))
+    return found

@@ -1,0 +1,150 @@
+"""One rewrite rule, checked when it is made: what to look for, what to put in its place, and when."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.forms import Form, form_of
+from fxlib.errors import PassError
+from fxlib.rules.guards import Guard, guard_named
+from fxlib.rules.snippet import Snippet, inputs_in
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """Wherever `pattern` is found, and `guard` agrees, `replacement` takes its place.
+
+    Both are functions of tensors and numbers, which are traced, or GraphModules; with inputs of the same names in the
+    same order, and as many outputs. An input of the pattern stands for any value of the program, or any literal; one
+    that is annotated `torch.Tensor` for values alone, and one annotated `int`, `float`, `bool` or `str` for literals of
+    that type alone. Literals in the pattern stand for themselves.
+
+    >>> Rule(lambda x: torch.relu(torch.relu(x)), lambda x: torch.relu(x), name="relu_once")
+
+    Attributes:
+        pattern: what to look for.
+        replacement: what to put in its place.
+        guard: a further condition on a match: a function, or the name of a registered one. Only names travel.
+        name: how reports and errors call the rule; else it is the pattern's.
+    """
+
+    pattern: Callable[..., Any] | GraphModule
+    replacement: Callable[..., Any] | GraphModule
+    guard: str | Guard | None = None
+    _: KW_ONLY
+    name: str = ""
+    seeks: Snippet = field(init=False, repr=False)
+    """The pattern, as it is looked for."""
+    gives: Snippet = field(init=False, repr=False)
+    """The replacement, as it is put in."""
+    forms: Mapping[Node, Form] = field(init=False, repr=False)
+    """Of the pattern's nodes."""
+
+    def __post_init__(self) -> None:
+        """Trace what is a function, and refuse what cannot be a rule.
+
+        Raises:
+            PassError: a side cannot be traced or does more than plain work; the pattern is empty, or falls apart; the
+                sides disagree in inputs or outputs; the guard is unknown. It names the rule, its place and the node.
+        """
+        name = self.name or _name_of(self.pattern)
+        object.__setattr__(self, "name", name)
+        where = f"rule {name!r}"
+        if isinstance(self.guard, str):
+            guard_named(self.guard, where)
+        seeks = Snippet.of(self.pattern, f"{where}, pattern{_place_of(self.pattern)}")
+        gives = Snippet.of(self.replacement, f"{where}, replacement{_place_of(self.replacement)}")
+        object.__setattr__(self, "seeks", seeks)
+        object.__setattr__(self, "gives", gives)
+        object.__setattr__(self, "forms", _forms(seeks, f"{where}, pattern{_place_of(self.pattern)}"))
+        _check_pattern(seeks, f"{where}, pattern{_place_of(self.pattern)}")
+        _check_agreement(seeks, gives, f"{where}{_place_of(self.replacement)}")
+
+    @property
+    def anchor(self) -> Node:
+        """The last node of the pattern, with which the search begins."""
+        return self.seeks.nodes[-1]
+
+    def agrees(self) -> Guard | None:
+        """Return the guard."""
+        return guard_named(self.guard, f"rule {self.name!r}") if isinstance(self.guard, str) else self.guard
+
+    def __repr__(self) -> str:
+        """One that equal rules share, in every process: results are kept under it."""
+        guard = self.guard if isinstance(self.guard, str) or self.guard is None else _name_of(self.guard)
+        text = "\n".join(_line(node) for side in (self.seeks, self.gives) for node in side.graph.nodes)
+        return f"Rule({self.name!r}, guard={guard!r}, {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+
+
+def _name_of(program: object) -> str:
+    return str(getattr(program, "__name__", type(program).__name__))
+
+
+def _place_of(program: object) -> str:
+    code = getattr(program, "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _line(node: Node) -> str:
+    target = node.target
+    if callable(target):
+        module = getattr(target, "__module__", None) or ""
+        target = f"{module}.{getattr(target, '__qualname__', target)}"
+    kind = node.type if node.op == "placeholder" else ""
+    return f"{node.name} = {node.op} {target} {node.args} {node.kwargs} {kind}"
+
+
+def _forms(pattern: Snippet, where: str) -> dict[Node, Form]:
+    forms: dict[Node, Form] = {}
+    for node in pattern.nodes:
+        form = form_of(node.target, node.args, node.kwargs)
+        if form is None:
+            raise PassError(f"{node.format_node()}: no overload takes such arguments", where=f"{where}, {node.name!r}")
+        forms[node] = form
+    return forms
+
+
+def _check_pattern(pattern: Snippet, where: str) -> None:
+    if not pattern.nodes:
+        raise PassError("computes nothing, and would be found everywhere", where=where)
+    if unused := [str(each.target) for each in pattern.inputs if each not in inputs_in(pattern)]:
+        hint = "What it stands for could not be found out."
+        raise PassError(f"does not use its input {unused[0]!r}", where=where, hint=hint)
+    if any(each.op == "placeholder" for each in pattern.outputs):
+        raise PassError("returns an input, which it does not compute", where=where, hint="Return computed values.")
+    if len(set(pattern.outputs)) < len(pattern.outputs):
+        raise PassError("returns one value twice", where=where)
+    if apart := _apart(pattern):
+        hint = "Write a rule for each part."
+        raise PassError(
+            f"falls into parts that have no value in common: {apart.name!r} and the end", where=where, hint=hint
+        )
+
+
+def _apart(pattern: Snippet) -> Node | None:
+    """Return a node that no path of shared values leads to from the last one; None if the pattern hangs together."""
+    reached: set[Node] = set()
+    open_ends = [pattern.nodes[-1]]
+    while open_ends:
+        node = open_ends.pop()
+        if node not in reached:
+            reached.add(node)
+            open_ends.extend((*node.all_input_nodes, *(each for each in node.users if each.op != "output")))
+    return next((each for each in pattern.nodes if each not in reached), None)
+
+
+def _check_agreement(pattern: Snippet, replacement: Snippet, where: str) -> None:
+    if pattern.names != replacement.names:
+        ours, theirs = (", ".join(each.names) or "nothing" for each in (pattern, replacement))
+        unknown = [each for each in replacement.names if each not in pattern.names]
+        problem = f"the replacement uses an unknown input, {unknown[0]!r}: " if unknown else ""
+        hint = "Both take the same inputs in the same order, used or not."
+        raise PassError(f"{problem}the pattern takes ({ours}), the replacement ({theirs})", where=where, hint=hint)
+    if len(pattern.outputs) != len(replacement.outputs):
+        counts = f"{len(pattern.outputs)} value(s), the replacement {len(replacement.outputs)}"
+        raise PassError(f"the pattern returns {counts}", where=where)

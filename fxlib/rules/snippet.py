@@ -1,0 +1,182 @@
+"""A few nodes with inputs and outputs: what a rule looks for, and what it puts in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import torch
+from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx.node import map_arg
+
+from fxlib.analysis.aliases import Aliases
+from fxlib.analysis.behaviour import Behaviours, Part
+from fxlib.analysis.forms import as_function, form_of
+from fxlib.analysis.operators import nodes_in
+from fxlib.errors import PassError
+
+MAX_NODES = 256
+"""Of one snippet; patterns are searched for at every node of a program."""
+
+
+_LINEAR = frozenset(
+    {"add", "sub", "neg", "clone", "cat", "stack", "narrow", "select", "expand", "squeeze", "unsqueeze", "flatten"}
+    | {"t", "transpose", "permute", "view", "reshape"}
+)
+"""Operators whose backward needs nothing of what they worked on."""
+_SCALES = frozenset({"mul", "div"})
+"""Those of which the same is true where all but one of their operands are numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snippet:
+    """Plain work alone: it writes nothing, draws nothing, and every node of it serves an output."""
+
+    graph: Graph
+    inputs: tuple[Node, ...]
+    nodes: tuple[Node, ...]
+    """What it computes, in order."""
+    outputs: tuple[Node, ...]
+    shares: bool
+    """Whether an output may share memory with an input, or with another output."""
+    saves: bool
+    """Whether backward may need an input or an output."""
+
+    @classmethod
+    def of(cls, program: Callable[..., Any] | GraphModule, where: str) -> Snippet:
+        """Read a snippet from a graph, or from a function, which is traced.
+
+        Args:
+            program: what it is.
+            where: how errors call it.
+
+        Raises:
+            PassError: it cannot be traced, or does more than plain work.
+        """
+        return _checked(program if isinstance(program, GraphModule) else _traced(program, where), where)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the inputs."""
+        return tuple(str(each.target) for each in self.inputs)
+
+
+def _traced(function: Callable[..., Any], where: str) -> GraphModule:
+    try:
+        module = symbolic_trace(function)
+        kinds = get_type_hints(function)
+    except Exception as error:  # the user's own code, run with proxies
+        hint = "Write it as straight-line code on tensors and numbers, or give a GraphModule."
+        raise PassError(f"cannot be traced: {error}", where=where, hint=hint) from error
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            node.type = kinds.get(str(node.target))
+    return module
+
+
+def _checked(module: GraphModule, where: str) -> Snippet:
+    if len(module.graph.nodes) > MAX_NODES:
+        raise PassError(f"has {len(module.graph.nodes)} nodes, and may have {MAX_NODES}", where=where)
+    if any(node.op == "placeholder" and str(node.target).startswith("*") for node in module.graph.nodes):
+        raise PassError("takes any number of inputs", where=where, hint="Name each of them.")
+    if not any(node.op == "output" for node in module.graph.nodes):
+        raise PassError("returns nothing", where=where, hint="Return a value, or a tuple of values.")
+    graph = _functional(module, where)
+    nodes = tuple(node for node in graph.nodes if node.op.startswith("call"))
+    plain = GraphModule(torch.nn.Module(), graph)
+    behaviours = Behaviours(plain)
+    for node in nodes:
+        _check_plain(node, behaviours, where)
+    outputs = _outputs(graph, where)
+    return Snippet(
+        graph=graph,
+        inputs=tuple(node for node in graph.nodes if node.op == "placeholder"),
+        nodes=nodes,
+        outputs=outputs,
+        shares=_shares(plain, outputs),
+        saves=any(map(_saves, nodes)),
+    )
+
+
+def _functional(module: GraphModule, where: str) -> Graph:
+    """Return a copy of the graph with functions for modules, and without what no output needs."""
+    graph, copied = Graph(), dict[Node, Node]()
+    needed = _needed(module.graph)
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            hint = "Take it as an input, or write a number."
+            raise PassError(f"holds a tensor or an object of its own, {node.target!r}", where=where, hint=hint)
+        if node in needed:
+            copied[node] = _copy(module, node, graph, copied, where)
+    return graph
+
+
+def _copy(module: GraphModule, node: Node, graph: Graph, copied: Mapping[Node, Node], where: str) -> Node:
+    args, kwargs = map_arg((node.args, node.kwargs), copied.__getitem__)
+    if node.op != "call_module":
+        made = graph.create_node(node.op, node.target, args, kwargs, name=node.name, type_expr=node.type)
+    elif (written := as_function(module, node)) is not None:
+        function, given, options = written
+        made = graph.call_function(function, map_arg(given, copied.__getitem__), options)
+    else:
+        kind = type(module.get_submodule(str(node.target))).__name__
+        hint = "Write it as a function, with its weights as inputs."
+        raise PassError(f"calls the module {node.target!r}, a {kind}", where=where, hint=hint)
+    made.meta.update(node.meta)
+    return made
+
+
+def _needed(graph: Graph) -> set[Node]:
+    """Return the nodes that the output needs, the inputs and the output itself; what nobody uses may do no harm."""
+    nodes = list(graph.nodes)
+    needed = {node for node in nodes if node.op in ("placeholder", "output")}
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return needed
+
+
+def _check_plain(node: Node, behaviours: Behaviours, where: str) -> None:
+    behaviour = behaviours.of(node)
+    operator, named = behaviour.operator, f"{where}, node {node.name!r}"
+    if behaviour.part is not Part.LOCAL or operator is None:
+        raise PassError(f"calls {_named(node)}, of which it is not known what it does", where=named)
+    if operator.random:
+        raise PassError(f"calls {_named(node)}, which draws random numbers", where=named)
+    if operator.writes or operator.written_state:
+        hint = "Use the form that returns a new value."
+        raise PassError(f"calls {_named(node)}, which writes to its argument", where=named, hint=hint)
+
+
+def _outputs(graph: Graph, where: str) -> tuple[Node, ...]:
+    returned = next(node for node in graph.nodes if node.op == "output").args[0]
+    outputs = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
+    if not outputs or not all(isinstance(each, Node) for each in outputs):
+        raise PassError(f"returns {returned!r}", where=where, hint="Return a value, or a tuple of values.")
+    return tuple(each for each in outputs if isinstance(each, Node))
+
+
+def _shares(module: GraphModule, outputs: tuple[Node, ...]) -> bool:
+    nodes, behaviours = list(module.graph.nodes), Behaviours(module)
+    aliases = Aliases(module, nodes, [behaviours.of(node) for node in nodes], distinct_inputs=True)
+    inputs = {aliases.of(node) for node in nodes if node.op == "placeholder"}
+    classes = [aliases.of(node) for node in outputs]
+    return len(set(classes)) < len(classes) or not inputs.isdisjoint(classes)
+
+
+def _saves(node: Node) -> bool:
+    form = form_of(node.target, node.args, node.kwargs)
+    if form is None:
+        return True
+    scaled = form.operator in _SCALES and len(node.all_input_nodes) == 1 and isinstance(form.operands[0], Node)
+    return not (scaled or form.operator in _LINEAR)
+
+
+def _named(node: Node) -> str:
+    return str(node.target if node.op == "call_method" else getattr(node.target, "__name__", node.target))
+
+
+def inputs_in(snippet: Snippet) -> set[Node]:
+    """Return the inputs that the snippet's nodes use."""
+    return {each for node in snippet.nodes for each in nodes_in((node.args, dict(node.kwargs)))} & set(snippet.inputs)

@@ -1,0 +1,184 @@
+"""Operators for many calls in one message: issued together, each waited for by itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch.distributed import rpc
+from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+
+from fxlib import batch
+from fxlib.errors import ContractError, FxlibError
+from fxlib.runtime import functions
+from fxlib.runtime.credits import current_credits
+from fxlib.runtime.deadlines import DEADLINES
+from fxlib.runtime.ops import Future, is_this_process, remote_call, server_name
+from fxlib.runtime.refusals import is_refusal, tell_of_refusal
+from fxlib.runtime.underway import UNDERWAY
+
+NamedCall: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
+"""A remote function by its name, its positional arguments, and its keyword arguments."""
+IN_ORDER = "fxlib.batch:run_in_order"
+"""Stands for a declared batched form where calls may write: they run one after another until one fails."""
+
+
+def issue_batch(to: Any, calls: tuple[NamedCall, ...], timeout: float | None, batched_by: str | None) -> BatchInFlight:
+    """Start several calls in one message, and return what `wait_item` takes. Never raises.
+
+    Each call is one of `remote_call`. Calls to this very process are over when this returns.
+
+    Args:
+        to: a worker's name, rank or `WorkerInfo`.
+        calls: (function, args, kwargs) of each call; no methods of RRefs.
+        timeout: of each call, in seconds; None is the default of the RPC layer, 0 is no limit.
+        batched_by: "package.module:qualname" of the declared batched form of their function; None: they run singly,
+            side by side; `IN_ORDER`: one after another. Elsewhere, calls only read.
+    """
+    flying = BatchInFlight(to, calls, timeout, in_order=batched_by == IN_ORDER)
+    try:
+        flying.future = _admitted(to, calls, timeout, batched_by)
+        if is_this_process(to):
+            with contextlib.suppress(Exception):  # the waits raise it
+                flying.future.wait()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the waits
+        flying.refused = error
+    return flying
+
+
+def wait_item(flying: Any, index: int) -> Any:
+    """Block until a batch is complete and return the result of its call number `index`.
+
+    Raises:
+        ContractError: it was given anything but what `issue_batch` returned, or there is no such call.
+        Exception: what the blocking call would have raised.
+    """
+    if not isinstance(flying, BatchInFlight) or not 0 <= index < len(flying):
+        raise ContractError(f"there is no call {index} in a {type(flying).__name__}", where="wait_item")
+    return flying.result(index)
+
+
+class BatchInFlight:
+    """Calls that travel as one message. Owned by the thread that issued them."""
+
+    def __init__(self, to: Any, calls: Sequence[NamedCall], timeout_s: float | None, *, in_order: bool) -> None:
+        """Know the calls, so that they can be made singly where the message cannot be sent or served."""
+        self._in_order = in_order
+        self.future: Future | None = None
+        self.refused: Exception | None = None
+        """Why the message could not be sent."""
+        self._to = to
+        self._calls = calls
+        self._timeout_s = timeout_s
+        self._outcomes: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Call `callback(future)` once the message has been answered."""
+        if self.future is not None:
+            self.future.add_done_callback(callback)
+
+    def result(self, index: int) -> Any:
+        """Return one result, or raise what the single call would have raised."""
+        if not self._outcomes:
+            self._outcomes = self._land()
+        outcome = self._outcomes[min(index, len(self._outcomes) - 1)]
+        if isinstance(outcome, _Raised):
+            raise outcome.error
+        return batch.result(outcome)
+
+    def _land(self) -> list[Any]:
+        """Return the outcomes; the last stands for all after it.
+
+        A batch as a whole fails where one of its arguments or functions cannot travel, or its server has no
+        `fxlib.batch`, or is gone, or where one of its calls takes too long. If its calls change nothing they are made
+        again, one by one, as the program would: then the error, if any, is the program's. Calls that may write are made
+        so only if the message was never sent, or refused before any of them ran; else its error is that of the first.
+        """
+        if isinstance(self.refused, FxlibError) and not isinstance(self.refused, ContractError):
+            return [_Raised(self.refused)]  # the program must not call now: see `Underway.settle`
+        cause = self.refused
+        try:
+            if self.future is not None:
+                landed: list[Any] = self.future.wait()
+                DEADLINES.forget(self.future)
+                return landed
+        except Exception as error:  # noqa: BLE001 - of whatever kind, it is told by its message
+            cause = error
+            if self._in_order and not is_refusal(error):
+                return [_Raised(error)]
+        outcomes = self._one_by_one()
+        if cause is not None and not isinstance(outcomes[-1], _Raised):
+            self._note(cause)
+        return outcomes
+
+    def _note(self, cause: Exception) -> None:
+        """Note why the message failed, whose calls then all succeeded."""
+        if str(cause).startswith(batch.TIMED_OUT):
+            _PATIENCE[_key(self._to, self._calls)] = 2 * _patience(self._to, self._calls)
+        else:
+            tell_of_refusal(server_name(self._to), cause)
+
+    def _one_by_one(self) -> list[Any]:
+        outcomes: list[Any] = []
+        for function, args, kwargs in self._calls:
+            try:
+                outcomes.append(remote_call(self._to, function, args, kwargs, self._timeout_s))
+            except Exception as error:  # noqa: BLE001 - the wait raises it
+                return [*outcomes, _Raised(error)]
+        return outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """An outcome that was raised in this process."""
+
+    error: Exception
+
+
+def _admitted(to: Any, calls: Sequence[NamedCall], timeout: float | None, batched_by: str | None) -> Future:
+    credits_ = current_credits()
+    if credits_ is None:
+        return _start(to, calls, timeout, batched_by)
+    functions_, sent = "+".join(name for name, _, _ in calls), [each[1:] for each in calls]
+    return credits_.start(server_name(to), functions_, sent, lambda: _start(to, calls, timeout, batched_by))
+
+
+def _start(to: Any, calls: Sequence[NamedCall], timeout: float | None, batched_by: str | None) -> Future:
+    found = [(functions.resolve(name), args, kwargs) for name, args, kwargs in calls]
+    own = rpc.get_rpc_timeout() if timeout is None or timeout == UNSET_RPC_TIMEOUT else timeout
+    server, total = server_name(to), float(own) * len(calls)
+    UNDERWAY.settle(server)
+    turns = len(calls) if batched_by == IN_ORDER else min(_patience(to, calls), len(calls))
+    limit = DEADLINES.deadline(server, float(own) * turns)
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    if batched_by == IN_ORDER:
+        function, args = batch.run_in_order, (found, float(own))
+    elif batched_by is None:
+        function, args = batch.run, (found,)
+    else:
+        function, args = batch.run_batched, (functions.resolve(batched_by), found)
+    future = rpc.rpc_async(to, function, args=args, timeout=limit)
+    DEADLINES.watch(server, total, future)
+    return future
+
+
+def _patience(to: Any, calls: Sequence[NamedCall]) -> int:
+    """Return how many times the timeout of one call a batch may take before its calls are made singly.
+
+    Once, since they run side by side, and a server that is gone shall not be waited for any longer. Twice as many each
+    time that they all succeeded singly: then the server works them off one after another.
+    """
+    return _PATIENCE.get(_key(to, calls), 1)
+
+
+def _key(to: Any, calls: Sequence[NamedCall]) -> tuple[str, ...]:
+    return (server_name(to), *(name for name, _, _ in calls))
+
+
+_PATIENCE: dict[tuple[str, ...], int] = {}

@@ -1,0 +1,58 @@
+"""What a captured module keeps beside its graph and its state, and by which it is told whether the graph may run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from fxlib.runtime.conditions import Conditions, Parameter
+from fxlib.runtime.guards import GuardedCodeGen
+from fxlib.runtime.reliance import Reliance
+from fxlib.runtime.state import Mirror
+from fxlib.runtime.tape import Tape
+
+Expected: TypeAlias = Sequence[Parameter] | GuardedCodeGen
+"""The parameters of a forward, or the guards on what it is given."""
+
+
+@dataclass(slots=True)
+class Companions:
+    """All of it, under the one name that a model will not use. The questions are answered in words, "" for no."""
+
+    conditions: Conditions
+    original: nn.Module | None
+    """The user's own model; None in a trial."""
+    tape: Tape = field(default_factory=Tape)
+    """What `fxlib.push_gradients` will push."""
+    mirror: Mirror | None = None
+    """What the module has seen of the original's root."""
+    constants: tuple[str, ...] = ()
+    """The attributes of the root that the graph reads."""
+    reliance: Reliance = field(default_factory=Reliance)
+    """What the graph takes for granted of weights and inputs."""
+    told: bool = False
+    """Whether the user knows that an argument makes the original run."""
+
+    def broken(self, *, grad_enabled: bool) -> str:
+        """Whether a condition of the capture does not hold any more."""
+        conditions = self.conditions
+        if self.reliance.on_weights and not grad_enabled and not conditions.asks_grad_mode:
+            # Made for inference: it needs no gradients, whatever was recorded at capture.
+            return conditions.broken(grad_enabled=conditions.grad_enabled)
+        return conditions.broken(grad_enabled=grad_enabled)
+
+    def stale(self, module: nn.Module, *, grad_enabled: bool) -> str:
+        """Whether the weights are not those that the graph's constants were computed from."""
+        return self.reliance.broken(module, grad_enabled=grad_enabled) if self.reliance.on_weights else ""
+
+    def misfit(self, expected: Expected, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Whether the graph is not for one of the arguments."""
+        if isinstance(expected, GuardedCodeGen):
+            return expected.misfit(tuple(args), kwargs)
+        broken = self.conditions.misfit(expected, args, kwargs)
+        if broken or not self.reliance.has_ranks:
+            return broken
+        return self.reliance.misfit(dict(zip([name for name, _ in expected], args, strict=False)) | dict(kwargs))

@@ -1,0 +1,124 @@
+"""Limits on what one forward has in flight to each server, kept as it runs.
+
+A schedule keeps them by its order, by what it knew of sizes. Here each issue is held back until enough of the earlier
+calls to its server have landed. Calls land by themselves, so that an issue is never held forever; one that is larger
+than the limit goes alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch.fx.node import has_side_effect
+
+from fxlib.runtime.flight import current_flight
+
+
+class Landing(Protocol):
+    """What a future tells."""
+
+    def done(self) -> bool:
+        """Whether it is complete."""
+
+    def wait(self) -> Any:
+        """Block until it is."""
+
+
+InFlight = TypeVar("InFlight", bound=Landing)
+
+
+def limit_in_flight(calls: int | None, size: int | None) -> None:
+    """Limit what this forward has in flight to each server from now on: so many messages, and bytes. None: no limit.
+
+    Bytes are those of tensors: of a call's arguments, and of the largest result that its function has returned so far.
+    """
+    if (flight := current_flight()) is not None:
+        flight.credits = Credits(calls, size)
+
+
+has_side_effect(limit_in_flight)
+
+
+def current_credits() -> Credits | None:
+    """Return the limits of the forward that this thread runs; None if it has none."""
+    flight = current_flight()
+    return None if flight is None else flight.credits
+
+
+@dataclass(slots=True)
+class _Call:
+    function: str
+    size: int
+    future: Landing
+
+
+@dataclass(slots=True)
+class _Server:
+    calls: deque[_Call] = field(default_factory=deque)
+    size: int = 0
+
+
+class Credits:
+    """What one forward has in flight. Owned by its thread."""
+
+    def __init__(self, calls: int | None, size: int | None) -> None:
+        """Begin with nothing in flight."""
+        self._most_calls = calls
+        self._most_bytes = size
+        self._servers: dict[str, _Server] = {}
+
+    def start(self, server: str, function: str, sent: object, issue: Callable[[], InFlight]) -> InFlight:
+        """Issue a call to a server as soon as the limits admit it, and return its future."""
+        found = self._servers.setdefault(server, _Server())
+        out = tensor_bytes(sent)
+        self._prune(found)
+        while found.calls and not self._admits(found, out + _RETURNED.get(function, 0)):
+            with contextlib.suppress(Exception):  # the call's own wait raises it
+                found.calls[0].future.wait()
+            self._prune(found)
+        future = issue()
+        call = _Call(function, out + _RETURNED.get(function, 0), future)
+        found.calls.append(call)
+        found.size += call.size
+        return future
+
+    def _admits(self, server: _Server, size: int) -> bool:
+        if self._most_calls is not None and len(server.calls) >= self._most_calls:
+            return False
+        return self._most_bytes is None or server.size + size <= self._most_bytes
+
+    @staticmethod
+    def _prune(server: _Server) -> None:
+        for _ in range(len(server.calls)):
+            call = server.calls.popleft()
+            if not call.future.done():
+                server.calls.append(call)
+                continue
+            server.size -= call.size
+            with contextlib.suppress(Exception):  # the call's own wait raises it
+                _RETURNED[call.function] = max(_RETURNED.get(call.function, 0), tensor_bytes(call.future.wait()))
+
+
+def tensor_bytes(value: object) -> int:
+    """Return the bytes of all tensors in a nest of tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes if value.layout not in _SPARSE else _sparse_bytes(value)
+    if isinstance(value, (tuple, list)):
+        return sum(map(tensor_bytes, value))
+    return sum(map(tensor_bytes, value.values())) if isinstance(value, Mapping) else 0
+
+
+def _sparse_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the values, and of their indices as in the COO format: near enough for the others."""
+    values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    return values.nbytes + 8 * tensor._nnz() * tensor.ndim
+
+
+_SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+_RETURNED: dict[str, int] = {}
+"""The most bytes that each function has returned, as far as a limited forward has seen it."""

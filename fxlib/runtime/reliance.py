@@ -1,0 +1,209 @@
+"""What a rewritten graph takes for granted besides the conditions of its capture: weights and ranks of inputs.
+
+Passes for inference compute values from weights once, and hold them beside the weights. Such a graph is the model's own
+only while those weights are what they were, and gives them no gradient. Nodes say so in their metadata: `FOLDED` on a
+`get_attr` of such a value names the weights, and `RANK` on a placeholder is the number of dimensions that a pass relied
+on. A captured module checks both before each forward, and runs the original where one does not hold.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fxlib.errors import FxlibError
+from fxlib.runtime.paths import submodule
+
+FOLDED = "folded"
+"""In the metadata of a `get_attr`: names of the parameters and buffers from which the value was computed, sorted."""
+RANK = "rank"
+"""In the metadata of a node: how many dimensions its tensor has; of a placeholder, those that it must have."""
+
+_GONE = -1
+"""The version of what has changed since it was noted, for good, or whose writes torch does not count."""
+COUNTER = "num_batches_tracked"
+"""What a norm writes, counted by torch, whenever it updates its statistics, which torch does not count."""
+_fused: MutableMapping[torch.Tensor, int] = WeakIdKeyDictionary()
+"""How often fused optimizers have written to each of their parameters: torch does not count these writes."""
+
+
+_counted: Callable[[torch.Tensor], int] = attrgetter("_version")
+
+
+def _count_fused_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for group in optimizer.param_groups:
+        for each in group["params"] if group.get("fused") else ():
+            _fused[each] = _fused.get(each, 0) + 1
+
+
+register_optimizer_step_post_hook(_count_fused_step)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return _GONE if tensor.is_inference() else int(tensor._version) + (_fused.get(tensor, 0) if _fused else 0)
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return the versions of many tensors: asked before each forward, and so without a step of Python for each."""
+    if len(_fused) or any(map(torch.Tensor.is_inference, tensors)):
+        return list(map(_version, tensors))
+    return list(map(_counted, tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One tensor as it was: the object, torch's count of the writes to it, and where its values lie."""
+
+    tensor: torch.Tensor
+    version: int
+    address: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Mark:
+        """Note a tensor as it is now."""
+        return cls(tensor, _version(tensor), tensor.data_ptr())
+
+    def twin(self, memo: dict[int, Any]) -> Mark:
+        """Return the mark of the tensor's deep copy."""
+        held = (self.version, self.address) == (_version(self.tensor), self.tensor.data_ptr())
+        twin = Mark.of(copy.deepcopy(self.tensor, memo))
+        return twin if held else Mark(twin.tensor, _GONE, twin.address)
+
+
+class Reliance:
+    """What the graph of one module relies on, and the weights as they were when its values were computed."""
+
+    def __init__(self) -> None:
+        """Rely on nothing."""
+        self._noted: dict[str, Mark] = {}
+        self._weights: tuple[str, ...] = ()
+        self._ranks: dict[str, int] = {}
+        self._watched: tuple[Sequence[Any], ...] | None = None
+
+    @property
+    def on_weights(self) -> bool:
+        """Whether the graph holds values that were computed from weights."""
+        return bool(self._weights)
+
+    def since(self, marks: Mapping[str, Mark]) -> None:
+        """Take the weights for what they were earlier, when they were sent to where values are computed from them."""
+        self._noted |= {name: marks[name] for name in self._weights if name in marks}
+        self._watched = None
+
+    def read(self, module: GraphModule, graph: Graph) -> None:
+        """Rely on what the graph says it relies on; weights that nobody has noted are noted as they are now.
+
+        Raises:
+            FxlibError: the module lacks one of the weights.
+        """
+        weights, ranks = set[str](), dict[str, int]()
+        for node in graph.nodes:
+            for name in node.meta.get(FOLDED, ()):
+                weights.update((name, *counter_of(module, name)))
+            if node.op == "placeholder" and (rank := node.meta.get(RANK)) is not None:
+                ranks[str(node.target)] = rank
+        self._weights, self._ranks, self._watched = tuple(sorted(weights)), ranks, None
+        new = {name: Mark.of(_tensor(module, name)) for name in weights - self._noted.keys()}
+        self._noted = {name: self._noted.get(name) or new[name] for name in self._weights}
+
+    def broken(self, module: nn.Module, *, grad_enabled: bool) -> str:
+        """Return what has become of the weights that the graph relies on, in words; empty if nothing has."""
+        if not self._weights:
+            return ""
+        tables, names, tensors, versions, addresses = self._watched or self._watch(module)
+        now: list[Any] = list(map(dict.get, tables, names))
+        if not all(map(is_, now, tensors)):
+            return "weights from which it was computed were replaced: optimize the model again"
+        if _versions(now) != versions or list(map(torch.Tensor.data_ptr, now)) != addresses:
+            return "weights from which it was computed have changed: optimize the model again"
+        return "gradients are recorded" if grad_enabled and any(each.requires_grad for each in tensors) else ""
+
+    def misfit(self, arguments: Mapping[str, object]) -> str:
+        """Return which argument has not the rank that the graph relies on, in words; empty if all have."""
+        for name, rank in self._ranks.items():
+            value = arguments.get(name)
+            if not isinstance(value, torch.Tensor) or value.dim() != rank:
+                return f"the argument {name} is no tensor of {rank} dimensions, for which the graph was rewritten"
+        return ""
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether the graph relies on the rank of an input."""
+        return bool(self._ranks)
+
+    def twin(self, memo: dict[int, Any] | None = None) -> Reliance:
+        """Return the same for a sibling over the same weights, or, with a deep copy's memory, over their copies."""
+        twin = copy.copy(self)
+        marks = self._noted.items()
+        twin._noted = dict(marks) if memo is None else {name: mark.twin(memo) for name, mark in marks}
+        twin._watched = None
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reliance:
+        return self.twin(memo)
+
+    def _watch(self, module: nn.Module) -> tuple[Sequence[Any], ...]:
+        places = [_place(module, name) for name in self._weights]
+        marks = [self._noted[name] for name in self._weights]
+        self._watched = (
+            [table for table, _ in places],
+            [name for _, name in places],
+            [mark.tensor for mark in marks],
+            [mark.version for mark in marks],
+            [mark.address for mark in marks],
+        )
+        return self._watched
+
+
+def relies_on_weights(graph: Graph) -> bool:
+    """Whether a graph holds values that were computed from weights."""
+    return any(FOLDED in node.meta for node in graph.nodes)
+
+
+def sources_of(node: Node) -> frozenset[str]:
+    """Return the names of the weights behind a `get_attr` of a tensor: its own, or those that it was computed from."""
+    return frozenset(node.meta.get(FOLDED, (str(node.target),)))
+
+
+def _place(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Return the table that holds a parameter, a buffer or a plain tensor, and its name there."""
+    path, _, leaf = name.rpartition(".")
+    owner = submodule(module, path) if path else module
+    for table in (owner._parameters, owner._buffers):
+        if leaf in table:
+            return table, leaf
+    return owner.__dict__, leaf
+
+
+def counter_of(module: nn.Module, name: str) -> tuple[str, ...]:
+    """Return the name of the buffer that counts the updates of the statistics beside a weight, if there is one."""
+    path, dot, _ = name.rpartition(".")
+    held = _place(module, name)[0].get(COUNTER)
+    return (f"{path}{dot}{COUNTER}",) if isinstance(held, torch.Tensor) else ()
+
+
+def _tensor(module: nn.Module, name: str) -> torch.Tensor:
+    table, leaf = _place(module, name)
+    value = table.get(leaf)
+    if not isinstance(value, torch.Tensor):
+        raise FxlibError("the graph holds values computed from it, and the module has no such tensor", where=name)
+    return value
+
+
+def marks_of(module: nn.Module) -> dict[str, Mark]:
+    """Note all parameters, buffers and plain tensors of a module as they are now, by name."""
+    marks: dict[str, Mark] = {}
+    for path, each in module.named_modules():
+        for table in (vars(each), each._buffers, each._parameters):
+            held = {f"{path}.{name}".lstrip("."): value for name, value in table.items()}
+            marks |= {name: Mark.of(value) for name, value in held.items() if isinstance(value, torch.Tensor)}
+    return marks

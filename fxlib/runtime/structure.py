@@ -1,0 +1,63 @@
+"""Results with a structure: whether it is the one that the contract declares, and what is in it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sized
+from typing import Any
+
+import torch
+
+from fxlib.errors import ContractError
+
+
+def check_structure(result: Any, function: str, declared: int | tuple[Any, ...]) -> None:
+    """Hold a remote result to its declared number of elements, or to its declared keys, in their order.
+
+    Raises:
+        ContractError: it has others. The program as written would have raised, or done more.
+    """
+    if isinstance(declared, int):
+        real: object = len(result) if isinstance(result, Sized) else f"none: it is a {type(result).__name__}"
+    else:
+        real = tuple(result) if isinstance(result, Mapping) else f"none: it is a {type(result).__name__}"
+    if real != declared:
+        what = "elements" if isinstance(declared, int) else "keys"
+        raise ContractError(
+            f"the contract declares {declared} {what} of the result, and it has {real}",
+            where=function,
+            hint="Correct returns=, and capture again.",
+        )
+
+
+def check_tensor(result: Any, function: str, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> None:
+    """Hold a remote result, or a part of it, to the dtype and the sizes that its contract declares; None: any size.
+
+    Raises:
+        ContractError: it has others. The program was captured on the contract's word.
+    """
+    if isinstance(result, torch.Tensor):
+        alike = result.dtype is dtype and result.dim() == len(sizes)
+        if alike and all(size in (None, real) for size, real in zip(sizes, result.shape, strict=True)):
+            return
+        found = f"{result.dtype} of shape {tuple(result.shape)}"
+    else:
+        found = f"a {type(result).__name__}"
+    raise ContractError(
+        f"the contract declares {dtype} of shape {sizes}, and the result is {found}",
+        where=function,
+        hint="Correct returns=, and capture again.",
+    )
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return tuples (named ones as well), lists and dicts like those in `value`, with all else in them changed."""
+    if type(value) in (tuple, list):
+        return type(value)([mapped(each, change) for each in value])
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make([mapped(each, change) for each in value])
+    if isinstance(value, dict):
+        twin = copy.copy(value)
+        twin.update((key, mapped(each, change)) for key, each in value.items())
+        return twin
+    return change(value)

@@ -1,0 +1,65 @@
+"""Which parameters of a model are one: their gradients add up in one sum, whose order a rewrite has kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from fxlib.runtime.walk import local_modules
+
+
+class Ties:
+    """The parameters that a model has under several names, noted as they are now.
+
+    Args:
+        module: stands in for `original`, and has tables of its own for the root's parameters.
+        original: the model; without it there is nothing to look at.
+    """
+
+    def __init__(self, module: nn.Module, original: nn.Module | None) -> None:
+        parts = [] if original is None else [each for _, each in local_modules(original)]
+        self._root = module
+        self._parts = parts[1:]
+        self._names = [list(each._parameters) for each in parts]
+        self._tables: list[dict[str, Any]] = []
+        self._slots: list[str] = []
+        self._known = self._identities()
+        self._pattern = _pattern(self._known)
+
+    def rebased(self, module: nn.Module) -> Ties:
+        """Return the same ties for another module that stands in for the same original."""
+        twin = copy.copy(self)
+        twin._root, twin._tables, twin._slots, twin._known = module, [], [], []
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ties:
+        twin = self.rebased(copy.deepcopy(self._root, memo))
+        twin._parts = copy.deepcopy(self._parts, memo)
+        return twin
+
+    def broken(self) -> bool:
+        """Whether parameters are one now that were not then, or no more."""
+        now = self._identities()
+        if now == self._known:
+            return False
+        if _pattern(now) != self._pattern:
+            return True
+        self._known = now
+        return False
+
+    def _identities(self) -> list[int]:
+        """Return the ids of all parameters, in their order: no references, which would keep what was replaced."""
+        if not self._slots:
+            for part, names in zip((self._root, *self._parts), self._names, strict=False):
+                self._tables += [part._parameters] * len(names)
+                self._slots += names
+        return list(map(id, map(dict.get, self._tables, self._slots)))
+
+
+def _pattern(identities: Sequence[int]) -> list[int]:
+    """Return for each parameter the place of the first that it is one with."""
+    first: dict[int, int] = {}
+    return [first.setdefault(each, place) for place, each in enumerate(identities)]

@@ -1,0 +1,149 @@
+"""What a graph asks of its inputs, into the wire format and back; see `fxlib.runtime.guards`."""
+
+from __future__ import annotations
+
+from fxlib.runtime.guards import OPERATIONS, Guard, InputGuards, TensorGuard, ValueGuard, symbols_of
+from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire import constants
+from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.faults import Fault
+from fxlib.wire.limits import Limits
+from fxlib.wire.names import check_name
+from fxlib.wire.read_values import ValueReader
+from fxlib.wire.write_values import ValueWriter
+
+_ARITY = {"not": 1} | dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "mod", "floordiv"), 2)
+_PARTS = 256
+"""Of one expression: each is evaluated at every call."""
+_VALUES = ("none", "boolean", "integer", "big_integer", "real", "text")
+
+
+def write_guards(message: pb.InputGuards, guards: InputGuards) -> None:
+    """Write guards into an empty message.
+
+    Raises:
+        Fault: they hold a value that cannot travel.
+    """
+    message.SetInParent()
+    writer = ValueWriter()
+    for leaf in guards.leaves:
+        each = message.leaves.add()
+        if isinstance(leaf, ValueGuard):
+            writer.write(each.value, leaf.value)
+        else:
+            each.tensor.dtype = str(leaf.dtype).removeprefix("torch.")
+            each.tensor.device, each.tensor.contiguous = leaf.device, leaf.strides is None
+            for size in leaf.sizes:
+                writer.write(each.tensor.sizes.add(), size)
+            for stride in leaf.strides or ():
+                writer.write(each.tensor.strides.add(), stride)
+            if leaf.requires_grad is not None:
+                each.tensor.requires_grad = leaf.requires_grad
+            if leaf.same_as is not None:
+                each.tensor.same_as = leaf.same_as
+    for symbol, least, greatest in guards.ranges:
+        message.ranges.add(symbol=symbol, least=least, greatest=greatest)
+    for condition in guards.conditions:
+        writer.write(message.conditions.add(), condition)
+    for device, dtype in guards.autocast:
+        message.autocast.add(device=device, dtype=dtype)
+
+
+def read_guards(message: pb.InputGuards) -> InputGuards:
+    """Return the guards of a checked message."""
+    reader = ValueReader()
+    ranges = [
+        (each.symbol, each.least, each.greatest if each.HasField("greatest") else None) for each in message.ranges
+    ]
+    return InputGuards(
+        leaves=tuple(_read_leaf(each, reader) for each in message.leaves),
+        ranges=tuple(ranges),
+        conditions=tuple(reader.read(each) for each in message.conditions),
+        autocast=tuple((each.device, each.dtype) for each in message.autocast),
+    )
+
+
+def check_guards(message: pb.InputGuards, leaves: int, limits: Limits) -> None:
+    """Raise Fault unless the guards are well-formed, one for each of the leaves, over sizes of these."""
+    if len(message.leaves) != leaves:
+        raise Fault(f"guards {len(message.leaves)} leaves, and the arguments have {leaves}")
+    place = Place(limits=limits)
+    for index, leaf in enumerate(message.leaves):
+        _check_leaf(leaf, place)
+        if leaf.tensor.HasField("same_as") and not 0 <= leaf.tensor.same_as < index:
+            raise Fault(f"the leaf {index} is to be the same as {leaf.tensor.same_as}, which is none before it")
+    for condition in message.conditions:
+        _check_expression(condition, place)
+    for mode in message.autocast:
+        constants.check_device(mode.device)
+        _check_dtype(mode.dtype)
+    guards = read_guards(message)
+    tensors = [leaf for leaf in guards.leaves if isinstance(leaf, TensorGuard)]
+    sizes = [size for leaf in tensors for size in leaf.sizes]
+    strides = [stride for leaf in tensors for stride in leaf.strides or ()]
+    known = {size for size in sizes if isinstance(size, str)}
+    for each in (*sizes, *strides, *guards.conditions, *(symbol for symbol, _, _ in guards.ranges)):
+        if missing := symbols_of(each) - known:
+            raise Fault(f"guards {min(missing)[:80]!r}, which is the size of no argument")
+
+
+def _read_leaf(message: pb.InputGuard, reader: ValueReader) -> Guard:
+    if message.WhichOneof("kind") == "value":
+        return ValueGuard(value=reader.read(message.value))
+    tensor = message.tensor
+    return TensorGuard(
+        dtype=constants.DTYPES[tensor.dtype],
+        device=tensor.device,
+        sizes=tuple(reader.read(size) for size in tensor.sizes),
+        strides=None if tensor.contiguous else tuple(reader.read(stride) for stride in tensor.strides),
+        requires_grad=tensor.requires_grad if tensor.HasField("requires_grad") else None,
+        same_as=tensor.same_as if tensor.HasField("same_as") else None,
+    )
+
+
+def _check_leaf(message: pb.InputGuard, place: Place) -> None:
+    kind = message.WhichOneof("kind")
+    if kind == "value":
+        if message.value.WhichOneof("kind") not in _VALUES:
+            raise Fault("a guard holds a value that is no number, flag, string or None")
+        check_value(message.value, place)
+    elif kind == "tensor":
+        _check_dtype(message.tensor.dtype)
+        constants.check_device(message.tensor.device)
+        if len(message.tensor.sizes) > place.limits.tensor_dims:
+            raise Fault(f"a tensor of {len(message.tensor.sizes)} dimensions")
+        if len(message.tensor.strides) != (0 if message.tensor.contiguous else len(message.tensor.sizes)):
+            raise Fault(
+                f"a tensor of {len(message.tensor.sizes)} dimensions with {len(message.tensor.strides)} strides"
+            )
+        for each in (*message.tensor.sizes, *message.tensor.strides):
+            _check_expression(each, place)
+    else:
+        raise Fault("a guard is empty, or of a kind that this version does not know")
+
+
+def _check_dtype(name: str) -> None:
+    if name not in constants.DTYPES:
+        raise Fault(f"unknown dtype {name[:80]!r}")
+
+
+def _check_expression(message: pb.Value, place: Place) -> None:
+    """Raise Fault unless the value is an expression that can be evaluated."""
+    check_value(message, place)
+    if (parts := _check_parts(message)) > _PARTS:
+        raise Fault(f"an expression has {parts:,} parts, and may have {_PARTS}")
+
+
+def _check_parts(message: pb.Value) -> int:
+    """Raise Fault unless the value is an expression, and return how many parts it has."""
+    kind = message.WhichOneof("kind")
+    if kind == "text":
+        check_name(message.text, "symbol")
+    elif kind == "tuple":
+        operation, *parts = message.tuple.items or [pb.Value()]
+        if operation.text not in OPERATIONS or not parts or len(parts) != _ARITY.get(operation.text, len(parts)):
+            raise Fault(f"an expression has the operation {operation.text[:80]!r} with {len(parts)} parts")
+        return 1 + sum(map(_check_parts, parts))
+    elif kind not in ("integer", "boolean"):
+        raise Fault(f"an expression holds a {kind}")
+    return 1

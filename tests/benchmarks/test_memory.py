@@ -1,0 +1,34 @@
+"""That the memory a schedule takes is observed where it is taken, and stays within the limit asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.grid import memory
+from benchmarks.report import Row
+
+
+@pytest.mark.slow
+def test_a_limited_schedule_stays_within_its_limit_and_an_unlimited_one_does_not(tmp_path: Path) -> None:
+    found = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "benchmarks.grid.memory", str(found)]
+    run = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=120, env=os.environ | memory.ENVIRONMENT
+    )
+    assert run.returncode == 0, run.stderr
+    rows = [Row(**each) for each in json.loads(found.read_text())]
+    observed = {each.case["limit"]: each.value for each in rows if each.metric == "peak_memory"}
+    predicted = {each.case["limit"]: each.value for each in rows if each.metric == "predicted_peak_memory"}
+    result_mib = memory.RESULT_BYTES / memory.MIB
+    assert observed[memory.AS_WRITTEN] < 2 * result_mib  # one result at a time
+    assert observed[memory.UNLIMITED] > observed[memory.LIMITED]
+    assert rows[-1].metric == "peak_memory_of_allowed"
+    assert rows[-1].value <= 1.0
+    for limit, peak in observed.items():  # whatever else the process takes meanwhile is much less than one result
+        assert peak <= predicted[limit] + result_mib / 4, (limit, peak, predicted[limit])

@@ -1,0 +1,60 @@
+"""A saved graph, analyzed and drawn from a shell, without being executed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import fxlib as library
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "net.fxg"
+    library.save(library.capture(nn.Sequential(nn.Linear(8, 4), nn.ReLU())), path)
+    return str(path)
+
+
+def test_totals_and_nodes(fxlib: Run, file: str) -> None:
+    out = fxlib("analyze", file, "--input", "16x8", "--device", "h200").out
+    assert "4 nodes, 1.02 kFLOP" in out
+    assert "on NVIDIA H200 SXM" in out
+    assert "float32[16, 4]" in out
+
+
+def test_the_same_for_programs(fxlib: Run, file: str) -> None:
+    told = json.loads(fxlib("analyze", file, "--input", "16x8:float32", "--json").out)
+    assert told["flops"] == sum(each["flops"] for each in told["nodes"]) == 2 * 16 * 8 * 4
+    assert told["seconds"] is None
+    assert told["nodes"][1]["makes"] == ["float32[16, 4]"]
+
+
+def test_a_picture(fxlib: Run, file: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.html"
+    assert fxlib("draw", file, "--input", "16x8", "-o", str(path)).code == 0
+    assert "float32[16, 4]" in path.read_text()
+
+
+def test_this_processor(fxlib: Run, file: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "here.toml")
+    assert fxlib("calibrate", "-o", path, "--seconds", "0").code == 0
+    assert "one forward on" in fxlib("analyze", file, "--input", "16x8", "--device", path).out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--input", "16xmany"], "'16xmany' is no tensor"),
+        (["--input", "16x8:Tensor"], "'16x8:Tensor' is no tensor"),
+        (["--input", "16x9"], "cannot run on such inputs"),
+        (["--input", "16x8", "--device", "b9000"], "There are h100, h200"),
+        ([], "does not say what its inputs are like"),
+    ],
+)
+def test_what_is_wrong_is_one_line(fxlib: Run, file: str, arguments: list[str], message: str) -> None:
+    ran = fxlib("analyze", file, *arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert message in ran.err
+    assert len(ran.err.splitlines()) == 1

@@ -1,0 +1,19 @@
+"""A worker that rewrites as it is asked to, and measures nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch.fx import GraphModule
+
+from fxlib import protocol, recipes
+from fxlib.result import Report
+from fxlib.v1 import workers_pb2
+from tests.client.real import adopt
+
+
+def as_asked(lease: workers_pb2.Lease, graph: GraphModule) -> tuple[Report, GraphModule]:
+    """Apply the recipe of the request to the graph, and say that the result is faster."""
+    rewrite = recipes.apply(graph, protocol.recipe_from_proto(lease.request.recipe))
+    report, _ = adopt(lease, graph)
+    return replace(report, passes=rewrite.passes, preserves=rewrite.preserves), rewrite.module

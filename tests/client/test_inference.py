@@ -1,0 +1,118 @@
+"""A launcher that asks for inference: weights go up only for passes that need them, computed values come down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import fxlib
+from fxlib import Client, Workload, wire
+from fxlib.distance import relative_error
+from fxlib.errors import FxlibWarning, WorkloadError
+from fxlib.protocol import RecipeLike
+from tests.client.models import Clicks, workload
+from tests.client.scripted import Scripted
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Client]:
+    with fxlib.connect(address) as opened:
+        yield opened
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()).eval()
+
+
+FORWARDS = Workload.describe([torch.randn(8, 4)], mode="forward")
+
+
+def rewrite(service: Scripted, model: nn.Module, recipe: str = "inference", *, error: float = 1e-7) -> None:
+    """Have the service answer with what a recipe makes of the model."""
+    captured = fxlib.capture(model)
+    answer = wire.encode(fxlib.optimize(captured, recipe), beside=captured)
+    service.blobs |= answer.blobs
+    service.adopt(wire.serialize(answer.graph))
+    service.job.result.preserves = "tolerance"
+    service.job.result.max_relative_error = error
+
+
+def sent(service: Scripted) -> int:
+    """How many different values came with the graph that was asked about."""
+    return len(wire.values_of(wire.parse(service.blobs[service.requests[-1].graph.sha256])))
+
+
+def test_weights_are_sent_for_a_pass_that_needs_them_and_for_no_other(service: Scripted, client: Client) -> None:
+    client.optimize(fxlib.capture(Clicks()), workload(), progress=False)
+    assert sent(service) == 0
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    asked: list[tuple[RecipeLike, int]] = [
+        ("inference", 5),
+        (["dead_code"], 0),
+        (["dead_code", ("fold_norms", {})], 5),
+    ]
+    for recipe, count in asked:
+        client.optimize(model, FORWARDS, recipe=recipe, progress=False)
+        assert sent(service) == count
+
+
+def test_computed_values_come_back_with_the_error(service: Scripted, client: Client, model: nn.Module) -> None:
+    rewrite(service, model)
+    result = client.optimize(model, FORWARDS, recipe="inference", progress=False)
+    assert result.decision == "adopt"
+    assert (result.preserves, result.max_relative_error) == ("tolerance", 1e-7)
+    assert "preserves: tolerance, not bitwise; largest relative error measured: 1e-07" in str(result)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        assert relative_error(result.module(x), model(x)) < 1e-6
+    assert result.module.state_dict().keys() == model.state_dict().keys()
+
+
+def test_an_answer_about_weights_that_have_changed_runs_the_model(
+    service: Scripted, client: Client, model: nn.Sequential
+) -> None:
+    rewrite(service, model)
+    handle = client.submit(model, FORWARDS, recipe="inference")
+    with torch.no_grad():
+        model.get_parameter("0.weight").mul_(2)
+        module, x = handle.result(30).module, torch.randn(2, 4)
+        with pytest.warns(FxlibWarning, match="have changed: optimize the model again"):
+            assert torch.equal(module(x), model(x))
+
+
+@pytest.mark.parametrize("error", [None, 2e-4])
+def test_an_answer_beyond_the_bound_is_not_taken(
+    service: Scripted, client: Client, model: nn.Module, error: float | None
+) -> None:
+    rewrite(service, model)
+    service.job.result.ClearField("max_relative_error")
+    if error is not None:
+        service.job.result.max_relative_error = error
+    with pytest.warns(FxlibWarning, match=r"adopts without a relative error of at most 0\.0001"):
+        assert client.optimize(model, FORWARDS, recipe="inference", progress=False).decision == "keep_original"
+
+
+def test_a_bound_of_one_s_own_is_part_of_the_question(service: Scripted, client: Client, model: nn.Module) -> None:
+    rewrite(service, model, error=2e-4)
+    result = client.optimize(model, FORWARDS, recipe="inference", max_relative_error=1e-3, progress=False)
+    assert service.requests[-1].trial.max_relative_error == 1e-3
+    assert result.decision == "adopt"
+
+
+def test_steps_that_train_what_a_pass_computes_with_are_a_mistake(client: Client, model: nn.Module) -> None:
+    training = Workload.describe([torch.randn(8, 4)])
+    with pytest.raises(WorkloadError, match=r"Workload\.mode: the pass fold_norms .* mode=\"forward\""):
+        client.optimize(model, training, recipe="inference", progress=False)
+
+
+def test_weights_without_values_keep_the_original(client: Client) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    with pytest.warns(FxlibWarning, match="a tensor on the meta device has no values"):
+        result = client.optimize(model, FORWARDS, recipe="inference", progress=False)
+    assert result.decision == "keep_original"

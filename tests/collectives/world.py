@@ -1,0 +1,99 @@
+"""Two trainers, each a process of its own, that meet in gloo's process groups.
+
+To start a process and import torch takes seconds, so the processes stay for the next test; each has a fresh group.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import queue
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+SIZE = 2
+
+
+def on_all_ranks(work: Callable[..., Any], *args: Any, timeout_s: float = 100.0) -> list[Any]:
+    """Run `work(*args)` on each rank of a fresh group, and return what each returned, as plain data.
+
+    Raises:
+        AssertionError: a rank raised; the message is its traceback.
+    """
+    if not _waiting:
+        _waiting.append(_Ranks())
+    ranks = _waiting.pop()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = ranks.run(folder, work, args, timeout_s)
+    except BaseException:
+        ranks.end()
+        raise
+    _waiting.append(ranks)
+    for rank, (raised, _) in sorted(found.items()):
+        assert not raised, f"rank {rank}: {raised}"
+    return [found[rank][1] for rank in range(SIZE)]
+
+
+class _Ranks:
+    """The processes, which end with this one at the latest."""
+
+    def __init__(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._answers: Any = spawn.Queue()
+        self._tasks: list[Any] = [spawn.Queue() for _ in range(SIZE)]
+        self._processes: list[SpawnProcess] = [
+            spawn.Process(target=_serve, args=(rank, tasks, self._answers), daemon=True)
+            for rank, tasks in enumerate(self._tasks)
+        ]
+        for process in self._processes:
+            process.start()
+        atexit.register(self.end)
+
+    def run(
+        self, folder: str, work: Callable[..., Any], args: tuple[Any, ...], timeout_s: float
+    ) -> dict[int, tuple[str, Any]]:
+        """Return by rank the traceback, or "", and what was returned."""
+        for tasks in self._tasks:
+            tasks.put((folder, work, args))
+        try:
+            return dict(self._answers.get(timeout=timeout_s) for _ in self._processes)
+        except queue.Empty:
+            raise AssertionError(f"no answer within {timeout_s} s") from None
+
+    def end(self) -> None:
+        atexit.unregister(self.end)
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+_waiting: list[_Ranks] = []
+
+
+def _serve(rank: int, tasks: Any, answers: Any) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of torch, about the functional collectives that it deprecates
+    while True:
+        answers.put((rank, _outcome(rank, *tasks.get())))
+
+
+def _outcome(rank: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any]:
+    meeting = f"file://{Path(folder, 'meeting')}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=SIZE, timeout=timedelta(seconds=30))
+    dist.barrier()  # a rank that is done at once must not be gone while the others still connect to it
+    try:
+        return "", work(*args)
+    except BaseException:  # noqa: BLE001 - the parent shows it
+        return traceback.format_exc(), None
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,22 @@
+"""Remote functions that only a job has: no operator allows this module."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from fxlib import remote
+
+
+@remote(reads="rows", gradient="tests.loop.own_functions:learn")
+def rows(ids: torch.Tensor) -> torch.Tensor:
+    """Read state, slowly."""
+    time.sleep(0.01)
+    return ids.float().unsqueeze(1).expand(-1, 4) / 8
+
+
+@remote(writes="rows")
+def learn(ids: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Take a gradient, slowly."""
+    time.sleep(0.005)

@@ -1,0 +1,84 @@
+"""Architectures that nobody here wrote are captured, sent, and rewritten, and stay the programs that they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import fxlib
+from fxlib import wire
+from fxlib.errors import FxlibWarning
+from fxlib.runtime import CapturedModule
+from tests.models import zoo
+
+NAMES = [pytest.param(name, marks=() if name in zoo.models(heavy=False) else pytest.mark.slow) for name in zoo.models()]
+# wav2vec2 draws which layers to skip: a decision by a value, which no graph can hold.
+_TRAINED = ["resnet20_cifar10", "densenet40_k12_cifar10", *zoo.models(family="transformer")]
+_TRAINED.remove("wav2vec2")
+
+
+def _outputs(module: torch.nn.Module, inputs: zoo.Inputs) -> list[object]:
+    torch.manual_seed(0)
+    return tree_leaves(module(*inputs))
+
+
+def _assert_alike(module: torch.nn.Module, other: torch.nn.Module, inputs: zoo.Inputs) -> None:
+    ours, theirs = _outputs(module, inputs), _outputs(other, inputs)
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_comes_in_whole(name: str) -> None:
+    model, inputs = zoo.build(name)
+    captured = fxlib.capture(model, sample_inputs=inputs)
+    assert [id(each) for each in captured.parameters()] == [id(each) for each in model.parameters()]
+    assert captured.state_dict().keys() == model.state_dict().keys()
+    same = fxlib.verify(model, captured, inputs)
+    assert same, same
+    _assert_travels(captured, inputs)
+    scheduled = fxlib.optimize(captured, recipe="schedule")
+    same = fxlib.verify(model, scheduled, inputs, grad=False)
+    assert same, same
+
+
+def _assert_travels(captured: CapturedModule, inputs: zoo.Inputs) -> None:
+    encoded = wire.encode(captured, weights=True)
+    graph = wire.parse(wire.serialize(encoded.graph))
+    there = wire.decode(graph, blobs=encoded.blobs)
+    _assert_alike(there, captured, inputs)
+    _assert_alike(wire.decode(graph, root=captured), captured, inputs)
+    assert wire.serialize(wire.encode(there, weights=True).graph) == wire.serialize(encoded.graph)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _TRAINED)
+def test_a_model_in_training_draws_and_counts_as_it_did(name: str) -> None:
+    model, inputs = zoo.build(name, training=True)
+    same = fxlib.verify(model, fxlib.capture(model, sample_inputs=inputs), inputs)
+    assert same, same
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet20_cifar10", "shufflenet_g1_wd4"])
+def test_a_convolutional_network_can_be_exported_too(name: str) -> None:
+    model, inputs = zoo.build(name)
+    captured = fxlib.capture(model, sample_inputs=inputs, how="export")
+    same = fxlib.verify(model, captured, inputs)
+    assert same, same
+    _assert_travels(captured, inputs)
+
+
+@pytest.mark.slow
+def test_a_language_model_takes_texts_of_any_declared_length() -> None:
+    model, (tokens,) = zoo.build("gpt2")
+    sizes = ({0: torch.export.Dim("batch", max=8), 1: torch.export.Dim("length", max=32)},)
+    captured = fxlib.capture(model, sample_inputs=[tokens], dynamic_shapes=sizes)
+    there = wire.decode(wire.encode(captured).graph, root=captured)
+    for shape in ((2, 5), (3, 17)):
+        texts = (torch.randint(0, 64, shape),)
+        assert fxlib.verify(model, captured, texts)
+        assert fxlib.verify(model, there, texts)
+    with pytest.warns(FxlibWarning, match="length was declared as .* to 32|was declared as"):
+        captured(torch.randint(0, 64, (9, 5)))

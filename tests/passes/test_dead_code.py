@@ -1,0 +1,54 @@
+"""What is deleted for want of users, and what stays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from fxlib import recipes
+from fxlib.analysis import receivers
+from fxlib.analysis.catalogue import Operator
+from fxlib.analysis.operators import operator_of
+from fxlib.passes import DeadCode
+from tests.analysis.sketch import Sketch, names
+
+
+def alive(module: GraphModule) -> list[str]:
+    return names(recipes.apply(module, recipes.from_passes([("dead_code", {})])).module)
+
+
+def test_work_that_nobody_uses_goes_with_what_only_it_needed() -> None:
+    program = Sketch("x")
+    (x,) = program.inputs
+    kept = program.work("kept", torch.sin, x)
+    program.work("second", torch.exp, program.work("first", torch.cos, x))
+    assert alive(program.returns(kept)) == ["kept"]
+
+
+def test_a_write_by_the_method_behind_an_assignment_stays() -> None:
+    root = nn.Module()
+    root.register_buffer("cache", torch.zeros(2))
+    program = Sketch("x", root=root)
+    (x,) = program.inputs
+    program.work("kept", "__setitem__", program.state("cache"), 0, x)
+    assert alive(program.returns(x)) == ["kept"]
+
+
+def test_each_method_of_a_chain_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Node] = []
+
+    def noted(node: Node) -> Operator | None:
+        looked_at.append(node)
+        return operator_of(node)
+
+    monkeypatch.setattr(receivers, "operator_of", noted)
+    program = Sketch("x")
+    (x,) = program.inputs
+    value = program.work("first", torch.sin, x)
+    for place in range(200):
+        value = program.work(f"n{place}", "relu", value)
+    module = program.returns(x)
+    assert DeadCode().run(module).changes == 201
+    assert len(looked_at) == len(set(looked_at)) == 200

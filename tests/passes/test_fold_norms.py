@@ -1,0 +1,216 @@
+"""Batch norms become part of the layers beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import symbolic_trace
+from torch.fx.experimental import optimization
+from torch.nn import functional as F
+
+from fxlib.errors import FxlibWarning
+from tests.passes.nets import IMAGE, SOUND, applied, assert_as_right, called, changes, made, reasons
+
+ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
+VOLUME = torch.randn(2, 4, 5, 5, 5, generator=torch.Generator().manual_seed(4))
+
+FOLDED: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
+    "after a linear layer": (lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), ROWS, 1),
+    "before a linear layer": (lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8)), ROWS, 1),
+    "in one dimension": (lambda: nn.Sequential(nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8)), SOUND, 1),
+    "in two": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8)), IMAGE, 1),
+    "in three": (lambda: nn.Sequential(nn.Conv3d(4, 8, 3), nn.BatchNorm3d(8)), VOLUME, 1),
+    "without a bias": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.BatchNorm2d(8)), IMAGE, 1),
+    "without affine weights": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8, affine=False)), IMAGE, 1),
+    "with a large eps": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8, eps=0.7)), IMAGE, 1),
+    "with groups": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.BatchNorm2d(8)), IMAGE, 1),
+    "for each channel": (lambda: nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4)), IMAGE, 1),
+    "padded by reflection": (
+        lambda: nn.Sequential(nn.Conv2d(4, 8, 3, padding=1, padding_mode="reflect"), nn.BatchNorm2d(8)), IMAGE, 1,
+    ),
+    "padded to the same size": (
+        lambda: nn.Sequential(nn.Conv2d(4, 8, 3, padding="same"), nn.BatchNorm2d(8)), IMAGE, 1,
+    ),
+    "transposed": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1), nn.BatchNorm2d(6)), IMAGE, 1,
+    ),
+    "transposed, with groups": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)), IMAGE, 1,
+    ),
+    "transposed, in one dimension": (
+        lambda: nn.Sequential(nn.ConvTranspose1d(4, 6, 3), nn.BatchNorm1d(6)), SOUND, 1,
+    ),
+    "before and after": (
+        lambda: nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 8, 3, groups=2), nn.BatchNorm2d(8)), IMAGE, 2,
+    ),
+    "one after another": (
+        lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.BatchNorm2d(8)), IMAGE, 2,
+    ),
+    "before what pads with its own values": (
+        lambda: nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 8, 3, padding=1, padding_mode="circular")), IMAGE, 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOLDED)
+def test_a_norm_becomes_part_of_the_layer_beside_it(case: str) -> None:
+    build, inputs, count = FOLDED[case]
+    model = made(build())
+    rewrite = applied(model, "fold_norms")
+    assert (changes(rewrite, "fold_norms"), reasons(rewrite, "fold_norms")) == (count, [])
+    assert not any("BatchNorm" in name for name in called(rewrite.module))
+    assert_as_right(model, rewrite, inputs)
+
+
+@pytest.mark.parametrize("case", ["before and after", "transposed, with groups", "after a linear layer"])
+@pytest.mark.parametrize("decomposed", [False, True], ids=["as exported", "decomposed"])
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+def test_so_it_does_in_exported_graphs(case: str, *, decomposed: bool) -> None:
+    build, inputs, _ = FOLDED[case]
+    model = made(build())
+    program: Any = torch.export.export(model, (inputs,))
+    program = program.run_decompositions({}) if decomposed else program
+    exported = program.module(check_guards=False)
+    exported.training = False
+    exported._forward_pre_hooks.clear()
+    rewrite = applied(exported, "fold_norms", "dead_code")
+    folded = changes(rewrite, "fold_norms")
+    assert folded + len(reasons(rewrite, "fold_norms")) >= 1
+    with torch.no_grad():
+        torch.testing.assert_close(rewrite.module(inputs), model(inputs), rtol=1e-5, atol=1e-5)
+
+
+class Functional(nn.Module):
+    """A convolution and a norm as functions, with arguments by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 2, 3, 3))
+        self.norm = nn.BatchNorm2d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.conv2d(weight=self.weight, input=x, groups=2, padding=1)
+        norm = self.norm
+        return F.batch_norm(
+            y, norm.running_mean, norm.running_var, bias=norm.bias, weight=norm.weight, training=False, eps=0.3
+        )
+
+
+def test_functions_are_folded_like_modules() -> None:
+    model = made(Functional())
+    rewrite = applied(model, "fold_norms")
+    assert called(rewrite.module) == ["conv2d"]
+    assert_as_right(model, rewrite, IMAGE)
+
+
+def test_a_folded_layer_has_the_name_of_the_norm_whose_value_it_gives() -> None:
+    rewrite = applied(made(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4))), "fold_norms")
+    (layer,) = [node for node in rewrite.module.graph.nodes if node.target is F.conv2d]
+    assert layer.name == "_2"
+
+
+class Twice(nn.Module):
+    """One convolution that is called twice, each time with a norm of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.first, self.second = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.conv(self.first(self.conv(x))))
+
+
+def test_a_layer_called_twice_gets_weights_of_its_own_for_each_norm() -> None:
+    model = made(Twice())
+    rewrite = applied(model, "fold_norms")
+    names = {str(node.target) for node in rewrite.module.graph.nodes if node.op == "get_attr"}
+    assert (changes(rewrite, "fold_norms"), len(names)) == (2, 4)
+    assert_as_right(model, rewrite, IMAGE)
+
+
+def test_calls_that_are_alike_share_their_weights() -> None:
+    layer = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4))
+    model = made(nn.Sequential(layer, nn.ReLU(), layer))
+    rewrite = applied(model, "fold_norms")
+    names = {str(node.target) for node in rewrite.module.graph.nodes if node.op == "get_attr"}
+    assert (changes(rewrite, "fold_norms"), len(names)) == (2, 2)
+    assert_as_right(model, rewrite, IMAGE)
+
+
+class Tied(nn.Module):
+    """A linear layer before a norm, whose weight another one uses as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.norm(self.one(x)))
+
+
+def test_a_weight_that_is_tied_stays_what_it_is_elsewhere() -> None:
+    model = made(Tied())
+    assert_as_right(model, applied(model, "fold_norms"), ROWS)
+
+
+def test_a_zero_shift_passes_zero_padding() -> None:
+    model: Any = made(nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)))
+    with torch.no_grad():
+        model[0].running_mean.zero_()
+        model[0].bias.zero_()
+    rewrite = applied(model, "fold_norms")
+    assert changes(rewrite, "fold_norms") == 1
+    assert_as_right(model, rewrite, IMAGE)
+
+
+def test_a_batch_is_taken_for_granted_only_where_it_is_one() -> None:
+    """Of rows the second dimension is the layer's; of sequences it is not, however many channels there are."""
+    model = made(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)))
+    rewrite = applied(model, "fold_norms")
+    sequences = torch.randn(3, 6, 4)
+    with torch.no_grad(), pytest.warns(FxlibWarning, match="2 dimensions"):
+        assert torch.equal(rewrite.module(sequences), model(sequences))
+    assert_as_right(model, rewrite, ROWS)
+
+
+class ByKeyword(nn.Module):
+    """A convolution whose norm is given its input by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(input=self.conv(input=x))
+
+
+@pytest.mark.parametrize("case", [ByKeyword, Functional])
+def test_what_the_stock_pass_overlooks_is_folded(case: type[nn.Module]) -> None:
+    model = made(case())
+    assert changes(applied(model, "fold_norms"), "fold_norms") == 1
+    stock: Any = optimization.fuse(model)
+    assert {"batch_norm", "norm"} & {getattr(node.target, "__name__", node.target) for node in stock.graph.nodes}
+
+
+def test_what_the_stock_pass_corrupts_is_right() -> None:
+    model = made(Twice())
+    stock: Any = optimization.fuse(model)
+    with torch.no_grad():
+        assert not torch.allclose(stock(IMAGE), model(IMAGE), rtol=1e-2, atol=1e-2)
+    assert_as_right(model, applied(model, "fold_norms"), IMAGE)
+
+
+def test_a_plain_graph_module_falls_back_on_itself() -> None:
+    model = made(nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8)))
+    plain: Any = symbolic_trace(model)
+    rewrite = applied(plain, "fold_norms")
+    with torch.no_grad():
+        plain.get_submodule("0").weight.mul_(2.0)
+    with torch.no_grad(), pytest.warns(FxlibWarning, match="optimize the model again"):
+        assert torch.equal(rewrite.module(IMAGE), plain(IMAGE))

@@ -1,0 +1,51 @@
+"""Measured, random programs do what they do unmeasured, bit for bit, and raise what they raise."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.fx import GraphModule
+
+from fxlib import recipes
+from fxlib.profiling.instrument import Instrumented
+from fxlib.profiling.stopwatch import Stopwatch
+from fxlib.runtime.record import record
+from tests.random_programs.programs import Program, differentiable_program, random_program
+from tests.random_programs.running import Outcome, differences, outcome, real_servers
+
+pytestmark = pytest.mark.usefixtures("servers")
+
+SCHEDULED = recipes.from_passes([("split_calls", {}), ("overlap_calls", {})])
+
+
+def measured(program: Program, module: GraphModule) -> Outcome:
+    with record(Stopwatch(module, Instrumented(module))):
+        return outcome(program, module, real_servers())
+
+
+def check(program: Program) -> None:
+    expected = outcome(program, program.module, real_servers())
+    assert differences(expected, measured(program, program.module)) == []
+    if expected["error"]:
+        return  # which of a scheduled program's calls came before it is told by the lines of its own code
+    scheduled = recipes.apply(program.module, SCHEDULED).module
+    assert differences(expected, measured(program, scheduled)) == []
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6))
+def test_any_program(seed: int) -> None:
+    check(random_program(seed))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**6))
+def test_any_program_with_gradients(seed: int) -> None:
+    check(differentiable_program(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9))
+def test_many_programs(seed: int) -> None:
+    check(random_program(seed))

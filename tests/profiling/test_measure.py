@@ -1,0 +1,56 @@
+"""Measuring whole steps that somebody else runs, as a trial does."""
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+import fxlib
+from fxlib import ps
+from fxlib.errors import FxlibError
+from fxlib.profiling import measure
+from fxlib.runtime.record import current_recording
+from tests.profiling.clicks import Clicks, batch, digests
+
+pytestmark = pytest.mark.usefixtures("servers")
+
+
+def test_pushes_that_a_step_makes_are_measured() -> None:
+    module, inputs = fxlib.capture(Clicks()), batch().inputs
+    before = digests()
+
+    def step() -> None:
+        loss = module(*inputs).sum()
+        recording = current_recording()
+        assert recording is not None
+        with recording.span("backward"):
+            loss.backward()
+        rpc.rpc_sync("ps1", ps.set_service_time, args=(0.05,))
+        fxlib.push_gradients(module)
+        rpc.rpc_sync("ps1", ps.set_service_time, args=(0.02,))
+
+    found = measure(module, step, steps=2, warmups=0)
+    fast, slow = (call.push for call in found.calls)
+    assert fast is not None
+    assert slow is not None
+    assert slow.service_s.count == 2
+    assert slow.service_s.quantiles[0] >= 0.04  # of the push, and not of the lookup
+    assert fast.service_s.quantiles[0] >= 0.001
+    assert digests() != before
+
+
+def test_a_step_that_does_not_run_the_module_is_refused() -> None:
+    with pytest.raises(FxlibError, match="its own code did not run"):
+        measure(fxlib.capture(Clicks()), lambda: None, steps=1)
+
+
+def test_all_forwards_of_a_step_count(quick_servers: None) -> None:
+    module, inputs = fxlib.capture(Clicks()), batch().inputs
+
+    def step() -> None:
+        for _ in range(3):
+            with torch.enable_grad():
+                module(*inputs)
+
+    found = measure(module, step, steps=2, warmups=0)
+    assert found.calls[0].service_s.count == 6
+    assert (found.loss_s, found.backward_s) == (0.0, 0.0)

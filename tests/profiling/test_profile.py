@@ -1,0 +1,205 @@
+"""What `fxlib.profile` measures in a live world, and what it leaves as it was."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import rpc
+
+import fxlib
+from fxlib import Batch, Contract, Profile, Workload, ps, recipes
+from fxlib.errors import FxlibError, WorkloadError
+from fxlib.profiles import Opaque, TensorShape
+from tests.profiling import remote_functions as far
+from tests.profiling.clicks import Clicks, batch, digests, workload, world
+from tests.runtime.graphs import Program
+
+pytestmark = pytest.mark.usefixtures("servers")
+
+
+@pytest.fixture(scope="module")
+def profiled() -> Profile:
+    with world():
+        return fxlib.profile(fxlib.capture(Clicks()), workload(), steps=5)
+
+
+def test_a_call_takes_what_its_server_takes(profiled: Profile) -> None:
+    fast, slow = profiled.calls
+    assert (fast.to, slow.to) == ("ps0", "ps1")
+    assert (fast.function, slow.function) == ("fxlib.ps:lookup",) * 2
+    assert fast.service_s.median >= 0.8 * 0.002  # what the trainer itself does is no part of it, as far as known
+    assert slow.service_s.median >= 0.8 * 0.02
+    assert fast.service_s.median < slow.service_s.median
+    assert fast.service_s.count == profiled.steps == 5
+    assert slow.issue_s + slow.wait_s < slow.service_s.median
+
+
+def test_what_travels_is_told_by_shape_and_size(profiled: Profile) -> None:
+    call = profiled.calls[0]
+    assert call.returns == TensorShape(shape=(256, 4), dtype=torch.float32)
+    assert call.request_bytes >= 256 * 8
+    assert call.response_bytes >= 256 * 4 * 4
+    assert call.push is not None
+    assert (call.push.function, call.push.request_bytes >= 256 * (8 + 4 * 4)) == ("fxlib.ps:push", True)
+
+
+def test_local_work_is_told_node_by_node(profiled: Profile) -> None:
+    seconds = {node.node: node.seconds for node in profiled.nodes}
+    assert seconds["light"] < seconds["heavy_1"]
+    assert profiled.node_by_name["heavy_1"].output_bytes == 256 * 1024 * 4
+    assert not {"lookup", "lookup_1", "x", "output"} & seconds.keys()
+    assert all(value > 0 for value in (profiled.loss_s, profiled.backward_s, profiled.rest_s))
+
+
+def test_the_parts_of_a_step_add_up_to_the_whole(profiled: Profile) -> None:
+    calls_s = sum(each.issue_s + each.service_s.median + each.wait_s + each.wake_s for each in profiled.calls)
+    phases_s = profiled.loss_s + profiled.backward_s + profiled.rest_s
+    parts_s = sum(each.seconds for each in profiled.nodes) + calls_s + phases_s
+    assert profiled.step_s >= 0.022  # both servers' times
+    assert parts_s >= profiled.step_s * (1 - 1e-9)
+    assert all(each.wake_s == 0.0 for each in profiled.calls) or parts_s == pytest.approx(profiled.step_s)
+    assert 0.0 < profiled.least_share <= 1.0
+
+
+def test_gradients_arrive_in_the_reverse_of_the_order_of_use(profiled: Profile) -> None:
+    early, late = (call.push for call in profiled.calls)
+    assert early is not None
+    assert late is not None
+    assert late.ready_s < early.ready_s <= profiled.backward_s
+    assert any("no gradient was pushed" in note for note in profiled.notes)
+
+
+def test_pushes_are_made_and_measured_where_they_are_asked_for(quick_servers: None) -> None:
+    before = digests()
+    found = fxlib.profile(fxlib.capture(Clicks()), workload(), steps=2, pushes=True)
+    assert digests() != before
+    for call in found.calls:
+        assert call.push is not None
+        assert call.push.service_s.count == 2
+        assert call.push.service_s != call.service_s
+        assert call.push.service_s.quantiles[0] >= 0.002 - call.issue_s - call.wait_s
+    # Two warm up, two are measured, and one runs without a clock; those that make no calls push nothing.
+    assert [note for note in found.notes if "pushed" in note] == ["gradients were pushed, in each of 5 steps"]
+
+
+@pytest.mark.parametrize("asked", [[batch()], Workload(batches=[batch()], mode="forward")])
+def test_steps_without_gradients_cannot_push(quick_servers: None, asked: Any) -> None:
+    with pytest.raises(WorkloadError, match="only steps of local autograd have gradients to push"):
+        fxlib.profile(fxlib.capture(Clicks()), asked, pushes=True)
+
+
+def test_without_a_workload_the_forward_alone_is_measured(quick_servers: None) -> None:
+    found = fxlib.profile(fxlib.capture(Clicks()), [batch()], steps=1)
+    assert (found.loss_s, found.backward_s) == (0.0, 0.0)
+    assert found.calls[0].push is None
+    assert any("made from batches" in note for note in found.notes)
+
+
+def test_described_batches_are_drawn(quick_servers: None) -> None:
+    described = Workload.describe([batch(16)], loss="mse")
+    found = fxlib.profile(fxlib.capture(Clicks()), described, steps=1)
+    assert found.calls[0].returns == TensorShape(shape=(16, 4), dtype=torch.float32)
+
+
+def test_a_result_of_several_parts_is_told_whole() -> None:
+    class Parts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return cast(torch.Tensor, rpc.rpc_sync("ps0", far.many, args=(x,))[0])
+
+    contracts = {"tests.profiling.remote_functions:many": Contract(pure=True, returns=(None, None))}
+    found = fxlib.profile(fxlib.capture(Parts(), contracts=contracts), [torch.ones(3)], steps=1)
+    numbers = TensorShape(shape=(3,), dtype=torch.int64)
+    flags = TensorShape(shape=(3,), dtype=torch.bool)
+    rest = [Opaque(value=3), Opaque(value="words"), Opaque(), flags]
+    assert found.calls[0].returns == (numbers, {"rest": rest})
+
+
+def test_distributed_autograd_is_measured_in_a_context_of_its_own() -> None:
+    class Attached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.top = nn.Linear(4, 1)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return cast(torch.Tensor, self.top(rpc.rpc_sync("ps0", ps.lookup_attached, args=("clicks", ids))))
+
+    servers = digests()
+    asked = Workload(batches=[torch.arange(8)], mode="distributed")
+    found = fxlib.profile(fxlib.capture(Attached()), asked, steps=2)
+    assert found.calls[0].returns == TensorShape(shape=(8, 4), dtype=torch.float32, requires_grad=True)
+    assert found.backward_s > 0
+    assert digests() == servers
+
+
+def test_a_scheduled_module_is_measured_as_if_its_calls_were_made_one_by_one() -> None:
+    captured = fxlib.capture(Clicks())
+    scheduled = recipes.apply(captured, recipes.from_passes([("split_calls", {}), ("overlap_calls", {})])).module
+    assert scheduled is not captured
+    found = fxlib.profile(scheduled, workload(), steps=2)
+    assert [call.call for call in found.calls] == ["lookup", "lookup_1"]
+    assert [call.service_s.quantiles[0] >= least for call, least in zip(found.calls, (0.002, 0.02), strict=True)] == [
+        True,
+        True,
+    ]
+
+
+def test_calls_that_travel_as_one_are_refused() -> None:
+    program = Program("x")
+    _, waits = program.batch("ps0", *[("torch:neg", (program.inputs[0],), {})] * 2)
+    with pytest.raises(FxlibError, match="Profile the module as captured"):
+        fxlib.profile(program.returns(waits), [torch.ones(4)])
+
+
+def test_a_module_whose_original_runs_in_its_place_is_refused() -> None:
+    module = fxlib.capture(Clicks())
+    module.eval()
+    with pytest.raises(FxlibError, match="Profile it in the state in which it was captured"):
+        fxlib.profile(module, [batch()])
+
+
+def test_steps_and_batches_are_checked() -> None:
+    module = fxlib.capture(Clicks())
+    with pytest.raises(WorkloadError, match="at least 1"):
+        fxlib.profile(module, [batch()], steps=0)
+    with pytest.raises(WorkloadError, match="no sequence of batches"):
+        fxlib.profile(module, torch.ones(3))  # type: ignore[arg-type]
+
+
+def test_calls_that_the_program_issues_itself_are_measured_alone_too() -> None:
+    class Issuing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            futures = [rpc.rpc_async(to, far.nap, args=(x, 0.02)) for to in ("ps0", "ps1")]
+            return cast(torch.Tensor, futures[0].wait() + futures[1].wait())
+
+    found = fxlib.profile(fxlib.capture(Issuing()), [torch.ones(2)], steps=1)
+    assert [call.to for call in found.calls] == ["ps0", "ps1"]
+    for call in found.calls:
+        assert call.service_s.quantiles[0] >= 0.02  # from its own issue, although the other was issued before its wait
+        assert call.wait_s < call.service_s.median
+        assert call.returns == TensorShape(shape=(2,), dtype=torch.float32)
+
+
+def test_values_behind_references_are_measured_by_their_owner() -> None:
+    class Fetching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rref = rpc.remote("ps1", far.nap, args=(torch.ones(3), 0.0))
+
+        def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+            return cast(torch.Tensor, x * scale + self.rref.to_here())
+
+    batches = [Batch(inputs=(torch.ones(3),), kwargs={"scale": torch.ones(3)})]
+    found = fxlib.profile(fxlib.capture(Fetching()), batches, steps=2)
+    assert [(call.function, call.to) for call in found.calls] == [("fetch", "ps1")]
+    assert found.calls[0].returns == TensorShape(shape=(3,), dtype=torch.float32)
+
+
+def test_batches_may_differ_in_size_from_step_to_step(quick_servers: None) -> None:
+    batches = [batch(size) for size in (64, 32, 48)]
+    found = fxlib.profile(Clicks(), Workload(batches=batches, loss="mse", optimizer="sgd"), steps=3)
+    assert len(found.calls) == 2
+    assert found.step_s > 0.0
+    assert any("differs from step to step" in note for note in found.notes)

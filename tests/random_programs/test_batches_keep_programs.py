@@ -1,0 +1,94 @@
+"""Random programs whose reads are merged and travel in batches do what they did; and the tests would notice if not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from fxlib import batch, recipes
+from fxlib.analysis import duplicates, sequences
+from fxlib.contracts import PURE
+from fxlib.errors import PassError
+from fxlib.passes import CoalesceCalls, CoalesceWrites, MergeReads, SplitCalls, coalesce_calls
+from fxlib.recipes import Recipe
+from fxlib.runtime.batches import IN_ORDER, BatchInFlight
+from fxlib.runtime.items import is_batch, items_of
+from tests.random_programs.programs import random_program
+from tests.random_programs.running import differences, outcome
+from tests.random_programs.simulation import simulated
+
+TOGETHER = Recipe(name="together", passes=(MergeReads(), SplitCalls(), CoalesceCalls(), CoalesceWrites()))
+
+
+def check(seed: int, recipe: str | Recipe = "schedule") -> Counter[str]:
+    """Compare one program with its rewrite under several adversaries; count what became of its calls."""
+    program = random_program(seed)
+    rewrite = recipes.apply(program.module, recipe)
+    expected = outcome(program, program.module, simulated(7))
+    for adversary in range(3):
+        found = differences(expected, outcome(program, rewrite.module, simulated(adversary)))
+        assert not found, f"seed {seed}, adversary {adversary}: {found}\n{program.module.code}\n{rewrite.module.code}"
+    batches = [node for node in rewrite.module.graph.nodes if is_batch(node)]
+    sizes = [len(items_of(node)) for node in batches]
+    in_order = sum(node.args[3] == IN_ORDER for node in batches)
+    merged = sum(each.reason.name == "MERGED" for each in rewrite.calls)
+    return Counter(
+        merged=merged, batches=len(sizes), batched=sum(sizes), in_order=in_order, raised=bool(expected["error"])
+    )
+
+
+@pytest.mark.parametrize("recipe", ["schedule", TOGETHER], ids=["scheduled", "as they stand"])
+def test_programs_with_batches_and_merged_reads_do_what_they_did(recipe: str | Recipe) -> None:
+    seen = sum((check(seed, recipe) for seed in range(60)), Counter[str]())
+    assert seen["batched"] > seen["batches"] * 2 > 60
+    assert seen["merged"] > 3
+    assert seen["in_order"] > 10
+    assert seen["raised"] > 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_many_programs_with_batches_and_merged_reads_do_what_they_did() -> None:
+    assert sum((check(seed, TOGETHER) for seed in range(400)), Counter[str]())["merged"] > 30
+
+
+def _first_result(self: BatchInFlight, index: int) -> Any:
+    return RESULT(self, 0)
+
+
+def _no_levels(dependencies: Any, kinds: Any) -> list[int]:
+    return [0] * len(dependencies.edges)
+
+
+RESULT = BatchInFlight.result
+PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "a batch has no effects": lambda: mock.patch.object(coalesce_calls, "union", return_value=PURE),
+    "every call of a batch has the first one's result": lambda: mock.patch.object(
+        BatchInFlight, "result", _first_result
+    ),
+    "writes go on after one has failed": lambda: mock.patch.object(batch, "run_in_order", batch.run),
+    "writes travel with what needs the first": lambda: mock.patch.object(sequences._Group, "pass_by"),
+    "reads are merged whatever is written in between": lambda: mock.patch.object(duplicates, "levels", _no_levels),
+    "reads are merged whatever becomes of the results": lambda: mock.patch.object(
+        duplicates._Results, "hindrance", return_value=None
+    ),
+}
+
+
+def _seeds_that_notice() -> Iterator[int]:
+    for seed in range(400):
+        try:
+            check(seed)
+        except (AssertionError, PassError, RuntimeError):
+            yield seed
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_batches_without_one_of_their_rules_are_caught(bug: str) -> None:
+    with PLANTED[bug]():
+        assert next(_seeds_that_notice(), None) is not None

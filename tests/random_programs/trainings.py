@@ -1,0 +1,276 @@
+"""Random training loops: a model that looks parameters up on several servers, and a program around it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+import fxlib
+from fxlib.contracts import contract_of
+from fxlib.errors import FxlibError
+from fxlib.runtime import CapturedModule, functions, ops
+from fxlib.runtime.companions import Companions
+from fxlib.runtime.tape import Tape
+from fxlib.runtime.underway import UNDERWAY
+from tests.random_programs import simulation
+from tests.random_programs.simulation import SERVERS
+
+HERE = "tests.random_programs.trainings"
+REFUSED_AT = 7.0
+"""The table's first element from which `push_or_fail` fails."""
+
+
+@fxlib.remote(reads="table", gradient=f"{HERE}:push_table")
+def look_up_table(x: torch.Tensor) -> torch.Tensor:
+    return simulation._state()["table"] * 0.5 + x.detach() * 0.25
+
+
+@fxlib.remote(writes="table")
+def push_table(x: torch.Tensor, gradient: torch.Tensor) -> None:
+    _update("table", x, gradient)
+
+
+@fxlib.remote(reads="count", gradient=f"{HERE}:push_count")
+def look_up_count(x: torch.Tensor) -> torch.Tensor:
+    return simulation._state()["count"] + x.detach().sin()
+
+
+@fxlib.remote(writes="count", batchable=False)
+def push_count(x: torch.Tensor, gradient: torch.Tensor) -> None:
+    _update("count", x, gradient)
+
+
+@fxlib.remote(reads=["table", "count"], gradient=f"{HERE}:push_both")
+def look_up_both(x: torch.Tensor) -> torch.Tensor:
+    return simulation._state()["table"] * x.detach() - simulation._state()["count"]
+
+
+@fxlib.remote(writes=["table", "count"])
+def push_both(x: torch.Tensor, gradient: torch.Tensor) -> None:
+    _update("table", x, gradient)
+    _update("count", x, gradient)
+
+
+@fxlib.remote(reads="table", gradient=f"{HERE}:push_or_fail")
+def look_up_or_fail(x: torch.Tensor) -> torch.Tensor:
+    return simulation._state()["table"] * 0.25
+
+
+@fxlib.remote(writes="table", batchable=False)
+def push_or_fail(x: torch.Tensor, gradient: torch.Tensor) -> None:
+    first = float(simulation._state()["table"][0, 0].detach())
+    if abs(first) > REFUSED_AT:
+        raise ValueError(f"refused at {first:.6f}")
+    _update("table", x, gradient * 8)
+
+
+@fxlib.remote(reads="table", gradient=f"{HERE}:push_anywhere")
+def look_up_anywhere(x: torch.Tensor) -> torch.Tensor:
+    return simulation._state()["table"] * 0.125 + x.detach()
+
+
+def push_anywhere(x: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Declares nothing, and writes on every server, where it can reach them."""
+    for state in simulation._WORLD[-1].states.values() if simulation._WORLD else [simulation._state()]:
+        state["count"] = (state["count"] * 0.5 + state["table"] * 0.25 + gradient).detach()
+
+
+functions.register(push_anywhere)
+
+
+def _update(name: str, x: torch.Tensor, gradient: torch.Tensor) -> None:
+    state = simulation._state()
+    state[name] = (state[name] * 0.75 + x.detach().mean() * gradient + gradient.detach() * 0.5).detach()
+
+
+@fxlib.remote(reads="rows", gradient=f"{HERE}:push_row")
+def look_up_row(x: torch.Tensor, row: str = "first") -> torch.Tensor:
+    return simulation._state().get(row, torch.ones(2, 4)) + x.detach() * 0.5
+
+
+@fxlib.remote(writes="rows", part="row")
+def push_row(x: torch.Tensor, gradient: torch.Tensor, row: str = "first") -> None:
+    state = simulation._state()
+    state[row] = (state.get(row, torch.ones(2, 4)) * 0.75 + gradient).detach()
+
+
+def forget_rows() -> None:
+    """Put the rows of a real server back to the first ones."""
+    for row in ("first", "second"):
+        simulation._OWN.pop(row, None)
+
+
+LOOK_UPS = (look_up_table, look_up_table, look_up_count, look_up_both, look_up_row, look_up_row, look_up_row)
+RARE = (look_up_or_fail, look_up_anywhere)
+DEVIATIONS = ("two backwards", "no push", "evaluation before the push", "two forwards")
+
+
+class World(Protocol):
+    """Where a training's calls go."""
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """Return the state of all servers."""
+
+
+class Root(nn.Module):
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        torch.manual_seed(rng.randrange(2**31))
+        self.weight = nn.Parameter(torch.randn(2, 4))
+        self.linear = nn.Linear(4, 4)
+
+
+@dataclass(kw_only=True)
+class Training:
+    """A model, and what the program around it does in each step."""
+
+    module: CapturedModule
+    seed: int
+    steps: int
+    deviations: Mapping[int, str]
+    """What single steps do besides, by step: some of `DEVIATIONS`."""
+    zeroes: bool
+    """Whether gradients, those that hooks have seen among them, and inputs are overwritten before the push."""
+
+
+def random_training(seed: int, *, rare: bool = True) -> Training:
+    """Make the training that belongs to a seed; `rare`: some pushes may fail, or declare nothing."""
+    rng = random.Random(seed)
+    found = rng.random()
+    deviations: dict[int, str] = {}
+    if found < 0.3:
+        deviations[rng.randrange(4)] = rng.choice(DEVIATIONS)
+    elif found < 0.4:
+        deviations = dict.fromkeys(range(6), rng.choice(DEVIATIONS[:1] + DEVIATIONS[2:]))
+    return Training(
+        module=CapturedModule(Root(rng), _graph(rng, rare=rare)),
+        seed=seed,
+        steps=6,
+        deviations=deviations,
+        zeroes=rng.random() < 0.7,
+    )
+
+
+def _graph(rng: random.Random, *, rare: bool) -> Graph:
+    graph = Graph()
+    x, to = graph.placeholder("x"), graph.placeholder("to")
+    values, gathered = [graph.call_function(torch.mul, (graph.get_attr("weight"), x))], []
+    for index in range(rng.randrange(2, 7)):
+        function = rng.choice(RARE) if rare and rng.random() < 0.08 else rng.choice(LOOK_UPS)
+        gathered.append(_look_up(graph, rng, function, (rng.choice((x, *values)), to), index))
+        values.append(_work(graph, rng, gathered[-1], rng.choice(values)))
+        if rng.random() < 0.5:
+            values.append(graph.call_module("linear", (rng.choice(values),)))
+    if len(gathered) > 1 and rng.random() < 0.5:  # gradients that share memory
+        joined = graph.call_function(torch.cat, (tuple(gathered), 0))
+        values.append(graph.call_method("view", (joined, len(gathered), 2, 4)))
+        values.append(graph.call_method("sum", (values.pop(), 0)))
+    total = values[0]
+    for value in rng.sample(values, rng.randrange(1, len(values) + 1)):
+        total = graph.call_function(torch.add, (total, value))
+    # What the joined gradients are views of is then what a hook on the output sees.
+    shares = len(gathered) > 1 and rng.random() < 0.3
+    graph.output(graph.call_function(torch.cat, ((*gathered, total), 0)) if shares else total)
+    return graph
+
+
+def _look_up(
+    graph: Graph, rng: random.Random, function: Callable[..., object], given: tuple[Node, Node], index: int
+) -> Node:
+    value, dynamic = given
+    to = rng.choice((*SERVERS, *SERVERS, dynamic))
+    contract, named = contract_of(function), {}
+    assert contract is not None
+    if function is look_up_row:
+        named = {"row": rng.choice(("first", "second"))}
+    call = graph.call_function(ops.remote_call, (to, functions.name_of(function), (value,), named, None))
+    call.meta["contract"] = contract
+    tracked = graph.call_function(ops.track_gradient, (call, to, contract.gradient, (value,), named, None, index))
+    return graph.call_method("mul_", (tracked, 0.5)) if rng.random() < 0.15 else tracked
+
+
+def _work(graph: Graph, rng: random.Random, one: Node, other: Node) -> Node:
+    function = rng.choice((torch.mul, torch.add, torch.sub, torch.maximum))
+    return graph.call_function(function, (graph.call_function(torch.tanh, (one,)), other))
+
+
+def run(training: Training, module: GraphModule, servers: AbstractContextManager[World]) -> dict[str, object]:
+    """Train from the first state; return every bit of what each step left behind, and the error that ended it."""
+    before = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    trace: dict[str, object] = {"error": ""}
+    try:
+        with servers as world:
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5)
+            for step in range(training.steps):
+                try:
+                    _step(training, module, optimizer, step, trace)
+                except FxlibError as error:
+                    trace["error"] = f"FxlibError: {error}"
+                    break
+                except Exception as error:  # noqa: BLE001 - an error is an outcome; servers add tracebacks to it
+                    trace["error"] = f"{type(error).__name__}: {error}".partition("Traceback")[0]
+                    break
+                tensors = world.snapshot() | dict(module.state_dict())
+                trace |= {f"{step} {name}": _bits(tensor) for name, tensor in tensors.items()}
+            _companions(module).tape = Tape()
+            for server in SERVERS:  # what is under way is this world's
+                UNDERWAY.settle(server)
+    finally:
+        with torch.no_grad():
+            for name, tensor in module.state_dict(keep_vars=True).items():
+                tensor.copy_(before[name])
+                tensor.grad = None
+    return trace
+
+
+def _companions(module: GraphModule) -> Companions:
+    assert isinstance(module, CapturedModule)
+    return module._fxlib
+
+
+def _step(
+    training: Training, module: GraphModule, optimizer: torch.optim.Optimizer, step: int, trace: dict[str, object]
+) -> None:
+    deviation = training.deviations.get(step, "")
+    torch.manual_seed(training.seed + step)
+    x = torch.randn(2, 4)
+    optimizer.zero_grad()
+    output = module(x, SERVERS[step % 2])
+    kept: list[torch.Tensor] = []
+    output.register_hook(kept.append)
+    loss = output.square().mean()
+    if deviation == "two forwards":
+        loss = loss + module(x * 0.5, SERVERS[0]).sum() / 3
+    loss.backward(retain_graph=deviation == "two backwards")
+    if deviation == "two backwards":
+        (loss * 0.5).backward()
+    trace[f"{step} loss"] = _bits(loss)
+    trace |= {f"{step} grad of {name}": _bits(each.grad) for name, each in module.named_parameters() if _has(each)}
+    if training.zeroes:
+        x.zero_()
+    if deviation == "evaluation before the push":
+        with torch.no_grad():
+            trace[f"{step} evaluation"] = _bits(module(x + 1, SERVERS[1]))
+    optimizer.step()
+    if training.zeroes:
+        optimizer.zero_grad(set_to_none=False)
+        for gradient in kept:  # which others may share
+            gradient.zero_()
+    if deviation != "no push":
+        fxlib.push_gradients(module)
+
+
+def _has(parameter: nn.Parameter) -> bool:
+    return parameter.grad is not None
+
+
+def _bits(tensor: torch.Tensor | None) -> bytes:
+    assert tensor is not None
+    return tensor.detach().contiguous().numpy().tobytes()

@@ -1,0 +1,134 @@
+"""A graph that holds values computed from weights stands in for its model only while these are what they were."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import fxlib
+from fxlib.errors import FxlibWarning
+from fxlib.runtime.reliance import marks_of
+from tests.passes.nets import made
+
+X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return made(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()))
+
+
+def _write(model: Any) -> None:
+    with torch.no_grad():
+        model[0].weight.mul_(2.0)
+
+
+def _load(model: Any) -> None:
+    model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()})
+
+
+def _replace(model: Any) -> None:
+    model[0].weight = nn.Parameter(model[0].weight * 2)
+
+
+def _swap(model: Any) -> None:
+    model[0].weight.data = model[0].weight.data * 2
+
+
+@pytest.mark.parametrize("change", [_write, _load, _replace, _swap])
+def test_weights_that_change_make_the_original_run(model: nn.Module, change: Callable[[nn.Module], None]) -> None:
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    with torch.no_grad():
+        before = fast(X)
+        assert not torch.equal(before, torch.zeros_like(before))
+        change(model)
+        with pytest.warns(FxlibWarning, match="optimize the model again"):
+            after = fast(X)
+        assert torch.equal(after, model(X))
+        assert not torch.allclose(after, before)
+        again = fxlib.optimize(fxlib.capture(model), recipe="inference")
+        torch.testing.assert_close(again(X), after)
+
+
+def _train(model: Any) -> None:
+    model.train()(X * 3 + 1)
+    model.eval()
+
+
+@pytest.mark.filterwarnings("ignore::fxlib.errors.FxlibWarning")
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
+def test_steps_of_fused_optimizers_are_changes_too(model: nn.Module, kind: Any) -> None:
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    optimizer = kind(model.parameters(), lr=0.1, fused=True)
+    model(X).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        assert torch.equal(fast(X), model(X))
+
+
+def test_statistics_of_a_norm_that_trained_on_are_changes_too(model: nn.Module) -> None:
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    _train(model)
+    with torch.no_grad(), pytest.warns(FxlibWarning, match="optimize the model again"):
+        assert torch.equal(fast(X), model(X))
+
+
+def test_where_gradients_are_recorded_the_original_gives_them(model: nn.Module) -> None:
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    fast(X).sum().backward()
+    assert all(each.grad is not None for each in model.parameters())
+
+
+def test_without_gradients_the_graph_runs_whatever_was_recorded_at_capture(model: nn.Module) -> None:
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    seen: list[str] = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Watching():
+        fast(X)
+    assert "conv2d" in seen
+    assert "batch_norm" not in seen
+
+
+def test_frozen_weights_give_inputs_their_gradient(model: nn.Module) -> None:
+    model.requires_grad_(requires_grad=False)
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    one, other = X.clone().requires_grad_(), X.clone().requires_grad_()
+    fast(one).square().sum().backward()
+    model(other).square().sum().backward()
+    torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_deep_copy_relies_on_its_own_weights(model: nn.Module) -> None:
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    twin = copy.deepcopy(fast)
+    with torch.no_grad():
+        expected = fast(X)
+        _write(model)
+        assert torch.equal(twin(X), expected)
+
+
+def test_values_are_no_part_of_the_state(model: nn.Module) -> None:
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    assert list(fast.state_dict()) == list(model.state_dict())
+    assert {id(each) for each in fast.parameters()} == {id(each) for each in model.parameters()}
+
+
+def test_values_from_elsewhere_are_those_of_the_weights_that_were_sent(model: nn.Module) -> None:
+    sent = marks_of(model)
+    with torch.no_grad():
+        model[0].weight.mul_(1.0)  # type: ignore[index]
+    late: Any = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    late._fxlib.reliance.since(sent)
+    with torch.no_grad(), pytest.warns(FxlibWarning, match="optimize the model again"):
+        assert torch.equal(late(X), model(X))

@@ -1,0 +1,18 @@
+"""What a worker says to a service without a network."""
+
+from fxlib.v1 import jobs_pb2, workers_pb2
+from service.core import Core
+from tests.service.support import (
+    claim,
+)
+
+
+async def report(core: Core, lease: workers_pb2.Lease, phase: str = "qps", progress: float = 0.5) -> None:
+    said = workers_pb2.ReportRequest(job_id=lease.job_id, token=lease.token, phase=phase, progress=progress)
+    await core.workers.Report(said, None)
+
+
+async def leased(core: Core, who: jobs_pb2.WorkerInfo | None = None) -> workers_pb2.Lease:
+    lease = await claim(core, who)
+    assert lease is not None
+    return lease

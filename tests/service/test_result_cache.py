@@ -1,0 +1,139 @@
+"""Which requests are answered with what another job found, and which are not."""
+
+import asyncio
+
+import pytest
+
+from fxlib.v1 import jobs_pb2, workload_pb2
+from service.leases import Lease
+from tests.service.asking import Change, profiled
+from tests.service.support import (
+    answer,
+    claim,
+    complete,
+    get,
+    graph_bytes,
+    make_service,
+    ref,
+    request,
+    states,
+    submit,
+    work,
+    worker,
+)
+
+
+async def test_a_relaunch_is_answered_at_once_with_the_finished_job_s_result() -> None:
+    async with make_service() as core:
+        await submit(core)
+        await work(core)
+        again = await submit(core, request(name="relaunch"))
+        assert (states([again]), again.cached, again.name) == (["succeeded"], True, "relaunch")
+        assert again.result == answer()
+
+
+async def test_a_fresh_request_is_not_answered_from_the_cache() -> None:
+    async with make_service() as core:
+        await submit(core)
+        await work(core)
+        assert states([await submit(core, request(fresh=True))]) == ["queued"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda asked: asked.graph.CopyFrom(ref(graph_bytes(3))),
+        lambda asked: asked.workload.MergeFrom(workload_pb2.Workload(threads=2)),
+        lambda asked: asked.trial.MergeFrom(
+            jobs_pb2.TrialOptions(min_gain=0.1, confidence=0.9, budget_s=9, sameness_steps=3, step_timeout_s=9)
+        ),
+        lambda asked: asked.MergeFrom(jobs_pb2.OptimizeRequest(torch_version="2.14.0")),
+        lambda asked: asked.MergeFrom(jobs_pb2.OptimizeRequest(diffs=True)),
+    ],
+    ids=["graph", "workload", "trial", "torch", "diffs"],
+)
+async def test_another_request_is_not_answered_from_the_cache(change: Change) -> None:
+    async with make_service(graphs=[graph_bytes(3)]) as core:
+        await submit(core)
+        await work(core)
+        asked = request()
+        change(asked)
+        assert states([await submit(core, asked)]) == ["queued"]
+
+
+async def test_two_profiles_of_one_program_share_an_answer_and_of_two_programs_do_not() -> None:
+    async with make_service() as core:
+        await submit(core, profiled())
+        await work(core)
+        assert states([await submit(core, profiled(service_s=0.003))]) == ["succeeded"]
+        assert states([await submit(core, profiled(function="my.ps:other"))]) == ["queued"]
+        assert states([await submit(core)]) == ["queued"]
+
+
+async def test_an_answer_holds_only_for_the_hardware_that_it_was_measured_on() -> None:
+    async with make_service() as core:
+        await submit(core)
+        await work(core, who=worker("w1", hardware="cpu-a"))
+        core.optimizer._fleet._workers.clear()
+        await claim(core, worker("w2", hardware="cpu-b"))
+        assert states([await submit(core)]) == ["queued"]
+        await claim(core, worker("w1", hardware="cpu-a"), wait_s=0)
+        assert states([await submit(core)]) == ["succeeded"]
+
+
+async def test_an_answer_that_lay_in_the_moment_is_not_handed_on() -> None:
+    async with make_service() as core:
+        await submit(core)
+        await work(core, answer(reason="TRIAL_DIED"))
+        assert states([await submit(core)]) == ["queued"]
+
+
+async def test_equal_jobs_at_the_same_time_are_worked_on_once_and_all_end() -> None:
+    async with make_service() as core:
+        jobs = [await submit(core) for _ in range(5)]
+        lease = await claim(core)
+        assert lease is not None
+        assert await claim(core, worker("w2")) is None
+        await complete(core, lease)
+        await core.ledger._background.end()
+        ended = [await get(core, job.id) for job in jobs]
+        assert states(ended) == ["succeeded"] * 5
+        assert [job.cached for job in ended] == [False, True, True, True, True]
+        assert all(job.result == answer() for job in ended)
+
+
+@pytest.mark.parametrize("reason", ["TRIAL_HUNG", "TRIAL_DIED", "OUT_OF_MEMORY", "NO_SERVER"])
+async def test_jobs_that_asked_at_the_same_time_share_even_an_answer_that_lay_in_the_moment(reason: str) -> None:
+    async with make_service() as core:
+        jobs = [await submit(core) for _ in range(3)]
+        await work(core, answer(reason=reason))
+        await core.ledger._background.end()
+        ended = [await get(core, job.id) for job in jobs]
+        assert [job.result.reason_code for job in ended] == [reason] * 3
+        assert states([await submit(core)]) == ["queued"]
+
+
+async def test_a_job_that_ends_its_workers_does_not_do_so_again_for_each_of_its_equals() -> None:
+    async with make_service() as core:
+        jobs = [await submit(core) for _ in range(3)]
+        for _ in range(3):
+            lease = await claim(core)
+            assert lease is not None
+            core.dispatcher.leases.end(lease.job_id)
+            await core.dispatcher.expire([Lease(job_id=lease.job_id, token=lease.token, worker_id="w1")])
+        await core.ledger._background.end()
+        ended = [await get(core, job.id) for job in jobs]
+        assert states(ended) == ["failed"] * 3
+        assert {job.failure.code for job in ended} == {"WORKER_LOST"}
+
+
+async def test_an_equal_job_is_claimed_when_the_running_one_ends_without_an_answer() -> None:
+    async with make_service() as core:
+        first, second = await submit(core), await submit(core)
+        await claim(core)
+        waiting = asyncio.create_task(claim(core, worker("w2"), wait_s=5))
+        await asyncio.sleep(0.05)
+        await core.optimizer.CancelJob(jobs_pb2.CancelJobRequest(job_id=first.id), None)
+        lease = await waiting
+        assert lease is not None
+        assert lease.job_id == second.id

@@ -1,0 +1,129 @@
+"""What the store in a database has of its own, and that it answers as the one in memory does, whatever happens."""
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxlib.errors import FxlibError
+from service.errors import ServiceError
+from service.machine import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
+from service.stores.base import Filter, JobStore, QueueFullError
+from service.stores.memory import MemoryJobStore
+from service.stores.sql import SqlJobStore
+from tests.service.jobs import DONE, add, claimed, happen, job
+
+
+def test_a_database_keeps_what_was_stored_and_goes_on_counting(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    store = SqlJobStore(url)
+    first = happen(store, add(store).id, claimed())
+    store.close()
+    again = SqlJobStore(url)
+    second = add(again)
+    assert again.get(first.id) == first
+    assert [each.id for each in again.page(Filter(), before=None, limit=9)[0]] == [second.id, first.id]
+    again.close()
+
+
+def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    SqlJobStore(f"sqlite:///{path}").close()
+    with sqlite3.connect(path) as db:
+        db.execute("update fxlib_about set schema_version = 99")
+    db.close()
+    with pytest.raises(FxlibError, match="schema version 99"):
+        SqlJobStore(f"sqlite:///{path}")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "postgresql+nodriver://host/db", "sqlite:////no/such/folder/jobs.sqlite"])
+def test_a_database_that_cannot_be_used_is_named(url: str) -> None:
+    with pytest.raises(FxlibError, match="--database: the database cannot be used"):
+        SqlJobStore(url)
+
+
+def test_a_commit_is_synced_to_disk(tmp_path: Path) -> None:
+    store = SqlJobStore(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
+    with store._write.connect() as db:
+        assert db.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        assert db.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    store.close()
+
+
+INPUTS: st.SearchStrategy[Input] = st.sampled_from(
+    [
+        claimed(),
+        claimed("gpu"),
+        Reported(token="t", phase="qps"),
+        DONE,
+        replace(DONE, reusable=False),
+        Released(token="t"),
+        LeaseExpired(token="t"),
+        Answered(job_id="j0", result=b"answer"),
+        Cancelled(),
+    ]
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from("ab"), st.sampled_from(["k1", "k2"]), st.booleans()),
+        st.tuples(st.just("happen"), st.integers(0, 9), INPUTS),
+        st.tuples(st.just("forget"), st.integers(0, 40)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=40)
+@given(STEPS)
+def test_both_stores_answer_alike_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]
+) -> None:
+    path = tmp_path_factory.mktemp("store") / "jobs.sqlite"
+    stores: list[JobStore] = [MemoryJobStore(), SqlJobStore(f"sqlite:///{path}")]
+    ids: list[str] = []
+    for now, (kind, *rest) in enumerate(steps):
+        if kind == "add":
+            namespace, key, fresh = rest
+            entry = submit(job(namespace=namespace, cache_key=key, fresh=fresh))
+            outcomes = [_attempt(lambda s=s, e=entry: s.submit(e, b"r", queue_limit=5)) for s in stores]  # type: ignore[misc]
+            ids.append(entry.job.id)
+        elif kind == "forget":
+            outcomes = [s.forget(finished_before=float(rest[0]), limit=2) for s in stores]
+        elif ids:
+            job_id, what = ids[rest[0] % len(ids)], rest[1]
+            outcomes = [
+                _attempt(lambda s=s: s.update(job_id, lambda known: decide(known, what, float(now))))  # type: ignore[misc]  # noqa: B023
+                for s in stores
+            ]
+        else:
+            continue
+        assert outcomes[0] == outcomes[1]
+    views = [_view(store, ids) for store in stores]
+    assert views[0] == views[1]
+    for store in stores:
+        store.close()
+
+
+def _attempt(act: Callable[[], object]) -> object:
+    try:
+        return act()
+    except (ServiceError, QueueFullError) as error:
+        return type(error), str(error)
+
+
+def _view(store: JobStore, ids: list[str]) -> list[object]:
+    return [
+        [(store.get(each), list(store.events(each, after=0, limit=99)), store.result_of(each)) for each in ids],
+        store.page(Filter(), before=None, limit=99),
+        sorted(store.heads("2.13.0"), key=lambda head: head.number),
+        [list(store.twins(key)) for key in ("k1", "k2")],
+        [store.answer(key, {"cpu"}) for key in ("k1", "k2")],
+        sorted(each.id for each in store.running()),
+        store.stats(),
+        [(each.request, each.result) for each in store.payloads(after=0, limit=99)],
+    ]

@@ -1,0 +1,56 @@
+"""Trials of jobs whose ranks meet in collectives: on a real Ray, each rank a process of its own, over gloo."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+import fxlib
+from fxlib import TrialOptions
+from fxlib.reasons import Reason
+from fxlib.workload import Workload
+from tests.workers import remote_code
+from tests.workers.cases import Reducing, lookup_workload, reduced
+from tests.workers.trying import MEASURED, Try
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+RANKS = 2
+
+
+class Wrong(Reducing):
+    def forward(self, dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+        return reduced(super().forward(dense, sparse))
+
+
+class Uneven(Reducing):
+    """One rank raises before the others' collective: whoever comes second."""
+
+    def forward(self, dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+        once = rpc.rpc_sync("ps0", remote_code.once, args=(dense,))
+        return super().forward(once, sparse)
+
+
+def workload(**step: object) -> Workload:
+    return lookup_workload(tables=2, service_time_s=0.01, **{"trainers": RANKS, "mode": "forward", **step})
+
+
+def test_gradients_come_back_through_collectives(attempt: Try) -> None:
+    report = attempt(Reducing(), workload(mode="local"))
+    assert report.reason in MEASURED, report.explanation
+    assert not [name for name in report.not_reproduced if "output" in name]
+
+
+def test_a_candidate_that_is_wrong_is_refused_on_the_first_rank_that_shows_it(attempt: Try) -> None:
+    report = attempt(Reducing(), workload(), candidate=fxlib.capture(Wrong()))
+    assert report.reason is Reason.NOT_SAME
+    assert "rank 0: output" in report.explanation
+
+
+def test_a_rank_that_raises_alone_does_not_leave_the_others_waiting(attempt: Try) -> None:
+    report = attempt(
+        Reducing(), workload(), TrialOptions(budget_s=20, sameness_steps=1), candidate=fxlib.capture(Uneven())
+    )
+    assert report.reason is Reason.CANDIDATE_FAILS, report.explanation
+    assert "only once" in report.explanation

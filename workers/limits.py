@@ -1,0 +1,44 @@
+"""Limits that a process sets for itself, and that nothing it runs can raise again."""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import Final
+
+import psutil
+
+_HEADROOM: Final = 4096
+"""Processes and threads that a user may have besides those there are: torch and Ray start some hundreds."""
+
+
+def limit_files(bytes_: int) -> None:
+    """Let this process, and those that it starts, write no file larger than this, and no core dump.
+
+    A write beyond raises OSError (EFBIG): Python ignores the signal.
+    """
+    _lower(resource.RLIMIT_FSIZE, bytes_)
+    _lower(resource.RLIMIT_CORE, 0)
+
+
+def limit_processes() -> None:
+    """Let this process's user have some thousand processes and threads more than now, so that no storm of them can.
+
+    The system counts all that the user has. It does not hold root to this limit.
+    """
+    _lower(resource.RLIMIT_NPROC, _threads_of_user() + _HEADROOM)
+
+
+def _lower(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (most, most))
+
+
+def _threads_of_user() -> int:
+    user, threads = os.getuid(), 0
+    for process in psutil.process_iter(["uids", "num_threads"]):
+        uids = process.info["uids"]
+        if uids is not None and uids.real == user:
+            threads += process.info["num_threads"] or 0
+    return threads

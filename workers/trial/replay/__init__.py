@@ -1,0 +1,1 @@
+"""Replay: remote functions that a worker does not have, answered from a profile."""

@@ -1,0 +1,121 @@
+"""Made-up results: tensors as they were recorded, with values that a digest decides."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fxlib.profiles import Opaque, Result, TensorShape
+from workers.trial.bits import digest
+
+SCALE: Final = 0.1
+"""Standard deviation of floats: small, so that losses and exponentials of them stay finite."""
+
+_DRAWN: Final = 1 << 16
+"""So many values of a tensor are new; larger ones repeat them, which is as good for comparing, and much faster."""
+
+_SPREAD: Final = 0.25
+"""Values are scaled by a factor for each tensor, within this of 1: two tensors that begin at one place differ, too."""
+
+_PLAIN: Final = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+def told(*parts: object) -> bytes:
+    """Return the digest of a call: of the bits of its tensors and the text of its plain values.
+
+    What is neither counts by its class alone: its text may hold an address, which differs from run to run.
+    """
+    total = hashlib.blake2b(digest_size=16)
+    _tell(total, parts)
+    return total.digest()
+
+
+def joined(*parts: bytes) -> bytes:
+    """Return one digest for several."""
+    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+
+
+def reply_of(returns: Result, seed: bytes, *, attached: bool) -> Any:
+    """Make up a result: equal seeds give equal bits.
+
+    Floats are about N(0, 0.1 squared); integers are 0 or 1, so that they are rows of any table with two; what is no
+    tensor is as it was recorded.
+
+    Args:
+        returns: its structure.
+        seed: decides the values.
+        attached: whether tensors that took a gradient take one.
+    """
+    return _made(returns, (joined(seed, place.to_bytes(4)) for place in count()), attached)
+
+
+def _tell(total: hashlib.blake2b, value: object) -> None:
+    # By hand, since these are nearly all there is: `tree_flatten` alone takes as long as all else that an answer needs.
+    if isinstance(value, (torch.Tensor, *_PLAIN)):
+        total.update(digest(value).encode())
+    elif type(value) in {tuple, list}:
+        _tell_all(total, type(value).__qualname__, value)  # type: ignore[arg-type]
+    elif type(value) is dict:
+        _tell_all(total, f"dict {list(value)!r}", list(value.values()))
+    else:
+        leaves, structure = pytree.tree_flatten(value)
+        if structure.is_leaf():
+            total.update(digest(type(value).__qualname__).encode())
+        else:
+            _tell_all(total, str(structure), leaves)
+
+
+def _tell_all(total: hashlib.blake2b, kind: str, values: Sequence[object]) -> None:
+    total.update(digest(f"{kind} of {len(values)}").encode())
+    for each in values:
+        _tell(total, each)
+
+
+def _made(returns: Result, seeds: Iterator[bytes], attached: bool) -> Any:
+    if isinstance(returns, TensorShape):
+        return _tensor(returns, next(seeds)).requires_grad_(attached and returns.requires_grad)
+    if isinstance(returns, Opaque):
+        return returns.value
+    if isinstance(returns, Mapping):
+        return {name: _made(each, seeds, attached) for name, each in returns.items()}
+    return type(returns)(_made(each, seeds, attached) for each in returns)
+
+
+def _tensor(described: TensorShape, seed: bytes) -> torch.Tensor:
+    size, dtype = math.prod(described.shape), described.dtype
+    few = min(size, _DRAWN)
+    begin, other = (int.from_bytes(seed[at : at + 4]) % _DRAWN for at in (0, 4))
+    if dtype.is_floating_point or dtype.is_complex:
+        drawn, floats = _pool().floats[begin : begin + few], _pool().floats
+        if dtype.is_complex:
+            drawn = torch.complex(drawn, floats[other : other + few])
+        drawn = (drawn * (1 + _SPREAD * (int.from_bytes(seed[8:12]) / 2**31 - 1))).to(dtype)
+    else:
+        bits = _pool().bits  # of two stretches: their places are 32 bits of the seed, and one's alone 16
+        drawn = (bits[begin : begin + few] ^ bits[other : other + few]).to(dtype)
+    if few < size:
+        drawn = drawn.repeat(-(-size // few))[:size].clone()
+    return drawn.view(described.shape)
+
+
+class _Pool(NamedTuple):
+    """Drawn once, and alike in all processes; a tensor's values are a stretch of them."""
+
+    floats: torch.Tensor
+    bits: torch.Tensor
+
+
+@cache
+def _pool() -> _Pool:
+    generator = torch.Generator().manual_seed(0)
+    return _Pool(
+        floats=torch.randn(2 * _DRAWN, generator=generator) * SCALE,
+        bits=torch.randint(0, 2, (2 * _DRAWN,), generator=generator, dtype=torch.uint8),
+    )
