@@ -34,7 +34,7 @@ def test_pushes_that_a_step_makes_are_measured() -> None:
     assert slow is not None
     assert slow.service_s.count == 2
     assert slow.service_s.quantiles[0] >= 0.04  # of the push, and not of the lookup
-    assert fast.service_s.quantiles[0] >= 0.001
+    assert 0 < fast.service_s.quantiles[0] < slow.service_s.quantiles[0]
     assert digests() != before
 
 

@@ -40,18 +40,29 @@ def die(*_: object) -> None:
 functions.register(die)
 
 
-def fatal_program(seed: int) -> Program | None:
-    """Make a program that runs through but for one call, which kills its server; None if the seed has none such."""
+def fatal_programs(seed: int) -> list[Program]:
+    """Make a program that runs through but for one call, which kills its server; none if the seed has none such.
+
+    After it come those that die earlier, at each call to that server before the one that kills it: a call that travels
+    early may be the server's end before an earlier one has its answer, and then the program ends as if at that one.
+    """
+    if running.outcome(program := random_program(seed), program.module, simulated(seed))["error"]:
+        return []
+    calls = len(_calls_to_mortal(program))
+    return [] if not calls else [_dying(seed, place) for place in range(random.Random(seed).randrange(calls), -1, -1)]
+
+
+def _dying(seed: int, place: int) -> Program:
     program = random_program(seed)
-    if running.outcome(program, program.module, simulated(seed))["error"]:
-        return None
-    calls = [node for node in program.module.graph.nodes if is_call(node) and node.args[0] == MORTAL]
-    if not calls:
-        return None
-    fatal = random.Random(seed).choice(calls)
-    fatal.update_arg(1, functions.name_of(die))
+    _calls_to_mortal(program)[place].update_arg(1, functions.name_of(die))
     program.module.recompile()
     return program
+
+
+def _calls_to_mortal(program: Program) -> list[Node]:
+    """Return the calls by name, and by the input `to`."""
+    nodes = program.module.graph.nodes
+    return [node for node in nodes if is_call(node) and (node.args[0] == MORTAL or isinstance(node.args[0], Node))]
 
 
 def run(program: Program, module: GraphModule, victim: str) -> Mapping[str, str]:
@@ -85,17 +96,19 @@ def _redirect(nodes: Iterable[Node], victim: str) -> None:
 
 
 def compare(seeds: Sequence[int]) -> list[dict[str, object]]:
-    """Run each seed's program as it is and scheduled, each against a server of its own that dies."""
-    programs = [(seed, program) for seed in seeds if (program := fatal_program(seed)) is not None]
-    victims = [f"victim{index}" for index in range(2 * len(programs))]  # the first name of all leads, so it survives
+    """Run each seed's programs as they are and the first one scheduled, each against a server of its own that dies."""
+    cases = [(seed, programs) for seed in seeds if (programs := fatal_programs(seed))]
+    count = sum(len(programs) + 1 for _, programs in cases)
+    victims = [f"victim{index}" for index in range(count)]  # the first name of all leads, so it survives
     found: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         _join(folder, victims)
-        for index, (seed, program) in enumerate(programs):
-            rewrite = recipes.apply(program.module)
+        for seed, programs in cases:
+            first = programs[0]
+            rewrite = recipes.apply(first.module)
             moved = sum(call.action != "left_alone" for call in rewrite.calls)
-            arms = zip((program.module, rewrite.module), victims[2 * index :], strict=False)
-            before, after = (run(program, module, victim) for module, victim in arms)
+            after = run(first, rewrite.module, victims.pop())
+            before = [run(each, each.module, victims.pop()) for each in programs]
             found.append({"seed": seed, "moved": moved, "before": before, "after": after})
     return found
 
