@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
-from workers.trial.bits import digest, digest_all, leaves
+from workers.trial.bits import digest, digest_all, leaves, results
+
+
+@dataclass
+class Found:
+    """What a model may return, which torch's pytrees take for one leaf."""
+
+    logits: torch.Tensor
 
 
 def nan(payload: int) -> torch.Tensor:
@@ -55,6 +64,15 @@ def test_equal_nans_are_equal() -> None:
 def test_leaves_are_named_by_their_place() -> None:
     assert set(leaves("output", {"a": [1, (2,)], "b": 3})) == {"output['a'][0]", "output['a'][1][0]", "output['b']"}
     assert set(leaves("output", torch.zeros(1))) == {"output"}
+
+
+def test_fields_of_dataclasses_are_leaves() -> None:
+    assert set(leaves("output", (Found(torch.zeros(1)),))) == {"output[0].logits"}
+
+
+def test_containers_of_results_count() -> None:
+    one, other = (results("output", kind([1, 2])) for kind in (list, tuple))
+    assert {name for name in one if one[name] != other[name]} == {"containers of output"}
 
 
 def test_names_count() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch.utils import _pytree as pytree
 
+from fxlib import nests
+
 
 def digest(value: object) -> str:
     """Return the digest of a tensor's dtype, shape and bits (NaN payloads included), or of another value's text."""
@@ -30,8 +32,12 @@ def digest_all(values: Mapping[str, torch.Tensor]) -> str:
 
 def leaves(prefix: str, value: object) -> dict[str, object]:
     """Return the leaves of nested containers, by path: `output`, `output[0]`, `output['loss']`."""
-    flat, _ = pytree.tree_flatten_with_path(value)
-    return {prefix + pytree.keystr(path): leaf for path, leaf in flat}
+    return dict(nests.leaves(value, prefix))
+
+
+def results(prefix: str, value: object) -> dict[str, object]:
+    """Return the leaves of what a program returned, and, beside them, the containers that they are in."""
+    return {f"containers of {prefix}": nests.structure(value), **leaves(prefix, value)}
 
 
 def tensors(value: object) -> list[torch.Tensor]:

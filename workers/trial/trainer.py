@@ -22,7 +22,7 @@ from fxlib.v1 import workload_pb2
 from fxlib.workload import Batch
 from workers.trial import peers, servers
 from workers.trial.arms import ORIGINAL, Arm
-from workers.trial.bits import digest, leaves
+from workers.trial.bits import digest, results
 from workers.trial.failures import tells
 from workers.trial.inputs import batches_of, copy_of, samples_in
 from workers.trial.member import Member, Place
@@ -214,7 +214,7 @@ class Trainer(Member):
 
     def _values(self, arm: Arm, outcome: Outcome) -> dict[str, object]:
         """Return what a step left behind in this process; of the module, what the original has, too."""
-        found: dict[str, object] = dict(leaves("output", outcome.output))
+        found: dict[str, object] = results("output", outcome.output)
         if outcome.loss is not None:
             found["loss"] = outcome.loss
         found |= {f"gradient of {name}": value for name, value in outcome.gradients.items()}
