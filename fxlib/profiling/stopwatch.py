@@ -29,7 +29,7 @@ class Stopwatch(Recording):
     @override
     @contextmanager
     def span(self, kind: str, name: str = "", to: str = "") -> Iterator[None]:
-        if kind == "backward":
-            self._instrumented.backward_begins()
         with super().span(kind, name, to):
+            if kind == "backward":
+                self._instrumented.backward_begins()
             yield

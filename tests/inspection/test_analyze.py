@@ -21,6 +21,7 @@ from fxlib.inspection import Analysis, NodeFigures, analyze
 from fxlib.profiles import CallProfile, Profile, Spread, TensorShape
 from tests.inspection.servers import lookup_rows, row_like
 from tests.models import zoo
+from tests.undisturbed import undisturbed
 
 X = torch.randn(3, 8)
 
@@ -273,4 +274,5 @@ def test_ten_times_the_nodes_take_about_ten_times_as_long() -> None:
         return time.thread_time() - start
 
     seconds(10)
-    assert seconds(20_000) < 30 * seconds(2_000)
+    few_s = min(seconds(2_000) for _ in range(3))
+    assert undisturbed(lambda: seconds(20_000), lambda many_s: many_s < 30 * few_s) < 30 * few_s
