@@ -1,6 +1,7 @@
 """The real service in a process of its own, and a worker that answers as a test tells it to."""
 
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -50,9 +51,12 @@ def real_service(data: Path, *options: str, end: signal.Signals = signal.SIGTERM
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port to listen on, of those that the system gives to nobody who asks for any."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)  # tests fix the seed of the usual one
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager
@@ -96,7 +100,7 @@ def _complete(
     encoded = wire.encode(rewritten, beside=original)
     graph = wire.serialize(encoded.graph)
     ref = protocol.blob_ref(graph)
-    upload(connection, {**encoded.blobs, ref.sha256: graph}, Deadline(10))
+    upload(connection, {**encoded.blobs, ref.sha256: graph}, Deadline(60))
     result = protocol.report_to_proto(report, graph=protocol.blob_from_proto(ref))
     stub.Complete(workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token, result=result), timeout=60)
 

@@ -16,3 +16,10 @@ async def leased(core: Core, who: jobs_pb2.WorkerInfo | None = None) -> workers_
     lease = await claim(core, who)
     assert lease is not None
     return lease
+
+
+def pass_time(core: Core, seconds: float) -> None:
+    """Put the clock of the leases forward."""
+    leases = core.dispatcher.leases
+    before = leases._clock
+    leases._clock = lambda: before() + seconds

@@ -207,7 +207,7 @@ class Process:
 def refused(*options: str) -> str:
     """Start a service that will not start, and return what it says."""
     command = [sys.executable, "-m", "service", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     return done.stderr
 

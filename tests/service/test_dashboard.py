@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import urllib.parse
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import grpc
 import pytest
 
 from fxlib.v1 import jobs_pb2, workers_pb2
+from tests.client.real import free_port
 from tests.service.client import Client
 from tests.service.support import Process, answer, eventually, fetch, graph_bytes, request
 
@@ -22,7 +22,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "fxlib.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
-WINDOW = "60s"
+WINDOW = "5m"
 
 pytestmark = pytest.mark.slow
 
@@ -44,18 +44,11 @@ class Prometheus:
         return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus with the scrape file of `deploy/`, but for address and haste, and a service that has worked."""
     folder = tmp_path_factory.mktemp("prometheus")
-    service = Process(folder / "data", "--lease-seconds", "0.5")
+    service = Process(folder / "data", "--lease-seconds", "3")
     config = (DEPLOY / "prometheus.yml").read_text()
     assert "127.0.0.1:8471" in config
     config = config.replace("127.0.0.1:8471", service.metrics).replace("15s", "500ms")

@@ -30,13 +30,13 @@ async def follow(jobs: Any, job_id: str) -> None:
     assert [event.sequence for event in events] == list(range(1, 4 + REPORTS))
 
 
-async def toil(workers: Any, name: str) -> int:
-    """A worker: jobs until there are none."""
+async def toil(workers: Any, name: str, over: asyncio.Event) -> int:
+    """A worker: jobs until all is over; returns how many."""
     done = 0
-    while True:
-        claimed = await workers.Claim(workers_pb2.ClaimRequest(worker=worker(name), wait_s=3))
+    while not over.is_set():
+        claimed = await workers.Claim(workers_pb2.ClaimRequest(worker=worker(name), wait_s=1))
         if not claimed.HasField("lease"):
-            return done
+            continue
         job_id, token = claimed.lease.job_id, claimed.lease.token
         for turn in range(REPORTS):
             said = workers_pb2.ReportRequest(job_id=job_id, token=token, phase="qps", progress=turn / REPORTS)
@@ -44,6 +44,7 @@ async def toil(workers: Any, name: str) -> int:
         await workers.Heartbeat(workers_pb2.HeartbeatRequest(job_id=job_id, token=token))
         await workers.Complete(workers_pb2.CompleteRequest(job_id=job_id, token=token, result=answer()))
         done += 1
+    return done
 
 
 def resident_bytes(pid: int) -> int:
@@ -62,8 +63,10 @@ async def test_thousands_of_calls_at_once_are_served_in_bounded_memory(tmp_path:
             jobs: Any = jobs_pb2_grpc.OptimizerServiceStub(channel)
             workers: Any = workers_pb2_grpc.WorkerServiceStub(channel)
             launchers = asyncio.gather(*(launch(jobs, number) for number in range(JOBS)))
-            toilers = asyncio.gather(*(toil(workers, f"w{number}") for number in range(WORKERS)))
+            over = asyncio.Event()
+            toilers = asyncio.gather(*(toil(workers, f"w{number}", over) for number in range(WORKERS)))
             await launchers
+            over.set()
             seconds = time.monotonic() - began
             assert sum(await toilers) == JOBS
         grown = resident_bytes(process.pid) - before

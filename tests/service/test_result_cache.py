@@ -131,7 +131,7 @@ async def test_an_equal_job_is_claimed_when_the_running_one_ends_without_an_answ
     async with make_service() as core:
         first, second = await submit(core), await submit(core)
         await claim(core)
-        waiting = asyncio.create_task(claim(core, worker("w2"), wait_s=5))
+        waiting = asyncio.create_task(claim(core, worker("w2"), wait_s=60))
         await asyncio.sleep(0.05)
         await core.optimizer.CancelJob(jobs_pb2.CancelJobRequest(job_id=first.id), None)
         lease = await waiting

@@ -126,9 +126,10 @@ async def test_who_sends_nothing_new_loses_the_turn(data: bytes) -> None:
     async with make_service(limits=Limits(upload_idle_s=0.2)) as core:
         squatter = core.blobs.Write(again_and_again(blobs_pb2.WriteRequest(data=data, offset=1)), None)
         task = asyncio.ensure_future(squatter)
-        await asyncio.sleep(0.02)
-        async with asyncio.timeout(5):
-            assert await write(core, chunks()) == len(DATA)
+        while not core.blobs._uploads._turns:  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            assert await write(core, chunks(size=len(DATA))) == len(DATA)  # in one piece: it cannot stall itself
         with pytest.raises(ServiceError) as caught:
             await task
         assert caught.value.code is Code.UPLOAD_STALLED
@@ -152,7 +153,7 @@ async def test_a_stalled_upload_is_ended_and_kept() -> None:
             await core.blobs.Write(stalled(), None)
         assert caught.value.code is Code.UPLOAD_STALLED
         assert await kept(core) == (1000, False)
-        assert await write(core, chunks(start=1000)) == len(DATA)
+        assert await write(core, chunks(start=1000, size=len(DATA))) == len(DATA)
 
 
 async def test_a_blob_is_bounded() -> None:

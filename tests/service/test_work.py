@@ -83,21 +83,24 @@ async def test_a_namespace_with_a_long_queue_holds_up_no_other() -> None:
 
 async def test_a_waiting_worker_is_woken_by_a_new_job() -> None:
     async with make_service() as core:
-        waiting = asyncio.create_task(claim(core, wait_s=10))
+        waiting = asyncio.create_task(claim(core, wait_s=600))
         await asyncio.sleep(0.05)
         job = await submit(core)
-        lease = await asyncio.wait_for(waiting, 2)
+        lease = await waiting
         assert lease is not None
         assert lease.job_id == job.id
 
 
 async def test_many_waiting_workers_share_what_comes() -> None:
     async with make_service() as core:
-        waiting = [asyncio.create_task(claim(core, worker(f"w{i}"), wait_s=1.0)) for i in range(20)]
+        waiting = [asyncio.create_task(claim(core, worker(f"w{i}"), wait_s=600)) for i in range(20)]
         await asyncio.sleep(0.05)
         jobs = [await submit(core, request(fresh=True)) for _ in range(12)]
-        leases = [lease for lease in await asyncio.gather(*waiting) if lease is not None]
-        assert sorted(lease.job_id for lease in leases) == sorted(job.id for job in jobs)
+        leases = [await next_ for _, next_ in zip(jobs, asyncio.as_completed(waiting), strict=False)]
+        assert sorted(lease.job_id for lease in leases if lease is not None) == sorted(job.id for job in jobs)
+        assert sum(each.done() for each in waiting) == 12
+        core.dispatcher.close()
+        assert [lease for lease in await asyncio.gather(*waiting) if lease not in leases] == [None] * 8
 
 
 async def test_a_worker_that_left_takes_no_job_with_it() -> None:
@@ -110,20 +113,20 @@ async def test_a_worker_that_left_takes_no_job_with_it() -> None:
             await asyncio.wait([gone])
             await core.ledger._background.end()
             if gone.cancelled():
-                lease = await claim(core, wait_s=2)
+                lease = await claim(core, wait_s=60)
                 assert lease is not None
                 assert (lease.job_id, lease.attempt) == (job.id, 1)
 
 
 async def test_a_call_to_a_bell_is_not_lost_with_the_one_it_woke() -> None:
     async with make_service() as core:
-        first = asyncio.create_task(claim(core, worker("w1"), wait_s=10))
-        second = asyncio.create_task(claim(core, worker("w2"), wait_s=10))
+        first = asyncio.create_task(claim(core, worker("w1"), wait_s=600))
+        second = asyncio.create_task(claim(core, worker("w2"), wait_s=600))
         await asyncio.sleep(0.05)
         core.dispatcher._bells["2.13.0"].ring()
         first.cancel()
         job = await submit(core)
-        lease = await asyncio.wait_for(second, 2)
+        lease = await second
         assert lease is not None
         assert lease.job_id == job.id
 
