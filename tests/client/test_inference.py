@@ -19,7 +19,7 @@ from tests.client.scripted import Scripted
 
 @pytest.fixture
 def client(address: str) -> Iterator[Client]:
-    with fxlib.connect(address) as opened:
+    with fxlib.connect(address, patience_s=60) as opened:
         yield opened
 
 

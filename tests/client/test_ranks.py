@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -44,7 +45,7 @@ def told(result: fxlib.Result, captured: torch.fx.GraphModule) -> dict[str, Any]
 
 def ask(address: str, models: tuple[type[Clicks], ...] = (Clicks, Clicks), deadline_s: float = 60.0) -> dict[str, Any]:
     captured = fxlib.capture(models[dist.get_rank()]())
-    with fxlib.connect(address, patience_s=1) as client:
+    with fxlib.connect(address, patience_s=60) as client:
         found = client.optimize(captured, workload(), group="world", progress=False, deadline_s=deadline_s)
     return told(found, captured)
 
@@ -100,7 +101,7 @@ def ask_twice_and_once_in_vain(address: str) -> list[dict[str, Any]]:
         alone = ask(address, deadline_s=1.0)
         return [first, alone]
     captured = fxlib.capture(Clicks())
-    with fxlib.connect(address) as client, pytest.raises(WorkloadError):
+    with fxlib.connect(address, patience_s=60) as client, pytest.raises(WorkloadError):
         client.optimize(captured, workload(), group="world", min_gain=-5.0)
     return [first]
 
@@ -118,7 +119,7 @@ def ask_but_for(address: str, rank: int) -> dict[str, Any]:
         if dist.get_rank() == rank:
             patch.setenv("FXLIB_DISABLE", "1")
         begun = time.monotonic()
-        found = ask(address, deadline_s=60.0)
+        found = ask(address, deadline_s=150.0)
     return {"waited_s": time.monotonic() - begun, **found}
 
 
@@ -128,7 +129,7 @@ def test_nobody_waits_for_a_rank_that_is_disabled(service: Scripted, address: st
     found = on_all_ranks(ask_but_for, address, rank)
     assert all(each["original"] for each in found)
     assert all("FXLIB_DISABLE is set" in each["explanation"] for each in found)
-    assert all(each["waited_s"] < 50.0 for each in found)  # and not until the deadline
+    assert all(each["waited_s"] < 140.0 for each in found)  # and not until the deadline
 
 
 # Submitting: ranks swap at the same step.
@@ -145,9 +146,9 @@ def submit_and_swap(address: str) -> dict[str, Any]:
     captured = fxlib.capture(Clicks())
     current: torch.nn.Module = captured
     swapped_at, rank = -1, dist.get_rank()
-    with fxlib.connect(address) as client:
+    with fxlib.connect(address, patience_s=60) as client:
         handle = client.submit(captured, workload(), group="world")
-        for step in range(4000):
+        for step in count():
             before, current = current, handle.swap(current)
             swapped_at = step if current is not before else swapped_at
             if step % 7 == 0:  # as a collective in the step would
@@ -175,13 +176,13 @@ def test_submitted_modules_are_swapped_at_the_same_step() -> None:
 
 
 def test_a_group_without_ranks_is_a_mistake(address: str) -> None:
-    with fxlib.connect(address) as client, pytest.raises(WorkloadError, match="not initialized"):
+    with fxlib.connect(address, patience_s=60) as client, pytest.raises(WorkloadError, match="not initialized"):
         client.optimize(fxlib.capture(Clicks()), workload(), group="world")
 
 
 def test_disabled_no_ranks_are_asked(address: str, service: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXLIB_DISABLE", "1")
     captured = fxlib.capture(Clicks())
-    with fxlib.connect(address) as client:
+    with fxlib.connect(address, patience_s=60) as client:
         assert client.optimize(captured, workload(), group="world").module is captured
     assert not service.calls

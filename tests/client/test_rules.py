@@ -25,7 +25,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with (
         real_service(tmp_path_factory.mktemp("service")) as address,
         scripted_worker(address, as_asked),
-        fxlib.connect(address) as opened,
+        fxlib.connect(address, patience_s=60) as opened,
     ):
         yield opened
 

@@ -43,7 +43,7 @@ def graph() -> GraphModule:
 
 @pytest.fixture
 def client(address: str, service: Held) -> Iterator[Client]:
-    with fxlib.connect(address) as opened:
+    with fxlib.connect(address, patience_s=60) as opened:
         yield opened
     service.go.set()
 
@@ -78,7 +78,7 @@ def test_a_plain_module_is_swapped_for_the_rewritten_one(service: Held, client: 
     service.adopt(wire.encode(fxlib.capture(model)).graph.SerializeToString())
     service.go.set()
     handle = client.submit(model, workload())
-    assert handle.result(10).decision == "adopt"
+    assert handle.result(60).decision == "adopt"
     assert handle.swap(model) is handle.result().module
 
 
@@ -112,7 +112,7 @@ def test_closing_the_client_ends_what_it_waits_for(client: Client, graph: GraphM
     handle = client.submit(graph, workload())
     client.close()
     with pytest.warns(FxlibWarning):
-        assert handle.result(10).module is graph
+        assert handle.result(60).module is graph
 
 
 def test_batches_may_change_after_submitting(service: Held, client: Client, graph: GraphModule) -> None:
@@ -120,6 +120,6 @@ def test_batches_may_change_after_submitting(service: Held, client: Client, grap
     handle = client.submit(graph, fxlib.Workload(batches=[batch]))
     batch[0].zero_()
     service.go.set()
-    handle.result(10)
+    handle.result(60)
     [ref] = service.requests[0].workload.batches.batches
     assert fxlib.protocol.batch_from_bytes(service.blobs[ref.sha256]).inputs[0].all()

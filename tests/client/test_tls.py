@@ -32,7 +32,7 @@ def address(tmp_path_factory: pytest.TempPathFactory, server: Files, own: Files)
 
 def test_a_client_with_its_certificate_is_served(address: str, server: Files, own: Files) -> None:
     tls = Tls(ca=server.ca, certificate=own.certificate, key=own.key)
-    with fxlib.connect(address, tls=tls) as client:
+    with fxlib.connect(address, tls=tls, patience_s=60) as client:
         assert client.jobs() == []
 
 

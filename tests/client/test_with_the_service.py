@@ -33,7 +33,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def client(service: str) -> Iterator[Client]:
-    with fxlib.connect(service) as opened:
+    with fxlib.connect(service, patience_s=60) as opened:
         yield opened
 
 
@@ -95,7 +95,7 @@ def test_an_unknown_recipe_costs_a_warning(client: Client) -> None:
 
 def test_a_service_that_is_killed_and_comes_back_answers_after_all(tmp_path: Path) -> None:
     graph, address = fxlib.capture(Clicks()), f"127.0.0.1:{free_port()}"
-    with ExitStack() as before, fxlib.connect(address) as client:
+    with ExitStack() as before, fxlib.connect(address, patience_s=60) as client:
         before.enter_context(real_service(tmp_path, "--listen", address, end=signal.SIGKILL))
         handle = client.submit(graph, workload())
         until(lambda: bool(client.jobs()))
@@ -106,10 +106,10 @@ def test_a_service_that_is_killed_and_comes_back_answers_after_all(tmp_path: Pat
 
 
 def test_a_job_nobody_claims_can_be_cancelled(tmp_path: Path) -> None:
-    with real_service(tmp_path) as address, fxlib.connect(address) as client:
+    with real_service(tmp_path) as address, fxlib.connect(address, patience_s=60) as client:
         graph = fxlib.capture(Clicks())
         handle = client.submit(graph, workload(), name="lonely")
         until(lambda: bool(client.jobs()))
         assert client.cancel(client.jobs()[0].id).state == "cancelled"
         with pytest.warns(FxlibWarning, match="cancelled"):
-            assert handle.result(10).module is graph
+            assert handle.result(60).module is graph
