@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from fxlib import batch
 from fxlib.contracts import remote
 from fxlib.runtime import functions
 
@@ -25,17 +26,18 @@ def slow(value: object, seconds: float) -> object:
     return value
 
 
-def held() -> None:
-    """Answer when `release` is called, or after a long time, and write that down."""
-    _GATE.acquire(timeout=10)
+def held(value: object = None) -> object:
+    """Return the value when `release` is called, or after a long time, and write that down."""
+    _GATE.acquire(timeout=25)
     _LOG.append("held")
     _OVER.release()
+    return value
 
 
 def release() -> None:
     """Let one call of `held` go, and wait until it is over: what it writes must not reach the log of another test."""
     _GATE.release()
-    _OVER.acquire(timeout=10)
+    _OVER.acquire(timeout=25)
 
 
 def fail(message: str, seconds: float = 0.0) -> object:
@@ -52,6 +54,11 @@ def living() -> tuple[int, int]:
     gc.collect()
     tensors = sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
     return tensors, len(list(Path("/proc/self/task").iterdir()))
+
+
+def start_threads() -> None:
+    """Start the threads that batches start when one of their calls takes long, which it may at any time."""
+    batch._helpers()
 
 
 def read_log() -> list[str]:
@@ -88,8 +95,13 @@ def take_slowly(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 @remote(writes="tables")
+def take_when_released(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+    held()
+
+
+@remote(writes="tables")
 def take_very_slowly(name: str, rows: torch.Tensor, gradient: torch.Tensor) -> None:
-    time.sleep(0.8)
+    time.sleep(2.0)
     _LOG.append(f"{name} {gradient.tolist()}")
 
 

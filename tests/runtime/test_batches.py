@@ -82,24 +82,24 @@ def test_an_unknown_function_or_server_is_told_by_the_wait() -> None:
 
 def test_calls_that_take_too_long_together_are_made_singly_and_given_more_time_from_then_on() -> None:
     log()
-    calls = tuple(call("slow", 0.4) for _ in range(3))
+    calls = tuple(call("slow", 0.25) for _ in range(5))
     for _ in range(4):
-        batch = issue_batch("ps0", calls, 0.9, f"{NAME}:slow_in_turn")
-        assert [wait_item(batch, place) for place in range(3)] == [0.4] * 3
+        batch = issue_batch("ps0", calls, 1.2, f"{NAME}:slow_in_turn")
+        assert [wait_item(batch, place) for place in range(5)] == [0.25] * 5
     entries = log()
-    assert entries.count("slow_in_turn of 3") == 4
-    assert 3 <= entries.count("slow 0.4") - 4 * 3 < 12
+    assert entries.count("slow_in_turn of 5") == 4
+    assert 5 <= entries.count("slow 0.25") - 4 * 5 < 20
 
 
 def test_a_call_that_takes_too_long_leaves_the_others_their_results_and_errors() -> None:
-    late = issue_batch("ps0", (call("slow", 0.05), call("slow", 1.5)), 0.7, None)
+    late = issue_batch("ps0", (call("slow", 0.05), call("slow", 3.0)), 1.0, None)
     with pytest.raises(RuntimeError, match="timeout") as caught:
         wait_item(late, 1)
     with pytest.raises(RuntimeError, match="timeout") as alone:
-        remote_call("ps0", *call("slow", 1.5), 0.7)
+        remote_call("ps0", *call("slow", 3.0), 1.0)
     assert str(caught.value) == str(alone.value)
     assert wait_item(late, 0) == 0.05
-    failing = issue_batch("ps0", (call("fail", "first"), call("slow", 1.5)), 0.7, None)
+    failing = issue_batch("ps0", (call("fail", "first"), call("slow", 3.0)), 1.0, None)
     with pytest.raises(RuntimeError, match="first"):
         wait_item(failing, 0)
 
@@ -136,8 +136,8 @@ def test_a_program_that_fails_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_batch_is_in_flight_until_it_is_answered() -> None:
-    batch = issue_batch("ps0", (call("slow", 0.2), call("slow", 0.2)), 3.0, None)
-    assert DEADLINES.deadline("ps0", 1.0) == 7.0
+    batch = issue_batch("ps0", (call("slow", 1.0), call("slow", 1.0)), 30.0, None)
+    assert DEADLINES.deadline("ps0", 1.0) == 61.0
     wait_item(batch, 0)
     assert DEADLINES.deadline("ps0", 1.0) == 1.0
 

@@ -16,7 +16,7 @@ from fxlib.runtime import send_gradient
 from fxlib.runtime.deadlines import DEADLINES
 from fxlib.runtime.underway import UNDERWAY
 from tests.runtime.early import messages
-from tests.runtime.remote_functions import living
+from tests.runtime.remote_functions import living, start_threads
 from tests.runtime.world import rpc_world
 
 _NAMES = ("ps0", "ps1")
@@ -59,7 +59,9 @@ def test_a_thousand_steps_leave_no_tensors_threads_or_messages_behind() -> None:
                 optimizer.step()
                 fxlib.push_gradients(module)
 
-        train(100)  # threads of the RPC layer and of batches start as they are needed
+        train(100)  # threads of the RPC layer start as they are needed
+        for name in _NAMES:
+            rpc.rpc_sync(name, start_threads)
         with messages() as sent:
             train(1)
         assert len(sent) < 2 * 2 * len(_TABLES)  # reads travel together, and so do pushes, from inside backward
@@ -74,7 +76,7 @@ def test_a_thousand_steps_leave_no_tensors_threads_or_messages_behind() -> None:
 
 def _settled(expected: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return what is alive once it is as expected, or after a while: RPC lets go of messages in its own time."""
-    for _ in range(100):
+    for _ in range(1000):
         if (found := _alive()) == expected:
             break
         time.sleep(0.05)

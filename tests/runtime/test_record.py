@@ -47,13 +47,13 @@ def test_blocking_calls_are_exposed_for_as_long_as_they_take() -> None:
 @pytest.mark.usefixtures("servers")
 def test_issued_calls_overlap_and_expose_only_their_waits() -> None:
     program = Program("x")
-    issues = [program.issue(f"ps{index}", "slow", program.inputs[0], 0.5) for index in (0, 1)]
+    issues = [program.issue(f"ps{index}", "slow", program.inputs[0], 1.0) for index in (0, 1)]
     module = program.returns([program.wait(issue) for issue in issues])
     with record() as recording:
         module(X)
     first, second = (span for span in recording.timeline.spans if span.kind == "in_flight")
     assert [first.name, second.name] == ["issue_call", "issue_call_1"]
-    assert all(flight.end_s - flight.start_s >= 0.5 for flight in (first, second))
+    assert all(flight.end_s - flight.start_s >= 1.0 for flight in (first, second))
     assert second.start_s < first.end_s
     assert exposed_s(recording.timeline)["issue_call_1"] < second.end_s - second.start_s
 

@@ -67,4 +67,4 @@ def _end(folder: str) -> None:
 def _options(folder: str) -> rpc.TensorPipeRpcBackendOptions:
     # Over TCP, as between hosts.
     meeting = f"file://{Path(folder, 'meeting')}"
-    return rpc.TensorPipeRpcBackendOptions(init_method=meeting, rpc_timeout=30, _transports=["uv"], _channels=["basic"])
+    return rpc.TensorPipeRpcBackendOptions(init_method=meeting, rpc_timeout=60, _transports=["uv"], _channels=["basic"])
