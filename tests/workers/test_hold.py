@@ -12,6 +12,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from fxlib.v1 import workers_pb2
+from tests.workers.clock import Clock, shown_to
 from workers.hold import CancelledError, Hold, LeaseLostError, ShutdownError
 
 LEASE = workers_pb2.Lease(job_id="job", token="token", duration_s=0.15)
@@ -71,7 +72,7 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 
 
 def check_for_long(held: Hold) -> None:
-    for _ in range(500):
+    for _ in range(6000):
         held.check()
         time.sleep(0.01)
 
@@ -112,7 +113,7 @@ def test_shutdown_is_over() -> None:
 
 def test_lines_are_sent_in_order_and_not_too_thickly() -> None:
     service = Service()
-    with hold(service) as held:
+    with shown_to(Clock(), "workers.hold"), hold(service) as held:
         held.tell("rewrite", "begun")
         for pair in range(100):
             held.tell("qps", f"pair {pair}", pair / 100)

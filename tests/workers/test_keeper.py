@@ -35,7 +35,7 @@ def settled(mark: str, deadline_s: float = 60.0) -> list[int]:
 
 def test_a_child_answers_over_its_channel(child: Child) -> None:
     child.channel.send(say="hello")
-    assert child.channel.receive(30) == {"said": "hello"}
+    assert child.channel.receive(120) == {"said": "hello"}
 
 
 def test_a_child_sees_no_variables_but_those_that_libraries_need_or_that_are_kept(
@@ -46,7 +46,7 @@ def test_a_child_sees_no_variables_but_those_that_libraries_need_or_that_are_kep
     made = Child(BREED, tmp_path, {"TOLD": "1"}, keeps=["SHARD_*"])
     try:
         made.channel.send(environment=True)
-        seen = (made.channel.receive(30) or {})["environment"]
+        seen = (made.channel.receive(120) or {})["environment"]
     finally:
         made.end()
     assert {"PATH", "TOLD", "SHARD_MAP", "OMP_NUM_THREADS"} <= set(seen)
@@ -56,7 +56,7 @@ def test_a_child_sees_no_variables_but_those_that_libraries_need_or_that_are_kep
 def test_ending_a_child_ends_even_those_that_its_children_orphaned(child: Child) -> None:
     mark = str(child.folder)
     child.channel.send(breed=True)
-    message = child.channel.receive(30)
+    message = child.channel.receive(120)
     assert message is not None
     assert len(alive(mark)) >= 3  # keeper, child, and a grandchild that init would have adopted
     child.end()
@@ -67,7 +67,7 @@ def test_ending_a_child_ends_even_those_that_its_children_orphaned(child: Child)
 def test_what_a_child_leaves_when_it_ends_is_ended_too(child: Child) -> None:
     mark = str(child.folder)
     child.channel.send(breed=True)
-    assert child.channel.receive(30) is not None
+    assert child.channel.receive(120) is not None
     child.channel.send(exit=3)
     assert child.status() == 3
     assert settled(mark) == []

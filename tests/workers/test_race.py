@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from fxlib.reasons import Reason
 from fxlib.result import Candidate, Report
 from fxlib.trial import TrialOptions
+from tests.workers.clock import Clock, shown_to
 from workers.draft import Draft
 from workers.trial.arms import ORIGINAL, Arm
 from workers.trial.contest import Contest
@@ -22,7 +22,7 @@ from workers.trial.speed import Speed
 
 
 class Machine:
-    """Blocks of arms by their gains over the original; an arm may raise from some block on."""
+    """Blocks of arms by their gains over the original, each of 1 ms by the clock; an arm may raise after so many."""
 
     def __init__(
         self, gains: Mapping[Arm, float], noise: float = 0.02, failing: Mapping[Arm, int] | None = None
@@ -33,9 +33,11 @@ class Machine:
         self.rng = np.random.default_rng(0)
         self.asked: list[Arm] = []
         self.recovered = 0
+        self.clock = Clock()
 
     def __call__(self, arm: Arm, steps: int) -> float:
         self.asked.append(arm)
+        self.clock.now_s += 0.001
         if self.asked.count(arm) > self.failing.get(arm, 10**9):
             raise CandidateError(arm, Reason.CANDIDATE_FAILS, "IndexError: no")
         return steps * self.step_s[arm] * math.exp(self.noise * self.rng.standard_normal())
@@ -58,11 +60,12 @@ def race(machine: Machine, made: Contest, budget_s: float = 60.0, **options: flo
         made,
         TrialOptions(**options),  # type: ignore[arg-type]
         samples_per_step=10,
-        deadline=time.monotonic() + budget_s,
+        deadline=budget_s,
         recover=machine.recover,
         coin=random.Random(1),
     )
-    return made_race.confirm(*(made_race.choose() if len(made.standing) > 1 else (made.standing, None)))
+    with shown_to(machine.clock, "workers.trial.race", "workers.trial.blocks", "workers.trial.speed"):
+        return made_race.confirm(*(made_race.choose() if len(made.standing) > 1 else (made.standing, None)))
 
 
 def verdicts(made: Contest) -> dict[Arm, str]:
@@ -102,15 +105,10 @@ def test_a_single_candidate_is_measured_without_choosing() -> None:
 
 
 def test_a_choice_takes_less_than_half_of_the_budget() -> None:
-    class Ticking(Machine):
-        def __call__(self, arm: Arm, steps: int) -> float:
-            time.sleep(0.001)
-            return super().__call__(arm, steps)
-
-    machine = Ticking(dict.fromkeys("abc", 0.0), noise=0.5)
+    machine = Machine(dict.fromkeys("abc", 0.0), noise=0.5)
     speed, verdict = race(machine, contest("a", "b", "c"), budget_s=0.1)
     assert verdict is Reason.BUDGET_EXHAUSTED
-    assert speed.pairs > 0
+    assert 4 * speed.pairs > len(machine.asked) >= 100
 
 
 def test_without_time_to_choose_the_most_promising_is_measured() -> None:

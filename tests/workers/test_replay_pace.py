@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxlib.profiles import Opaque, ServerProfile, Spread
+from tests.undisturbed import undisturbed
 from workers.trial.replay.pace import ALONE, Pace, Turn, Wire, at
 from workers.trial.replay.script import Line
 
@@ -44,6 +45,15 @@ def took_s(made: Pace, calls: list[Line], turn: Callable[[int], Turn] = lambda _
         return time.perf_counter() - start
 
 
+def is_below(limit_s: float, took: Callable[[], float]) -> bool:
+    """Whether it takes less, in one of many tries: a busy machine adds to most."""
+    return undisturbed(took, lambda seconds: seconds < limit_s, attempts=20) < limit_s
+
+
+def beside(index: int) -> Turn:
+    return Turn(place=index, side_by_side=True)
+
+
 def test_a_call_takes_its_recorded_time() -> None:
     assert took_s(pace(), [line()]) >= CALL_S
 
@@ -51,49 +61,49 @@ def test_a_call_takes_its_recorded_time() -> None:
 def test_a_server_works_on_so_many_calls_at_once_as_recorded() -> None:
     assert took_s(pace(concurrency=1), [line()] * 4) >= 4 * CALL_S
     assert took_s(pace(concurrency=2), [line()] * 4) >= 2 * CALL_S
-    assert took_s(pace(concurrency=4), [line()] * 4) < took_s(pace(concurrency=1), [line()] * 4) / 2
+    assert is_below(2 * CALL_S, lambda: took_s(pace(concurrency=4), [line()] * 4))
 
 
 def test_messages_pass_a_slow_link_one_after_another() -> None:
     call = line(response_bytes=1_000_000)
     slow, fast = pace(bytes_per_s=1_000_000 / CALL_S), pace()
     assert took_s(slow, [call] * 4) >= 4 * CALL_S
-    assert took_s(fast, [call] * 4) < took_s(slow, [call] * 4) / 2
+    assert is_below(2 * CALL_S, lambda: took_s(fast, [call] * 4))
 
 
 def test_what_the_trials_own_network_takes_is_taken_off() -> None:
     made = pace()
     made.wire = Wire(call_s=CALL_S)
     assert took_s(made, [line(4 * CALL_S)]) >= 3 * CALL_S
-    assert took_s(made, [line()]) < took_s(pace(), [line()])
+    assert is_below(CALL_S, lambda: took_s(made, [line()]))
 
 
 def test_further_calls_of_a_batch_take_what_they_add_to_it() -> None:
-    def beside(index: int) -> Turn:
-        return Turn(place=index, side_by_side=True)
-
     each, alone = pace(concurrency=1, per_item_s=CALL_S / 10), pace(concurrency=1)
-    assert CALL_S * 1.4 <= took_s(each, [line()] * 5, beside) < took_s(alone, [line()] * 5)
+    assert took_s(alone, [line()] * 5) >= 5 * CALL_S
+    assert took_s(each, [line()] * 5, beside) >= 1.4 * CALL_S
+    assert is_below(5 * CALL_S, lambda: took_s(each, [line()] * 5, beside))
 
 
 def test_what_a_batch_of_this_trial_adds_by_itself_is_taken_off() -> None:
-    def beside(index: int) -> Turn:
-        return Turn(place=index, side_by_side=True)
-
     slow, quick = (pace(per_item_s=CALL_S / 2) for _ in range(2))
     quick.wire = Wire(item_s=CALL_S)
-    assert took_s(quick, [line()] * 5, beside) < took_s(slow, [line()] * 5, beside) / 2
+    slow_s = took_s(slow, [line()] * 5, beside)
+    assert is_below(slow_s / 2, lambda: took_s(quick, [line()] * 5, beside))
 
 
 def test_calls_that_run_in_order_each_take_their_own_time_and_share_one_way() -> None:
     made = pace(round_trip_s=CALL_S)
-    start = time.perf_counter()
-    for place in range(3):
-        made.serve("f", line(2 * CALL_S), arrived=time.perf_counter(), turn=Turn(place=place))
-    batched_s, start = time.perf_counter() - start, time.perf_counter()
-    for _ in range(3):
-        made.serve("f", line(2 * CALL_S), arrived=time.perf_counter())
-    assert 4 * CALL_S <= batched_s < time.perf_counter() - start
+
+    def took_in_turn_s(turn: Callable[[int], Turn]) -> float:
+        start = time.perf_counter()
+        for place in range(3):
+            made.serve("f", line(2 * CALL_S), arrived=time.perf_counter(), turn=turn(place))
+        return time.perf_counter() - start
+
+    assert took_in_turn_s(lambda _: ALONE) >= 6 * CALL_S
+    assert took_in_turn_s(lambda place: Turn(place=place)) >= 4 * CALL_S
+    assert is_below(6 * CALL_S, lambda: took_in_turn_s(lambda place: Turn(place=place)))
 
 
 def test_the_same_times_are_drawn_again_after_a_reset() -> None:

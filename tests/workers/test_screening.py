@@ -10,21 +10,13 @@ import pytest
 
 from fxlib.reasons import Reason
 from fxlib.trial import TrialOptions
+from tests.workers.clock import Clock, shown_to
 from tests.workers.test_race import contest, report_of
 from workers.draft import Draft
 from workers.trial.arms import Arm
 from workers.trial.contest import Contest
 from workers.trial.failures import CandidateError, TrialError
 from workers.trial.screening import Screening
-
-
-class Clock:
-    """Time passes as it is told to."""
-
-    now_s = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 class FakeWorld:
@@ -65,8 +57,7 @@ class FakeWorld:
 def screen(world: FakeWorld, made: Contest, budget_s: float = 60.0) -> Contest:
     fields: dict[str, Any] = {"world": world, "contest": made, "tell": lambda *_: None}
     options = TrialOptions(budget_s=budget_s)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workers.trial.screening.time", world.clock)
+    with shown_to(world.clock, "workers.trial.screening"):
         Screening(**fields, options=options, deadline=budget_s).run()
     return made
 
