@@ -19,7 +19,7 @@ def test_a_limited_schedule_stays_within_its_limit_and_an_unlimited_one_does_not
     found = tmp_path / "rows.json"
     command = [sys.executable, "-m", "benchmarks.grid.memory", str(found)]
     run = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=120, env=os.environ | memory.ENVIRONMENT
+        command, check=False, capture_output=True, text=True, timeout=280, env=os.environ | memory.ENVIRONMENT
     )
     assert run.returncode == 0, run.stderr
     rows = [Row(**each) for each in json.loads(found.read_text())]

@@ -25,9 +25,9 @@ class Chain(nn.Module):
 
 
 def seconds(trace: Callable[[nn.Module], Any], model: nn.Module) -> float:
-    start = time.process_time()
+    start = time.thread_time()
     trace(model)
-    return time.process_time() - start
+    return time.thread_time() - start
 
 
 def test_a_node_takes_no_more_than_a_few_times_that_of_stock_tracing() -> None:
@@ -41,10 +41,11 @@ def test_a_node_takes_no_more_than_a_few_times_that_of_stock_tracing() -> None:
 
 
 def test_the_time_grows_with_the_number_of_remote_calls_alone() -> None:
-    def forward(x: torch.Tensor) -> Any:
-        return sum(rpc_sync(f"ps{i % 2}", servers.lookup, ("t", x)) for i in range(2000))
+    def calling(count: int) -> Any:
+        return lambda x: sum(rpc_sync(f"ps{i % 2}", servers.lookup, ("t", x)) for i in range(count))
 
-    captured = fxlib.capture(forward)
+    captured = fxlib.capture(calling(2000))
 
     assert len(captured.graph.nodes) == 4002
-    assert seconds(fxlib.capture, forward) < 5.0  # type: ignore[arg-type]
+    few_s, many_s = (min(seconds(fxlib.capture, calling(count)) for _ in range(3)) for count in (200, 2000))
+    assert many_s < 30 * few_s

@@ -63,7 +63,7 @@ def test_what_is_waited_for_too_early_is_waited_for_later(program: Program, ran:
 
 @pytest.mark.slow
 def test_random_programs_compute_the_same() -> None:
-    for found in on_all_ranks(random_outcomes, range(80), timeout_s=110):
+    for found in on_all_ranks(random_outcomes, range(80)):
         for seed, outcome in enumerate(found):
             original, captured, rewritten = outcome["bits"]
             assert captured == rewritten == original, seed
@@ -73,7 +73,7 @@ def test_random_programs_compute_the_same() -> None:
 @pytest.mark.slow
 def test_random_programs_of_collectives_and_remote_calls_do_the_same_and_fail_the_same() -> None:
     failed = 0
-    for found in on_all_ranks(mixed_outcomes, range(120), timeout_s=110):
+    for found in on_all_ranks(mixed_outcomes, range(120)):
         for seed, outcome in enumerate(found):
             captured, rewritten = outcome["bits"]
             assert captured == rewritten, seed

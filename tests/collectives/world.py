@@ -23,7 +23,7 @@ from torch import distributed as dist
 SIZE = 2
 
 
-def on_all_ranks(work: Callable[..., Any], *args: Any, timeout_s: float = 100.0) -> list[Any]:
+def on_all_ranks(work: Callable[..., Any], *args: Any, timeout_s: float = 240.0) -> list[Any]:
     """Run `work(*args)` on each rank of a fresh group, and return what each returned, as plain data.
 
     Raises:
@@ -89,7 +89,7 @@ def _serve(rank: int, tasks: Any, answers: Any) -> None:
 
 def _outcome(rank: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any]:
     meeting = f"file://{Path(folder, 'meeting')}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=SIZE, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=SIZE, timeout=timedelta(seconds=120))
     dist.barrier()  # a rank that is done at once must not be gone while the others still connect to it
     try:
         return "", work(*args)

@@ -154,9 +154,9 @@ def test_many_slots_and_many_nodes_are_checked_in_time_that_grows_with_their_sum
         graph.targets.add(path=f"a{index}")
         nodes.add(op=pb.OPCODE_GET_ATTR, name=f"n{index}", target=len(graph.targets) - 1)
     nodes.append(last)
-    start = time.process_time()
+    start = time.thread_time()
     wire.validate(graph)
-    assert time.process_time() - start < 5
+    assert time.thread_time() - start < 5
 
 
 def test_a_path_of_a_megabyte_is_refused() -> None:
