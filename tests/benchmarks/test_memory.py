@@ -14,6 +14,12 @@ from benchmarks.grid import memory
 from benchmarks.report import Row
 
 
+def unseen_mib() -> float:
+    """What the kernel's count of resident memory may be off by: each core adds to it in steps of so many pages."""
+    cores = os.cpu_count() or 1
+    return max(32, 2 * cores) * cores * os.sysconf("SC_PAGE_SIZE") / memory.MIB
+
+
 @pytest.mark.slow
 def test_a_limited_schedule_stays_within_its_limit_and_an_unlimited_one_does_not(tmp_path: Path) -> None:
     found = tmp_path / "rows.json"
@@ -26,9 +32,9 @@ def test_a_limited_schedule_stays_within_its_limit_and_an_unlimited_one_does_not
     observed = {each.case["limit"]: each.value for each in rows if each.metric == "peak_memory"}
     predicted = {each.case["limit"]: each.value for each in rows if each.metric == "predicted_peak_memory"}
     result_mib = memory.RESULT_BYTES / memory.MIB
-    assert observed[memory.AS_WRITTEN] < 2 * result_mib  # one result at a time
+    assert observed[memory.AS_WRITTEN] < 2 * result_mib + unseen_mib()  # one result at a time
     assert observed[memory.UNLIMITED] > observed[memory.LIMITED]
     assert rows[-1].metric == "peak_memory_of_allowed"
     assert rows[-1].value <= 1.0
     for limit, peak in observed.items():  # whatever else the process takes meanwhile is much less than one result
-        assert peak <= predicted[limit] + result_mib / 4, (limit, peak, predicted[limit])
+        assert peak <= predicted[limit] + result_mib / 4 + unseen_mib(), (limit, peak, predicted[limit])
