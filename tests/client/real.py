@@ -39,7 +39,7 @@ def real_service(data: Path, *options: str, end: signal.Signals = signal.SIGTERM
             command += [option, "127.0.0.1:0"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 200
         while not ready.exists():
             assert process.poll() is None, "the service ended"
             assert time.monotonic() < limit
@@ -47,7 +47,7 @@ def real_service(data: Path, *options: str, end: signal.Signals = signal.SIGTERM
         yield json.loads(ready.read_text())["listen"]
     finally:
         process.send_signal(end)
-        process.wait(60)
+        process.wait(200)
 
 
 def free_port() -> int:

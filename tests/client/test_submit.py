@@ -49,7 +49,7 @@ def client(address: str, service: Held) -> Iterator[Client]:
 
 
 def until_ready(handle: Handle) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while not handle.ready():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -197,7 +197,7 @@ class Process:
     def _end(self, number: int) -> int:
         if self._process.poll() is None:
             os.kill(self._process.pid, number)
-        status = self._process.wait(60)
+        status = self._process.wait(200)
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._log.close()
@@ -218,7 +218,7 @@ def fetch(url: str, context: ssl.SSLContext | None = None) -> str:
         return text
 
 
-def eventually(seconds: float = 60.0) -> Iterable[float]:
+def eventually(seconds: float = 200.0) -> Iterable[float]:
     """Yield until the time is over: for conditions that come true soon."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:

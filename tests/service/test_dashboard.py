@@ -67,12 +67,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             yield made
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(200)
             service.kill()
 
 
 def _wait_for_a_scrape(made: Prometheus) -> None:
-    for _ in eventually(60):
+    for _ in eventually():
         try:
             if made.samples("fxlib_queue_depth"):
                 return
@@ -82,7 +82,7 @@ def _wait_for_a_scrape(made: Prometheus) -> None:
 
 
 def _wait_for(made: Prometheus, query: str) -> None:
-    for _ in eventually(60):
+    for _ in eventually():
         if made.samples(query):
             return
     pytest.fail(f"nothing for {query}")

@@ -124,7 +124,8 @@ async def test_a_watcher_that_leaves_is_forgotten() -> None:
         async with aclosing(watch(core, job.id)) as events:
             await anext(events)
         watcher = asyncio.create_task(history(core, job.id))
-        await asyncio.sleep(0.05)
+        while not core.hub.watchers:  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.01)
         watcher.cancel()
         await asyncio.wait([watcher])
         await asyncio.sleep(0)
@@ -139,7 +140,8 @@ async def test_watching_goes_on_over_a_restart() -> None:
         lease = await claim(core)
         assert lease is not None
         watcher = asyncio.create_task(history(core, job.id))
-        await asyncio.sleep(0.05)
+        while not core.hub.watchers:  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.01)
     with pytest.raises(ServiceError) as caught:
         await watcher
     assert caught.value.code is Code.SHUTTING_DOWN

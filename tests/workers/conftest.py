@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +19,8 @@ from workers.trials import Trials
 
 
 @pytest.fixture(scope="package")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = Path("/tmp") / f"fxlib-test-{tmp_path_factory.getbasetemp().name[-6:]}"  # noqa: S108 - a socket's path is short
-    path.mkdir()
+def root() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="fxlib-test-", dir="/tmp"))  # a socket's path is short
     yield path
     path.rmdir()
 

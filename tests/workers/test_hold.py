@@ -65,7 +65,7 @@ def hold(service: Service, shutdown: threading.Event | None = None) -> Hold:
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()

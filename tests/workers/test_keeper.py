@@ -25,7 +25,7 @@ def child(tmp_path: Path) -> Iterator[Child]:
     made.end()
 
 
-def settled(mark: str, deadline_s: float = 60.0) -> list[int]:
+def settled(mark: str, deadline_s: float = 200.0) -> list[int]:
     """Processes that carry the mark, once there are none, or after a while."""
     deadline = time.monotonic() + deadline_s
     while (left := alive(mark)) and time.monotonic() < deadline:
