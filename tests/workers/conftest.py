@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from torch import nn
@@ -12,24 +14,29 @@ from fxlib import TrialOptions
 from fxlib.result import Report
 from fxlib.workload import Workload
 from tests.workers.cases import fill
-from tests.workers.trying import ALLOWED, QUICK, Try
-from workers.config import TrialSettings
+from tests.workers.trying import ALLOWED, QUICK, SETTINGS, Try
+from workers.trial.cluster import connected
 from workers.trials import Trials
 
 
 @pytest.fixture(scope="package")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = Path("/tmp") / f"fxlib-test-{tmp_path_factory.getbasetemp().name[-6:]}"  # noqa: S108 - a socket's path is short
-    path.mkdir()
-    yield path
-    path.rmdir()
+def root() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="fxlib-test-", dir="/tmp") as folder:  # the path of a socket is short
+        yield Path(folder)
 
 
 @pytest.fixture(scope="package")
 def trials(root: Path) -> Iterator[Trials]:
-    made = Trials(TrialSettings(allowed_modules=(ALLOWED,), process_memory_bytes=1 << 30), root)
+    made = Trials(replace(SETTINGS, allowed_modules=(ALLOWED,)), root)
     yield made
     made.end()
+
+
+@pytest.fixture(scope="package")
+def ray() -> Iterator[None]:
+    """A Ray of this process's own, for tests that look into the world of a trial."""
+    with TemporaryDirectory(prefix="fxlib-test-", dir="/tmp") as folder, connected(SETTINGS, Path(folder)):
+        yield
 
 
 @pytest.fixture
