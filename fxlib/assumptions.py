@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from fxlib.analysis.resources import contract_of_call, function_name, takes_contract
 from fxlib.contracts import PURE, Contract
@@ -13,6 +13,13 @@ from fxlib.errors import FxlibWarning
 from fxlib.workload import Assume
 
 _ASSUMED = {"reads": Contract(reads=frozenset({"*"})), "pure": PURE}
+
+
+def assumed_of(node: Node, assume: Assume) -> Contract | None:
+    """Return the contract that a call has by assumption: none, where it has one or takes none."""
+    if not assume or not takes_contract(node) or contract_of_call(node) is not None:
+        return None
+    return _ASSUMED[assume]
 
 
 def annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) -> tuple[str, ...]:
@@ -32,9 +39,9 @@ def annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) ->
         if name in contracts:
             node.meta["contract"] = contracts[name]
             declared.add(f"{name}: {_words(contracts[name])}, as the request declares")
-        elif assume:
-            node.meta["contract"] = _ASSUMED[assume]
-            assumed.add(f"{name}: {_words(_ASSUMED[assume])}, as the request assumes of every unknown function")
+        elif (contract := assumed_of(node, assume)) is not None:
+            node.meta["contract"] = contract
+            assumed.add(f"{name}: {_words(contract)}, as the request assumes of every unknown function")
     return (*sorted(declared), *sorted(assumed))
 
 

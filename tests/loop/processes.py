@@ -26,7 +26,7 @@ from tests.workers.cases import alive
 from workers.child import FOLDER
 
 ALLOWED = "tests.workers.remote_code"
-_BUDGET_S = 9.0
+_BUDGET_S = 6.0
 """Long enough for whoever wants to interfere with a trial, and with no time for a profile."""
 
 

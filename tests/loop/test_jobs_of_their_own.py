@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,15 +11,16 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib.client import Client
-from fxlib.profiles import Profile
 from fxlib.reasons import Reason
+from fxlib.result import Result
 from fxlib.workload import Server, Workload
 from tests.loop import own_functions
+from tests.loop.processes import Service, Worker
 from tests.runtime.world import rpc_world
-from tests.workers.trying import MEASURED
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
+SERVERS = (Server(name="ps0"), Server(name="ps1"))
 INPUTS = (torch.randn(8, 4), torch.arange(8))
 
 
@@ -38,25 +39,32 @@ class Own(nn.Module):
         return self.linear(x) + first * second * third
 
 
-def workload(trainers: int = 1) -> Workload:
+def workload() -> Workload:
     """The step of `Own`, of whose servers it says nothing."""
-    return Workload.describe([INPUTS], loss="mean", trainers=trainers)
+    return Workload.describe([INPUTS], loss="mean")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A job, and its answer."""
+
+    model: nn.Module
+    workload: Workload
+    result: Result
 
 
 @pytest.fixture(scope="module")
-def profile() -> Profile:
-    """What the job measures in its own world."""
-    with rpc_world(Server(name="ps0"), Server(name="ps1")):
-        return fxlib.profile(Own(), workload())
+def answered(service: Service, workers: list[Worker], tmp_path_factory: pytest.TempPathFactory) -> Answered:
+    """What the service says of what the job measured in its own world."""
+    model, asked, path = Own(), workload(), tmp_path_factory.mktemp("own") / "own.fxp"
+    with rpc_world(*SERVERS):
+        fxlib.save_profile(fxlib.profile(Own(), asked), path)
+    with fxlib.connect(service.address) as client:
+        return Answered(model, asked, client.optimize(model, asked, profile=fxlib.load_profile(path), budget_s=9))
 
 
-@pytest.mark.parametrize("trainers", [1, 2])
-def test_a_job_is_measured_by_its_profile_and_gets_a_module_for_its_own_world(
-    client: Client, profile: Profile, tmp_path: Path, trainers: int
-) -> None:
-    fxlib.save_profile(profile, tmp_path / "own.fxp")
-    model, sent = Own(), fxlib.load_profile(tmp_path / "own.fxp")
-    result = client.optimize(model, workload(trainers), profile=sent, budget_s=12)
+def test_a_job_is_measured_by_its_profile_and_gets_a_module_for_its_own_world(answered: Answered) -> None:
+    result = answered.result
     assert result.reason is Reason.FASTER, result.explanation
     assert result.not_reproduced == ()
     assert "profile" not in result.phase_seconds
@@ -64,18 +72,15 @@ def test_a_job_is_measured_by_its_profile_and_gets_a_module_for_its_own_world(
         ("tests.loop.own_functions:rows", to) for to in ("ps0", "ps1", "ps0")
     ]
     with rpc_world():
-        assert torch.equal(result.module(*INPUTS), model(*INPUTS))
+        assert torch.equal(result.module(*INPUTS), answered.model(*INPUTS))
 
 
-def test_a_later_measurement_is_answered_by_the_result_of_an_earlier_one(client: Client, profile: Profile) -> None:
-    asked = workload()
-    first = client.optimize(Own(), asked, profile=profile, budget_s=4)
-    with rpc_world():
-        anew = fxlib.profile(Own(), asked)
-    again = client.optimize(Own(), asked, profile=anew, budget_s=4)
-    assert first.reason in MEASURED
-    assert again.cached
-    assert (again.reason, again.gain) == (first.reason, first.gain)
+def test_a_later_measurement_is_answered_by_the_result_of_an_earlier_one(client: Client, answered: Answered) -> None:
+    with rpc_world(*SERVERS):
+        anew = fxlib.profile(Own(), answered.workload)
+    again = client.optimize(Own(), answered.workload, profile=anew, budget_s=9)
+    assert (answered.result.cached, again.cached) == (False, True)
+    assert (again.reason, again.gain) == (answered.result.reason, answered.result.gain)
 
 
 def test_without_a_profile_the_original_is_kept_and_the_way_out_is_named(client: Client) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from torch import nn
@@ -13,23 +14,29 @@ from fxlib import TrialOptions
 from fxlib.result import Report
 from fxlib.workload import Workload
 from tests.workers.cases import fill
-from tests.workers.trying import ALLOWED, QUICK, Try
-from workers.config import TrialSettings
+from tests.workers.trying import ALLOWED, QUICK, SETTINGS, Try
+from workers.trial.cluster import connected
 from workers.trials import Trials
 
 
 @pytest.fixture(scope="package")
 def root() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="fxlib-test-", dir="/tmp"))  # a socket's path is short
-    yield path
-    path.rmdir()
+    with TemporaryDirectory(prefix="fxlib-test-", dir="/tmp") as folder:  # the path of a socket is short
+        yield Path(folder)
 
 
 @pytest.fixture(scope="package")
 def trials(root: Path) -> Iterator[Trials]:
-    made = Trials(TrialSettings(allowed_modules=(ALLOWED,), process_memory_bytes=1 << 30), root)
+    made = Trials(replace(SETTINGS, allowed_modules=(ALLOWED,)), root)
     yield made
     made.end()
+
+
+@pytest.fixture(scope="package")
+def ray() -> Iterator[None]:
+    """A Ray of this process's own, for tests that look into the world of a trial."""
+    with TemporaryDirectory(prefix="fxlib-test-", dir="/tmp") as folder, connected(SETTINGS, Path(folder)):
+        yield
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.distributed import rpc
@@ -11,8 +13,9 @@ from fxlib import TrialOptions
 from fxlib.reasons import Reason
 from fxlib.workload import Workload
 from tests.workers import remote_code
-from tests.workers.cases import Reducing, lookup_workload, reduced
+from tests.workers.cases import Reducing, draft_of, lookup_workload, reduced, request
 from tests.workers.trying import MEASURED, Try
+from workers.trials import Trials
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -42,15 +45,14 @@ def test_gradients_come_back_through_collectives(attempt: Try) -> None:
     assert not [name for name in report.not_reproduced if "output" in name]
 
 
-def test_a_candidate_that_is_wrong_is_refused_on_the_first_rank_that_shows_it(attempt: Try) -> None:
-    report = attempt(Reducing(), workload(), candidate=fxlib.capture(Wrong()))
-    assert report.reason is Reason.NOT_SAME
-    assert "rank 0: output" in report.explanation
-
-
-def test_a_rank_that_raises_alone_does_not_leave_the_others_waiting(attempt: Try) -> None:
-    report = attempt(
-        Reducing(), workload(), TrialOptions(budget_s=20, sameness_steps=1), candidate=fxlib.capture(Uneven())
-    )
+def test_candidates_are_refused_on_the_rank_that_shows_it_and_leave_no_rank_waiting(
+    trials: Trials, tmp_path: Path
+) -> None:
+    folder = request(tmp_path / "job", Reducing(), workload(), TrialOptions(budget_s=20, sameness_steps=1))
+    drafts = [draft_of("wrong", fxlib.capture(Wrong())), draft_of("uneven", fxlib.capture(Uneven()))]
+    folder.write_rewrite(drafts[0].report, drafts)
+    report = trials.run(folder, lambda *_: None, lambda: None)
+    assert "differ from the original's: after step 1: rank 0: output" in report.candidates[0].verdict
+    # One rank raised, and the others cannot go on: that ends the trial.
     assert report.reason is Reason.CANDIDATE_FAILS, report.explanation
     assert "only once" in report.explanation

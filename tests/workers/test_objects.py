@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.distributed import rpc
 
 import fxlib
 from fxlib import ps, wire
+from fxlib.contracts import PURE, Contract
 from fxlib.runtime import CapturedModule, remote_call
 from fxlib.workload import Workload
 from workers.trial.objects import needs_of
 
 WORKLOAD = Workload(batches=[torch.zeros(1)], mode="forward")
+
+
+def own(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 class Own(nn.Module):
@@ -37,6 +44,17 @@ def travelled(model: nn.Module) -> CapturedModule:
 def test_functions_are_asked_of_the_servers_that_run_them() -> None:
     needs = needs_of([travelled(Model())], WORKLOAD)
     assert needs.functions == {"": ("torch:add",), "ps0": ("fxlib.ps:lookup", "fxlib.ps:push")}
+
+
+def test_functions_have_the_contract_that_the_graph_knows_or_else_the_one_that_the_workload_assumes() -> None:
+    class Unknown(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return rpc.rpc_sync("ps0", own, args=(x,)) + rpc.rpc_sync("ps0", torch.add, args=(x, x))
+
+    known = {"torch:add": PURE}
+    assert needs_of([travelled(Unknown())], WORKLOAD).contracts == known
+    assumed = needs_of([travelled(Unknown())], replace(WORKLOAD, assume="reads")).contracts
+    assert assumed == {**known, f"{__name__}:own": Contract(reads=frozenset({"*"}))}
 
 
 def test_modules_that_only_the_job_has_are_named() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,45 +16,34 @@ import fxlib
 from fxlib import recipes, wire
 from fxlib.profiles import Opaque, Profile
 from fxlib.protocol import workload_to_proto
-from fxlib.reasons import Reason
 from fxlib.runtime import issue_batch
 from fxlib.workload import RemoteObject, Workload
 from tests.workers import remote_code
+from tests.workers.trying import SETTINGS
 from tests.workers.weighed import ROWS, Weighed, recorded, weighed_profile, workload
-from workers.config import TrialSettings
 from workers.trial.arms import ORIGINAL
 from workers.trial.bits import digest_all
-from workers.trial.cluster import connected
-from workers.trial.failures import TrialError
 from workers.trial.trainer import Material, Trace
 from workers.trial.world import World
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180), pytest.mark.usefixtures("ray")]
 
 CANDIDATE = "candidate"
-SETTINGS = TrialSettings(process_memory_bytes=1 << 30)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    path = Path("/tmp") / f"fxlib-replay-{tmp_path_factory.getbasetemp().name[-6:]}"  # noqa: S108 - a socket's path is short
-    path.mkdir()
-    with connected(SETTINGS, path):
-        yield
 
 
 @contextmanager
 def world(
-    model: nn.Module, workload: Workload, profile: Profile | None, candidate: Callable[[GraphModule], GraphModule]
+    model: nn.Module, workload: Workload, profile: Profile, **candidates: Callable[[GraphModule], GraphModule]
 ) -> Iterator[World]:
-    """A trial's processes with the original and one candidate."""
+    """A trial's processes with the original and its candidates."""
     encoded = workload_to_proto(workload)
     graph = wire.serialize(wire.encode(fxlib.capture(model)).graph)
     material = Material(original=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs))
-    rewritten = candidate(wire.decode(wire.parse(graph)))
     with World(workload, material, SETTINGS, lambda: False, profile) as made:
         made.prepare()
-        made.admit(CANDIDATE, wire.serialize(wire.encode(rewritten).graph), {})
+        for name, rewrite in candidates.items():
+            rewritten = rewrite(wire.decode(wire.parse(graph)))
+            made.admit(name, wire.serialize(wire.encode(rewritten).graph), {})
         yield made
 
 
@@ -72,24 +60,6 @@ def seconds(made: World, arm: str, steps: int = 10) -> float:
     return float(made.ask(made.trainers, "block", arm, steps, timeout_s=30)[0])
 
 
-class Stale(nn.Module):
-    """A read, a write of what it reads, and the read again; or, wrongly, both reads before the write."""
-
-    def __init__(self, *, stale: bool) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.stale = stale
-
-    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        first = rpc.rpc_sync("ps0", remote_code.weigh, args=(rows,))
-        if self.stale:
-            second = rpc.rpc_sync("ps0", remote_code.weigh, args=(rows,))
-        rpc.rpc_sync("ps0", remote_code.learn, args=(rows, rows))
-        if not self.stale:
-            second = rpc.rpc_sync("ps0", remote_code.weigh, args=(rows,))
-        return self.linear(x) + first + second
-
-
 class Attached(nn.Module):
     """A read that distributed autograd sends a gradient home to."""
 
@@ -103,38 +73,72 @@ class Attached(nn.Module):
         return self.linear(x) * first + second
 
 
-class Created(nn.Module):
-    """A result that stays on its server until it is fetched."""
+class Mixed(nn.Module):
+    """A read, a write and the read again; a result that stays on its server; methods of objects behind RRefs.
 
-    def __init__(self) -> None:
+    Wrongly, where `stale`, both reads come before the write.
+    """
+
+    def __init__(self, *, stale: bool = False) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
+        self.stale = stale
 
-    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        made = rpc.remote("ps0", remote_code.learn, args=(rows, rows))
-        return self.linear(x) + made.to_here()
-
-
-class Objects(nn.Module):
-    """Methods of objects behind RRefs, of which nobody has the class of one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor, rows: torch.Tensor, near: object, far: object) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rows: torch.Tensor, near: object, far: object) -> tuple[torch.Tensor, ...]:
+        first = rpc.rpc_sync("ps0", remote_code.weigh, args=(rows,))
+        if self.stale:
+            second = rpc.rpc_sync("ps0", remote_code.weigh, args=(rows,))
+        rpc.rpc_sync("ps0", remote_code.learn, args=(rows, rows))
+        if not self.stale:
+            second = rpc.rpc_sync("ps0", remote_code.weigh, args=(rows,))
         a = near.rpc_sync().forward(x)  # type: ignore[attr-defined]
         b = far.rpc_sync().forward(x)  # type: ignore[attr-defined]
-        return self.linear(x) + a + b
+        c = far.rpc_sync().forward(x + 1)  # type: ignore[attr-defined]
+        made = rpc.remote("ps1", remote_code.learn, args=(rows, rows))
+        return self.linear(x) + first + second, made.to_here(), a + b + c
 
 
-def test_a_schedule_is_the_same_as_its_original_and_faster() -> None:
-    with world(Weighed(), workload(), weighed_profile(), scheduled) as made:
+@pytest.fixture(scope="module")
+def mixed(ray: None) -> Iterator[World]:
+    """A world of one model for several tests, each of which begins where the world began."""
+    name = "tests.workers.remote_code"
+    profile = Profile(
+        calls=(
+            recorded("weigh", f"{name}:weigh", "ps0"),
+            recorded("weigh_1", f"{name}:weigh", "ps0"),
+            recorded("learn", f"{name}:learn", "ps0", returns=Opaque()),
+            recorded("fetch", "fetch", "ps1"),
+            recorded("forward", ".forward", "ps0"),
+            recorded("forward_1", ".forward", "ps1", seconds=0.02),
+            recorded("forward_2", ".forward", "ps1"),
+        )
+    )
+    rrefs = {
+        "near": RemoteObject(owner="ps0", cls="torch.nn:Linear", args=(4, 4)),
+        "far": RemoteObject(owner="ps1", cls=f"{name}:Scale", kwargs={"width": 4}),
+    }
+    candidates = {
+        CANDIDATE: lambda graph: recipes.apply(graph, assume="reads").module,
+        "stale": lambda _: fxlib.capture(Mixed(stale=True)),
+    }
+    with world(Mixed(), workload(rrefs=rrefs, assume="reads"), profile, **candidates) as made:
+        yield made
+
+
+def test_calls_are_answered_the_same_and_take_their_time_however_they_travel() -> None:
+    """Each by itself, overlapped, and in one message; by servers that only the profile knows."""
+
+    def batched(graph: GraphModule) -> GraphModule:
+        module = recipes.apply(graph, "schedule", profile=profile).module
+        assert any(node.target is issue_batch for node in module.graph.nodes)
+        return module
+
+    profile = weighed_profile(per_item_s=0.0)
+    with world(Weighed(), workload(servers=()), profile, candidate=scheduled, batched=batched) as made:
         before = traces(made, ORIGINAL)
-        assert before == traces(made, ORIGINAL)
-        assert before == traces(made, CANDIDATE)
-        replayed = "server ps0: writes that were replayed"
-        assert before[0][replayed] != before[1][replayed]
+        assert [before] * 3 == [traces(made, arm) for arm in (ORIGINAL, CANDIDATE, "batched")]
+        replayed = [f"server {name}: writes that were replayed" for name in ("ps0", "ps1")]
+        assert all(before[0][name] != before[1][name] for name in replayed)
         blocks = [(seconds(made, ORIGINAL), seconds(made, CANDIDATE)) for _ in range(2)]
         assert all(after < 0.9 * original for original, after in blocks)
         assert min(original for original, _ in blocks) > 10 * (3 * 0.01 + 3 * 0.005)
@@ -143,7 +147,8 @@ def test_a_schedule_is_the_same_as_its_original_and_faster() -> None:
 def test_trainers_that_share_a_replayed_server_wait_for_each_other_there() -> None:
     recorded_ = weighed_profile()
     one_at_once = tuple(replace(server, concurrency=1) for server in recorded_.servers)
-    with world(Weighed(), workload(trainers=2), replace(recorded_, servers=one_at_once), scheduled) as made:
+    profile = replace(recorded_, servers=one_at_once)
+    with world(Weighed(), workload(trainers=2), profile, candidate=scheduled) as made:
         before = traces(made, ORIGINAL)
         assert before == traces(made, CANDIDATE)
         alone_s = min(made.ask(made.trainers[:1], "block", CANDIDATE, 5, timeout_s=30)[0] for _ in range(2))
@@ -152,47 +157,13 @@ def test_trainers_that_share_a_replayed_server_wait_for_each_other_there() -> No
         assert made.ask(made.trainers[:1], "profile", 0.5, timeout_s=60)[0].servers[0].concurrency == 1
 
 
-def test_calls_in_one_message_are_answered_as_single_ones() -> None:
-    def batched(graph: GraphModule) -> GraphModule:
-        module = recipes.apply(graph, "schedule", profile=weighed_profile(per_item_s=0.0)).module
-        assert any(node.target is issue_batch for node in module.graph.nodes)
-        return module
-
-    with world(Weighed(), workload(), weighed_profile(per_item_s=0.0), batched) as made:
-        assert traces(made, ORIGINAL) == traces(made, CANDIDATE)
-
-
-def test_what_is_created_on_a_server_is_fetched_as_recorded() -> None:
-    profile = Profile(calls=(recorded("fetch", "fetch", "ps0"),))
-    with world(Created(), workload(), profile, scheduled) as made:
-        before = traces(made, ORIGINAL)
-        assert before == traces(made, CANDIDATE)
-        assert before[0]["output"] != traces(made, ORIGINAL, 2)[1]["output"]
-
-
-def test_a_read_that_a_write_was_moved_before_shows() -> None:
-    name = "tests.workers.remote_code"
-    profile = Profile(
-        calls=(
-            recorded("weigh", f"{name}:weigh", "ps0"),
-            recorded("weigh_1", f"{name}:weigh", "ps0"),
-            recorded("learn", f"{name}:learn", "ps0", returns=Opaque()),
-        )
-    )
-    wrong = lambda _: fxlib.capture(Stale(stale=True))  # noqa: E731 - the world asks for a rewrite
-    with world(Stale(stale=False), workload(), profile, wrong) as made:
-        original, candidate = traces(made, ORIGINAL, 1), traces(made, CANDIDATE, 1)
-        assert original == traces(made, ORIGINAL, 1)
-        assert original[0]["output"] != candidate[0]["output"]
-
-
 def test_gradients_come_home_under_distributed_autograd_and_are_compared() -> None:
     rows = replace(ROWS, requires_grad=True)
     name = "tests.workers.remote_code:double"
     profile = Profile(
         calls=tuple(recorded(call, name, to, returns=rows) for call, to in (("double", "ps0"), ("double_1", "ps1")))
     )
-    with world(Attached(), workload(mode="distributed"), profile, scheduled) as made:
+    with world(Attached(), workload(mode="distributed"), profile, candidate=scheduled) as made:
         before = traces(made, ORIGINAL)
         assert before == traces(made, CANDIDATE)
         nothing = digest_all({})
@@ -201,31 +172,23 @@ def test_gradients_come_home_under_distributed_autograd_and_are_compared() -> No
         assert len(set(written)) == len(written)
 
 
-def test_methods_of_objects_are_answered_beside_real_ones() -> None:
-    rrefs = {
-        "near": RemoteObject(owner="ps0", cls="torch.nn:Linear", args=(4, 4)),
-        "far": RemoteObject(owner="ps1", cls="tests.workers.remote_code:Scale", kwargs={"width": 4}),
-    }
-    profile = Profile(
-        calls=(recorded("forward", ".forward", "ps0"), recorded("forward_1", ".forward", "ps1", seconds=0.02))
-    )
-    asked = workload(rrefs=rrefs, assume="reads")
-    with world(Objects(), asked, profile, lambda graph: recipes.apply(graph, assume="reads").module) as made:
-        before = traces(made, ORIGINAL)
-        assert before == traces(made, CANDIDATE)
-        assert "server ps0: object 'near'" in before[0]
-        assert "server ps1: object 'far'" not in before[0]
+def test_a_schedule_of_calls_of_all_kinds_is_the_same_as_its_original(mixed: World) -> None:
+    assert traces(mixed, ORIGINAL) == traces(mixed, CANDIDATE)
 
 
-def test_servers_that_only_the_profile_knows_are_started() -> None:
-    with world(Weighed(), workload(servers=()), weighed_profile(), scheduled) as made:
-        before = traces(made, ORIGINAL)
-        assert before == traces(made, CANDIDATE)
-        assert {"server ps0: writes that were replayed", "server ps1: writes that were replayed"} <= before[0].keys()
+def test_a_read_that_a_write_was_moved_before_shows(mixed: World) -> None:
+    original, candidate = traces(mixed, ORIGINAL, 1), traces(mixed, "stale", 1)
+    assert original == traces(mixed, ORIGINAL, 1)
+    assert original[0]["output[0]"] != candidate[0]["output[0]"]
+    assert original[0]["output[1]"] == candidate[0]["output[1]"]
 
 
-def test_what_nobody_can_answer_is_named_with_a_way_out() -> None:
-    with pytest.raises(TrialError) as caught, world(Weighed(), workload(), None, lambda graph: graph):
-        pass
-    assert caught.value.reason is Reason.NO_SERVER
-    assert "fxlib.profile" in caught.value.detail
+def test_what_is_created_on_a_server_is_fetched_as_recorded(mixed: World) -> None:
+    first, second = (trace["output[1]"] for trace in traces(mixed, ORIGINAL, 2))
+    assert first != second
+
+
+def test_methods_of_objects_are_answered_beside_real_ones(mixed: World) -> None:
+    (trace,) = traces(mixed, ORIGINAL, 1)
+    assert "server ps0: object 'near'" in trace
+    assert "server ps1: object 'far'" not in trace

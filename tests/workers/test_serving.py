@@ -12,6 +12,7 @@ import torch
 import fxlib
 from fxlib.profiles import Profile, TensorShape
 from fxlib.reasons import Reason
+from fxlib.workload import Server, Workload
 from tests.workers.weighed import Weighed, recorded, weighed_profile, workload
 from workers.trial.failures import TrialError
 from workers.trial.objects import needs_of
@@ -23,12 +24,13 @@ def nobody_has_any(members: Sequence[Any], method: str, *args: object, **_: obje
     return [args[0] if method == "not_served" else None for _ in members]
 
 
-def serve(profile: Profile | None) -> None:
-    asked = workload()
+def serve(profile: Profile | None, asked: Workload | None = None) -> None:
+    asked = asked or workload()
     needs = needs_of([fxlib.capture(Weighed())], asked)
     serving = Serving(nobody_has_any, asked, profile, (), 1.0)
-    serving.stage(["ps0", "ps1"], ["trainer0"], needs)
-    serving.check(["ps0", "ps1"], needs)
+    servers = [server.name for server in asked.servers]
+    serving.stage(servers, ["trainer0"], needs)
+    serving.check(servers, needs)
 
 
 def test_what_the_profile_records_is_served() -> None:
@@ -55,3 +57,10 @@ def test_what_cannot_be_replayed_is_named_with_a_way_out(profile: Profile | None
         serve(profile)
     assert caught.value.reason is Reason.NO_SERVER
     assert words in caught.value.detail
+
+
+def test_calls_to_a_server_that_the_workload_does_not_have_are_named() -> None:
+    with pytest.raises(TrialError) as caught:
+        serve(None, workload(servers=(Server(name="ps0"),)))
+    assert caught.value.reason is Reason.NO_SERVER
+    assert "calls to 'ps1', which is none of the workload's servers" in caught.value.detail

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
+from torch.distributed import rpc
 
 import fxlib
 from fxlib.reasons import Reason
 from fxlib.workload import RemoteObject, Server, Workload
 from tests.workers import remote_code
-from tests.workers.cases import Lookups, Wrong, lookup_workload
-from tests.workers.trying import ALLOWED, MEASURED, PATIENT, Calls, Try, calls_workload
+from tests.workers.cases import Lookups, fill, lookup_workload
+from tests.workers.trying import ALLOWED, MEASURED, PATIENT, QUICK, Calls, Try, calls_workload
+from workers.trials import Trials
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -35,49 +39,51 @@ def test_a_faster_candidate_is_adopted_with_figures_and_timelines(attempt: Try) 
     assert {"issue", "wait", "in_flight"} <= {span.kind for span in report.timeline_optimized.spans}
 
 
-def test_the_original_against_itself_is_not_adopted(attempt: Try) -> None:
+def test_a_small_budget_is_all_measurement_and_does_not_adopt_the_original_itself(
+    trials: Trials, tmp_path: Path
+) -> None:
     model = Lookups()
-    report = attempt(model, lookup_workload(service_time_s=0.0), candidate=fxlib.capture(model))
+    folder = fill(tmp_path / "job", model, lookup_workload(service_time_s=0.0), QUICK, candidate=fxlib.capture(model))
+    report = trials.run(folder, lambda *_: None, lambda: None, lambda: pytest.fail("planned anew"))
+    assert "profile" not in report.phase_seconds
     assert report.decision == "keep_original"
     assert report.reason in (Reason.NOT_FASTER, Reason.BUDGET_EXHAUSTED)
     assert report.gain is not None
     assert report.gain.low < 0.02
 
 
-@pytest.mark.parametrize("mode", ["local", "distributed"])
-def test_objects_behind_rrefs_are_made_on_their_owners(attempt: Try, mode: str) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
+class Objects(nn.Module):
+    """Methods of objects behind RRefs, and a call to what their servers were set up with."""
 
-        def forward(self, x: torch.Tensor, near: object, far: object) -> torch.Tensor:
-            a = near.rpc_sync().forward(x)  # type: ignore[attr-defined]
-            b = far.rpc_sync().forward(x)  # type: ignore[attr-defined]
-            return self.linear(x) + a + b
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
 
+    def forward(self, x: torch.Tensor, near: object, far: object) -> torch.Tensor:
+        a = near.rpc_sync().forward(x)  # type: ignore[attr-defined]
+        b = far.rpc_sync().forward(x)  # type: ignore[attr-defined]
+        c = rpc.rpc_sync("ps0", remote_code.weigh, args=(x,))
+        return self.linear(x) + a + b + c
+
+
+@pytest.mark.parametrize(
+    "mode, secretive", [("local", ("server ps1: state of its setup (from step 1 on)",)), ("distributed", ())]
+)
+def test_servers_are_set_up_and_make_objects_and_hidden_state_is_named(
+    attempt: Try, mode: str, secretive: tuple[str, ...]
+) -> None:
+    servers = [
+        Server(name="ps0", setup=f"{ALLOWED}:prepare"),
+        Server(name="ps1", setup=f"{ALLOWED}:keep_quiet" if secretive else None),
+    ]
     rrefs = {
         "near": RemoteObject(owner="ps0", cls="torch.nn:Linear", args=(4, 4)),
         "far": RemoteObject(owner="ps1", cls=f"{ALLOWED}:Scale", kwargs={"width": 4}),
     }
-    report = attempt(Model(), calls_workload(rrefs=rrefs, mode=mode, assume="reads"))
+    report = attempt(Objects(), calls_workload(servers=servers, rrefs=rrefs, mode=mode, assume="reads"))
     assert report.reason in MEASURED, report.explanation
     assert report.gain is not None
-    assert report.not_reproduced == ()
-
-
-def test_servers_are_set_up_by_allowed_modules_and_hidden_state_is_named(attempt: Try) -> None:
-    servers = [Server(name="ps0", setup=f"{ALLOWED}:prepare"), Server(name="ps1", setup=f"{ALLOWED}:keep_quiet")]
-    report = attempt(Calls(remote_code.weigh), calls_workload(servers=servers))
-    assert report.reason in MEASURED, report.explanation
-    assert report.not_reproduced == ("server ps1: state of its setup (from step 1 on)",)
-
-
-def test_a_wrong_candidate_is_refused_with_what_differs(attempt: Try) -> None:
-    report = attempt(Lookups(), lookup_workload(), candidate=fxlib.capture(Wrong()))
-    assert (report.decision, report.reason) == ("keep_original", Reason.NOT_SAME)
-    assert "after step 1" in report.explanation
-    assert report.gain is None
+    assert report.not_reproduced == secretive
 
 
 def test_what_the_original_does_not_reproduce_is_named_and_left_out(attempt: Try) -> None:

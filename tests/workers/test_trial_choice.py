@@ -11,7 +11,7 @@ from fxlib import TrialOptions
 from fxlib.profiles import Profile
 from fxlib.reasons import Reason
 from tests.workers.cases import Lookups, Wrong, descendants, draft_of, fill, lookup_workload, request
-from tests.workers.trying import BRISK, MEASURED, QUICK
+from tests.workers.trying import BRISK
 from workers.folder import JobFolder
 from workers.sandbox.__main__ import rewrite
 from workers.trials import Trials
@@ -66,14 +66,6 @@ def test_candidates_are_planned_by_what_the_trial_measured(trials: Trials, tmp_p
     assert all(call.service_s.median > 0.005 for call in profile.calls)
     assert 0.0 < report.phase_seconds["profile"] < 20.0
     assert all(each.predicted_step_s for each in report.candidates)
-
-
-def test_a_budget_that_is_too_small_for_a_profile_is_spent_on_the_measurement(trials: Trials, tmp_path: Path) -> None:
-    folder = request(tmp_path / "job", Lookups(), lookup_workload(), QUICK)
-    rewrite(folder)
-    report = trials.run(folder, lambda *_: None, lambda: None, lambda: pytest.fail("planned anew"))
-    assert report.reason in MEASURED
-    assert "profile" not in report.phase_seconds
 
 
 def test_a_job_cancelled_while_it_is_planned_anew_leaves_the_driver_alive(trials: Trials, tmp_path: Path) -> None:

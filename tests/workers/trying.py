@@ -13,9 +13,11 @@ from fxlib import TrialOptions
 from fxlib.reasons import Reason
 from fxlib.result import Report
 from fxlib.workload import Server, Workload
+from workers.config import TrialSettings
 
 ALLOWED: Final = "tests.workers.remote_code"
-QUICK: Final = TrialOptions(budget_s=4, step_timeout_s=3, sameness_steps=2)
+SETTINGS: Final = TrialSettings(process_memory_bytes=1 << 30)
+QUICK: Final = TrialOptions(budget_s=3, step_timeout_s=3, sameness_steps=2)
 PATIENT: Final = TrialOptions(budget_s=40)
 BRISK: Final = TrialOptions(budget_s=15)
 MEASURED: Final = (Reason.FASTER, Reason.NOT_FASTER, Reason.BUDGET_EXHAUSTED)

@@ -11,6 +11,7 @@ from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.resources import COLLECTIVES, FETCHES, collective_arguments, contract_of_call, function_name
+from fxlib.assumptions import assumed_of
 from fxlib.batches import Batch
 from fxlib.contracts import Contract
 from fxlib.runtime import calls, ops
@@ -29,7 +30,7 @@ class Needs:
     opaque: tuple[str, ...]
     functions: Mapping[str, tuple[str, ...]]
     contracts: Mapping[str, Contract]
-    """Of remote functions and methods, where the graphs know one."""
+    """Of remote functions and methods, where the graphs know one or the workload assumes it."""
     created: Mapping[str, tuple[str, ...]]
     """Functions that make what RRefs lead to, and the names of the calls that fetch it."""
     groups: Mapping[str, tuple[int, ...]]
@@ -53,7 +54,8 @@ def needs_of(modules: Iterable[GraphModule], workload: Workload) -> Needs:
                 groups.setdefault(str(group), set()).update(_stated_sizes(node))
             if node.target is ops.create:
                 created.setdefault(str(node.args[1]), set()).update(fetches_of(node))
-            if (contract := contract_of_call(node)) is not None and not is_batch(node):
+            contract = contract_of_call(node) or assumed_of(node, workload.assume)
+            if contract is not None and not is_batch(node):
                 contracts[str(node.args[2]) if node.target in ops.TRACKERS else function_name(node)] = contract
     return Needs(
         opaque=tuple(sorted(opaque)),

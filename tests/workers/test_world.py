@@ -1,0 +1,24 @@
+"""The processes of a trial, where Ray has no room for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fxlib.reasons import Reason
+from tests.workers.cases import lookup_workload
+from tests.workers.trying import SETTINGS
+from workers.trial.failures import TrialError
+from workers.trial.trainer import Material
+from workers.trial.world import World
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("ray")
+def test_an_infeasible_placement_is_a_reason_and_not_a_hang() -> None:
+    settings = replace(SETTINGS, cpus_per_process=100.0, placement_timeout_s=0.5)
+    with pytest.raises(TrialError) as caught:
+        World(lookup_workload(), Material(original=b"", workload=b"", blobs={}), settings, lambda: False)
+    assert caught.value.reason is Reason.NO_CAPACITY
+    assert "100 CPUs" in caught.value.detail
