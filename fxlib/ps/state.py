@@ -140,8 +140,11 @@ class EmbeddingTable:
 
     def _check(self, flat: torch.Tensor) -> None:
         rows = self.weight.shape[0]
-        outside = (flat < 0) | (flat >= rows)
-        if outside.any():
+        if not len(flat):
+            return
+        lowest, highest = torch.aminmax(flat)
+        if lowest.item() < 0 or highest.item() >= rows:
+            outside = (flat < 0) | (flat >= rows)
             raise IndexError(f"table {self.name!r} has {rows} rows, and no row {int(flat[outside][0])}")
 
 
