@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -116,6 +117,29 @@ def test_a_deep_copy_relies_on_its_own_weights(model: nn.Module) -> None:
         expected = fast(X)
         _write(model)
         assert torch.equal(twin(X), expected)
+
+
+def test_new_memory_at_an_old_address_is_not_what_was_there() -> None:
+    def memory(value: float) -> torch.Tensor:  # as an allocator may give it: `model.half().float()` often gets it so
+        numbers.fill(value)
+        return torch.from_numpy(numbers)
+
+    class Sine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(memory(1.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.weight.exp().sin()
+
+    numbers = np.empty(3, np.float32)
+    model, x = Sine().eval(), torch.zeros(3)
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    address = model.weight.data_ptr()
+    model.weight.data = memory(2.0)
+    assert model.weight.data_ptr() == address
+    with torch.no_grad(), pytest.warns(FxlibWarning, match="optimize the model again"):
+        assert torch.equal(fast(x), model(x))
 
 
 def test_values_are_no_part_of_the_state(model: nn.Module) -> None:
