@@ -9,7 +9,7 @@ on. A captured module checks both before each forward, and runs the original whe
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, is_
 from typing import Any
@@ -102,6 +102,16 @@ class Reliance:
     def since(self, marks: Mapping[str, Mark]) -> None:
         """Take the weights for what they were earlier, when they were sent to where values are computed from them."""
         self._noted |= {name: marks[name] for name in self._weights if name in marks}
+        self._watched = None
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The names of all weights behind these values, and of what counts their updates."""
+        return self._weights
+
+    def changed(self, names: Collection[str]) -> None:
+        """Take some of the weights for others than those that the values were computed from."""
+        self._noted |= {name: replace(self._noted[name], version=_GONE) for name in names if name in self._noted}
         self._watched = None
 
     def read(self, module: GraphModule, graph: Graph) -> None:

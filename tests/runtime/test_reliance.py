@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import fxlib
-from fxlib.errors import FxlibWarning
+from fxlib.errors import FxlibWarning, WireError
 from fxlib.runtime.reliance import marks_of
 from tests.passes.nets import made
 
@@ -156,3 +157,37 @@ def test_values_from_elsewhere_are_those_of_the_weights_that_were_sent(model: nn
     late._fxlib.reliance.since(sent)
     with torch.no_grad(), pytest.warns(FxlibWarning, match="optimize the model again"):
         assert torch.equal(late(X), model(X))
+
+
+@pytest.mark.parametrize("write", [fxlib.save, fxlib.to_folder])
+@pytest.mark.parametrize("change", [_write, _replace])
+def test_a_module_whose_weights_have_changed_is_not_written(
+    model: nn.Module, change: Callable[[nn.Module], None], write: Callable[..., None], tmp_path: Path
+) -> None:
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    change(model)
+    with pytest.raises(WireError, match="optimize the model again"):
+        write(fast, tmp_path / "written")
+    assert not (tmp_path / "written").exists()
+
+
+def test_a_file_on_a_model_with_other_weights_runs_the_model(model: nn.Module, tmp_path: Path) -> None:
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    fxlib.save(fast, tmp_path / "model.fxg")
+    same, other = fxlib.load(tmp_path / "model.fxg", root=copy.deepcopy(model)), copy.deepcopy(model)
+    with torch.no_grad():
+        assert torch.equal(same(X), fast(X))
+        _write(other)
+        unlike = fxlib.load(tmp_path / "model.fxg", root=other)
+        with pytest.warns(FxlibWarning, match="optimize the model again"):
+            assert torch.equal(unlike(X), other(X))
+
+
+def test_without_an_original_weights_that_change_are_warned_of(model: nn.Module, tmp_path: Path) -> None:
+    fxlib.save(fxlib.optimize(fxlib.capture(model), recipe="inference"), tmp_path / "model.fxg")
+    alone = fxlib.load(tmp_path / "model.fxg")
+    with torch.no_grad():
+        before = alone(X)
+        _load(alone)
+        with pytest.warns(FxlibWarning, match="no original to run"):
+            assert torch.equal(alone(X), before)
