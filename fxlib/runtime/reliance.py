@@ -217,10 +217,11 @@ def _tensor(module: nn.Module, name: str) -> torch.Tensor:
 
 
 def marks_of(module: nn.Module) -> dict[str, Mark]:
-    """Note all parameters, buffers and plain tensors of a module as they are now, by name."""
+    """Note all parameters, buffers and plain tensors of a module as they are now, by name; but sparse ones."""
     marks: dict[str, Mark] = {}
     for path, each in module.named_modules():
         for table in (vars(each), each._buffers, each._parameters):
             held = {f"{path}.{name}".lstrip("."): value for name, value in table.items()}
-            marks |= {name: Mark.of(value) for name, value in held.items() if isinstance(value, torch.Tensor)}
+            tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+            marks |= {name: Mark.of(value) for name, value in tensors.items() if value.layout is torch.strided}
     return marks

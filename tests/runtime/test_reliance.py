@@ -191,3 +191,20 @@ def test_without_an_original_weights_that_change_are_warned_of(model: nn.Module,
         _load(alone)
         with pytest.warns(FxlibWarning, match="no original to run"):
             assert torch.equal(alone(X), before)
+
+
+def test_a_sparse_buffer_is_no_hindrance() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("links", torch.eye(3).to_sparse())
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sparse.mm(self.get_buffer("links"), x) + self.weight.exp()
+
+    model, x = Sparse().eval(), torch.randn(3, 3)
+    assert list(marks_of(model)) == ["weight"]
+    with torch.no_grad():
+        fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+        assert torch.equal(fast(x), model(x))
