@@ -168,7 +168,8 @@ def stands_in(module: nn.Module, batches: Sequence[Batch] = (), *, grad: bool) -
     if not isinstance(module, CapturedModule) or module._fxlib.original is None:
         return ""
     companions, codegen = module._fxlib, module.graph._codegen
-    if why := companions.broken(grad_enabled=grad) or companions.stale(module, grad_enabled=grad):
+    why = companions.broken(grad_enabled=grad) or companions.conditions.other_looks()
+    if why := why or companions.stale(module, grad_enabled=grad):
         return why
     inputs = frozenset(str(node.target) for node in module.graph.nodes if node.op == "placeholder")
     expected = codegen if isinstance(codegen, GuardedCodeGen) else parameters_of(type(module).forward, inputs)

@@ -166,7 +166,7 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
     if not isinstance(model, nn.Module):
         name = getattr(model, "__name__", None)
         return CapturedModule(tracer.root, graph, original=FunctionModel(model), class_name=name)
-    return CapturedModule(tracer.root, graph, original=model)
+    return CapturedModule(tracer.root, graph, original=model, fixed_looks=tracer.answered)
 
 
 def _check(model: Model, how: str, sample_inputs: object) -> None:

@@ -54,6 +54,7 @@ class EagerCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in _ANSWERED or name.startswith(("is_", "_is_", "_has_")) or isinstance(func, type):  # torch.device
+            self._tracer.answered = True
             return func(*args, **kwargs)
         if name == "__get__":
             return self._attribute(func, args[0])
@@ -74,6 +75,7 @@ class EagerCalls(TorchFunctionMode):
     def _attribute(self, getter: Any, tensor: torch.Tensor) -> Any:
         value = getter(tensor)
         if not isinstance(value, torch.Tensor):
+            self._tracer.answered = True
             return value
         return self._tracer.create_proxy("call_function", getattr, (tensor, getter.__self__.__name__), {})
 

@@ -50,6 +50,8 @@ class RemoteTracer(Tracer):
     """Above zero while the tracer itself works, so that its own computations are not recorded."""
     end: FrameType | None = None
     """The frame at which the user's frames end."""
+    answered = False
+    """Whether the forward was told what a tensor looks like: in the graph, that is a constant."""
 
     def prepare(self, calls: RemoteCalls, places: RRefPlaces, leaves: Collection[object], end: FrameType) -> None:
         """Set up one capture; `end` is the frame at which the user's frames end."""

@@ -23,6 +23,7 @@ from fxlib.errors import WireError
 from fxlib.folder import parts
 from fxlib.folder.contents import Contents
 from fxlib.runtime import guards
+from fxlib.runtime.module import outdated
 from fxlib.runtime.reliance import RANK
 from fxlib.wire.names import as_name
 
@@ -102,9 +103,12 @@ def to_folder(module: GraphModule, path: str | os.PathLike[str]) -> None:
 
     Raises:
         WireError: something that the graph uses cannot be written as data, such as a module with hooks, an attribute
-            that is an object, or tensors that share memory; names it.
+            that is an object, or tensors that share memory; names it. Or weights are no longer those from which values
+            in the graph were computed.
         OSError: a file cannot be written.
     """
+    if stale := outdated(module):
+        raise WireError(stale, where=type(module).__name__)
     folder, generated = Path(path), module.graph.python_code("self")
     name = _class_name(module, generated.globals)
     uses = sorted(key for key, value in generated.globals.items() if _is_ours(value))

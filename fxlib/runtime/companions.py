@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torch import nn
 
+from fxlib.errors import FxlibWarning
 from fxlib.runtime.conditions import Conditions, Parameter
 from fxlib.runtime.guards import GuardedCodeGen
 from fxlib.runtime.reliance import Reliance
@@ -47,6 +49,16 @@ class Companions:
     def stale(self, module: nn.Module, *, grad_enabled: bool) -> str:
         """Whether the weights are not those that the graph's constants were computed from."""
         return self.reliance.broken(module, grad_enabled=grad_enabled) if self.reliance.on_weights else ""
+
+    def tell_of_original(self, name: str, reason: str) -> None:
+        """Tell the user, once, why the original runs in place of the module of this name."""
+        self.warn_once(f"the original forward of {name} runs, not the captured one: {reason}")
+
+    def warn_once(self, text: str) -> None:
+        """Warn the user unless it was done before."""
+        if not self.told:
+            self.told = True
+            warnings.warn(text, FxlibWarning, stacklevel=4)
 
     def misfit(self, expected: Expected, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Whether the graph is not for one of the arguments."""

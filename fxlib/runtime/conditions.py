@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
 
+from fxlib.runtime.looks import Looks
 from fxlib.runtime.reading import Reading
 from fxlib.runtime.ties import Ties
 from fxlib.runtime.walk import local_modules
@@ -59,8 +60,8 @@ class Conditions:
 
     Grad mode and the training flags of all modules; which modules there are, their hooks (those of the root run in any
     case), and that no `forward` was replaced on an instance; numbers, flags and strings that the forward's code reads
-    by name; which parameters take a gradient, where it asks that; and that no argument is None, True or False where it
-    compares with these.
+    by name; which parameters take a gradient, where it asks that; what parameters and buffers look like, where the
+    graph has fixed that; and that no argument is None, True or False where it compares with these.
     """
 
     def __init__(self, module: nn.Module, original: nn.Module | None, *, grad_enabled: bool) -> None:
@@ -80,13 +81,27 @@ class Conditions:
             (each, name, value.requires_grad) for each in parts if asked for name, value in _parameters(each)
         ]
         self._ties = Ties(module, original)
+        self._looks: Looks | None = None
         self._watched: _Watched | None = None
+
+    def fix_looks(self, original: nn.Module, *, strides: bool) -> None:
+        """Hold dtypes, devices and shapes of parameters and buffers to what they are now, and maybe their strides."""
+        self._looks = Looks(self.module, original, strides=strides)
+
+    def fix_training(self, flags: Mapping[nn.Module, bool]) -> None:
+        """Hold the training flags of some modules to those that the graph is for, whatever they are now."""
+        self._facts = [
+            replace(each, value=flags[each.owner]) if each.name == "training" and each.owner in flags else each
+            for each in self._facts
+        ]
+        self._watched = None
 
     def rebased(self, module: nn.Module) -> Conditions:
         """Return the same conditions for another module that stands in for the same original."""
         twin = copy.copy(self)
         twin.module, twin._watched = module, None
         twin._ties = self._ties.rebased(module)
+        twin._looks = None if self._looks is None else self._looks.rebased(module)
         if self._facts:
             twin._facts = [_Fact(module, "", "training", self._facts[0].value), *self._facts[1:]]
         return twin
@@ -95,7 +110,7 @@ class Conditions:
         twin = copy.copy(self)
         memo[id(self)] = twin
         twin.module = copy.deepcopy(self.module, memo)
-        twin._ties = copy.deepcopy(self._ties, memo)
+        twin._ties, twin._looks = copy.deepcopy((self._ties, self._looks), memo)
         twin._watched = None  # a copied module has tables of its own, which may not be there yet
         twin._facts = [
             _Fact(copy.deepcopy(each.owner, memo), each.table, each.name, copy.deepcopy(each.value, memo))
@@ -119,6 +134,10 @@ class Conditions:
             if each._parameters[name].requires_grad is not flag:  # type: ignore[union-attr]
                 return f"requires_grad of {type(each).__name__}.{name} is {not flag}, and was {flag} at capture"
         return ""
+
+    def other_looks(self) -> str:
+        """Return which parameter or buffer does not look as the graph has it, in words; empty if all do."""
+        return "" if self._looks is None else self._looks.changed()
 
     def reordered(self, arguments: Iterable[Any]) -> str:
         """Return why gradients may add up in another order than a rewrite kept; empty if they do not."""

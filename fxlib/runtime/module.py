@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.graph import PythonCode
 from typing_extensions import override
 
-from fxlib.errors import CaptureError, FxlibWarning, WireError
+from fxlib.errors import CaptureError, WireError
 from fxlib.runtime import failure, ops
 from fxlib.runtime.companions import Companions, Expected
 from fxlib.runtime.conditions import Conditions, parameters_of
@@ -37,6 +36,8 @@ class CapturedModule(GraphModule):
         root: the model that was traced, another CapturedModule, or a mapping from the graph's targets to objects.
         graph: the graph to run. A graph belongs to one module: copy one that has an owner.
         original: the user's model; by default that of `root`, where this is a CapturedModule.
+        fixed_looks: whether the graph has fixed what the original's parameters and buffers look like: dtypes, shapes.
+            A graph that was exported has, in any case.
         class_name: the name in listings; by default that of the user's model.
     """
 
@@ -46,6 +47,7 @@ class CapturedModule(GraphModule):
         graph: Graph,
         *,
         original: nn.Module | None = None,
+        fixed_looks: bool = False,
         class_name: str | None = None,
     ) -> None:
         """Take over `root`'s state and generate the forward."""
@@ -62,6 +64,9 @@ class CapturedModule(GraphModule):
             original = original if original is not None else root._fxlib.original
         else:
             conditions = Conditions(self, original, grad_enabled=torch.is_grad_enabled())
+            exported = isinstance(graph._codegen, GuardedCodeGen)
+            if original is not None and (fixed_looks or exported):
+                conditions.fix_looks(original, strides=exported)
         companions = Companions(conditions, original, constants=constants_of(graph))
         if isinstance(root, CapturedModule):
             companions.reliance = root._fxlib.reliance.twin()
@@ -195,6 +200,14 @@ class CapturedModule(GraphModule):
             companions.mirror.follow(self, companions.constants)
 
 
+def outdated(module: nn.Module) -> str:
+    """Return what has become of the weights that values in a module's graph were computed from; empty if nothing."""
+    if not isinstance(module, CapturedModule):
+        return ""
+    module._follow()
+    return module._fxlib.stale(module, grad_enabled=False)
+
+
 def _hindrance(
     self: CapturedModule, expected: Expected, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
 ) -> str:
@@ -202,12 +215,15 @@ def _hindrance(
     companions = self._fxlib
     if broken := companions.broken(grad_enabled=grad_enabled):
         return broken
+    if changed := companions.conditions.other_looks():
+        companions.tell_of_original(type(self).__name__, changed)
+        return changed
     if stale := companions.stale(self, grad_enabled=grad_enabled):
         if not grad_enabled:
-            _tell(companions, type(self).__name__, stale)
+            companions.tell_of_original(type(self).__name__, stale)
         return stale
     if misfit := companions.misfit(expected, args, kwargs):
-        _tell(companions, type(self).__name__, misfit)
+        companions.tell_of_original(type(self).__name__, misfit)
     return misfit
 
 
@@ -228,8 +244,8 @@ def _guard(
                 broken = companions.conditions.reordered((*args, *kwargs.values()))
             if broken:
                 return _run_original(self, companions.original, broken, args, kwargs)
-        elif guarded is not None and (misfit := guarded.misfit(args, kwargs)):
-            raise CaptureError(misfit, where=type(self).__name__, hint="The graph was exported for other inputs.")
+        else:
+            _check_alone(self, guarded, args, kwargs)
         recording = current_recording()
         run = generated if recording is None else recording.instrument(self, generated)
         outer, flight = THREAD.flight, Flight(fans=companions.tape.fans())
@@ -259,11 +275,15 @@ def _guard(
     return forward
 
 
-def _tell(companions: Companions, name: str, reason: str) -> None:
-    if not companions.told:
-        companions.told = True
-        text = f"the original forward of {name} runs, not the captured one: {reason}"
-        warnings.warn(text, FxlibWarning, stacklevel=3)
+def _check_alone(
+    self: CapturedModule, guarded: GuardedCodeGen | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Say what a graph without an original is not for: inputs are refused, and of weights it is warned."""
+    companions, name = self._fxlib, type(self).__name__
+    if guarded is not None and (misfit := guarded.misfit(args, kwargs)):
+        raise CaptureError(misfit, where=name, hint="The graph was exported for other inputs.")
+    if stale := companions.stale(self, grad_enabled=False):
+        companions.warn_once(f"{name} has no original to run, and goes on as it was: {stale}")
 
 
 def _run_original(

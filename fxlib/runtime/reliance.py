@@ -9,14 +9,15 @@ on. A captured module checks both before each forward, and runs the original whe
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -61,22 +62,26 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One tensor as it was: the object, torch's count of the writes to it, and where its values lie."""
+    """One tensor as it was: the object, torch's count of the writes to it, and where its values lie.
+
+    An address says that only as long as the memory lives: `module.half().float()` may get the same one again.
+    """
 
     tensor: torch.Tensor
     version: int
     address: int
+    memory: StorageWeakRef
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Mark:
         """Note a tensor as it is now."""
-        return cls(tensor, _version(tensor), tensor.data_ptr())
+        return cls(tensor, _version(tensor), tensor.data_ptr(), StorageWeakRef(tensor.untyped_storage()))
 
     def twin(self, memo: dict[int, Any]) -> Mark:
         """Return the mark of the tensor's deep copy."""
         held = (self.version, self.address) == (_version(self.tensor), self.tensor.data_ptr())
         twin = Mark.of(copy.deepcopy(self.tensor, memo))
-        return twin if held else Mark(twin.tensor, _GONE, twin.address)
+        return twin if held and not self.memory.expired() else replace(twin, version=_GONE)
 
 
 class Reliance:
@@ -99,6 +104,16 @@ class Reliance:
         self._noted |= {name: marks[name] for name in self._weights if name in marks}
         self._watched = None
 
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The names of all weights behind these values, and of what counts their updates."""
+        return self._weights
+
+    def changed(self, names: Collection[str]) -> None:
+        """Take some of the weights for others than those that the values were computed from."""
+        self._noted |= {name: replace(self._noted[name], version=_GONE) for name in names if name in self._noted}
+        self._watched = None
+
     def read(self, module: GraphModule, graph: Graph) -> None:
         """Rely on what the graph says it relies on; weights that nobody has noted are noted as they are now.
 
@@ -119,11 +134,12 @@ class Reliance:
         """Return what has become of the weights that the graph relies on, in words; empty if nothing has."""
         if not self._weights:
             return ""
-        tables, names, tensors, versions, addresses = self._watched or self._watch(module)
+        tables, names, tensors, versions, addresses, memories = self._watched or self._watch(module)
         now: list[Any] = list(map(dict.get, tables, names))
         if not all(map(is_, now, tensors)):
             return "weights from which it was computed were replaced: optimize the model again"
-        if _versions(now) != versions or list(map(torch.Tensor.data_ptr, now)) != addresses:
+        moved = any(map(torch.UntypedStorage._expired, memories)) or list(map(torch.Tensor.data_ptr, now)) != addresses
+        if moved or _versions(now) != versions:
             return "weights from which it was computed have changed: optimize the model again"
         return "gradients are recorded" if grad_enabled and any(each.requires_grad for each in tensors) else ""
 
@@ -160,6 +176,7 @@ class Reliance:
             [mark.tensor for mark in marks],
             [mark.version for mark in marks],
             [mark.address for mark in marks],
+            [mark.memory.cdata for mark in marks],
         )
         return self._watched
 
@@ -200,10 +217,11 @@ def _tensor(module: nn.Module, name: str) -> torch.Tensor:
 
 
 def marks_of(module: nn.Module) -> dict[str, Mark]:
-    """Note all parameters, buffers and plain tensors of a module as they are now, by name."""
+    """Note all parameters, buffers and plain tensors of a module as they are now, by name; but sparse ones."""
     marks: dict[str, Mark] = {}
     for path, each in module.named_modules():
         for table in (vars(each), each._buffers, each._parameters):
             held = {f"{path}.{name}".lstrip("."): value for name, value in table.items()}
-            marks |= {name: Mark.of(value) for name, value in held.items() if isinstance(value, torch.Tensor)}
+            tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+            marks |= {name: Mark.of(value) for name, value in tensors.items() if value.layout is torch.strided}
     return marks

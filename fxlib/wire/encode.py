@@ -10,6 +10,8 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from fxlib.errors import WireError
+from fxlib.runtime.module import outdated
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.faults import Fault
 from fxlib.wire.write_modules import ModuleWriter
@@ -38,8 +40,11 @@ def encode(module: GraphModule, *, weights: bool = False, beside: nn.Module | No
             they are.
 
     Raises:
-        WireError: something in the graph cannot travel; names the node and the field.
+        WireError: something in the graph cannot travel; names the node and the field. Or the module's weights are no
+            longer those from which values in the graph were computed.
     """
+    if stale := outdated(module):
+        raise WireError(stale, where=type(module).__name__)
     graph = pb.Graph(format=FORMAT)
     writer = ModuleWriter(graph, module)
     writer.write(module)

@@ -39,6 +39,10 @@ class ModuleReader:
         self._graphs = graphs
         self._built: dict[int, nn.Module] = {}
         self._read: Mapping[int, Collection[str]] | None = None
+        self._flags: dict[nn.Module, bool] = {}
+        """Training flags for which the graph was made, by the client's own modules."""
+        self._indices: dict[str, int] = {}
+        """Of the parameters and buffers that are there, by name."""
 
     def read(self, own: nn.Module | None) -> CapturedModule:
         """Return the root, on the state of the client's module `own` where that is given.
@@ -52,10 +56,17 @@ class ModuleReader:
             module = CapturedModule(nn.Module(), Graph(), class_name=message.graph.class_name)
             module.training = message.training
         else:
-            module = CapturedModule(own, Graph(), original=None if isinstance(own, CapturedModule) else own)
+            original = None if isinstance(own, CapturedModule) else own
+            module = CapturedModule(own, Graph(), original=original, fixed_looks=original is not None)
         self._fill(module, message, own, "")
         _set_graph(module, self._graphs.read(message.graph), "the root module")
+        module._fxlib.conditions.fix_training({**self._flags, module: message.training})
+        if own is not None and (weights := module._fxlib.reliance.weights):
+            module._fxlib.reliance.changed([each for each in weights if self._is_another(each)])
         return module
+
+    def _is_another(self, name: str) -> bool:
+        return name in self._indices and self._tensors.is_another(self._indices[name], name)
 
     def _module(self, index: int, own: nn.Module | None, path: str) -> nn.Module:
         if index not in self._built:
@@ -64,6 +75,8 @@ class ModuleReader:
 
     def _build(self, message: pb.Module, own: nn.Module | None, path: str) -> nn.Module:
         kind, where = message.WhichOneof("kind"), f"module {path!r}"
+        if own is not None:
+            self._flags[own] = message.training
         if kind == "graph":
             graph_module = GraphModule(nn.Module(), Graph(), message.graph.class_name)
             self._fill(graph_module, message, own, path)
@@ -111,6 +124,7 @@ class ModuleReader:
     def _tensor(self, slot: pb.TensorSlot, own: object, name: str) -> torch.Tensor | None:
         if not slot.HasField("tensor"):
             return None
+        self._indices[name] = slot.tensor
         self._tensors.bind(slot.tensor, own)
         return self._tensors.read(slot.tensor, name)
 

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from fxlib.comparison import same_bits
 from fxlib.errors import LimitError, WireError
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.constants import DTYPES
@@ -48,6 +49,14 @@ class TensorReader:
             and isinstance(tensor, nn.Parameter) == wire.parameter
         ):
             self._tensors.setdefault(index, tensor)
+
+    def is_another(self, index: int, name: str) -> bool:
+        """Whether one of the client's own tensors stands for one that was sent with other values."""
+        wire = self._graph.tensors[index]
+        sent = self._graph.storages[wire.storage]
+        if index not in self._tensors or not sent.HasField("data") or sent.data.sha256 not in self._blobs:
+            return False
+        return not same_bits(self._tensors[index].detach(), self._build(wire, name).detach())
 
     def read(self, index: int, name: str) -> torch.Tensor:
         """Return a tensor; `name` is its path, from which missing values are drawn.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import fxlib
-from fxlib.errors import FxlibWarning
+from fxlib.errors import FxlibWarning, WireError
 from fxlib.runtime.reliance import marks_of
 from tests.passes.nets import made
 
@@ -118,6 +120,29 @@ def test_a_deep_copy_relies_on_its_own_weights(model: nn.Module) -> None:
         assert torch.equal(twin(X), expected)
 
 
+def test_new_memory_at_an_old_address_is_not_what_was_there() -> None:
+    def memory(value: float) -> torch.Tensor:  # as an allocator may give it: `model.half().float()` often gets it so
+        numbers.fill(value)
+        return torch.from_numpy(numbers)
+
+    class Sine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(memory(1.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.weight.exp().sin()
+
+    numbers = np.empty(3, np.float32)
+    model, x = Sine().eval(), torch.zeros(3)
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    address = model.weight.data_ptr()
+    model.weight.data = memory(2.0)
+    assert model.weight.data_ptr() == address
+    with torch.no_grad(), pytest.warns(FxlibWarning, match="optimize the model again"):
+        assert torch.equal(fast(x), model(x))
+
+
 def test_values_are_no_part_of_the_state(model: nn.Module) -> None:
     fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
     assert list(fast.state_dict()) == list(model.state_dict())
@@ -132,3 +157,54 @@ def test_values_from_elsewhere_are_those_of_the_weights_that_were_sent(model: nn
     late._fxlib.reliance.since(sent)
     with torch.no_grad(), pytest.warns(FxlibWarning, match="optimize the model again"):
         assert torch.equal(late(X), model(X))
+
+
+@pytest.mark.parametrize("write", [fxlib.save, fxlib.to_folder])
+@pytest.mark.parametrize("change", [_write, _replace])
+def test_a_module_whose_weights_have_changed_is_not_written(
+    model: nn.Module, change: Callable[[nn.Module], None], write: Callable[..., None], tmp_path: Path
+) -> None:
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    change(model)
+    with pytest.raises(WireError, match="optimize the model again"):
+        write(fast, tmp_path / "written")
+    assert not (tmp_path / "written").exists()
+
+
+def test_a_file_on_a_model_with_other_weights_runs_the_model(model: nn.Module, tmp_path: Path) -> None:
+    fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+    fxlib.save(fast, tmp_path / "model.fxg")
+    same, other = fxlib.load(tmp_path / "model.fxg", root=copy.deepcopy(model)), copy.deepcopy(model)
+    with torch.no_grad():
+        assert torch.equal(same(X), fast(X))
+        _write(other)
+        unlike = fxlib.load(tmp_path / "model.fxg", root=other)
+        with pytest.warns(FxlibWarning, match="optimize the model again"):
+            assert torch.equal(unlike(X), other(X))
+
+
+def test_without_an_original_weights_that_change_are_warned_of(model: nn.Module, tmp_path: Path) -> None:
+    fxlib.save(fxlib.optimize(fxlib.capture(model), recipe="inference"), tmp_path / "model.fxg")
+    alone = fxlib.load(tmp_path / "model.fxg")
+    with torch.no_grad():
+        before = alone(X)
+        _load(alone)
+        with pytest.warns(FxlibWarning, match="no original to run"):
+            assert torch.equal(alone(X), before)
+
+
+def test_a_sparse_buffer_is_no_hindrance() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("links", torch.eye(3).to_sparse())
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sparse.mm(self.get_buffer("links"), x) + self.weight.exp()
+
+    model, x = Sparse().eval(), torch.randn(3, 3)
+    assert list(marks_of(model)) == ["weight"]
+    with torch.no_grad():
+        fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+        assert torch.equal(fast(x), model(x))

@@ -1,11 +1,13 @@
 """The client's way back: the graph that returns runs on the client's own objects."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, symbolic_trace, wrap
+from torch.nn import functional as F
 
 import fxlib
 from fxlib import wire
@@ -183,3 +185,29 @@ def test_the_root_itself_is_left_as_it_was() -> None:
     code, keys = module.code, list(module.state_dict())
     there_and_back(module, module)
     assert (module.code, list(module.state_dict())) == (code, keys)
+
+
+def test_a_file_holds_for_the_training_flags_that_it_was_captured_with(tmp_path: Path) -> None:
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.dropout(self.inner(x), 0.5, self.training)
+
+    model, x = Dropped().eval(), torch.randn(8, 4)
+    fxlib.save(fxlib.capture(model), tmp_path / "model.fxg")
+    model.train()
+    loaded = fxlib.load(tmp_path / "model.fxg", root=model)
+    assert loaded.training
+    torch.manual_seed(0)
+    expected = model(x)
+    torch.manual_seed(0)
+    assert torch.equal(loaded(x), expected)
+    model.eval()
+    loaded.eval()
+    assert not loaded._fxlib.broken(grad_enabled=True)
+    assert torch.equal(loaded(x), model(x))
+    model.inner.train()
+    assert loaded._fxlib.broken(grad_enabled=True)

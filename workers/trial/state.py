@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxlib.comparison import same_bits
 from fxlib.keeping import put_back
 from workers.trial.bits import digest_all
 
@@ -29,7 +30,8 @@ class State:
         """Put the same tensors back in their places, with the bits and without the gradients."""
         for table, name, tensor, bits in self._places:
             tensor.grad = None
-            put_back(tensor, bits)
+            if not same_bits(tensor.detach(), bits):  # a write, even of the same bits, counts as a change of weights
+                put_back(tensor, bits)
             _places_of(table)[name] = tensor
         for each, training in self._flags:
             each.training = training
