@@ -5,7 +5,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 SOURCES := $(wildcard fxlib service workers tests examples benchmarks)
 STUBS ?= .
-PYTEST := $(BIN)/python -m pytest
+# What measures, on a machine that others share, runs once more if it fails, and the summary shows both. What compares
+# programs has one chance.
+PYTEST := $(BIN)/python -m pytest -raR --reruns 1 --rerun-show-tracebacks --rerun-exclude-path tests/random_programs
 # Some tests wait for other processes, so one more than the cores; tensors are small: threads would be in each other's way.
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n 3
 # Tests start hundreds of processes: none should compile again what the first one did.

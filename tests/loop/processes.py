@@ -49,10 +49,10 @@ class Service:
         ready = self._folder / "ready"
         ready.unlink(missing_ok=True)
         options = ["--listen", self._listen, "--metrics", "127.0.0.1:0", "--data", str(self._folder / "data")]
-        options += ["--ready-file", str(ready), "--lease-seconds", "4"]
+        options += ["--ready-file", str(ready), "--lease-seconds", "6"]
         with (self._folder / "service.log").open("ab") as log:
             self._process = subprocess.Popen([sys.executable, "-m", "service", *options], stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while not ready.exists() or not ready.read_text().endswith("\n"):
             assert time.monotonic() < deadline, "the service does not come up"
             time.sleep(0.05)
@@ -119,11 +119,11 @@ def submit(client: Client, model: nn.Module, workload: Workload, step_timeout_s:
     prepared = prepare(captured_of(model, workload), workload, Question(fresh=True))
     prepared.request.trial.step_timeout_s = step_timeout_s
     prepared.request.trial.budget_s = _BUDGET_S
-    upload(client._connection, prepared.blobs, Deadline(30))
-    return client._connection.jobs.Optimize(prepared.request, timeout=30).job.id
+    upload(client._connection, prepared.blobs, Deadline(100))
+    return client._connection.jobs.Optimize(prepared.request, timeout=100).job.id
 
 
-def until(client: Client, job_id: str, said: str, deadline_s: float = 90.0) -> None:
+def until(client: Client, job_id: str, said: str, deadline_s: float = 200.0) -> None:
     """Wait for an event of the job whose phase is so, or whose message begins so."""
     seen, ended, events = threading.Event(), threading.Event(), list[Event]()
 

@@ -14,7 +14,7 @@ from fxlib.reasons import Reason
 from tests.cli.gates import Gates, any_rules
 from tests.workers.trying import MEASURED
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.cluster
 
 
 def test_rules_are_applied_held_to_a_tolerance_and_measured(client: Client) -> None:

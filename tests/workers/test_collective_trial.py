@@ -17,7 +17,7 @@ from tests.workers.cases import Reducing, draft_of, lookup_workload, reduced, re
 from tests.workers.trying import MEASURED, Try
 from workers.trials import Trials
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 RANKS = 2
 

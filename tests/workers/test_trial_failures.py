@@ -17,7 +17,7 @@ from tests.workers.cases import Lookups, Wrong, alive, draft_of, fill, lookup_wo
 from tests.workers.trying import MEASURED, QUICK, Calls, Try, calls_workload
 from workers.trials import Trials
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 
 def test_a_model_that_raises_keeps_its_original(attempt: Try) -> None:

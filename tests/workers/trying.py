@@ -17,7 +17,7 @@ from workers.config import TrialSettings
 
 ALLOWED: Final = "tests.workers.remote_code"
 SETTINGS: Final = TrialSettings(process_memory_bytes=1 << 30)
-QUICK: Final = TrialOptions(budget_s=3, step_timeout_s=3, sameness_steps=2)
+QUICK: Final = TrialOptions(budget_s=3, step_timeout_s=20, sameness_steps=2)
 PATIENT: Final = TrialOptions(budget_s=40)
 BRISK: Final = TrialOptions(budget_s=15)
 MEASURED: Final = (Reason.FASTER, Reason.NOT_FASTER, Reason.BUDGET_EXHAUSTED)
