@@ -29,11 +29,12 @@ class Looks:
     """
 
     def __init__(self, module: nn.Module, original: nn.Module, *, strides: bool) -> None:
-        parts = [each for _, each in local_modules(original)]
-        self._root, self._parts, self._strides = module, parts[1:], strides
+        parts = dict(local_modules(original))
+        self._paths, (_, *self._parts) = list(parts), parts.values()
+        self._root, self._strides = module, strides
         self._names = [
             [(table, name) for table in ("_parameters", "_buffers") for name, _ in _tensors(each, table)]
-            for each in parts
+            for each in parts.values()
         ]
         self._tables: list[dict[str, Any]] = []
         self._slots: list[str] = []
@@ -64,7 +65,8 @@ class Looks:
         if now == self._known:
             self._signs = signs
             return ""
-        names = [name for each in self._names for _, name in each]
+        named = zip(self._paths, self._names, strict=True)
+        names = [f"{path}.{name}".lstrip(".") for path, each in named for _, name in each]
         changed = next(name for name, one, other in zip(names, now, self._known, strict=True) if one != other)
         return f"dtype, device, shape or strides of {changed} are not what they were at capture"
 
