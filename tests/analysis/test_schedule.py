@@ -196,6 +196,7 @@ def test_limits_are_set_once_however_often_a_program_is_scheduled() -> None:
     assert [node.args for node in graph.find_nodes(op="call_function", target=limit_in_flight)] == [(2, None)]
 
 
+@pytest.mark.slow
 def test_the_schedule_is_the_same_for_every_hash_seed() -> None:
     code = (
         "import random; from fxlib import recipes; from tests.analysis.test_simulate import SCHEDULE;"

@@ -37,6 +37,7 @@ def test_a_picture(fxlib: Run, file: str, tmp_path: Path) -> None:
     assert "float32[16, 4]" in path.read_text()
 
 
+@pytest.mark.slow
 def test_this_processor(fxlib: Run, file: str, tmp_path: Path) -> None:
     path = str(tmp_path / "here.toml")
     assert fxlib("calibrate", "-o", path, "--seconds", "0").code == 0

@@ -193,6 +193,7 @@ def test_a_refusal_at_any_point_costs_a_warning(
         assert ask(client, graph).module is graph
 
 
+@pytest.mark.slow
 def test_a_service_that_is_too_slow_costs_the_deadline(service: Scripted, client: Client, graph: GraphModule) -> None:
     service.events = [event(1, RUNNING, "qps")]
     with pytest.warns(FxlibWarning, match="job job-1 is not done within"):

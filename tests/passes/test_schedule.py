@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 
+import pytest
 import torch
 from torch import nn
 
@@ -264,6 +265,7 @@ def test_a_write_to_an_argument_in_flight_waits_for_the_call() -> None:
     assert schedule(module) == ["found_issue", "view", "found", "written", "dense"]
 
 
+@pytest.mark.slow
 def test_the_schedule_is_the_same_for_every_hash_seed() -> None:
     code = (
         "from tests.random_programs.programs import random_program; from fxlib import recipes;"

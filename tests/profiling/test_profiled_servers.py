@@ -16,7 +16,7 @@ from fxlib.profiling import servers as probing
 from tests.profiling import remote_functions as far
 from tests.undisturbed import undisturbed
 
-pytestmark = pytest.mark.usefixtures("servers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("servers")]
 
 
 def test_slow_reads_are_not_repeated_as_often_as_fast_ones() -> None:

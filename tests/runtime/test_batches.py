@@ -80,6 +80,7 @@ def test_an_unknown_function_or_server_is_told_by_the_wait() -> None:
         wait_item(nowhere, 0)
 
 
+@pytest.mark.slow
 def test_calls_that_take_too_long_together_are_made_singly_and_given_more_time_from_then_on() -> None:
     log()
     calls = tuple(call("slow", 0.25) for _ in range(5))
@@ -91,6 +92,7 @@ def test_calls_that_take_too_long_together_are_made_singly_and_given_more_time_f
     assert 5 <= entries.count("slow 0.25") - 4 * 5 < 20
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_too_long_leaves_the_others_their_results_and_errors() -> None:
     late = issue_batch("ps0", (call("slow", 0.05), call("slow", 3.0)), 1.0, None)
     with pytest.raises(RuntimeError, match="timeout") as caught:

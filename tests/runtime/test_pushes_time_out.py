@@ -17,6 +17,7 @@ from tests.runtime.remote_functions import NAME
 pytestmark = pytest.mark.usefixtures("servers", "nothing_under_way")
 
 
+@pytest.mark.slow
 def test_no_push_is_made_after_one_that_took_longer_than_its_timeout() -> None:
     module = slow_in_the_middle("very_slowly", timeout_s=1.0)
     for _ in range(2):  # pushed as written, then from inside backward

@@ -135,6 +135,7 @@ def test_if_all_fail_the_reason_is_that_of_the_most_promising() -> None:
     assert raised.value.arm == "a"
 
 
+@pytest.mark.slow
 def test_three_candidates_that_are_the_original_are_adopted_no_more_often_than_the_level_says() -> None:
     class EnoughError(Exception):
         """So many blocks, and no verdict."""
