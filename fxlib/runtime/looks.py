@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from fxlib.runtime.walk import local_modules
 
-_look, _dtype = attrgetter("dtype", "device", "shape"), attrgetter("dtype")
+_look = attrgetter("dtype", "device", "shape")
 
 
 class Looks:
@@ -39,12 +39,11 @@ class Looks:
         self._tables: list[dict[str, Any]] = []
         self._slots: list[str] = []
         self._known = self._now()
-        self._signs: list[Any] = []
 
     def rebased(self, module: nn.Module) -> Looks:
         """Return the same for another module that stands in for the same original."""
         twin = copy.copy(self)
-        twin._root, twin._tables, twin._slots, twin._signs = module, [], [], []
+        twin._root, twin._tables, twin._slots = module, [], []
         return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Looks:
@@ -53,17 +52,9 @@ class Looks:
         return twin
 
     def changed(self) -> str:
-        """Return which tensor looks otherwise now, in words; empty if none does.
-
-        One of the same dtype at the same address is taken for what it was there, which is sooner known.
-        """
-        tensors = self._tensors()
-        signs = _signs(tensors)
-        if signs and signs == self._signs:
-            return ""
+        """Return which tensor looks otherwise now, in words; empty if none does."""
         now = self._now()
         if now == self._known:
-            self._signs = signs
             return ""
         named = zip(self._paths, self._names, strict=True)
         names = [f"{path}.{name}".lstrip(".") for path, each in named for _, name in each]
@@ -89,14 +80,6 @@ class Looks:
 def _tensors(module: nn.Module, table: str) -> list[tuple[str, torch.Tensor]]:
     tensors = [(name, value) for name, value in module.__dict__[table].items() if isinstance(value, torch.Tensor)]
     return [(name, value) for name, value in tensors if not is_lazy(value)]
-
-
-def _signs(tensors: list[Any]) -> list[Any]:
-    """Return what tells soon that nothing has changed; empty where it cannot be told."""
-    try:
-        return [*map(_dtype, tensors), *map(torch.Tensor.data_ptr, tensors)]
-    except (AttributeError, TypeError, RuntimeError):  # one is None now, or has no memory
-        return []
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -27,6 +27,7 @@ def test_slow_reads_are_not_repeated_as_often_as_fast_ones() -> None:
     counted = rpc.rpc_sync("ps0", far.naps)
     found = fxlib.profile(Napping(), [torch.ones(4)], steps=1)
     assert rpc.rpc_sync("ps0", far.naps) - counted <= 8  # two of the steps, and hardly more of the trials
+    assert found.servers[0].concurrency == 1
     assert found.servers[0].per_item_s is None
     assert any("no reads in a batch" in note for note in found.notes)
 

@@ -39,6 +39,23 @@ def test_what_the_forward_was_told_of_weights_holds_for_these_alone(how: Any, re
             assert torch.equal(each(*batch), model(*batch))
 
 
+def test_a_weight_cut_down_in_its_own_memory_is_another() -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * next(self.parameters()).shape[0] + self.weight.sum()
+
+    model, x = Counted(), torch.ones(2)
+    graph = fxlib.capture(model)
+    assert torch.equal(graph(x), model(x))
+    model.weight.data = model.weight.data[:2]
+    with pytest.warns(FxlibWarning, match="shape or strides of weight"):
+        assert torch.equal(graph(x), model(x))
+
+
 def test_an_export_is_for_weights_that_lie_as_they_did() -> None:
     class Flat(nn.Module):
         def __init__(self) -> None:

@@ -32,7 +32,7 @@ def test_a_faster_candidate_is_adopted_with_figures_and_timelines(attempt: Try) 
     assert {call.node for call in report.calls} == {"lookup", "lookup_1", "lookup_2", "lookup_3"}
     before = sum(call.exposed_before_s or 0 for call in report.calls)
     after = sum(call.exposed_after_s or 0 for call in report.calls)
-    assert after < before
+    assert after < 0.75 * before
     assert report.timeline_original is not None
     assert {"call", "forward", "backward", "push", "optimizer"} <= {s.kind for s in report.timeline_original.spans}
     assert report.timeline_optimized is not None

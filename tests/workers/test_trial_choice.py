@@ -64,7 +64,7 @@ def test_candidates_are_planned_by_what_the_trial_measured(trials: Trials, tmp_p
     assert profile is not None
     assert {call.call for call in profile.calls} == {"lookup", "lookup_1", "lookup_2", "lookup_3"}
     assert all(call.issue_s + call.service_s.median >= 0.005 for call in profile.calls)
-    assert report.phase_seconds["profile"] > 0.0
+    assert 0.0 < report.phase_seconds["profile"] < 20.0
     assert all(each.predicted_step_s for each in report.candidates)
 
 
