@@ -1,12 +1,11 @@
 """PyTorch's public parameter-server programs, in our own words: captured and right, or refused with the reason."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed import autograd, rpc
 from torch.distributed.nn import RemoteModule
 
@@ -16,6 +15,7 @@ from fxlib.runtime import is_call, is_issue
 from tests.capture import servers
 from tests.capture.checks import same, targets
 from tests.capture.servers import Averager, Decoder, Sharded, Table, remote_method
+from tests.process_group import process_group
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -86,13 +86,6 @@ def test_the_batch_updating_parameter_server() -> None:
     assert not captured.state_dict()
 
 
-@pytest.fixture
-def process_group(tmp_path: Path) -> Iterator[None]:
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
 class Hybrid(nn.Module):
     """The tutorial that joins DistributedDataParallel with a remote embedding."""
 
@@ -106,12 +99,14 @@ class Hybrid(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_the_hybrid_of_ddp_and_rpc(process_group: None) -> None:
-    model = Hybrid()
-    captured = fxlib.capture(model)
+def test_the_hybrid_of_ddp_and_rpc(tmp_path: Path) -> None:
     rows, offsets = torch.arange(6), torch.tensor([0, 2, 4])
 
-    assert torch.equal(captured(rows, offsets), model(rows, offsets))
+    with process_group(tmp_path):
+        model = Hybrid()
+        captured = fxlib.capture(model)
+        assert torch.equal(captured(rows, offsets), model(rows, offsets))
+
     assert [node.args[1] for node in captured.graph.nodes if is_issue(node)] == [".forward"]
     assert any(node.target == "embedding.module_rref" for node in captured.graph.nodes)
     assert list(model._modules) == ["embedding", "dense"]

@@ -12,13 +12,13 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed as dist
+
+from tests.process_group import process_group
 
 SIZE = 2
 
@@ -88,12 +88,9 @@ def _serve(rank: int, tasks: Any, answers: Any) -> None:
 
 
 def _outcome(rank: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any]:
-    meeting = f"file://{Path(folder, 'meeting')}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=SIZE, timeout=timedelta(seconds=120))
-    dist.barrier()  # a rank that is done at once must not be gone while the others still connect to it
-    try:
-        return "", work(*args)
-    except BaseException:  # noqa: BLE001 - the parent shows it
-        return traceback.format_exc(), None
-    finally:
-        dist.destroy_process_group()
+    with process_group(folder, rank=rank, size=SIZE):
+        dist.barrier()  # a rank that is done at once must not be gone while the others still connect to it
+        try:
+            return "", work(*args)
+        except BaseException:  # noqa: BLE001 - the parent shows it
+            return traceback.format_exc(), None

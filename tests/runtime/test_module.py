@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.fx import Graph, symbolic_trace
 
 from fxlib.errors import WireError
 from fxlib.runtime import CapturedModule
+from tests.process_group import process_group
 
 X = torch.randn(3, 4)
 
@@ -211,14 +213,11 @@ def test_the_signature_is_the_models() -> None:
     assert list(inspect.signature(captured().forward).parameters) == ["x", "bias"]
 
 
-def test_data_parallel_training_accepts_it(tmp_path: object) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
-    try:
-        module = captured()
-        for parameter in module.block.unused.parameters():
-            parameter.requires_grad_(False)
+def test_data_parallel_training_accepts_it(tmp_path: Path) -> None:
+    module = captured()
+    for parameter in module.block.unused.parameters():
+        parameter.requires_grad_(False)
+    with process_group(tmp_path):
         parallel = nn.parallel.DistributedDataParallel(module)
         parallel(X).sum().backward()
-        assert module.scale.grad is not None
-    finally:
-        torch.distributed.destroy_process_group()
+    assert module.scale.grad is not None
