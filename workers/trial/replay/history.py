@@ -26,6 +26,8 @@ class History:
         self._all = _NOTHING
         self._chained: dict[str, dict[str, bytes]] = {}
         self._summed: dict[str, int] = {}
+        self._known: dict[tuple[str, bool], bytes] = {}
+        """Digests of resources since the last write."""
 
     def seen(self, contract: Contract | None, part: str = "") -> bytes:
         """Digest all that a call may read: neither other state nor other parts of what it writes change it."""
@@ -44,31 +46,38 @@ class History:
         if contract is not None and not contract.writes:
             return
         with self._lock:
-            if contract is None or _ANY in contract.writes:
-                self._all = joined(self._whole(), call)
-                self._chained.clear()
-                self._summed.clear()
-                return
-            for name in contract.writes:
-                if contract.commutes:
-                    self._summed[name] = (self._summed.get(name, 0) + int.from_bytes(call, "big")) % _MODULUS
-                elif part:
-                    parts = self._chained.setdefault(name, {})
-                    parts[part] = joined(parts.get(part, _NOTHING), b"\0", call)
-                else:
-                    self._chained[name] = {_ANY: joined(self._resource(name, blind=False), call)}
-                    self._summed.pop(name, None)
+            self._take_in(contract, call, part)
+            self._known.clear()
 
     def digest(self) -> str:
         """Return one digest of everything."""
         with self._lock:
             return self._whole().hex()
 
+    def _take_in(self, contract: Contract | None, call: bytes, part: str) -> None:
+        if contract is None or _ANY in contract.writes:
+            self._all = joined(self._whole(), call)
+            self._chained.clear()
+            self._summed.clear()
+            return
+        for name in contract.writes:
+            if contract.commutes:
+                self._summed[name] = (self._summed.get(name, 0) + int.from_bytes(call, "big")) % _MODULUS
+            elif part:
+                parts = self._chained.setdefault(name, {})
+                parts[part] = joined(parts.get(part, _NOTHING), b"\0", call)
+            else:
+                self._chained[name] = {_ANY: joined(self._resource(name, blind=False), call)}
+                self._summed.pop(name, None)
+
     def _whole(self) -> bytes:
         names = sorted(self._chained.keys() | self._summed.keys())
         return joined(self._all, *(self._resource(name, blind=False) for name in names))
 
     def _resource(self, name: str, *, blind: bool) -> bytes:
+        if (known := self._known.get((name, blind))) is not None:
+            return known
         summed = 0 if blind else self._summed.get(name, 0)
         parts = (joined(part.encode(), b"\0", told) for part, told in sorted(self._chained.get(name, {}).items()))
-        return joined(name.encode(), b"\0", *parts, summed.to_bytes(16, "big"))
+        found = self._known[name, blind] = joined(name.encode(), b"\0", *parts, summed.to_bytes(16, "big"))
+        return found

@@ -58,8 +58,10 @@ def reply_of(returns: Result, seed: bytes, *, attached: bool) -> Any:
 
 def _tell(total: hashlib.blake2b, value: object) -> None:
     # By hand, since these are nearly all there is: `tree_flatten` alone takes as long as all else that an answer needs.
-    if isinstance(value, (torch.Tensor, *_PLAIN)):
-        total.update(digest(value).encode())
+    if isinstance(value, torch.Tensor):
+        total.update(f"#{digest(value)}".encode())
+    elif isinstance(value, _PLAIN):
+        _tell_text(total, f"{type(value).__qualname__} {value!r}")
     elif type(value) in {tuple, list}:
         _tell_all(total, type(value).__qualname__, value)  # type: ignore[arg-type]
     elif type(value) is dict:
@@ -67,15 +69,19 @@ def _tell(total: hashlib.blake2b, value: object) -> None:
     else:
         leaves, structure = pytree.tree_flatten(value)
         if structure.is_leaf():
-            total.update(digest(type(value).__qualname__).encode())
+            _tell_text(total, type(value).__qualname__)
         else:
             _tell_all(total, str(structure), leaves)
 
 
 def _tell_all(total: hashlib.blake2b, kind: str, values: Sequence[object]) -> None:
-    total.update(digest(f"{kind} of {len(values)}").encode())
+    _tell_text(total, f"{kind} of {len(values)}")
     for each in values:
         _tell(total, each)
+
+
+def _tell_text(total: hashlib.blake2b, text: str) -> None:
+    total.update(f"{len(text)}:{text}".encode())  # no two sequences of texts and tensors are written alike
 
 
 def _made(returns: Result, seeds: Iterator[bytes], attached: bool) -> Any:

@@ -29,6 +29,13 @@ class Line:
     service_s: Spread
     request_bytes: int
     response_bytes: int
+    takes_gradient: bool = field(init=False)
+    """Whether a tensor of its result took a gradient: one of distributed autograd, on the server."""
+
+    def __post_init__(self) -> None:
+        """Look at the result once, and not at each answer."""
+        shapes = (leaf for leaf in leaves_of(self.returns) if isinstance(leaf, TensorShape))
+        object.__setattr__(self, "takes_gradient", any(each.requires_grad for each in shapes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ class Stage:
         return min(lines.values(), key=lambda line: abs(line.request_bytes - size))
 
     def _reply(self, line: Line, seed: bytes) -> Any:
-        attached = batch.in_autograd_context()
+        attached = line.takes_gradient and batch.in_autograd_context()
         reply = reply_of(line.returns, seed, attached=attached)
         if attached:
             with self._lock:
