@@ -8,8 +8,8 @@ STUBS ?= .
 # What measures, on a machine that others share, runs once more if it fails, and the summary shows both. What compares
 # programs has one chance.
 PYTEST := $(BIN)/python -m pytest -raR --reruns 1 --rerun-show-tracebacks --rerun-exclude-path tests/random_programs
-# What hangs, be it where no signal ends it (a lock in C++, a teardown), ends its process with a dump of all threads, and
-# runs once more in another one: before pytest-timeout's signal, which does that for whoever calls pytest by himself.
+# What hangs, be it where no signal ends it (a lock in C++), ends its process with a dump of all threads, and runs once more
+# in another one. That is before pytest-timeout's own limit, whose signal Python handles only where it goes on.
 PYTEST += -o faulthandler_timeout=280 -o faulthandler_exit_on_timeout=true
 # Some tests wait for other processes, so one more than the cores; tensors are small: threads would be in each other's way.
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n 3

@@ -48,7 +48,7 @@ def tensors(value: object) -> list[torch.Tensor]:
 def _update(total: hashlib.blake2b, tensor: torch.Tensor) -> None:
     total.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout}".encode())
     for part in _dense_parts(tensor):
-        plain = part
+        plain = part  # mostly it is plain already, and each of these steps takes a while to find that out
         if not part.is_cpu or part.is_conj() or part.is_neg() or not part.is_contiguous():
             plain = part.to("cpu").resolve_conj().resolve_neg().contiguous()
         total.update(plain.view(-1).view(torch.uint8).numpy().data)
