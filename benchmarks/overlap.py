@@ -1,7 +1,7 @@
 """What overlapping remote calls with compute is worth, and how much of what is possible fxlib captures.
 
 Arms: `blocking`; `paper` (each call split, issued early and awaited late, as in the torch.fx paper); `fxlib` (the
-recipe `schedule`); `hand` (an expert's code: coalesced, issued first, awaited last, pushed from inside backward);
+recipe `schedule`); `hand` (an expert's code: coalesced, issued first, awaited last, pushed where the program pushes);
 `compute` (the remote results are there already); `bound` (what no schedule can beat). Metric: seconds per step;
 blocks of the arms in random order, within one process and against the same servers. Before, all arms are run from one
 state, and losses, weights and servers compared bit by bit.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fxlib.errors import FxlibError
     from fxlib.files import load, save
     from fxlib.folder import to_folder
-    from fxlib.gradients import push_gradients
+    from fxlib.gradients import drop_gradients, push_gradients
     from fxlib.inspection import analyze, draw
     from fxlib.passes.decompose import decompose
     from fxlib.profiles import Profile
@@ -27,12 +27,24 @@ if TYPE_CHECKING:
     from fxlib.reasons import Reason
     from fxlib.recipes import optimize
     from fxlib.report import write_report
-    from fxlib.result import Result
+    from fxlib.result import Result, Usage
     from fxlib.rules import Rule, register_guard
     from fxlib.runtime.clients import register_call
+    from fxlib.runtime.variants import usage
     from fxlib.trial import TrialOptions
     from fxlib.verify import verify
-    from fxlib.workload import Batch, BatchSpec, Dense, Optimizer, RemoteObject, Server, Table, Tensors, Workload
+    from fxlib.workload import (
+        Batch,
+        BatchSpec,
+        Dense,
+        Optimizer,
+        RemoteObject,
+        Server,
+        Table,
+        Tensors,
+        Variant,
+        Workload,
+    )
 
 __all__ = [
     "Batch",
@@ -54,6 +66,8 @@ __all__ = [
     "Tensors",
     "Tls",
     "TrialOptions",
+    "Usage",
+    "Variant",
     "Workload",
     "analyze",
     "bisect",
@@ -61,6 +75,7 @@ __all__ = [
     "connect",
     "decompose",
     "draw",
+    "drop_gradients",
     "load",
     "load_profile",
     "optimize",
@@ -72,6 +87,7 @@ __all__ = [
     "save",
     "save_profile",
     "to_folder",
+    "usage",
     "verify",
     "write_report",
 ]
@@ -86,7 +102,7 @@ _HOMES = {
     "fxlib.errors": ("FxlibError",),
     "fxlib.files": ("load", "save"),
     "fxlib.folder": ("to_folder",),
-    "fxlib.gradients": ("push_gradients",),
+    "fxlib.gradients": ("drop_gradients", "push_gradients"),
     "fxlib.inspection": ("analyze", "draw"),
     "fxlib.passes.decompose": ("decompose",),
     "fxlib.profiles": ("Profile",),
@@ -94,9 +110,10 @@ _HOMES = {
     "fxlib.reasons": ("Reason",),
     "fxlib.report": ("write_report",),
     "fxlib.recipes": ("optimize",),
-    "fxlib.result": ("Result",),
+    "fxlib.result": ("Result", "Usage"),
     "fxlib.rules": ("Rule", "register_guard"),
     "fxlib.runtime.clients": ("register_call",),
+    "fxlib.runtime.variants": ("usage",),
     "fxlib.trial": ("TrialOptions",),
     "fxlib.verify": ("verify",),
     "fxlib.workload": (
@@ -108,6 +125,7 @@ _HOMES = {
         "Server",
         "Table",
         "Tensors",
+        "Variant",
         "Workload",
     ),
 }

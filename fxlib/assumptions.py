@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch.fx import Graph, Node
 
-from fxlib.analysis.resources import contract_of_call, function_name, takes_contract
+from fxlib.analysis.resources import contract_of_call, function_name, methods_sent, takes_contract
 from fxlib.contracts import PURE, Contract
 from fxlib.errors import FxlibWarning
 from fxlib.workload import Assume
@@ -48,7 +48,7 @@ def annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) ->
 def _warn_of_vain(graph: Graph, contracts: Mapping[str, Contract]) -> None:
     """Say which contracts, or which parts of them, are given in vain: silence would look like consent."""
     calls = [node for node in graph.nodes if takes_contract(node)]
-    named = {function_name(node) for node in calls}
+    named = {name for node in calls for name in (function_name(node), *methods_sent(node))}
     open_ = {function_name(node) for node in calls if contract_of_call(node) is None}
     for name, contract in contracts.items():
         if name not in named:

@@ -1,16 +1,23 @@
-"""The inputs of a step: real batches, or a description that holds none of their values."""
+"""The inputs of a step: real batches, or a description that holds none of their values.
+
+An input is a tensor, a number, a flag, a string or None, or a nest of these: tuples, lists, dicts, named tuples,
+dataclasses, and containers of classes that torch's pytree knows, at any depth.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
+from fxlib import nests
 from fxlib.errors import WorkloadError
 
 Range = tuple[float, float]
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size)
 
 MAX_COUNT = 4096
 """Different batches that a description may ask for."""
@@ -46,26 +53,37 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One batch: positional inputs and keyword inputs of the forward, and the loss's target, as tensors."""
+    """One batch: positional inputs and keyword inputs of the forward, nests of tensors, and the loss's target."""
 
-    inputs: tuple[torch.Tensor, ...] = ()
-    kwargs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    inputs: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     target: torch.Tensor | None = None
 
     @property
+    def leaves(self) -> dict[str, Any]:
+        """All leaves of the inputs, and the target: `input.0`, `input.1[0]`, `kwarg.NAME.field`, `target`."""
+        return _leaves(self)
+
+    @property
     def named(self) -> dict[str, torch.Tensor]:
-        """All tensors, as `input.0`, ..., `kwarg.NAME` and `target`: their names in errors and on the wire."""
-        tensors = {f"input.{index}": value for index, value in enumerate(self.inputs)}
-        tensors |= {f"kwarg.{name}": value for name, value in self.kwargs.items()}
-        return tensors if self.target is None else {**tensors, "target": self.target}
+        """All tensors, by the names of `leaves`: their names in errors and on the wire."""
+        return {name: value for name, value in self.leaves.items() if isinstance(value, torch.Tensor)}
+
+    @property
+    def structure(self) -> str:
+        """The containers of the inputs, as text."""
+        return nests.structure((self.inputs, dict(self.kwargs)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """Batches described by shape, dtype and index range; `count` different ones are drawn from the workload's seed."""
+    """Batches described by shape, dtype and index range; `count` different ones are drawn from the workload's seed.
 
-    inputs: tuple[Tensors, ...] = ()
-    kwargs: Mapping[str, Tensors] = field(default_factory=dict)
+    Inputs are nests as of a `Batch`, with `Tensors` for each tensor. What is no tensor is the same in all batches.
+    """
+
+    inputs: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     target: Tensors | None = None
     count: int = 4
 
@@ -86,13 +104,11 @@ class BatchSpec:
     @property
     def named(self) -> dict[str, Tensors]:
         """All descriptions, named as in `Batch.named`."""
-        described = {f"input.{index}": value for index, value in enumerate(self.inputs)}
-        described |= {f"kwarg.{name}": value for name, value in self.kwargs.items()}
-        return described if self.target is None else {**described, "target": self.target}
+        return {name: value for name, value in _leaves(self).items() if isinstance(value, Tensors)}
 
 
 def normalize(batches: object, targets: Sequence[torch.Tensor] | None) -> tuple[Batch, ...]:
-    """Turn tensors, tuples of tensors and `Batch` objects into batches of one structure.
+    """Turn tensors, tuples and dicts of inputs, and `Batch` objects into batches of one structure.
 
     Raises:
         WorkloadError: there is none, one is something else, targets do not match, or structures differ.
@@ -127,13 +143,21 @@ def describe(batches: Sequence[Batch], *, count: int, ranges: Mapping[str, Range
         raise WorkloadError(
             f"no tensor is called {unknown[0]!r}", where="ranges", hint=f"There are {', '.join(first.named)}."
         )
+    for name, value in first.leaves.items():
+        others = [batch.leaves[name] for batch in batches]
+        if not isinstance(value, torch.Tensor) and any(repr(other) != repr(value) for other in others):
+            raise WorkloadError(
+                "is no tensor, and differs between batches, which a description cannot tell",
+                where=name,
+                hint="Pass real batches, or batches in which it is the same.",
+            )
     specs = {name: _describe(name, [batch.named[name] for batch in batches], ranges.get(name)) for name in first.named}
-    return BatchSpec(
-        inputs=tuple(specs[f"input.{index}"] for index in range(len(first.inputs))),
-        kwargs={name: specs[f"kwarg.{name}"] for name in first.kwargs},
-        target=specs.get("target"),
-        count=count,
+    described = {id(tensor): specs[name] for name, tensor in first.named.items()}
+    inputs, kwargs = nests.mapped(
+        lambda leaf: described[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf,
+        (first.inputs, dict(first.kwargs)),
     )
+    return BatchSpec(inputs=inputs, kwargs=kwargs, target=specs.get("target"), count=count)
 
 
 def draw(spec: BatchSpec, seed: int) -> tuple[Batch, ...]:
@@ -148,30 +172,68 @@ def draw(spec: BatchSpec, seed: int) -> tuple[Batch, ...]:
 
 def _as_batch(batch: object, where: str) -> Batch:
     if isinstance(batch, Batch):
-        return batch
+        return _plain(batch, where)
     if isinstance(batch, Mapping):
-        return Batch(kwargs=dict(batch))
+        return _plain(Batch(kwargs=dict(batch)), where)
     if isinstance(batch, torch.Tensor):
         return Batch(inputs=(batch,))
     if isinstance(batch, (tuple, list)):
-        return Batch(inputs=tuple(batch))
+        return _plain(Batch(inputs=tuple(batch)), where)
     raise WorkloadError(
         f"{type(batch).__name__} is no batch",
         where=where,
-        hint="Pass a tensor, a tuple of tensors, a dict of tensors, or an fxlib.Batch.",
+        hint="Pass a tensor, a tuple or a dict of inputs, or an fxlib.Batch.",
     )
 
 
+def _plain(batch: Batch, where: str) -> Batch:
+    """Return the batch with numbers of NumPy's and of enums as Python's own."""
+    try:
+        if all(nests.python_number(leaf) is None for leaf in batch.leaves.values()):
+            return batch
+    except RecursionError:
+        raise WorkloadError("a container holds itself, or is nested too deep", where=where) from None
+
+    def plain(leaf: object) -> object:
+        number = nests.python_number(leaf)
+        return leaf if number is None else number
+
+    inputs, kwargs = nests.mapped(plain, (batch.inputs, dict(batch.kwargs)))
+    return replace(batch, inputs=inputs, kwargs=kwargs)
+
+
+def _leaves(batch: Batch | BatchSpec) -> dict[str, Any]:
+    found = {
+        name: leaf
+        for prefix, values in (("input", enumerate(batch.inputs)), ("kwarg", batch.kwargs.items()))
+        for key, value in values
+        for name, leaf in nests.leaves(value, f"{prefix}.{key}", is_leaf=_is_description)
+    }
+    return found if batch.target is None else {**found, "target": batch.target}
+
+
+def _is_description(value: object) -> bool:
+    return isinstance(value, Tensors)
+
+
 def _check(batch: Batch, first: Batch, where: str) -> None:
-    for name, value in batch.named.items():
+    for name, value in batch.leaves.items():
         if not isinstance(value, torch.Tensor):
-            raise WorkloadError(f"{type(value).__name__} is no tensor", where=f"{where} {name}")
+            if type(value) not in _PLAIN or name == "target":
+                raise WorkloadError(
+                    f"an input of type {type(value).__name__} cannot be sent",
+                    where=f"{where} {name}",
+                    hint="Inputs are tensors, numbers, flags, strings, None, and nests of them.",
+                )
+            continue
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise WorkloadError("only dense tensors with values can be sent", where=f"{where} {name}")
     if not batch.inputs and not batch.kwargs:
         raise WorkloadError("no input", where=where)
     if batch.named.keys() != first.named.keys():
         raise WorkloadError(f"has {', '.join(batch.named)}, and the first batch {', '.join(first.named)}", where=where)
+    if batch.structure != first.structure:
+        raise WorkloadError(f"is nested as {batch.structure}, and the first batch as {first.structure}", where=where)
 
 
 def _describe(name: str, tensors: Sequence[torch.Tensor], bounds: Range | None) -> Tensors:
@@ -186,12 +248,14 @@ def _describe(name: str, tensors: Sequence[torch.Tensor], bounds: Range | None) 
 
 
 def _draw_batch(spec: BatchSpec, generator: torch.Generator) -> Batch:
-    drawn = {name: _draw(name, described, generator) for name, described in spec.named.items()}
-    return Batch(
-        inputs=tuple(drawn[f"input.{index}"] for index in range(len(spec.inputs))),
-        kwargs={name: drawn[f"kwarg.{name}"] for name in spec.kwargs},
-        target=drawn.get("target"),
+    names = iter(spec.named)
+    inputs, kwargs = nests.mapped(
+        lambda leaf: _draw(next(names), leaf, generator) if isinstance(leaf, Tensors) else leaf,
+        (spec.inputs, dict(spec.kwargs)),
+        is_leaf=_is_description,
     )
+    target = None if spec.target is None else _draw("target", spec.target, generator)
+    return Batch(inputs=inputs, kwargs=kwargs, target=target)
 
 
 def _draw(name: str, described: Tensors, generator: torch.Generator) -> torch.Tensor:

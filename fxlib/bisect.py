@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxlib import recipes
 from fxlib.analysis.location import location_of
+from fxlib.capture.coerce import Model, as_graph, samples_of
 from fxlib.comparison import Tolerance, difference
 from fxlib.contracts import Contract
 from fxlib.diffs import by_name
@@ -73,7 +74,7 @@ class Culprit:
 
 
 def bisect(
-    graph: GraphModule,
+    model: Model,
     recipe: str | Recipe,
     inputs: Sequence[object],
     *,
@@ -96,7 +97,7 @@ def bisect(
     of the pass, and the memory of two copies of all values of a run.
 
     Args:
-        graph: the graph, as captured.
+        model: a module, captured or not, a graph of torch.fx, or an exported program.
         recipe: a recipe, or the name of one.
         inputs: the arguments of a call.
         kwargs: its keyword arguments.
@@ -112,10 +113,13 @@ def bisect(
         The pass and its change; None if the bound holds after every pass.
 
     Raises:
+        CaptureError: the model cannot be captured.
         PassError: the recipe is unknown, `inputs` is a lone tensor, or the graph itself does not run on the inputs.
     """
     recipe = recipes.get(recipe) if isinstance(recipe, str) else recipe
     tolerance, (batch,) = Tolerance(rtol=rtol, atol=atol), batches_of(inputs, kwargs=kwargs)
+    known = {**({} if workload is None else workload.contracts), **(contracts or {})}
+    graph = as_graph(model, samples_of(inputs, kwargs), contracts=known)
     applied = partial(recipes.apply, graph, contracts=contracts, assume=assume, profile=profile, workload=workload)
     _check_runs(graph, batch, grad=bool(grad))
     before = graph

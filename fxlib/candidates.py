@@ -41,12 +41,10 @@ _LAYOUTS = (_Variant(without=frozenset({"channels_last"}), options={}),)
 
 _VARIANTS = (
     _Variant(without=frozenset({"coalesce_calls"}), options={}),
-    _Variant(without=frozenset({"send_gradients"}), options={}),
     _Variant(options={("coalesce_calls", "declared"): False}),
-    _Variant(without=frozenset({"coalesce_calls", "send_gradients"}), options={}),
 )
-"""Each undoes a decision that does not pay everywhere: a batch makes early answers wait for late ones, gradients sent
-from inside backward take its thread's time, and a declared batched form works its calls off one after another."""
+"""Each undoes a decision that does not pay everywhere: a batch makes early answers wait for late ones, and a declared
+batched form works its calls off one after another."""
 
 
 def candidates(recipe: Recipe, profile: Profile | None = None, *, has_calls: bool = True) -> tuple[Recipe, ...]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from torch import nn
 
 from fxlib.errors import FxlibError
 from fxlib.runtime.module import CapturedModule
-from fxlib.runtime.ops import remote_call
-from fxlib.runtime.pushes import Push
-from fxlib.runtime.record import Recording, current_recording
+from fxlib.runtime.plain_forward import AsWritten, as_written
+from fxlib.runtime.pushes import push_all
+from fxlib.runtime.record import current_recording
+from fxlib.runtime.tape import Tape
 from fxlib.runtime.walk import local_modules
 
 
@@ -19,46 +18,64 @@ def push_gradients(module: nn.Module) -> None:
 
     For each call whose contract names its gradient, calls `gradient(*args, result.grad, **kwargs)` where the result
     came from, blocking, in program order, forward by forward, and forgets them. Results without a gradient are passed
-    over. What left from inside backward is waited for. Best called last in a step: what is under way then overlaps
-    with the optimizer. An error of a push surfaces here, the first in program order; gradients behind it are not sent,
-    as in a loop of one's own, except those that had left for other servers.
+    over. A rewritten module sends one message to each server, to all of them side by side, and waits for the answers:
+    nothing has left before the call, and nothing is under way behind it. An error of a push surfaces here, the first in
+    program order; pushes behind it are not made, as in a loop of one's own, except those that had left for other
+    servers or other parts of that one: a note of the error names these. An interrupt (Ctrl-C) takes effect when the
+    pushes have been answered.
+
+    A step that is not to reach the servers (a loss that is not finite) calls `drop_gradients` instead.
 
     Args:
-        module: a captured module, original or rewritten, or a module that holds such (DistributedDataParallel).
+        module: what `client.optimize` returned, or a captured module, original or rewritten; or a module that holds
+            such (DistributedDataParallel). A model that could not be captured pushes for its blocking calls, and warns
+            once of results whose gradients go nowhere.
 
     Raises:
-        FxlibError: there is no captured module in `module`, or its last forward did not track gradients because the
-            original's own forward ran.
+        FxlibError: there is no such module in `module`, or in its last forward the original's own ran, and issued calls
+            itself, whose results are not tracked then.
         Exception: whatever a push raises.
     """
-    captured = [each for _, each in local_modules(module) if isinstance(each, CapturedModule)]
-    if not captured:
-        raise FxlibError(
-            "the module was not captured, so it does not know which gradients belong where",
-            where=f"push_gradients({type(module).__name__})",
-            hint="Call it with the module that fxlib.capture or client.optimize returned.",
-        )
-    untracked = next((each._fxlib.tape.untracked for each in captured if each._fxlib.tape.untracked), "")
-    entries = [entry for each in captured for entry in each._fxlib.tape.take()]
-    pending = [entry for entry in entries if entry.due]
+    tapes, written = _tapes(module, "push_gradients")
+    untracked = next((tape.untracked for tape in tapes if tape.untracked), "")
+    pending = [push for tape in tapes for push in tape.take()]
+    for each in written:
+        each.tell()
     if untracked and not pending:
         raise FxlibError(
             f"the original's own forward ran, which does not track gradients of remote results: {untracked}",
             where=f"push_gradients({type(module).__name__})",
             hint="Capture the model in the state in which it trains.",
         )
-    recording = current_recording()
-    for entry in pending:
-        if recording is None and entry.convoy is not None:
-            entry.convoy.result(entry)
-        else:
-            _push(entry, recording)
+    push_all(pending, current_recording())
 
 
-def _push(push: Push, recording: Recording | None) -> None:
-    call = push.call
-    with recording.span("push", call.gradient, push.server) if recording is not None else nullcontext():
-        if push.convoy is not None:
-            push.convoy.result(push)
-        else:
-            remote_call(call.to, call.gradient, (*call.args, call.gradient_of_result()), call.kwargs, call.timeout_s)
+def drop_gradients(module: nn.Module) -> None:
+    """Forget the gradients of remote results that were not pushed: to be called in place of `push_gradients`.
+
+    Gradients accumulate from forward to forward until they are pushed, as those of parameters do until they are
+    zeroed. So a step that is skipped, since its loss is not finite or an error ended it, drops them; no server has seen
+    any of them.
+
+    Args:
+        module: as for `push_gradients`.
+
+    Raises:
+        FxlibError: there is no captured module in `module`.
+    """
+    for tape in _tapes(module, "drop_gradients")[0]:
+        tape.drop()
+
+
+def _tapes(module: nn.Module, caller: str) -> tuple[list[Tape], list[AsWritten]]:
+    """Return where the gradients are that a module's forwards left, and those of them that run as written."""
+    within = [each for _, each in local_modules(module)]
+    written = [found for each in within if (found := as_written(each)) is not None]
+    tapes = [each._fxlib.tape for each in within if isinstance(each, CapturedModule)] + [each.tape for each in written]
+    if not tapes:
+        raise FxlibError(
+            "the module was not captured, so it does not know which gradients belong where",
+            where=f"{caller}({type(module).__name__})",
+            hint="Call it with the module that fxlib.capture or client.optimize returned.",
+        )
+    return tapes, written

@@ -43,7 +43,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job's state. `report` and `graph` (the rewritten one, when there is one) are set when it succeeded."""
+    """A job's state. `report` and `graph` (the rewritten one, when there is one) are set when it succeeded.
+
+    `variant_graphs` are those of the workload's variants, by name.
+    """
 
     id: str
     request_id: str = ""
@@ -59,6 +62,7 @@ class Job:
     finished_at: datetime | None = None
     report: Report | None = None
     graph: Blob | None = None
+    variant_graphs: Mapping[str, Blob] = field(default_factory=dict)
     failure: Failure | None = None
     cached: bool = False
     last_sequence: int = 0

@@ -1,53 +1,123 @@
-"""Nests of containers, those that torch.utils._pytree knows and dataclasses, whose fields it takes for one leaf."""
+"""Nests of containers: those that torch.utils._pytree knows, dataclasses, and plain objects that hold tensors.
+
+The last two are leaves to torch's pytree.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import torch
 from torch.utils import _pytree as pytree
 
 T = TypeVar("T")
+IsLeaf = Callable[[Any], bool]
+_PYTHONS = (bool, int, float, str)
+_HEAP_TYPE = 1 << 9
+"""Set in `__flags__` of classes that Python code defines."""
 
 
-def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+def leaves(value: object, path: str = "", is_leaf: IsLeaf | None = None) -> Iterator[tuple[str, object]]:
     """Yield path and value of every leaf: `[0]`, `['loss']`, `.logits[1]`, each behind `path`."""
-    for place, leaf in pytree.tree_leaves_with_path(value):
-        where = path + pytree.keystr(place)
-        if _is_open(leaf):
-            for each in dataclasses.fields(leaf):
-                yield from leaves(getattr(leaf, each.name), f"{where}.{each.name}")
+    for place, leaf in _with_places(value, is_leaf):
+        where = path + place
+        if _is_container(leaf) and not (is_leaf is not None and is_leaf(leaf)):
+            for name in _names(leaf):
+                yield from leaves(getattr(leaf, name), f"{where}.{name}", is_leaf)
         else:
             yield where, leaf
+
+
+def _with_places(value: object, is_leaf: IsLeaf | None) -> list[tuple[str, object]]:
+    try:
+        return [(pytree.keystr(place), leaf) for place, leaf in pytree.tree_leaves_with_path(value, is_leaf=is_leaf)]
+    except ValueError:  # a container whose class was registered without names of its parts
+        return [(f"[leaf {index}]", leaf) for index, leaf in enumerate(pytree.tree_leaves(value, is_leaf=is_leaf))]
 
 
 def structure(value: object) -> str:
     """Return the containers of a nest, their classes and their keys in order, as text."""
     flat, spec = pytree.tree_flatten(value)
-    inner = (f"{type(leaf).__qualname__}: {_fields(leaf)}" for leaf in flat if _is_open(leaf))
+    inner = (f"{type(leaf).__qualname__}: {_fields(leaf)}" for leaf in flat if _is_container(leaf))
     return "; ".join([" ".join(str(spec).split()), *inner])
 
 
-def mapped(function: Callable[[Any], Any], value: T) -> T:
+def mapped(function: Callable[[Any], Any], value: T, is_leaf: IsLeaf | None = None) -> T:
     """Return a nest of the same containers, with what a function makes of each leaf."""
 
     def twin(leaf: Any) -> Any:
-        if not _is_open(leaf):
+        if not _is_container(leaf) or (is_leaf is not None and is_leaf(leaf)):
             return function(leaf)
         other = copy.copy(leaf)
-        for each in dataclasses.fields(leaf):
-            object.__setattr__(other, each.name, mapped(function, getattr(leaf, each.name)))  # a frozen one, too
+        for name in _names(leaf):
+            object.__setattr__(other, name, mapped(function, getattr(leaf, name), is_leaf))  # a frozen one, too
         return other
 
-    nest: T = pytree.tree_map(twin, value)
+    nest: T = pytree.tree_map(twin, value, is_leaf=is_leaf)
     return nest
 
 
+def is_registered(value: object) -> bool:
+    """Whether a value is a container of a class that somebody told torch's pytree of."""
+    return type(value) in pytree.SUPPORTED_NODES and type(value) not in pytree.BUILTIN_TYPES
+
+
+def _names(leaf: Any) -> list[str]:
+    return [each.name for each in dataclasses.fields(leaf)] if is_open(leaf) else list(vars(leaf))
+
+
 def _fields(leaf: Any) -> str:
-    return ", ".join(f"{each.name} {structure(getattr(leaf, each.name))}" for each in dataclasses.fields(leaf))
+    return ", ".join(f"{name} {structure(getattr(leaf, name))}" for name in _names(leaf))
 
 
-def _is_open(leaf: object) -> bool:
+def is_open(leaf: object) -> bool:
+    """Whether a leaf of torch's pytree is a dataclass, whose fields are parts of the nest."""
     return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+
+
+def is_state(leaf: object) -> bool:
+    """Whether a leaf of torch's pytree is an object of a plain Python class whose attributes hold tensors."""
+    return _is_plain(leaf) and any(map(has_tensors, vars(leaf).values()))
+
+
+def has_tensors(value: object) -> bool:
+    """Whether a nest holds a tensor, or the size of one, at any depth."""
+    return any(
+        isinstance(leaf, (torch.Tensor, torch.SymInt)) or is_state(leaf)
+        for leaf in ([value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value))
+    )
+
+
+def _is_container(leaf: object) -> bool:
+    return is_open(leaf) or is_state(leaf)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether all of an object's state is in its `__dict__`, and its class is Python's, and no torch module."""
+    if isinstance(value, (type, torch.Tensor, torch.nn.Module)) or not hasattr(value, "__dict__"):
+        return False
+    return all(_keeps_nothing_else(base) for base in type(value).__mro__[:-1])
+
+
+@functools.cache
+def _keeps_nothing_else(cls: type) -> bool:
+    return bool(cls.__flags__ & _HEAP_TYPE) and not vars(cls).get("__slots__")
+
+
+def python_number(value: Any) -> Any:
+    """Return the number, flag or string of Python's that stands for one of NumPy's or of an enum exactly; else None."""
+    kind = type(value)
+    if kind in _PYTHONS:
+        return None
+    if isinstance(value, enum.Enum):
+        plain = value.value if isinstance(value, (int, float, str)) else None
+    elif any(base.__module__ == "numpy" and base.__name__ == "generic" for base in kind.__mro__):
+        plain = value.item()
+    else:
+        return None
+    return plain if type(plain) in _PYTHONS else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,10 +13,12 @@ from torch.fx import Graph, GraphModule
 from fxlib.analysis.dependencies import DEPENDENCIES
 from fxlib.analysis.resources import function_name, speaks_to
 from fxlib.assumptions import annotate
+from fxlib.capture.coerce import Model, as_graph
+from fxlib.capture.variants import capture_variant, mode_of
 from fxlib.contracts import Contract
 from fxlib.diffs import code_of, diff_of
 from fxlib.drafts import differs, draft_of
-from fxlib.errors import PassError
+from fxlib.errors import CaptureError, PassError
 from fxlib.passes import (
     REGISTRY,
     ChannelsLast,
@@ -151,8 +154,7 @@ def apply(
         contracts: what remote functions that declare nothing do, by name.
         assume: "reads" or "pure" for every remote function of which nothing is known after that.
         profile: what the program was measured to take; without one, passes that plan go by estimates.
-        workload: how its steps run, where that is known: passes leave alone what such a step forbids. Only the
-            program's own runs tell otherwise (see `fxlib.runtime.early`).
+        workload: how its steps run, where that is known: passes leave alone what such a step forbids.
         diffs: have each pass's report show what it did to the generated code.
 
     Raises:
@@ -206,7 +208,7 @@ def _apply(
 
 
 def optimize(
-    graph: GraphModule,
+    model: Model,
     recipe: str | Recipe = "schedule",
     *,
     contracts: Mapping[str, Contract] | None = None,
@@ -216,13 +218,53 @@ def optimize(
 ) -> GraphModule:
     """Apply a recipe in this process, unmeasured; the `Rewrite` is at `.meta["rewrite"]` of the module returned.
 
-    Arguments and errors are those of `apply`. A graph that the recipe does not change comes back as it is, and so does
-    every graph where the environment says FXLIB_DISABLE=1.
+    A graph that the recipe does not change comes back as it is, and so does every graph where the environment says
+    FXLIB_DISABLE=1. Where the workload has variants, each is captured, and the module returned runs what the recipe
+    made of its graph for the calls that this fits (`fxlib.usage` tells).
+
+    Args:
+        model: a module, captured or not, a graph of torch.fx, or an exported program. What is not a graph is captured;
+            what cannot be traced is exported with the workload's batches.
+        recipe: this and the other arguments are those of `apply`.
+        contracts: as for `apply`.
+        assume: as for `apply`.
+        profile: as for `apply`.
+        workload: as for `apply`.
+
+    Raises:
+        CaptureError: the model, or a variant of the workload, cannot be captured.
+        PassError: as for `apply`.
     """
+    known = {**({} if workload is None else workload.contracts), **(contracts or {})}
+    graph = as_graph(model, () if workload is None else workload.samples, contracts=known)
     chosen = Recipe(name="disabled", passes=()) if disabled() else recipe
     rewrite = apply(graph, chosen, contracts=contracts, assume=assume, profile=profile, workload=workload)
     rewrite.module.meta["rewrite"] = rewrite
-    return rewrite.module
+    if workload is None or not workload.variants or disabled():
+        return rewrite.module
+    if not isinstance(graph, CapturedModule):
+        raise CaptureError("variants are captured from the model", hint="Pass what fxlib.capture returned.")
+    rewrites: dict[str, CapturedModule] = {}
+    for variant in workload.variants:
+        captured = capture_variant(graph, variant, workload)
+        with mode_of(graph, variant):
+            found = apply(captured, chosen, contracts=contracts, assume=assume, workload=workload.of(variant))
+        # Where gradients are recorded, an unchanged graph is of use, too: it tracks those of remote results.
+        if (found.changed or variant.grad) and isinstance(found.module, CapturedModule):
+            found.module.meta["rewrite"] = found
+            rewrites[variant.name] = found.module
+    return with_variants(graph, rewrite.module, rewrites)
+
+
+def with_variants(graph: CapturedModule, main: GraphModule, variants: Mapping[str, CapturedModule]) -> GraphModule:
+    """Return a module that runs `main`, or a variant where that fits; `graph`, the one captured, is left as it is."""
+    if not variants:
+        return main
+    module = copy.copy(graph) if main is graph else main
+    if isinstance(module, CapturedModule):
+        for name, variant in variants.items():
+            module._fxlib.graphs.add(module, name, variant)
+    return module
 
 
 @contextmanager

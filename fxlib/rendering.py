@@ -15,6 +15,7 @@ def render(result: Report) -> str:
     sections = [
         _headline(result),
         _figures(result),
+        _variants(result),
         _candidates(result),
         _calls(result),
         _passes(result),
@@ -77,8 +78,24 @@ def _step(result: Report) -> list[str]:
     return [f"one step: {', '.join(f'{took} {words}' for took, words in known)}"] if known else []
 
 
+def interval(gain: Estimate | None) -> str:
+    """Write a gain with the ends of its interval: +60.2% [+49.3%, +67.3%]; a dash when there is none."""
+    return "-" if gain is None else f"{gain.value:+.1%} [{gain.low:+.1%}, {gain.high:+.1%}]"
+
+
 def _percent(gain: Estimate) -> list[str]:
     return [f"{gain.value:+.1%}", f"{gain.low:+.1%} to {gain.high:+.1%}"]
+
+
+def _variants(result: Report) -> list[str]:
+    if not result.variants:
+        return []
+    rows = [
+        [name, each.decision.replace("_", " "), *(_percent(each.gain) if each.gain else ("-", "")), each.explanation]
+        for name, each in result.variants.items()
+    ]
+    header = ["variant", "decision", "gain", "interval", "why"]
+    return ["variants of the step, each with a graph of its own", *table([header, *rows], right=(2,))]
 
 
 def _candidates(result: Report) -> list[str]:

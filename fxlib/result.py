@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import datetime
+from typing import Any, Literal
 
 from torch import nn
 
@@ -85,6 +86,14 @@ class Candidate:
     """What became of it, in a sentence."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """How often each graph of a module ran, by its name ("main": its own), and its original, by the reason."""
+
+    graphs: Mapping[str, int] = field(default_factory=dict)
+    original: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What a worker found out about one job: everything in a `Result` but the module itself.
@@ -119,12 +128,49 @@ class Report:
     hardware: str = ""
     torch_version: str = ""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it but the module as plain data, which `json` can write, under the names of the attributes.
+
+        Reasons are their names ("FASTER"); what is unknown is None.
+        """
+        return {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name != "module"}
+
+    variants: Mapping[str, Report] = field(default_factory=dict)
+    """What was found out about each variant of the workload, by its name; each has a decision of its own."""
+
+    @property
+    def adopts(self) -> bool:
+        """Whether the rewritten graph of the workload's own step, or that of a variant, is to be adopted."""
+        return any(each.decision == "adopt" for each in (self, *self.variants.values()))
+
+    def __str__(self) -> str:
+        """Lay everything out as plain text, for a person."""
+        from fxlib.rendering import render
+
+        return render(self)
+
+
+def plain(value: object) -> Any:
+    """Return dataclasses as dicts, sequences as lists, reasons by name, times as ISO 8601, and the rest as it is."""
+    if isinstance(value, Reason):
+        return value.name
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, (tuple, list)):
+        return [plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    return value
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Report):
     """The answer to `client.optimize`, with a `module` that is ready to train.
 
-    It is the rewritten one if `decision` is "adopt", else the original.
+    It is the rewritten one if `decision` is "adopt", else the original. Where variants of the workload are adopted, it
+    runs their graphs for the calls that these fit, whatever `decision` says of the workload's own step.
     `reason` is None where the job never got an answer (no service, no time); `explanation` then says what happened.
     """
 
@@ -144,12 +190,12 @@ class Result(Report):
         return cls(module=module, decision="keep_original", reason=None, explanation=explanation, job_id=job_id)
 
     @property
+    def usage(self) -> Usage:
+        """How often each graph of `module` has run by now, and the original, and why."""
+        companions = self.module.__dict__.get("_fxlib")
+        return Usage() if companions is None else companions.graphs.usage()
+
+    @property
     def adopted(self) -> bool:
-        """Whether `module` is a rewritten one."""
-        return self.decision == "adopt"
-
-    def __str__(self) -> str:
-        """Lay everything out as plain text, for a person."""
-        from fxlib.rendering import render
-
-        return render(self)
+        """Whether `module` is a rewritten one, or runs a rewritten graph for some calls."""
+        return self.adopts

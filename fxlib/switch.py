@@ -1,4 +1,4 @@
-"""The switch that turns fxlib off."""
+"""What the environment says: whether fxlib is on, and where its service is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import os
 
 DISABLE = "FXLIB_DISABLE"
 """Environment variable: set to anything but "" or "0", it has every launcher train with its original module."""
+
+SERVICE = "FXLIB_SERVICE"
+"""Environment variable: "host:port" of the service, for launchers and commands that do not name one."""
+
+DEFAULT_ADDRESS = "localhost:8470"
+
+
+def service_address() -> str:
+    """Return where the environment says that the service is; by default, on this machine."""
+    return os.environ.get(SERVICE) or DEFAULT_ADDRESS
 
 
 def disabled() -> bool:

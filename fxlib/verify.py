@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from fxlib.capture.coerce import Model, as_module
 from fxlib.comparison import Tolerance, difference, largest_difference, same_bits
 from fxlib.distance import relative_error
 from fxlib.errors import PassError
@@ -98,8 +99,8 @@ class Verification:
 
 
 def verify(
-    a: nn.Module,
-    b: nn.Module,
+    a: Model,
+    b: Model,
     inputs: Sequence[object],
     *more: Sequence[object],
     kwargs: Mapping[str, object] | None = None,
@@ -113,7 +114,7 @@ def verify(
     Both start from the parameters, buffers and generator state of now, and these are put back at the end.
 
     Args:
-        a: a module.
+        a: a module of any kind, or an exported program.
         b: another one.
         inputs: the arguments of a call.
         more: of further calls, which both modules make one after another.
@@ -128,7 +129,7 @@ def verify(
         PassError: inputs are a lone tensor, a tolerance is negative, the modules do not run on the inputs (both raise
             the same error; names node, module path and line as far as they are known), or there is no reference.
     """
-    batches = batches_of(inputs, *more, kwargs=kwargs)
+    batches, a, b = batches_of(inputs, *more, kwargs=kwargs), as_module(a), as_module(b)
     tolerance = Tolerance(rtol=rtol, atol=atol)
     first, second = (left_behind(module, batches, grad=grad) for module in (a, b))
     if first.error is not None and second.error is not None and str(first.error) == str(second.error):
@@ -171,8 +172,7 @@ def stands_in(module: nn.Module, batches: Sequence[Batch] = (), *, grad: bool) -
     why = companions.broken(grad_enabled=grad) or companions.conditions.other_looks()
     if why := why or companions.stale(module, grad_enabled=grad):
         return why
-    inputs = frozenset(str(node.target) for node in module.graph.nodes if node.op == "placeholder")
-    expected = codegen if isinstance(codegen, GuardedCodeGen) else parameters_of(type(module).forward, inputs)
+    expected = codegen if isinstance(codegen, GuardedCodeGen) else parameters_of(type(module).forward)
     return next(filter(None, (companions.misfit(expected, *batch) for batch in batches)), "")
 
 

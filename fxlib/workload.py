@@ -11,10 +11,11 @@ import torch
 from torch.fx import GraphModule
 from typing_extensions import Unpack
 
-from fxlib.batches import Batch, BatchSpec, Range, Tensors, describe, normalize
+from fxlib.batches import Batch, BatchSpec, Range, Tensors, describe, draw, normalize
 from fxlib.contracts import Contract
 from fxlib.errors import WorkloadError
 from fxlib.servers import Dense, RemoteObject, Server, Table
+from fxlib.variant import EVALUATION, Variant, check_names
 
 __all__ = [
     "LOSSES",
@@ -28,6 +29,7 @@ __all__ = [
     "Server",
     "Table",
     "Tensors",
+    "Variant",
     "Workload",
 ]
 
@@ -88,6 +90,8 @@ class Step(TypedDict, total=False):
     contracts: Mapping[str, Contract]
     assume: Assume
     seed: int
+    variants: Sequence[Variant]
+    evaluation: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +99,9 @@ class Workload:
     """The user's step: inputs, loss, optimizer, autograd mode, and the processes around the trainer.
 
     Args:
-        batches: real batches (each a tensor, a tuple or dict of tensors, or a `Batch`), or a `BatchSpec`. Real
-            batches leave the job; `Workload.describe` sends their description in their place.
+        batches: real batches (each a tensor, a tuple or dict of inputs, or a `Batch`), or a `BatchSpec`. Inputs are
+            tensors, numbers, flags, strings, None, and nests of them. Real batches leave the job; `Workload.describe`
+            sends their description in their place.
         targets: one target per batch, unless each `Batch` carries its own.
         loss: a name from LOSSES ("mean" and "sum" of the output; the others compare it with the target), or a
             captured graph (output, target) -> scalar.
@@ -114,6 +119,9 @@ class Workload:
         contracts: contracts by remote function, for functions that declare none.
         assume: "reads" or "pure" for every remote function without a contract: the user's word, recorded as such.
         seed: seeds weights that were not sent, described batches and server state; 0 to 2**63 - 1.
+        variants: the other ways in which the job calls the model. Each is captured, planned and measured in the same
+            job, with a graph and a decision of its own.
+        evaluation: short for one more variant, "evaluation": eval mode, no gradients, the workload's own batches.
 
     Raises:
         WorkloadError: a field does not describe a step that can run.
@@ -134,6 +142,8 @@ class Workload:
     contracts: Mapping[str, Contract] = field(default_factory=dict)
     assume: Assume = ""
     seed: int = 0
+    variants: Sequence[Variant] = ()
+    evaluation: bool = False
 
     def __post_init__(self) -> None:
         """Normalize batches, targets, optimizer and servers; check the rest."""
@@ -145,10 +155,14 @@ class Workload:
             object.__setattr__(self, "targets", None)
         elif self.targets is not None:
             raise WorkloadError("a description carries its own target", where="Workload.targets")
+        if self.evaluation:
+            object.__setattr__(self, "variants", (Variant(name=EVALUATION, training=False, grad=False), *self.variants))
+            object.__setattr__(self, "evaluation", False)
         self._check_choices()
         self._check_loss()
         self._check_gradients()
         self._check_processes()
+        self._check_variants()
 
     @classmethod
     def describe(
@@ -171,8 +185,9 @@ class Workload:
         Raises:
             WorkloadError: the batches differ in structure, a range names no tensor, or another field is wrong.
         """
-        real = cls(batches=batches, **step)
-        return replace(real, batches=describe(real.real_batches, count=count, ranges=ranges or {}))
+        real, ranges = cls(batches=batches, **step), ranges or {}
+        variants = [each.described(count=count, ranges=ranges) for each in real.variants]
+        return replace(real, batches=describe(real.real_batches, count=count, ranges=ranges), variants=variants)
 
     @property
     def spec(self) -> BatchSpec | None:
@@ -185,9 +200,51 @@ class Workload:
         return () if isinstance(self.batches, BatchSpec) else normalize(self.batches, None)
 
     @property
+    def samples(self) -> tuple[Batch, ...]:
+        """The real batches, or one drawn from their description.
+
+        Raises:
+            WorkloadError: the description leaves open what to draw.
+        """
+        spec = self.spec
+        return self.real_batches if spec is None else draw(replace(spec, count=1), self.seed)
+
+    @property
     def trainer_optimizer(self) -> Optimizer:
         """The trainer's optimizer, whichever way it was given."""
         return Optimizer(name=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+
+    def of(self, variant: Variant) -> Workload:
+        """Return how a step of one of the variants runs, as a workload of its own.
+
+        Raises:
+            WorkloadError: its batches lack the target that the loss needs.
+        """
+        batches = self.batches if variant.batches is None else variant.batches
+        if variant.grad:
+            return replace(self, batches=batches, variants=())
+        return replace(
+            self,
+            batches=batches,
+            mode="forward",
+            accumulation=1,
+            clip_norm=None,
+            loss_scale=None,
+            optimizer="none",
+            variants=(),
+        )
+
+    def _check_variants(self) -> None:
+        object.__setattr__(self, "variants", tuple(self.variants))
+        check_names(self.variants)
+        for each in self.variants:
+            if each.grad and self.mode == "forward":
+                raise WorkloadError(
+                    "records gradients, and the workload's steps do not",
+                    where=f"Workload.variants {each.name!r}",
+                    hint="Pass grad=False, or make training the workload's own step.",
+                )
+            self.of(each)
 
     def _check_choices(self) -> None:
         if isinstance(self.loss, str) and self.loss not in LOSSES:

@@ -75,11 +75,19 @@ class Admission:
         checks.complete_trial(request)
         checks.check_workload(request.workload)
         checks.check_profile(request)
+        checks.check_variants(request)
         key = checks.cache_key(request)
         self._check_present({f"workload.blobs[{i}]": ref for i, ref in enumerate(blobs_of(request.workload))})
         self._check_graph(request.graph, "graph", request.recipe)
         if request.workload.loss.WhichOneof("kind") == "graph":
             self._check_graph(request.workload.loss.graph, "workload.loss.graph")
+        for index, each in enumerate(request.variants):
+            field = f"variants[{index}]"
+            blobs = enumerate(blobs_of(each.workload))
+            self._check_present({f"{field}.workload.blobs[{i}]": ref for i, ref in blobs})
+            self._check_graph(each.graph, f"{field}.graph", request.recipe)
+            if each.workload.loss.WhichOneof("kind") == "graph":
+                self._check_graph(each.workload.loss.graph, f"{field}.workload.loss.graph")
         return Job(
             id=uuid.uuid4().hex,
             request_id=request.request_id,

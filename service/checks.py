@@ -23,7 +23,8 @@ from fxlib.protocol import (
 )
 from fxlib.trial import TrialOptions
 from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workload_pb2
-from service.errors import Code, ServiceError, Violation
+from fxlib.variant import Variant, check_names
+from service.errors import Code, ServiceError, Violation, invalid
 
 
 def check_graph(
@@ -44,7 +45,7 @@ def check_graph(
     return wire.values_of(graph)
 
 
-def check_workload(workload: workload_pb2.Workload) -> None:
+def check_workload(workload: workload_pb2.Workload, field: str = "workload") -> None:
     """Check that a workload describes a step that can run, but for what its blobs hold.
 
     Raises:
@@ -56,7 +57,7 @@ def check_workload(workload: workload_pb2.Workload) -> None:
         shell.description.CopyFrom(_STAND_IN)
     if shell.loss.WhichOneof("kind") == "graph":
         shell.loss.name = "mean"
-    with _refusing(Code.INVALID_REQUEST, "workload"):
+    with _refusing(Code.INVALID_REQUEST, field):
         workload_from_proto(shell, {})
 
 
@@ -67,15 +68,33 @@ _STAND_IN = workload_pb2.BatchSpec(
 )
 
 
-def check_profile(request: jobs_pb2.OptimizeRequest) -> None:
+def check_profile(request: jobs_pb2.OptimizeRequest | jobs_pb2.VariantRequest, field: str = "profile") -> None:
     """Check that a profile, if there is one, can be read, and that no figure in it is out of bounds.
 
     Raises:
         ServiceError: INVALID_REQUEST, naming the field.
     """
     if request.HasField("profile"):
-        with _refusing(Code.INVALID_REQUEST, "profile"):
+        with _refusing(Code.INVALID_REQUEST, field):
             profile_from_proto(request.profile)
+
+
+def check_variants(request: jobs_pb2.OptimizeRequest) -> None:
+    """Check names, workloads and profiles of the variants; all of them run on the servers of the request's workload.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, naming the field.
+    """
+    main = request.workload
+    with _refusing(Code.INVALID_REQUEST, "variants"):
+        check_names([Variant(name=each.name) for each in request.variants])
+    for index, each in enumerate(request.variants):
+        field = f"variants[{index}]"
+        check_workload(each.workload, f"{field}.workload")
+        check_profile(each, f"{field}.profile")
+        own = each.workload
+        if (list(own.servers), list(own.rrefs), own.trainers) != (list(main.servers), list(main.rrefs), main.trainers):
+            raise invalid(f"{field}.workload", "must have the servers, RRefs and trainers of the request's workload")
 
 
 def complete_trial(request: jobs_pb2.OptimizeRequest) -> None:
@@ -121,9 +140,10 @@ def recipe_key(recipe: jobs_pb2.Recipe) -> str:
 def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
     """Return the name that requests with one answer share, as SHA-256.
 
-    That is graph, recipe, versions, workload, trial, what the profile can replay, and whether diffs are wanted.
+    That is graph, recipe, versions, workload, trial, what the profile can replay, whether diffs are wanted, and graph,
+    workload and replay of each variant.
     """
-    parts = [
+    parts: list[object] = [
         request.graph.sha256,
         recipe_key(request.recipe),
         request.torch_version,
@@ -133,6 +153,10 @@ def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
         _replayed(request.profile) if request.HasField("profile") else "",
         request.diffs,
     ]
+    for each in request.variants:
+        workload = hashlib.sha256(each.workload.SerializeToString(deterministic=True)).hexdigest()
+        replayed = _replayed(each.profile) if each.HasField("profile") else ""
+        parts.append([each.name, each.graph.sha256, workload, replayed])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

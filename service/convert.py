@@ -19,6 +19,7 @@ STATES: Final = {
     State.FAILED: jobs_pb2.JOB_STATE_FAILED,
     State.CANCELLED: jobs_pb2.JOB_STATE_CANCELLED,
 }
+_IN_LISTINGS: Final = ("decision", "reason_code", "reason", "qps_original", "qps_optimized", "gain")
 _WORDS: Final = {number: state for state, number in STATES.items()}
 
 
@@ -46,6 +47,15 @@ def job_to_proto(job: Job, result: bytes | None = None) -> jobs_pb2.Job:
         proto.failure.CopyFrom(jobs_pb2.JobFailure(code=job.failure.code, message=job.failure.message))
     if result is not None:
         proto.result.MergeFromString(result)
+    return proto
+
+
+def job_to_line(job: Job, result: bytes | None) -> jobs_pb2.Job:
+    """Write a job as a listing shows it: of its answer, what was decided, why, and the figures."""
+    proto = job_to_proto(job, result)
+    for field, _ in proto.result.ListFields() if result is not None else ():
+        if field.name not in _IN_LISTINGS:
+            proto.result.ClearField(field.name)
     return proto
 
 
@@ -96,6 +106,7 @@ def filter_from_proto(proto: jobs_pb2.ListJobsRequest) -> Filter:
         namespace=proto.namespace,
         name=proto.name,
         states=tuple(dict.fromkeys(_WORDS[number] for number in proto.states)),
+        id_prefix=proto.id_prefix,
         labels=dict(proto.labels),
     )
 

@@ -70,6 +70,8 @@ def check_listing(request: jobs_pb2.ListJobsRequest) -> None:
         raise invalid("page_size", "must not be negative")
     if request.page_token and not _TOKEN.fullmatch(request.page_token):
         raise invalid("page_token", "is none that this service gave")
+    if request.id_prefix and not _ID.fullmatch(request.id_prefix):
+        raise invalid("id_prefix", "is not how a job's id begins")
     if len(request.labels) > _MAX_LABELS:
         raise invalid("labels", f"must be at most {_MAX_LABELS}")
 

@@ -71,8 +71,9 @@ class Intake:
         if found is None or result is None:
             return None
         answer = jobs_pb2.JobResult.FromString(result)
-        if answer.HasField("graph") and not await self._admission.still_there(answer.graph):
-            return None
+        for each in (answer, *(variant.result for variant in answer.variants)):
+            if each.HasField("graph") and not await self._admission.still_there(each.graph):
+                return None
         return Answered(job_id=found.id, result=result)
 
     def _greeting(self, job: Job) -> str:

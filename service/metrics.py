@@ -58,6 +58,12 @@ class Metrics:
             ["decision", "reason", "cached"],
             registry=registry,
         )
+        self._variant_answers = Counter(
+            "fxlib_variant_answers",
+            "Answers about variants of a job's step, by decision and reason",
+            ["decision", "reason", "cached"],
+            registry=registry,
+        )
         self._expired = Counter("fxlib_leases_expired", "Leases that ran out", registry=registry)
 
         self._jobs_forgotten = Counter("fxlib_jobs_forgotten", "Finished jobs deleted", registry=registry)
@@ -87,8 +93,10 @@ class Metrics:
             self._answered(job, jobs_pb2.JobResult.FromString(transition.result))
 
     def _answered(self, job: Job, result: jobs_pb2.JobResult) -> None:
-        decision = _DECISIONS.get(result.decision, OTHER)
-        self._answers.labels(decision, _reason(result.reason_code), str(job.cached).lower()).inc()
+        cached = str(job.cached).lower()
+        self._answers.labels(*_decided(result), cached).inc()
+        for variant in result.variants:
+            self._variant_answers.labels(*_decided(variant.result), cached).inc()
         if job.cached:
             return
         self._models.record(job.name, Figures.of(result))
@@ -102,6 +110,10 @@ class Metrics:
         for call in result.calls:
             action = call.action if call.action in _ACTIONS else OTHER
             self._calls.labels(action, _reason(call.reason_code)).inc()
+
+
+def _decided(result: jobs_pb2.JobResult) -> tuple[str, str]:
+    return _DECISIONS.get(result.decision, OTHER), _reason(result.reason_code)
 
 
 def _reason(code: str) -> str:

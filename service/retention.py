@@ -119,10 +119,12 @@ class Retention:
 def _refs(job: Payloads) -> tuple[list[graph_pb2.BlobRef], list[graph_pb2.BlobRef]]:
     """Return the blobs that request and result of a job name: data, and graphs."""
     request = jobs_pb2.OptimizeRequest.FromString(job.request)
-    data, graphs = list(blobs_of(request.workload)), [request.graph]
-    if request.workload.loss.WhichOneof("kind") == "graph":
-        graphs.append(request.workload.loss.graph)
+    workloads = [request.workload, *(each.workload for each in request.variants)]
+    data = [ref for each in workloads for ref in blobs_of(each)]
+    graphs = [request.graph, *(each.graph for each in request.variants)]
+    graphs += [each.loss.graph for each in workloads if each.loss.WhichOneof("kind") == "graph"]
     if job.result is not None:
         result = jobs_pb2.JobResult.FromString(job.result)
-        graphs += [result.graph] if result.HasField("graph") else []
+        answers = (result, *(variant.result for variant in result.variants))
+        graphs += [each.graph for each in answers if each.HasField("graph")]
     return data, graphs

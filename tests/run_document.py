@@ -27,6 +27,8 @@ def main(document: Path, address: str) -> None:
         text, names = document.read_text(), {"__name__": "example"}
         for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text.count("\n", 0, block.start()) + 1
+            if re.match(r"# \w+\.py\n", block[1]):
+                continue  # a file of a program, which runs by itself
             source = "\n" * line + block[1].replace("localhost:8470", address)
             exec(compile(source, str(document), "exec"), names)  # noqa: S102 - the project's own documents
         rpc.shutdown()

@@ -1,6 +1,8 @@
 """Every Python example of the documents runs as it is printed, and their links lead somewhere."""
 
+import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +59,46 @@ def test_a_documented_command_exists(document: Path) -> None:
     assert set(documented) <= known
 
 
-def test_the_readme_s_launcher_has_about_fifteen_lines() -> None:
-    launcher = (ROOT / "README.md").read_text().split("```python\n")[2].split("```")[0]
-    assert len(launcher.strip().splitlines()) <= 16
+def programs(path: Path) -> tuple[dict[str, str], list[str]]:
+    """Return the files that a page prints, by name, and the commands that run them."""
+    files = re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^\$ ((?:python|torchrun) [^#\n]*?\w+\.py)", path.read_text(), re.MULTILINE)
+    return dict(files), [each for each in commands if each.split()[-1] in dict(files)]
+
+
+PROGRAMS = [(document, command) for document in DOCUMENTS for command in programs(document)[1]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("document, command", PROGRAMS, ids=[each.split()[-1] for _, each in PROGRAMS])
+def test_a_program_runs_as_pasted_from_a_fresh_folder(
+    document: Path, command: str, address: str, tmp_path: Path
+) -> None:
+    port = str(free_port())
+    for file, text in programs(document)[0].items():
+        (tmp_path / file).write_text(text.replace("localhost:8470", address).replace("29500", port))
+    modules = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
+    program, *arguments = command.split()
+    ran = subprocess.run(
+        [sys.executable, *modules[program], *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        timeout=280,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "ADOPT the rewritten module" in ran.stdout
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_the_readme_s_program_is_short_and_has_a_few_lines_of_fxlib() -> None:
+    lines = [line for text in programs(ROOT / "README.md")[0].values() for line in text.strip().splitlines()]
+    assert len(lines) <= 80
+    assert len([line for line in lines if "fxlib" in line]) <= 12

@@ -9,6 +9,7 @@ drafts/RANK.pb       a rewritten graph, the best first       (by the rewriting p
 drafts/RANK.report   what the passes did there               (by the rewriting process)
 rewritten.pb         the graph chosen among them             (the first: by the rewriting process; then by the trial)
 report.pb            the whole answer                        (by the trial)
+variants/INDEX/      the same of a variant of the request    (but for report.pb, and blobs, which are those above)
 """
 
 from __future__ import annotations
@@ -48,13 +49,33 @@ class JobFolder:
         self._report = path / "report.pb"
         self._blobs = path / "blobs"
 
-    def fill(self, request: jobs_pb2.OptimizeRequest, original: bytes, blobs: Mapping[str, bytes]) -> None:
-        """Write what the client sent."""
+    def fill(
+        self,
+        request: jobs_pb2.OptimizeRequest,
+        original: bytes,
+        blobs: Mapping[str, bytes],
+        variants: Sequence[bytes] = (),
+    ) -> None:
+        """Write what the client sent; `variants` are the graphs of the request's, in its order."""
         self._blobs.mkdir()
         self._request.write_bytes(request.SerializeToString())
         self.original.write_bytes(original)
         for sha256, data in blobs.items():
             (self._blobs / sha256).write_bytes(data)
+        for (variant, folder), graph in zip(self._variants(request), variants, strict=True):
+            folder.path.mkdir(parents=True)
+            folder._blobs.symlink_to(self._blobs)
+            folder._request.write_bytes(_request_of(request, variant).SerializeToString())
+            folder.original.write_bytes(graph)
+
+    @property
+    def variants(self) -> dict[str, JobFolder]:
+        """The folders of the request's variants, by name: each is that of a job of its own, whose trial is shared."""
+        return {variant.name: folder for variant, folder in self._variants(self.request())}
+
+    def _variants(self, request: jobs_pb2.OptimizeRequest) -> list[tuple[jobs_pb2.VariantRequest, JobFolder]]:
+        places = [self.path / "variants" / str(index) for index in range(len(request.variants))]
+        return [(variant, JobFolder(path)) for variant, path in zip(request.variants, places, strict=True)]
 
     def request(self) -> jobs_pb2.OptimizeRequest:
         """Read the client's request."""
@@ -132,6 +153,19 @@ class JobFolder:
     def read_report(self) -> Report:
         """Read the answer."""
         return _read(self._report)
+
+
+def _request_of(request: jobs_pb2.OptimizeRequest, variant: jobs_pb2.VariantRequest) -> jobs_pb2.OptimizeRequest:
+    """Return what is asked about one variant, as a request of its own."""
+    own = jobs_pb2.OptimizeRequest()
+    own.CopyFrom(request)
+    own.ClearField("variants")
+    own.ClearField("profile")
+    own.graph.CopyFrom(variant.graph)
+    own.workload.CopyFrom(variant.workload)
+    if variant.HasField("profile"):
+        own.profile.CopyFrom(variant.profile)
+    return own
 
 
 def _write(path: Path, report: Report) -> None:

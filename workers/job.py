@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,7 @@ from fxlib.jobs import Blob
 from fxlib.protocol import blobs_of, report_to_proto
 from fxlib.result import Report
 from fxlib.v1 import jobs_pb2
+from fxlib.variant import MAIN
 from workers import logs
 from workers.config import Config
 from workers.folder import JobFolder
@@ -67,13 +70,12 @@ class Workshop:
         logs.info("fetched", job=job, seconds=fetched - start)
         with ExitStack() as open_:
             with self.lock.rewriting(hold.check):
-                trial = self.config.trial
-                given = folder, self.config.rewrite, self.root, hold.check
-                rewriting = open_.enter_context(
-                    Rewriting(*given, modules=trial.allowed_modules, keeps=trial.keep_variables)
-                )
-                report = self._rewrite(rewriting, hold)
-            report = self._try(folder, report, rewriting, hold)
+                rewritings = {
+                    name: open_.enter_context(self._rewriting(each, hold))
+                    for name, each in {MAIN: folder, **folder.variants}.items()
+                }
+                reports = {name: self._rewrite(each, hold) for name, each in rewritings.items()}
+            report = self._try(folder, reports, rewritings, hold)
         report = replace(
             report,
             hardware=self.link.info.hardware,
@@ -81,7 +83,20 @@ class Workshop:
             phase_seconds={"fetch": fetched - start, **report.phase_seconds},
         )
         logs.info("decided", job=job, decision=report.decision, reason=report.reason and report.reason.name)
-        return report_to_proto(report, graph=self._store(folder))
+        graphs = {name: self._store(each) for name, each in folder.variants.items()}
+        found = {name: graph for name, graph in graphs.items() if graph is not None}
+        return report_to_proto(report, graph=self._store(folder), variant_graphs=found)
+
+    def _rewriting(self, folder: JobFolder, hold: Hold) -> Rewriting:
+        trial = self.config.trial
+        return Rewriting(
+            folder,
+            self.config.rewrite,
+            self.root,
+            hold.check,
+            modules=trial.allowed_modules,
+            keeps=trial.keep_variables,
+        )
 
     def _store(self, folder: JobFolder) -> Blob | None:
         """Upload the graph that the answer speaks of, if there is one, and before it the values that it names."""
@@ -94,9 +109,12 @@ class Workshop:
     def _fetch(self, folder: JobFolder, hold: Hold) -> None:
         request = hold.lease.request
         original = self.link.fetch(request.graph)
-        wanted = (*blobs_of(request.workload), *wire.values_of(wire.parse(original)))
-        blobs = {ref.sha256: self.link.fetch(ref) for ref in wanted}
-        folder.fill(request, original, blobs)
+        variants = [self.link.fetch(each.graph) for each in request.variants]
+        workloads = [request.workload, *(each.workload for each in request.variants)]
+        wanted = [ref for each in workloads for ref in blobs_of(each)]
+        wanted += [ref for graph in (original, *variants) for ref in wire.values_of(wire.parse(graph))]
+        blobs = {sha256: self.link.fetch(ref) for sha256, ref in {ref.sha256: ref for ref in wanted}.items()}
+        folder.fill(request, original, blobs, variants)
 
     def _rewrite(self, rewriting: Rewriting, hold: Hold) -> Report:
         start = time.monotonic()
@@ -111,17 +129,23 @@ class Workshop:
         if report.reason is not None:  # what was planned without a profile stands
             logs.warning("not planned anew", job=hold.lease.job_id, reason=report.explanation)
 
-    def _try(self, folder: JobFolder, report: Report, rewriting: Rewriting, hold: Hold) -> Report:
-        if report.reason is not None:
-            return report
+    def _try(
+        self, folder: JobFolder, reports: Mapping[str, Report], rewritings: Mapping[str, Rewriting], hold: Hold
+    ) -> Report:
+        if all(report.reason is not None for report in reports.values()):
+            return replace(reports[MAIN], variants={name: reports[name] for name in folder.variants})
         # A list of passes is exactly what was asked for: there is nothing to plan, nor to choose. Nor is there without
         # a call: a profile tells of calls, and of what there is to hide them behind.
-        planned = bool(hold.lease.request.recipe.passes) or not report.calls
-        plan = None if planned else lambda: self._plan_anew(rewriting, hold)
+        exact = bool(hold.lease.request.recipe.passes)
+        plans = {
+            name: partial(self._plan_anew, rewritings[name], hold)
+            for name, report in reports.items()
+            if not exact and report.calls
+        }
         start = time.monotonic()
         hold.tell("sameness", "waiting for the host")
         with self.lock.measuring(hold.check):
-            report = self.trials.run(folder, hold.tell, hold.check, plan)
+            report = self.trials.run(folder, hold.tell, hold.check, plans)
         gain = f"{report.gain.value:+.1%}" if report.gain else "none"
         logs.info("tried", job=hold.lease.job_id, seconds=time.monotonic() - start, gain=gain)
         return report

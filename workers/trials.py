@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +21,9 @@ from workers.progress import Tell
 
 Check = Callable[[], None]
 """Raises when the job is not wanted any more."""
+
+Plans = Mapping[str, Callable[[], object]]
+_NO_PLANS: Final[Plans] = {}
 
 _GLANCE_S: Final = 0.2
 _RAY_START_S: Final = 120.0
@@ -67,20 +70,19 @@ class Trials:
             self._driver.end()
             self._driver = None
 
-    def run(self, folder: JobFolder, tell: Tell, check: Check, plan: Callable[[], object] | None = None) -> Report:
-        """Run the trial of the job in `folder` and return the whole report.
+    def run(self, folder: JobFolder, tell: Tell, check: Check, plans: Plans = _NO_PLANS) -> Report:
+        """Run the trial of the job in `folder`, and of its variants, and return the whole report.
 
         Args:
             folder: holds request, original, drafts and what the passes did.
             tell: passes progress on.
             check: called all the time; what it raises ends the trial.
-            plan: writes the drafts anew, by the profile that the trial has then left in the folder; None where no
-                profile is wanted.
+            plans: by name ("main": the job's own step; else a variant's), what writes the drafts anew, by the profile
+                that the trial has then left in the folder. None where no profile is wanted.
         """
-        rewrite = folder.read_rewrite()
         for attempt in range(1, _TRIES + 1):
             try:
-                return self._run(folder, tell, check, plan)
+                return self._run(folder, tell, check, plans)
             except DriverError as error:
                 self.end()
                 logs.warning("trial driver failed", attempt=attempt, error=error)
@@ -88,21 +90,21 @@ class Trials:
             except BaseException:
                 self._interrupt()
                 raise
-        return replace(rewrite, decision="keep_original", reason=reason, explanation=reason.sentence(detail))
+        variants = {name: _kept(each.read_rewrite(), reason, detail) for name, each in folder.variants.items()}
+        return replace(_kept(folder.read_rewrite(), reason, detail), variants=variants)
 
-    def _run(self, folder: JobFolder, tell: Tell, check: Check, plan: Callable[[], object] | None) -> Report:
+    def _run(self, folder: JobFolder, tell: Tell, check: Check, plans: Plans) -> Report:
         self.start()
         if not self._ready:
             self._await({"ready"}, tell, check, silence_s=_RAY_START_S)
             self._ready = True
-        self._send(folder=str(folder.path), profile=plan is not None)
-        if self._await({"profiled", "done"}, tell, check, silence_s=_SILENCE_S) == "profiled" and plan is not None:
-            plan()
+        self._send(folder=str(folder.path), profile=list(plans))
+        while "profiled" in (message := self._await({"profiled", "done"}, tell, check, silence_s=_SILENCE_S)):
+            plans[message["profiled"]]()
             self._send(planned=True)
-            self._await({"done"}, tell, check, silence_s=_SILENCE_S)
         return folder.read_report()
 
-    def _await(self, wanted: AbstractSet[str], tell: Tell, check: Check, *, silence_s: float) -> str:
+    def _await(self, wanted: AbstractSet[str], tell: Tell, check: Check, *, silence_s: float) -> Message:
         heard_at = time.monotonic()
         while time.monotonic() - heard_at < silence_s:
             check()
@@ -114,8 +116,8 @@ class Trials:
                 raise DriverError(message["failed"])
             if "phase" in message:
                 tell(message["phase"], message["message"], message["progress"])
-            if found := wanted & message.keys():
-                return found.pop()
+            if wanted & message.keys():
+                return message
         raise DriverError(f"nothing was heard of the driver for {silence_s:.0f} s")
 
     def _interrupt(self) -> None:
@@ -147,3 +149,10 @@ class Trials:
         if self._driver is None:
             raise DriverError("the driver is not running")
         return self._driver
+
+
+def _kept(report: Report, reason: Reason, detail: str) -> Report:
+    """Keep the original for this reason, unless there was another one before."""
+    if report.reason is not None:
+        return report
+    return replace(report, decision="keep_original", reason=reason, explanation=reason.sentence(detail))

@@ -10,6 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import Argument
+from torch.utils import _pytree as pytree
 
 from fxlib.analysis.inplace import SCATTERS
 
@@ -46,9 +47,10 @@ def of_model(model: nn.Module, *inputs: torch.Tensor) -> tuple[GraphModule, tupl
     """Return the functional graph of a model's forward without gradients, and what it takes: state, then inputs."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
-    def forward(*given: torch.Tensor) -> object:
+    def forward(*given: torch.Tensor) -> list[torch.Tensor]:
         with torch.no_grad():
-            return functional_call(model, dict(zip(state, given, strict=False)), given[len(state) :])
+            result = functional_call(model, dict(zip(state, given, strict=False)), given[len(state) :])
+        return [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]  # caches stay behind
 
     flat = (*(each.detach().clone() for each in state.values()), *inputs)
     try:

@@ -1,4 +1,4 @@
-"""As an expert writes the step by hand: coalesced per server, issued first, waited for last, pushed from backward.
+"""As an expert writes the step by hand: coalesced per server, issued first, waited for last, pushed at once.
 
 There are three ways to ask one server for many tables, and which of them is fast depends on the server. The expert
 knows the server: `python -m benchmarks.overlap` tries all three in each cell, and takes the best.
@@ -14,7 +14,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 from torch.distributed.rpc import rpc_async
-from torch.futures import Future, wait_all
+from torch.futures import wait_all
 
 from benchmarks.grid.cells import Cell
 from benchmarks.grid.model import Towers, interact, server_name
@@ -67,13 +67,14 @@ def _threads() -> ThreadPoolExecutor:
 
 
 class Expert:
-    """The program: `predict` issues first and waits last, `send` waits for what backward has sent."""
+    """The program: `predict` issues first and waits last, `send` sends the gradients to all servers and waits."""
 
     def __init__(self, towers: Towers, cell: Cell, way: Way) -> None:
         self.towers, self.cell, self.way = towers, cell, way
         servers = range(min(cell.servers, cell.lookups))
         self._tables = [tuple(f"table{i}" for i in range(cell.lookups)[rank :: cell.servers]) for rank in servers]
-        self._pushes: list[Future[None]] = []
+        self._due: list[tuple[Tensor, str, str | tuple[str, ...], Tensor]] = []
+        """Whose gradients are to go: answer, server, table or tables, and indices."""
 
     def predict(self, dense: Tensor, sparse: Tensor) -> Tensor:
         """Return the logits [batch, 1]."""
@@ -82,14 +83,14 @@ class Expert:
         features = self.towers.bottom(dense)
         answers = wait_all(futures)
         if self.cell.mode == "push":
-            for column, answer in zip(columns, answers, strict=True):
-                self._push_when_there(answer.requires_grad_(), *column)
+            self._due = [(answer.requires_grad_(), *column) for column, answer in zip(columns, answers, strict=True)]
         return interact(self.towers, features, self._vectors(answers))
 
     def send(self) -> None:
-        """Wait until all gradients of the last step have arrived."""
-        wait_all(self._pushes)
-        self._pushes.clear()
+        """Send the gradients of the last step, and wait until all have arrived."""
+        push = {SINGLE: ps.push, SERIAL: push_serial, POOLED: push_pooled}[self.way]
+        wait_all([rpc_async(to, push, args=(what, each, answer.grad)) for answer, to, what, each in self._due])
+        self._due.clear()
 
     def _columns(self, sparse: Tensor) -> list[tuple[str, str | tuple[str, ...], Tensor]]:
         """Return what is asked of whom: server, table or tables, and indices."""
@@ -112,11 +113,3 @@ class Expert:
             return answers
         rows = [answer.unbind(0) for answer in answers]
         return [rows[i % self.cell.servers][i // self.cell.servers] for i in range(self.cell.lookups)]
-
-    def _push_when_there(self, answer: Tensor, to: str, what: str | tuple[str, ...], indices: Tensor) -> None:
-        push = {SINGLE: ps.push, SERIAL: push_serial, POOLED: push_pooled}[self.way]
-
-        def send(leaf: Tensor) -> None:
-            self._pushes.append(rpc_async(to, push, args=(what, indices, leaf.grad)))
-
-        answer.register_post_accumulate_grad_hook(send)

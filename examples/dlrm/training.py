@@ -29,7 +29,7 @@ def click_loss(logits: Tensor, batch: fxlib.Batch) -> Tensor:
 
 
 def training_step(module: nn.Module) -> Step:
-    """Forward, loss, backward, optimizer, gradients to the servers: pushed last, they overlap with the optimizer."""
+    """Forward, loss, backward, optimizer, gradients to the servers."""
     optimizer = torch.optim.Adam(module.parameters(), lr=LR)
 
     def step(batch: fxlib.Batch) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from fxlib.profiles import ServerProfile
 
 NOISE = 0.25
 """Of a service time: repeated measurements differ by as much."""
+UNSURE = 0.25
+"""Of what a message saves: local work that is taken to be longer may be much longer, where its costs are guesses."""
 _NODE_S = 1e-6
 """What the interpreter takes for any node, whatever was measured: it bounds how far a consumer is followed."""
 
@@ -98,6 +101,33 @@ class Arrivals:
                 found_s += self._worth_s(user)
                 if found_s > tolerance_s:
                     return True
+        return False
+
+    def needs_some(self, group: Sequence[int]) -> bool:
+        """Whether calls, or work worth speaking of, need some answers of a group and not all.
+
+        In one message they would have to wait for the last of the answers, whichever that is. Work is worth speaking of
+        from a fraction of what the message saves, since its costs may be guesses, too.
+
+        Args:
+            group: places of issues, each waited for once.
+        """
+        every, issues = (1 << len(group)) - 1, [self._nodes[place] for place in group]
+        needs = {self._index[wait]: 1 << number for number, issue in enumerate(issues) for wait in issue.users}
+        left_s = UNSURE * sum(saved_s(self._calls[issue]) for issue in issues[1:])
+        waits, ahead = frozenset(needs), sorted(needs)
+        while ahead:
+            place = heapq.heappop(ahead)
+            if needs[place] == every or self._per_node[place].commits:  # writes come after all earlier answers anyway
+                continue
+            node = self._nodes[place]
+            left_s -= 0.0 if place in waits else self._worth_s(node)
+            if left_s < 0:
+                return True
+            for user in map(self._index.__getitem__, node.users):
+                if user not in needs:
+                    heapq.heappush(ahead, user)
+                needs[user] = needs.get(user, 0) | needs[place]
         return False
 
     def _worth_s(self, node: Node) -> float:

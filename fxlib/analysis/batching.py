@@ -105,8 +105,8 @@ class _Planner:
         declined: list[Declined] = []
         for (kind, _), places in together.items():
             for group in self._divided(places):
-                if self._is_slower(group, kind):
-                    declined.extend(_declined(self._nodes[place]) for place in group)
+                if (reason := self._against(group, kind)) is not None:
+                    declined.extend(Declined(node=call_name(self._nodes[place]), reason=reason) for place in group)
                 else:
                     groups.append(group)
                     forms.append(kind.batched_by)
@@ -148,12 +148,16 @@ class _Planner:
             found.setdefault((call.to, call.function), []).append(call)
         return {kind for kind, calls in found.items() if _is_quick_in_turn(calls, self._costs.servers[kind[0]])}
 
-    def _is_slower(self, group: Sequence[int], kind: _Kind) -> bool:
-        if not self._costs.measured:
-            return self._in_turn
+    def _against(self, group: Sequence[int], kind: _Kind) -> Reason | None:
+        """Return what speaks against one message; None if nothing does."""
         calls = [self._calls[self._nodes[place]] for place in group]
+        if any(call.guessed for call in calls):
+            if self._in_turn:
+                return Reason.BATCH_SLOWER
+            return Reason.BATCH_UNMEASURED if self._arrivals.needs_some(group) else None
         in_turn = self._in_turn or kind.batched_by is not None
-        return slower_together(calls, self._costs.servers[calls[0].to], in_turn=in_turn)
+        slower = slower_together(calls, self._costs.servers[calls[0].to], in_turn=in_turn)
+        return Reason.BATCH_SLOWER if slower else None
 
     def _divided(self, places: Iterable[int]) -> Iterator[tuple[int, ...]]:
         calls = sorted(map(self._arrivals.of, places), key=lambda each: (each.ready_s, each.place))
@@ -246,10 +250,6 @@ def _longest(fits: Callable[[int], bool], limit: int) -> int:
         middle = (known + beyond) // 2
         known, beyond = (middle, beyond) if fits(middle) else (known, middle)
     return known
-
-
-def _declined(issue: Node) -> Declined:
-    return Declined(node=call_name(issue), reason=Reason.BATCH_SLOWER)
 
 
 def _order(dependencies: Dependencies, groups: Sequence[Sequence[int]]) -> list[int] | None:

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 
 import torch
+from torch import nn
 from torch.fx import GraphModule, Node
+from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.analysis.catalogue import Operator, facts_of
 from fxlib.analysis.containers import JOINING, containers_made
 from fxlib.analysis.modules import module_operator
-from fxlib.analysis.operators import depends_on_arguments, operator_of
+from fxlib.analysis.operators import depends_on_arguments, operator_of, shared_arguments, written_arguments
 from fxlib.analysis.receivers import Receivers
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.calls import is_call, is_issue, is_wait
 from fxlib.runtime.credits import limit_in_flight
+from fxlib.runtime.data_parallel import DataParallel, body_of, broadcasts, is_ordinary, tensors_of
 from fxlib.runtime.items import is_batch, waits_of
 from fxlib.runtime.paths import submodule
+from fxlib.runtime.walk import local_modules
 
 
 class Part(IntEnum):
@@ -146,10 +150,42 @@ class Behaviours:
 
     def _submodule(self, target: object) -> Behaviour:
         if target not in self._submodules:
-            operator = module_operator(submodule(self._module, str(target)))
+            called = submodule(self._module, str(target))
+            parallel = isinstance(called, (DataParallel, DistributedDataParallel))
+            operator = self._data_parallel(str(target), called) if parallel else module_operator(called)
             known = operator is not None
             self._submodules[target] = Behaviour(part=Part.LOCAL, operator=operator) if known else _OPAQUE
         return self._submodules[target]
+
+    def _data_parallel(self, path: str, called: nn.Module) -> Operator | None:
+        """Return what a `DistributedDataParallel` does: what the module inside does, and what it says to other ranks.
+
+        None if it may do anything; or if its parameters have uses outside of it, too: then it is not its forward's
+        place alone that decides when backward reduces their gradients.
+        """
+        body = body_of(called)
+        inside = module_operator(called.module) if body is None else body_operator(body)  # type: ignore[arg-type]
+        if inside is None or not is_ordinary(called) or self._is_used_beside(path, called):
+            return None
+        state, joins = tensors_of(called), broadcasts(called)
+        buffers = (each for each in state if joins and not isinstance(each, nn.Parameter))
+        return replace(
+            inside,
+            name="DistributedDataParallel",
+            state=state,
+            written_state=(*inside.written_state, *buffers),
+            reduces=True,
+            joins=joins,
+        )
+
+    def _is_used_beside(self, path: str, called: nn.Module) -> bool:
+        own, reached = {id(each) for each in tensors_of(called)}, {id(each) for _, each in local_modules(called)}
+        for _, module in local_modules(self._module):
+            held = (*module._parameters.values(), *module._buffers.values())
+            if id(module) not in reached and not own.isdisjoint(map(id, held)):
+                return True
+        reading = (node for node in self._module.graph.nodes if node.op in ("get_attr", "call_module"))
+        return any(str(node.target).startswith(f"{path}.") for node in reading)
 
     @staticmethod
     def _call_of(node: Node) -> Behaviour | None:
@@ -166,6 +202,48 @@ class Behaviours:
         if node.target is limit_in_flight:
             return _FIXED[Part.INPUT]
         return _TRACK if node.target in ops.TRACKERS else None
+
+
+def body_operator(body: GraphModule) -> Operator | None:
+    """Return what calling a module does that is a graph itself; None if it may do anything, or makes remote calls.
+
+    What may be memory of an argument, or of the module's own, is followed through the graph; a write to any of it
+    counts as one to all of it.
+    """
+    lookup = Behaviours(body)
+    given, held = set[Node](), set[Node]()
+    written_state: list[torch.Tensor] = []
+    random = raises = writes = changes = False
+    names = [str(node.target) for node in body.graph.nodes if node.op == "placeholder"]
+    for node in body.graph.nodes:
+        behaviour, operator = lookup.of(node), lookup.of(node).operator
+        if behaviour.part is Part.INPUT:
+            given.add(node)
+        elif behaviour.part is Part.STATE:
+            held.add(node)
+        elif behaviour.part is Part.LOCAL and operator is not None and not operator.reduces:
+            written = set(written_arguments(node, operator))
+            writes, changes = writes or not given.isdisjoint(written), changes or not held.isdisjoint(written)
+            random, raises = random or operator.random, raises or operator.raises
+            written_state.extend(operator.written_state)
+            if operator.shares:
+                sources = set(shared_arguments(node, operator))
+                given |= {node} if sources & given else set()
+                held |= {node} if sources & held or operator.state else set()
+        elif behaviour.part is not Part.OUTPUT and behaviour.fence is not Reason.MODE_BLOCK:
+            return None
+    results = next(node for node in reversed(body.graph.nodes) if node.op == "output").all_input_nodes
+    shares = any(node in given or node in held for node in results)
+    return Operator(
+        name=type(body).__name__,
+        shares=shares,
+        same=shares,
+        writes=frozenset((*range(len(names)), *names)) if writes else frozenset(),
+        random=random,
+        raises=raises,
+        state=(*body.parameters(), *body.buffers()),
+        written_state=(*body.parameters(), *body.buffers()) if changes else tuple(written_state),
+    )
 
 
 def _is_waited_for(issue: Node) -> bool:

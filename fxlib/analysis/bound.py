@@ -8,8 +8,8 @@ the program, its calls sent singly or coalesced:
 - *critical path*: a legal order respects every dependency, so the forward lasts as long as the longest chain of them,
   a call taking its issue, its service with nothing else in its way, and its wait. Coalescing shortens such chains, so
   a call that may share a message has an issue only on the way to its own answer, and a call that may travel in the
-  message of an earlier one does not wait for that one's answer. Loss, backward and the rest follow; a gradient leaves
-  no sooner than backward has made it, and its push takes its issue and its service.
+  message of an earlier one does not wait for that one's answer. Loss, backward, the rest and the pushes follow, which
+  take at least the issue and the service of the longest of them.
 - *server*: a server's workers share its work evenly at best. Each call is at least the work that it adds to a batch,
   and a batch is at least the longest of its calls.
 - *transfer*: each link carries all bytes that cross it, one after another.
@@ -50,12 +50,13 @@ class Bound:
     """A step of that length, for a picture: the calls of the critical path in flight, and the work on the thread."""
 
 
-def bound(module: GraphModule, profile: Profile | None) -> Bound:
+def bound(module: GraphModule, profile: Profile | None, *, typical: bool = False) -> Bound:
     """Bound the step of a captured module, or of one whose calls are split, by what the program was measured to take.
 
-    Nodes and edges are looked at once. Each part counts with the least that was seen of it.
+    Nodes and edges are looked at once. Each part counts with the least that was seen of it, or with what is `typical`
+    of it: then it bounds what `fxlib.analysis.simulate.predict` says of the program's legal orders.
     """
-    costs = Costs.by(module, None if profile is None else fastest(profile))
+    costs = Costs.by(module, profile if profile is None or typical else fastest(profile))
     dependencies = Dependencies.of(module)
     return _Terms(dependencies, costs).bound()
 
@@ -103,8 +104,7 @@ class _Terms:
         self._nodes = dependencies.effects.nodes
         joined = (message for node, message in costs.messages.items() if self._is_joined(node))
         self._calls = [(message.to, call) for message in joined for call in message.calls]
-        tracked, sent = gradients(self._nodes, costs)
-        self._pushes = [*tracked, *sent]
+        self._pushes = gradients(self._nodes, costs)
         self._after_s = costs.loss_s + costs.backward_s + costs.rest_s
         self._work_s = sum(costs.seconds[node] for node in self._nodes if not self._is_call(node))
 
@@ -159,9 +159,8 @@ class _Terms:
             (end if self._is_joined(node) else out for node, out, end in zip(self._nodes, issued, ends, strict=True)),
             default=0.0,
         )
-        backward_s = costs.backward_s + costs.rest_s
-        pushes = [each.push.ready_s + each.push.issue_s + each.push.service_s.median for each in self._pushes]
-        return forward_s + costs.loss_s + max(backward_s, *pushes, 0.0)
+        pushes = [each.push.issue_s + each.push.service_s.median for each in self._pushes]
+        return forward_s + self._after_s + max(pushes, default=0.0)
 
     def _may_follow(self, node: Node, other: Node) -> bool:
         """Whether a call may share the message of an earlier one, and so need not wait for the answer to that."""
@@ -210,14 +209,16 @@ class _Terms:
     def _transfer_s(self) -> float:
         """Return how long the links carry what the step sends and receives."""
         costs = self._costs
-        fastest = max((server.bytes_per_s for server in costs.servers.values()), default=1.0)
+        best = max((server.bytes_per_s for server in costs.servers.values()), default=1.0)
         ways = [0.0]
         for direction in ("request_bytes", "response_bytes"):
-            sizes = {
-                to: sum(getattr(call, direction) for call in calls) for to, calls in self._by_destination().items()
-            }
-            ways.append(sum(sizes.values()) / fastest)
-            ways.extend(size / costs.servers[to].bytes_per_s for to, size in sizes.items())
+            total_s = 0.0
+            for to, calls in self._by_destination().items():
+                # No call has its bytes on the way for longer than it takes, however slow its link was found to be.
+                sizes = [(getattr(call, direction), call.service_s) for call in calls]
+                ways.append(sum(min(size / costs.servers[to].bytes_per_s, least_s) for size, least_s in sizes))
+                total_s += sum(min(size / best, least_s) for size, least_s in sizes)
+            ways.append(total_s)
         return max(ways) + self._after_s
 
     def _by_destination(self) -> dict[str, list[CallCost]]:

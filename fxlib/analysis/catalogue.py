@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 import operator
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 from fxlib.analysis import vocabulary as words
 from fxlib.runtime import functions
 from fxlib.runtime.attributes import read_attribute
-from fxlib.runtime.structure import check_structure, check_tensor
+from fxlib.runtime.structure import check_plain, check_structure, check_tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,11 +49,15 @@ class Operator:
     """Parameters and buffers of its own that it reads: it is a module."""
     written_state: tuple[torch.Tensor, ...] = ()
     """Those of them that it writes."""
+    reduces: bool = False
+    """Its backward reduces gradients over the ranks of a process group."""
+    joins: bool = False
+    """It speaks to these ranks in its forward, too."""
 
     @property
     def has_effects(self) -> bool:
         """Whether it does anything besides making its result."""
-        return bool(self.writes or self.random or self.raises or self.written_state)
+        return bool(self.writes or self.random or self.raises or self.written_state or self.reduces)
 
 
 def facts_of(target: object) -> Operator | None:
@@ -256,10 +261,12 @@ def _python_names() -> dict[object, str]:
     table: dict[object, str] = {getattr(operator, name): name for name in words.OPERATORS}
     table |= {getattr(builtins, name): name for name in words.BUILTINS}
     table |= {
+        OrderedDict: "dict",
         read_attribute: "getattr",
         functions.resolve: "resolve",
         check_structure: "check_structure",
         check_tensor: "check_structure",
+        check_plain: "check_structure",
         rpc.get_worker_info: "get_worker_info",
     }  # look a name up
     return table | {function: "math" for name, function in vars(math).items() if callable(function)}

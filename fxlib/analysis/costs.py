@@ -15,6 +15,7 @@ from fxlib.analysis import estimates
 from fxlib.analysis.resources import contract_of_call, function_name, speaks_to
 from fxlib.contracts import Contract
 from fxlib.profiles import PROFILE, CallProfile, Profile, Push, ServerProfile
+from fxlib.runtime import functions
 from fxlib.runtime.calls import is_call, is_issue, is_wait
 from fxlib.runtime.items import is_batch, is_item, item_of, waits_of
 from fxlib.runtime.record import call_name
@@ -44,6 +45,8 @@ class CallCost:
     """What a wait that blocks takes longer."""
     contract: Contract | None = None
     push: Push | None = None
+    guessed: bool = False
+    """Whether no profile says what it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,11 @@ class Message:
     def service_s(self) -> float:
         """From the end of the issue to the arrival of the answer, nothing else in flight."""
         return self.transfer_s + self.latency_s + self.work_s + self.intake_s
+
+    @property
+    def guessed(self) -> bool:
+        """Whether no profile says when its answer comes."""
+        return any(call.guessed for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +130,7 @@ class _Ledger:
         seconds, sizes, views = self._seconds, self._bytes, set()
         estimate, is_view = self._estimator.seconds, self._estimator.is_view
         for node in self._module.graph.nodes:
-            if node.op in _FREE:
+            if node.op in _FREE or node.target is functions.resolve:
                 seconds[node], sizes[node] = 0.0, 0
             elif is_call(node) or is_issue(node):
                 self._send(node)
@@ -276,4 +284,5 @@ def _estimated(call: str, function: str, to: str) -> CallCost:
         service_s=estimates.SERVICE_S,
         request_bytes=estimates.VALUE_BYTES,
         response_bytes=estimates.VALUE_BYTES,
+        guessed=True,
     )

@@ -16,7 +16,16 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.behaviour import Part
 from fxlib.analysis.effects import Effects, NodeEffects
 from fxlib.analysis.gradients import GradientUses
-from fxlib.analysis.resources import COLLECTIVES, Generator, Peers, Process, Resource, ServerState, is_collective
+from fxlib.analysis.resources import (
+    COLLECTIVES,
+    Generator,
+    Peers,
+    Process,
+    Reductions,
+    Resource,
+    ServerState,
+    is_collective,
+)
 
 
 class Why(IntEnum):
@@ -121,7 +130,10 @@ class _Builder:
         self._access: dict[Resource, _Access] = {}
         self._account: dict[Hashable, int] = {}
         self._servers = _ServerWrites()
-        self._meets_peers = any(node.target in COLLECTIVES for node in effects.nodes)
+        self._meets_peers = any(
+            node.target in COLLECTIVES or (does.joins and does.part is Part.LOCAL)
+            for node, does in zip(effects.nodes, effects.per_node, strict=True)
+        )
         self._hazards: list[int] = []
         """What may fail, since the last collective or fence; kept if there are collectives."""
 
@@ -241,6 +253,6 @@ def _seen(module: GraphModule) -> list[tuple[object, ...]]:
 
 
 def _cause(resource: Resource) -> Why:
-    if isinstance(resource, (Process, Peers)):
+    if isinstance(resource, (Process, Peers, Reductions)):
         return Why.SERVER
     return Why.RANDOM if isinstance(resource, Generator) else Why.MEMORY

@@ -21,6 +21,7 @@ from fxlib.analysis.resources import (
     GENERATOR,
     PEERS,
     PROCESS,
+    REDUCTIONS,
     Resource,
     ServerState,
     Storage,
@@ -45,6 +46,8 @@ class NodeEffects:
     fence: Reason | None = None
     writes_input: bool = False
     """Whether it writes what the caller gave."""
+    joins: bool = False
+    """Whether it begins what the peers of a process group take part in, each of them once."""
 
     @property
     def commits(self) -> bool:
@@ -53,11 +56,6 @@ class NodeEffects:
             return True
         starts = self.part is Part.CALL or self.part is Part.ISSUE
         return starts and any(isinstance(each, ServerState) for each in self.writes)
-
-    @property
-    def joins(self) -> bool:
-        """Whether it begins what the peers of a process group take part in, each of them once."""
-        return (self.part is Part.CALL or self.part is Part.ISSUE) and PEERS in self.writes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +109,8 @@ class Effects:
 
 def _union(issues: Sequence[NodeEffects]) -> NodeEffects:
     reads, writes = ([getattr(each, name) for each in issues] for name in ("reads", "writes"))
-    return NodeEffects(part=Part.ISSUE, reads=frozenset().union(*reads), writes=frozenset().union(*writes))
+    joins = any(each.joins for each in issues)
+    return NodeEffects(part=Part.ISSUE, reads=frozenset().union(*reads), writes=frozenset().union(*writes), joins=joins)
 
 
 class _Analyst:
@@ -144,16 +143,22 @@ class _Analyst:
         reads = self._reads(node, operator) if self._written and part is Part.LOCAL else ()
         writes = tuple(self._writes(node, operator)) if self._written else ()
         random = operator is not None and operator.random
+        speaks = operator is not None and operator.reduces, operator is not None and operator.joins
         given = bool(writes) and self._aliases.writes_input(node)
         visited = self._visited and self._reads_process(node, operator)
-        key = (part, reads, writes, random, given, visited)
+        key = (part, reads, writes, random, given, visited, *speaks)
         found = self._known.get(key)
         if found is None:
             touched: frozenset[Resource] = frozenset(map(self._written.__getitem__, reads))
             written: frozenset[Resource] = frozenset(map(self._written.__getitem__, writes))
             touched |= {PROCESS} if visited else frozenset()
             written |= {GENERATOR} if random else frozenset()
-            self._known[key] = found = NodeEffects(part=part, reads=touched, writes=written, writes_input=given)
+            reduces, joins = speaks
+            written |= {REDUCTIONS} if reduces else frozenset()
+            written |= {PEERS} if joins else frozenset()
+            self._known[key] = found = NodeEffects(
+                part=part, reads=touched, writes=written, writes_input=given, joins=joins
+            )
         return found
 
     def _call(self, node: Node, part: Part) -> NodeEffects:
@@ -162,7 +167,7 @@ class _Analyst:
         touched: set[Resource] = {*reads, *(self._written[each] for each in self._reads(issue, None))}
         written: set[Resource] = {*writes}
         if issue.target in COLLECTIVES and part is not Part.WAIT:
-            written.add(PEERS)
+            written |= {PEERS, REDUCTIONS}
         if may_run_here(issue):
             touched |= {GENERATOR, *self._outside}
             written.add(PEERS)
@@ -170,7 +175,8 @@ class _Analyst:
                 written.add(PROCESS)
         elif part is not Part.WAIT and any(each.name == known.GENERATOR for each in writes):
             touched.add(GENERATOR)
-        return NodeEffects(part=part, reads=frozenset(touched), writes=frozenset(written))
+        joins = part is not Part.WAIT and PEERS in written
+        return NodeEffects(part=part, reads=frozenset(touched), writes=frozenset(written), joins=joins)
 
     def _reads_process(self, node: Node, operator: Operator | None) -> bool:
         """Whether the node reads what a call that runs in this process may have changed."""

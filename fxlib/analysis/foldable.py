@@ -19,6 +19,9 @@ from fxlib.reasons import Declined, Reason
 from fxlib.runtime.paths import submodule
 from fxlib.runtime.reliance import RANK, counter_of
 
+_ATTRIBUTES = frozenset({"ndim", "shape", "dtype", "device"})
+_METHODS = frozenset({"dim", "ndimension", "size", "numel", "nelement"})
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Chain:
@@ -95,7 +98,7 @@ class _Search:
 
     def _place(self, norm: Norm) -> None:
         chain = self._by_result.get(norm.input)
-        if chain is None or len(norm.input.users) != 1:
+        if chain is None or any(user is not norm.call and not asks_only(user) for user in norm.input.users):
             self._waiting[norm.node] = norm
         elif not self._hindered(chain, norm, chain.layer.outputs):
             chain.after.append(norm)
@@ -173,6 +176,15 @@ class _Search:
 
     def _decline(self, node: Node, reason: Reason, detail: str = "") -> None:
         self.declined.append(Declined(node=node.name, reason=reason, detail=detail))
+
+
+def asks_only(user: Node) -> bool:
+    """Whether a node asks a tensor only for what it has in common with it normalized: rank, sizes, dtype and device."""
+    if user.op == "call_method":
+        return user.target in _METHODS and set(user.all_input_nodes) == {user.args[0]}
+    if user.target is getattr:
+        return user.args[1] in _ATTRIBUTES
+    return user.target is torch.ops.aten.sym_size.int
 
 
 def place_of(node: Node) -> str:

@@ -22,6 +22,7 @@ from fxlib.analysis.effects import Effects
 from fxlib.analysis.modules import attribute
 from fxlib.analysis.resources import FETCHES, Storage
 from fxlib.runtime import ops
+from fxlib.wire import OpaqueAttribute, OpaqueRRef
 
 _USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})
 _HELD = "held"
@@ -78,6 +79,8 @@ class GradientUses:
         known, operator = _declared(node), behaviour.operator
         if behaviour.part is Part.STATE:
             value = attribute(self._module, str(node.target))
+            if isinstance(value, OpaqueAttribute):
+                return not isinstance(value, OpaqueRRef)
             return _may_be_unfrozen(value) or bool(known) or getattr(value, "requires_grad", False)
         if known is not None:
             return known

@@ -1,4 +1,4 @@
-"""Gradients of remote results on their way home, as the cost model sees them: which leave early, and how they travel.
+"""Gradients of remote results on their way home, as the cost model sees them: which travel together, and how.
 
 As `fxlib.runtime.pushes` sends them: neighbours to one server whose contracts let them be batched share a message. In
 it, pushes to different parts of the server's state run side by side, those to one part in order, and all of them in
@@ -29,6 +29,8 @@ class Gradient:
     batchable: bool
     part: Hashable
     """What it touches on its server; None: it may touch all."""
+    travels: bool
+    """Whether it may be under way while others are."""
 
     @property
     def cost(self) -> CallCost:
@@ -44,10 +46,9 @@ class Gradient:
         )
 
 
-def gradients(order: Iterable[Node], costs: Costs) -> tuple[list[Gradient], list[Gradient]]:
-    """Return the gradients that are pushed after backward, and those sent from inside it, in program order."""
-    tracked: list[Gradient] = []
-    sent: list[Gradient] = []
+def gradients(order: Iterable[Node], costs: Costs) -> list[Gradient]:
+    """Return the gradients that are pushed, in program order."""
+    found: list[tuple[object, Gradient]] = []
     for node in order:
         if node.target in ops.TRACKERS and (call := _result_in(node, costs)) is not None and call.push is not None:
             contract = _contract(call.push.function)
@@ -56,9 +57,10 @@ def gradients(order: Iterable[Node], costs: Costs) -> tuple[list[Gradient], list
                 push=call.push,
                 batchable=contract is not None and contract.batchable,
                 part=_part(node, contract),
+                travels=contract is not None and node.target is ops.send_gradient,
             )
-            (tracked if node.target is ops.track_gradient else sent).append(gradient)
-    return tracked, sent
+            found.append((node.args[-1], gradient))
+    return [gradient for _, gradient in sorted(found, key=_place)]
 
 
 def parcels_of(group: Iterable[Gradient]) -> list[list[Gradient]]:
@@ -87,11 +89,20 @@ def service_s(parcel: Sequence[Gradient], server: ServerProfile) -> float:
     works = [work_s(cost, server) for cost in costs]
     for gradient, seconds in zip(parcel, works, strict=True):
         chains.setdefault(None if in_order else gradient.part, []).append(seconds)
-    transfers = [cost.request_bytes / server.bytes_per_s for cost in costs]
+    transfers = [transfer_s([each], server) for each in parcel]
     ways = [
         max(cost.service_s - transfer - work, 0.0) for cost, transfer, work in zip(costs, transfers, works, strict=True)
     ]
     return max(ways) + sum(transfers) + batch_work_s([sum(each) for each in chains.values()], server, serial=False)
+
+
+def transfer_s(parcel: Iterable[Gradient], server: ServerProfile) -> float:
+    """Return what of that the bytes spend on the server's link."""
+    return sum(each.push.request_bytes for each in parcel) / server.bytes_per_s
+
+
+def _place(found: tuple[object, Gradient]) -> int:
+    return found[0] if isinstance(found[0], int) else 0
 
 
 def _result_in(node: Node, costs: Costs) -> CallCost | None:

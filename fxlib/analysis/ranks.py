@@ -27,6 +27,8 @@ _KEEPING = frozenset(
     )
     for form in ("", "_")
 )
+_REDUCING = frozenset({"mean", "sum", "amax", "amin"})
+"""What keeps the number of dimensions where it is told to, by its third argument."""
 _KEEPING_MODULES = tuple(
     f"torch.nn.modules.{name}"
     for name in ("activation", "batchnorm", "conv", "dropout", "instancenorm", "linear", "normalization", "pooling")
@@ -70,6 +72,9 @@ def _of_work(module: GraphModule, node: Node, operator: Operator | None, found: 
     if name in ("view", "reshape"):
         sizes = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], (tuple, list)) else node.args[1:]
         return len(sizes) if len(sizes) > 1 else None
+    if name in _REDUCING:
+        told = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", node.kwargs.get("keepdims", False))
+        return _shared(node, found) if told is True else None
     return _shared(node, found) if name in _KEEPING else None
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from torch.fx import Node
 
 from fxlib.contracts import Contract
-from fxlib.runtime import ops
+from fxlib.runtime import functions, ops
 from fxlib.runtime.calls import COLLECTIVE, FETCH, client_of, is_wait, kind_of
 from fxlib.runtime.items import is_batch, is_item, item_of
 
@@ -42,11 +42,17 @@ class Peers:
     """The other members of process groups, who meet this process's collectives in one order, whatever the group."""
 
 
-Resource: TypeAlias = Storage | Generator | Process | ServerState | Peers
+@dataclass(frozen=True, slots=True)
+class Reductions:
+    """What backward does with the members of process groups, in the reverse of the order of the forward."""
+
+
+Resource: TypeAlias = Storage | Generator | Process | ServerState | Peers | Reductions
 
 GENERATOR = Generator()
 PROCESS = Process()
 PEERS = Peers()
+REDUCTIONS = Reductions()
 ANY_STATE = ServerState()
 FETCHES: frozenset[object] = frozenset({FETCH.blocking, FETCH.issue})
 COLLECTIVES: frozenset[object] = frozenset({COLLECTIVE.blocking, COLLECTIVE.issue})
@@ -75,8 +81,7 @@ def destination(node: Node) -> str | None:
 def speaks_to(node: Node) -> str:
     """Return in words whom a call reaches: a server, what computes it, a process group, or a client by its name."""
     if (client := client_of(node)) is not None:
-        to = client.destination(node.args, node.kwargs)
-        return client.name if to is None else str(to)
+        return client.reached(node)
     if node.target in COLLECTIVES:
         return f"process group {collective_arguments(node)[-1]}"
     return str(node.args[0]) if node.args else ""
@@ -111,6 +116,19 @@ def function_name(node: Node) -> str:
     if is_item(node):
         return item_of(node).function
     return getattr(node.target, "__name__", str(node.target))
+
+
+def methods_sent(node: Node) -> tuple[str, ...]:
+    """Return the names under which a contract may be stated of the method that a call hands to a helper to be called.
+
+    Capture gives the call that contract where it knows the helper: see `fxlib.capture.method_callers`.
+    """
+    sent = node.args[2] if names_a_function(node) else ()
+    first = sent[0] if isinstance(sent, tuple) and sent else None
+    if not isinstance(first, Node) or first.target is not functions.resolve:
+        return ()
+    name = str(first.args[0])
+    return (name, f".{name.rpartition('.')[2]}")
 
 
 def is_collective(node: Node) -> bool:

@@ -9,6 +9,10 @@ of these goes next:
 4. other work, writes on servers among it, in program order,
 5. waits, in the order in which their answers are expected.
 
+Where nobody has measured when an answer comes, its wait goes after all work that issues need which need no answer: a
+guess must not keep a call from being issued. Such waits come in the order of what they hold up, longest tail first,
+and those that hold up nothing in the order in which the program needs them.
+
 Before it begins a piece of other work, the plan looks whether an answer that holds something up is expected meanwhile,
 and waits for it if that ends the forward earlier. Where calls and not work decide how long the forward takes, the clock
 stretches the work until it fills the time: so what can be hidden is shared out among calls that depend on one another,
@@ -24,6 +28,7 @@ xla/service/latency_hiding_scheduler.cc) has a clock of this kind.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -150,13 +155,14 @@ class _Planner:
         lane = self._lanes[place]
         if lane is Lane.WORK:
             heapq.heappush(self._work, place)
+        elif lane is Lane.NEEDED and self._seconds[place] == 0.0:  # a handle: whoever needs it is as good as ready
+            heapq.heappush(self._issues, (_FIRST, place))
         elif lane is Lane.NEEDED:
             heapq.heappush(self._needed, (-int(self._urgency[place] / self._grain_s), place))
         elif lane is Lane.ISSUE:
             heapq.heappush(self._issues, (-int(self._tails[place] / self._grain_s), place))
         elif lane is Lane.WAIT:
-            expected = self._expected.get(self._issue_of.get(place, _NOWHERE), 0.0)
-            heapq.heappush(self._waits if self._urgency[place] == NEVER else self._urgent, (expected, place))
+            heapq.heappush(self._waits if self._urgency[place] == NEVER else self._urgent, (self._rank(place), place))
         else:
             heapq.heappush(self._waits, (_LAST, place))
 
@@ -167,9 +173,9 @@ class _Planner:
                 return entry[1]
             heapq.heappush(self._held.setdefault(self._messages[entry[1]].to, []), entry)
             self.held_once.add(entry[1])
-        if self._urgent and self._urgent[0][0] <= self._now_s:
+        if self._is_due(self._urgent) and not self._is_kept_by_a_guess():
             return heapq.heappop(self._urgent)[1]
-        if self._held and self._waits and self._waits[0][0] <= self._now_s:
+        if self._held and self._is_due(self._waits):
             return heapq.heappop(self._waits)[1]
         if self._needed:
             return heapq.heappop(self._needed)[1]
@@ -179,11 +185,39 @@ class _Planner:
 
     def _next_wait(self) -> int | None:
         urgent, waits = self._urgent, self._waits
-        if urgent and not (waits and waits[0] < urgent[0]):
+        if urgent and (self._is_guess(urgent[0][1]) or not (waits and waits[0] < urgent[0])):
             return heapq.heappop(urgent)[1]
         if waits and (waits[0][0] != _LAST or not self._held):
             return heapq.heappop(waits)[1]
         return None
+
+    def _rank(self, wait: int) -> float:
+        """Return by what waits are put in order: the times of their answers.
+
+        Of answers that nobody has timed, those come first that most is left to do after, where they hold up an issue,
+        and otherwise those that the program needs first.
+        """
+        if not self._is_guess(wait):
+            return self._expected_s(wait)
+        if self._urgency[wait] != NEVER:
+            return -1.0 - int(self._tails[wait] / self._grain_s)
+        return float(min(self._followers[wait], default=_LAST) - len(self._lanes))
+
+    def _expected_s(self, wait: int) -> float:
+        return self._expected.get(self._issue_of.get(wait, _NOWHERE), 0.0)
+
+    def _is_due(self, waits: Sequence[tuple[float, int]]) -> bool:
+        """Whether the answer to the first of these waits is expected to be there."""
+        return bool(waits) and waits[0][0] != _LAST and self._expected_s(waits[0][1]) <= self._now_s
+
+    def _is_guess(self, wait: int) -> bool:
+        """Whether nobody has measured when the answer to a wait comes."""
+        message = self._messages.get(self._issue_of.get(wait, _NOWHERE))
+        return message is not None and message.guessed
+
+    def _is_kept_by_a_guess(self) -> bool:
+        """Whether a call that needs no answer would be issued only after one of which nobody knows when it comes."""
+        return bool(self._needed) and self._is_guess(self._urgent[0][1])
 
     def _is_admitted(self, place: int) -> bool:
         message = self._messages.get(place)
@@ -193,7 +227,8 @@ class _Planner:
         """Whether to stand still for the next answer that holds something up, in place of working until it is there."""
         if not self._urgent:
             return False
-        expected, wait = self._urgent[0]
+        wait = self._urgent[0][1]
+        expected = self._expected_s(wait)
         worked_s = self._now_s + self._seconds[self._work[0]] * self._stretch
         if expected >= worked_s:
             return False
@@ -231,3 +266,4 @@ class _Planner:
 
 _NOWHERE = -1
 _LAST = float("inf")
+_FIRST = -sys.maxsize

@@ -1,21 +1,24 @@
 """One step of a trainer as the cost model sees it: its thread, node by node, and its calls on their way.
 
 The thread issues, works and waits in the order of the graph; `fxlib.analysis.network` says when answers come. After the
-forward come loss, backward and the rest of the step, and the gradients of remote results go home: one by one after
-backward where they are tracked, or from inside it, one message for each server, where they are sent early.
+forward come loss, backward and the rest of the step, and then the gradients of remote results go home: one by one, or
+in one message to each server, all servers side by side.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.costs import Costs, issue_of
 from fxlib.analysis.memory import peak_bytes
 from fxlib.analysis.network import Network, Trip
-from fxlib.analysis.parcels import Gradient, gradients, issue_s, parcels_of, service_s
+from fxlib.analysis.parcels import Gradient, gradients, issue_s, parcels_of, service_s, transfer_s
 from fxlib.profiles import Profile
 from fxlib.result import Span, Timeline
 
@@ -107,21 +110,17 @@ class _Step:
 
     def backward(self, order: Sequence[Node]) -> None:
         """Run the rest of the step."""
-        tracked, sent = gradients(order, self._costs)
         self._phase("loss", self._costs.loss_s)
-        start = self.now_s
-        trips = self._send_gradients(sent, start)
-        self.now_s += self._costs.backward_s
-        self._span("backward", start)
+        self._phase("backward", self._costs.backward_s)
         self._phase("optimizer", self._costs.rest_s)
-        for call, push in ((each.call, each.push) for each in tracked):
-            start = self.now_s
-            self.now_s += push.issue_s + push.service_s.median + call.wake_s + call.wait_s
-            self.spans.append(Span(kind="push", name=call.call, to=call.to, start_s=start, end_s=self.now_s))
-        start = self.now_s
-        self.now_s = max([self.now_s, *trips])
-        if trips:
-            self._span("push", start)
+        for travels, group in groupby(gradients(order, self._costs), key=attrgetter("travels")):
+            if travels:
+                self._push_side_by_side(list(group))
+                continue
+            for call, push in ((each.call, each.push) for each in group):
+                start = self.now_s
+                self.now_s += push.issue_s + push.service_s.median + call.wake_s + call.wait_s
+                self.spans.append(Span(kind="push", name=call.call, to=call.to, start_s=start, end_s=self.now_s))
 
     def _issue(self, node: Node) -> None:
         self._steal()
@@ -171,26 +170,39 @@ class _Step:
         for trip in self._network.landed_by(self.now_s):
             self.now_s += STOLEN_SHARE * trip.message.intake_s
 
-    def _send_gradients(self, sent: Sequence[Gradient], start_s: float) -> list[float]:
-        """Send what is ready, message after message to each server; return the arrivals of the last answers."""
-        groups: dict[str, list[Gradient]] = {}
-        for each in sent:
-            groups.setdefault(each.call.to, []).append(each)
-        arrivals = []
-        for to, group in sorted(groups.items(), key=lambda each: _ready_s(each[1])):
-            leaves_s = start_s + _ready_s(group)
-            for parcel in parcels_of(group):
-                issued_s = issue_s(parcel)
-                self.now_s += issued_s
-                leaves_s += issued_s
-                arrives_s = leaves_s + service_s(parcel, self._costs.servers[to])
-                self.spans.extend(
-                    Span(kind="in_flight", name=each.call.call, to=to, start_s=leaves_s, end_s=arrives_s)
-                    for each in parcel
-                )
-                leaves_s = arrives_s
-            arrivals.append(leaves_s)
-        return arrivals
+    def _push_side_by_side(self, group: Sequence[Gradient]) -> None:
+        """Send each server its messages, one when the one before has been answered, as `fxlib.runtime.pushes` does."""
+        start, servers = self.now_s, self._costs.servers
+        by_server: dict[str, list[Gradient]] = {}
+        for each in group:
+            by_server.setdefault(each.call.to, []).append(each)
+        to_come = {to: deque(parcels_of(each)) for to, each in by_server.items()}
+        under_way: deque[tuple[str, float]] = deque()
+        link_free_s = 0.0
+        fastest = max(servers[to].bytes_per_s for to in by_server)
+
+        def send(to: str) -> None:
+            nonlocal link_free_s
+            parcel, server = to_come[to].popleft(), servers[to]
+            self.now_s += issue_s(parcel)
+            carried_s = transfer_s(parcel, server)
+            link_free_s = max(self.now_s, link_free_s) + carried_s * server.bytes_per_s / fastest
+            arrives_s = max(self.now_s, link_free_s - carried_s) + service_s(parcel, server)
+            under_way.append((to, arrives_s))
+            self.spans.extend(
+                Span(kind="in_flight", name=each.call.call, to=to, start_s=self.now_s, end_s=arrives_s)
+                for each in parcel
+            )
+
+        for to in to_come:
+            send(to)
+        while under_way:
+            to, arrives_s = under_way.popleft()
+            call = by_server[to][0].call
+            self.now_s = max(self.now_s, arrives_s + call.wake_s) + call.wait_s
+            if to_come[to]:
+                send(to)
+        self._span("push", start)
 
     def _phase(self, kind: str, seconds: float) -> None:
         start = self.now_s
@@ -200,10 +212,6 @@ class _Step:
 
     def _span(self, kind: str, start_s: float) -> None:
         self.spans.append(Span(kind=kind, name="", to="", start_s=start_s, end_s=self.now_s))
-
-
-def _ready_s(group: Sequence[Gradient]) -> float:
-    return max(each.push.ready_s for each in group)
 
 
 def _name(trip: Trip) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch.distributed import rpc
-from torch.fx import Graph, Tracer
+from torch.fx import Graph, GraphModule, Tracer
+from torch.fx._symbolic_trace import _assert_is_none
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from fxlib.capture import source
@@ -24,32 +28,38 @@ from fxlib.capture.hooks import install
 from fxlib.capture.intercept import Interception, is_capturing
 from fxlib.capture.metadata import annotate
 from fxlib.capture.rebinding import protect_old_values
+from fxlib.capture.recorder import Recorder
 from fxlib.capture.remote import RemoteCalls
 from fxlib.capture.rrefs import RRefPlaces
-from fxlib.capture.samples import bind
-from fxlib.capture.state import remote_modules_aside, unchanged
+from fxlib.capture.samples import Given, bind
+from fxlib.capture.state import unchanged
 from fxlib.capture.tracer import RemoteTracer, tracer_for
 from fxlib.capture.tracked import refuse_out
 from fxlib.contracts import Contract
 from fxlib.errors import CaptureError, FxlibError, FxlibWarning
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.conditions import Asked
+from fxlib.runtime.data_parallel import keep_body
+from fxlib.runtime.paths import submodule
 from fxlib.runtime.state import FunctionModel
 from fxlib.runtime.walk import local_modules
 
 _one_at_a_time = threading.Lock()
 Model = nn.Module | Callable[..., Any]
 
+_ATTEMPTS = 4
+"""How often a model is traced, at most: once more where functions ran that nobody had seen coming."""
 _QUESTIONS = (rpc.get_worker_info, "owner", "owner_name")
 
 
-class _Options(NamedTuple):
+class Options(NamedTuple):
     """How to trace; see `capture`."""
 
-    tracer_class: type[Tracer] | None
-    leaf_modules: Collection[type[nn.Module] | nn.Module | str]
-    wrap: Collection[Callable[..., Any]]
-    concrete_args: Mapping[str, Any] | None
-    contracts: Mapping[str, Contract] | None
+    tracer_class: type[Tracer] | None = None
+    leaf_modules: Collection[type[nn.Module] | nn.Module | str] = ()
+    wrap: Collection[Callable[..., Any]] = ()
+    concrete_args: Mapping[str, Any] | None = None
+    contracts: Mapping[str, Contract] | None = None
 
 
 def capture(
@@ -60,7 +70,7 @@ def capture(
     wrap: Collection[Callable[..., Any]] = (),
     concrete_args: Mapping[str, Any] | None = None,
     contracts: Mapping[str, Contract] | None = None,
-    sample_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    sample_inputs: Given | None = None,
     dynamic_shapes: Any = None,
     how: Literal["auto", "trace", "export"] = "auto",
 ) -> CapturedModule:
@@ -81,8 +91,8 @@ def capture(
         contracts: contracts of remote functions by name ("package.module:function", "package.module:Class.method", or
             ".method" for any object behind an RRef); they take precedence over declared ones. A name that no call
             has is warned of.
-        sample_inputs: arguments of one call, by position or by name, for `torch.export`. The graph is for inputs of
-            their structure, dtypes and sizes; with others, the original forward runs.
+        sample_inputs: arguments of one call for `torch.export`: by position, by name, or a `Batch`, which has both.
+            The graph is for inputs of their structure, dtypes and sizes; with others, the original forward runs.
         dynamic_shapes: the sizes that may differ from the samples', as `torch.export.export` takes them.
         how: "trace", "export", or "auto": trace, and export what cannot be traced.
 
@@ -90,58 +100,120 @@ def capture(
         CaptureError: the forward does something that a graph cannot hold; says where, and what to do.
     """
     _check(model, how, sample_inputs)
-    options = _Options(tracer_class, leaf_modules, wrap, concrete_args, contracts)
+    options = Options(tracer_class, leaf_modules, wrap, concrete_args, contracts)
     with _one_at_a_time:
-        if how == "export":
-            return _exported(model, options, sample_inputs, dynamic_shapes)
-        try:
-            return _traced(model, options)
-        except CaptureError as error:
-            if how == "trace" or sample_inputs is None:
-                raise
-            refused = error
-        try:
-            return _exported(model, options, sample_inputs, dynamic_shapes)
-        except CaptureError as error:
-            told = f"neither capture takes the forward. Tracing: {refused}\nExport: {error}"
-            raise CaptureError(told, where=error.where or refused.where) from error
+        captured = _captured(model, options, sample_inputs, dynamic_shapes, how)
+    captured._fxlib.captured_with = options
+    return captured
 
 
-def _traced(model: Model, options: _Options) -> CapturedModule:
+def _captured(
+    model: Model,
+    options: Options,
+    sample_inputs: Given | None,
+    dynamic_shapes: Any,
+    how: str,
+) -> CapturedModule:
+    _check_call(model)
+    if how == "export":
+        return _exported(model, options, sample_inputs, dynamic_shapes)
+    try:
+        return _traced(model, options)
+    except CaptureError as error:
+        if how == "trace" or sample_inputs is None:
+            raise
+        refused = error
+    try:
+        return _exported(model, options, sample_inputs, dynamic_shapes)
+    except CaptureError as error:
+        told = f"neither capture takes the forward. Tracing: {refused}\nExport: {error}"
+        raise CaptureError(told, where=error.where or refused.where) from error
+
+
+def _check_call(model: Model) -> None:
+    """Refuse a model that does more, when it is called, than run its forward and hooks."""
+    called: Any = type(model).__call__
+    if isinstance(model, nn.Module) and not getattr(called, "__module__", "").startswith("torch."):
+        raise CaptureError(
+            f"{type(model).__name__} has a __call__ of its own, which a graph of its forward would pass by",
+            where=source.of_definition(called),
+            hint="Do that in the forward, or capture the module inside that is called by its forward.",
+        )
+
+
+def _traced(model: Model, options: Options) -> CapturedModule:
+    forward = type(model).forward if isinstance(model, nn.Module) else model
+    declarations = Declarations(options.contracts or {}, forward)
+    also: tuple[FunctionType, ...] = ()
+    for _ in range(_ATTEMPTS):
+        recorder = Recorder(model, also)
+        captured = _traced_once(model, options, declarations, recorder)
+        if (late := recorder.met_late()) is None:
+            recorder.refuse_leaks()
+            return captured
+        also = late
+    raise CaptureError(
+        "each attempt to capture the forward runs functions that none before has run",
+        where=source.of_definition(also[-1] if also else forward),
+        hint="Make what calls it a leaf with wrap=.",
+    )
+
+
+def _traced_once(model: Model, options: Options, declarations: Declarations, recorder: Recorder) -> CapturedModule:
     tracer = tracer_for(options.tracer_class)
     module = model if isinstance(model, nn.Module) else None
-    declarations = Declarations(options.contracts or {}, model if module is None else type(module).forward)
     places = RRefPlaces(nn.Module() if module is None else module)
-    tracer.prepare(RemoteCalls(tracer, declarations), places, frozenset(options.leaf_modules), sys._getframe())
+    calls = RemoteCalls(tracer, declarations)
+    tracer.prepare(calls, places, frozenset(options.leaf_modules), sys._getframe(), recorder)
     try:
-        with remote_modules_aside(model):
-            graph = _trace(tracer, model, dict(options.concrete_args) if options.concrete_args else None, options.wrap)
+        graph = _trace(tracer, model, dict(options.concrete_args) if options.concrete_args else None, options.wrap)
         for name in declarations.unused():
-            warnings.warn(f"contracts[{name!r}] is of no call in the model", FxlibWarning, stacklevel=3)
-        return _finish(tracer, graph, model)
+            warnings.warn(f"contracts[{name!r}] is of no call in the model", FxlibWarning, stacklevel=5)
+        for text in declarations.unpushed.values():
+            warnings.warn(text, FxlibWarning, stacklevel=5)
+        fixed = _name_fixed_arguments(graph, options.concrete_args or {})
+        captured = _finish(tracer, graph, model)
+        captured._fxlib.conditions.fixed = fixed
     finally:
         for name in tracer.added if module is not None else ():
             delattr(module, name)
+    _capture_inside(captured, options)
+    return captured
 
 
-def _exported(
-    model: Model, options: _Options, sample_inputs: Sequence[Any] | Mapping[str, Any] | None, dynamic_shapes: Any
-) -> CapturedModule:
+def _capture_inside(captured: CapturedModule, options: Options) -> None:
+    """Make graphs of the modules inside `DistributedDataParallel`, for those who ask what these do, or build them."""
+    inner = options._replace(concrete_args=None, contracts=None)
+    for path in dict.fromkeys(str(node.target) for node in captured.graph.nodes if node.op == "call_module"):
+        called = submodule(captured, path)
+        if isinstance(called, DistributedDataParallel) and not isinstance(called.module, GraphModule):
+            classes = (type(each).__module__ for _, each in local_modules(called.module))
+            if not all(each.startswith("torch.nn.modules.") for each in classes):
+                with suppress(CaptureError):  # the module inside then stays the launcher's secret
+                    body = _traced(called.module, inner)
+                    keep_body(called, body)
+                    conditions = captured._fxlib.conditions
+                    conditions.python = conditions.python.joined(body._fxlib.conditions.python)
+
+
+def _exported(model: Model, options: Options, sample_inputs: Given | None, dynamic_shapes: Any) -> CapturedModule:
     from fxlib.capture.export import export  # loads sympy, which no other way to capture needs
 
     forward, written = (model.forward, type(model).forward) if isinstance(model, nn.Module) else (model, model)
     declarations = Declarations(options.contracts or {}, written)
     samples = bind(forward, () if sample_inputs is None else sample_inputs, options.concrete_args or {})
-    return export(model, samples, dynamic_shapes, declarations)
+    captured = export(model, samples, dynamic_shapes, declarations)
+    _capture_inside(captured, options)
+    return captured
 
 
 def _trace(
     tracer: RemoteTracer, model: Model, concrete_args: dict[str, Any] | None, wrap: Collection[Callable[..., Any]]
 ) -> Graph:
-    with _undisturbed(tracer, model), Interception() as interception:
+    with tracer.recorder, _undisturbed(tracer, model), Interception() as interception:
         try:
             install(interception, tracer, wrap)
-            with unswallowed(), EagerCalls(tracer):
+            with tracer.recorder.observing(), unswallowed(), EagerCalls(tracer):
                 return tracer.trace(model, concrete_args)
         except FxlibError:
             raise
@@ -154,6 +226,13 @@ def _trace(
 
 
 def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
+    for node in graph.nodes:
+        if node.op == "placeholder" and node.all_input_nodes:
+            raise CaptureError(
+                f"the argument {node.target!r} has a tensor as its default",
+                where=source.of_definition(type(model).forward if isinstance(model, nn.Module) else model),
+                hint="Take None as the default and hold the tensor in a buffer, or give sample_inputs=.",
+            )
     for node in reversed(list(graph.nodes)):
         if node.target in _QUESTIONS and not node.users:  # answered while tracing
             graph.erase_node(node)
@@ -163,10 +242,34 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
     for node in graph.nodes:
         # Generated code would otherwise wrap the function again at every recompile, and for good.
         node.meta.pop("is_wrapped", None)
+    facts = tracer.recorder.facts(graph)
+    asked = Asked(
+        grad_mode=tracer.recorder.asked_grad_mode, requires_grad=tracer.asked_gradients, looks=tracer.answered
+    )
     if not isinstance(model, nn.Module):
         name = getattr(model, "__name__", None)
-        return CapturedModule(tracer.root, graph, original=FunctionModel(model), class_name=name)
-    return CapturedModule(tracer.root, graph, original=model, fixed_looks=tracer.answered)
+        return CapturedModule(
+            tracer.root, graph, original=FunctionModel(model), facts=facts, asked=asked, class_name=name
+        )
+    entries = tracer.places.ways()
+    return CapturedModule(tracer.root, graph, original=model, facts=facts, asked=asked, entries=entries)
+
+
+def _name_fixed_arguments(graph: Graph, concrete: Mapping[str, Any]) -> dict[str, Any]:
+    """Give arguments that were fixed their own names back, which torch.fx numbers, and return their values.
+
+    Those of containers keep their numbers: the graph takes them one by one.
+    """
+    fixed = {name: value for name, value in concrete.items() if value is None or isinstance(value, bool | int | float)}
+    for node in list(graph.nodes):
+        name = str(node.target).removesuffix("_1")
+        if node.op == "placeholder" and name in fixed:
+            node.target = name
+        elif node.target is _assert_is_none:  # a private function of torch.fx, which nobody else need know
+            with graph.inserting_before(node):
+                same = graph.call_function(operator.eq, (node.args[0], None))
+            node.target, node.args = torch._assert, (same, *node.args[1:])
+    return fixed
 
 
 def _check(model: Model, how: str, sample_inputs: object) -> None:
@@ -179,7 +282,18 @@ def _check(model: Model, how: str, sample_inputs: object) -> None:
     if isinstance(model, CapturedModule):
         where = type(model).__name__
         raise CaptureError("the model is captured already", where=where, hint="Capture the original model.")
+    if isinstance(model, DistributedDataParallel):
+        where, hint = type(model).__name__, "Capture the module inside, and wrap the captured one."
+        raise CaptureError(
+            "its forward prepares the reduction of gradients, which a graph would lose", where=where, hint=hint
+        )
     for path, module in local_modules(model) if isinstance(model, nn.Module) else ():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{type(module).__name__} is a module of TorchScript, a program of its own that no graph can hold",
+                where=path or type(module).__name__,
+                hint="Put the nn.Module there that it was scripted or traced from.",
+            )
         held = (*module._parameters.values(), *module._buffers.values())
         if any(is_lazy(each) for each in held if each is not None):
             raise CaptureError(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.distributed import rpc
 from torch.fx import Node, Proxy
 
-from fxlib.capture import known
+from fxlib.capture import known, source
 from fxlib.capture.intercept import suspended
+from fxlib.capture.method_callers import class_of_method
 from fxlib.contracts import Contract, contract_of
 from fxlib.errors import CaptureError
+from fxlib.runtime import ops
 from fxlib.runtime.calls import CallKind
 
 _TYPE_QUERY_TIMEOUT_S = 10.0
@@ -34,6 +38,8 @@ class Declarations:
                 )
         self._stated = stated
         self._asked: set[str] = set()
+        self.unpushed: dict[str, str] = {}
+        """What is to be said of functions whose results are fetched by `to_here()`, and have a gradient."""
         self._hints = _hints(forward)
         self._classes: dict[object, type | None] = {}
         self._values: dict[Node, Contract | None] = {}
@@ -61,6 +67,21 @@ class Declarations:
                 return declared or known.of_method(cls, method)
         return known.of_method(cls, method)
 
+    def of_method_called(self, method: Callable[..., Any], rref: Any, helpers: Contract | None) -> Contract | None:
+        """Return the contract of a method that a helper calls on the object behind an RRef.
+
+        What is stated for the method comes first, then what is known of the helper, then what the method declares.
+        """
+        name, cls = method.__name__, class_of_method(method)
+        stated = self._stated_for(f".{name}")
+        if cls is not None:
+            stated = self._stated_for(f"{cls.__module__}:{cls.__qualname__}.{name}") or stated
+        own = stated or helpers or contract_of(method) or (known.of_method(cls, name) if cls is not None else None)
+        if own is None or own is helpers:
+            return own
+        # What it says of the method's arguments is not so of those that the helper is given.
+        return replace(own, part=None, part_at=None, batched_by=None)
+
     def of_value(self, rref: Any) -> Contract | None:
         """Return the effects of fetching an RRef's value: those of the read that made the value, else unknown."""
         made = self._values.get(rref.node) if isinstance(rref, Proxy) else None
@@ -71,6 +92,18 @@ class Declarations:
         self._values[node] = contract
         if isinstance(function, type):
             self._classes[node] = function
+
+    def note_fetched(self, rref: Any) -> None:
+        """Remember that the gradient of a value that is fetched is not pushed; once for each function."""
+        made = rref.node if isinstance(rref, Proxy) else None
+        if made is None or made.target is not ops.create or not torch.is_grad_enabled():
+            return
+        contract, function = made.meta.get("contract"), str(made.args[1])
+        if contract is not None and contract.gradient is not None and function not in self.unpushed:
+            self.unpushed[function] = (
+                f"no gradient is pushed of what to_here() brings at {source.here()}, though {function!r} declares "
+                f"gradient={contract.gradient!r}. Where the model trains, call rpc_sync instead of remote and to_here."
+            )
 
     def unused(self) -> list[str]:
         """Return the names that contracts were stated for, and that no call had."""

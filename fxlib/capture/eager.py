@@ -19,6 +19,11 @@ from fxlib.capture.intercept import is_capturing
 from fxlib.capture.tracer import RemoteTracer
 from fxlib.capture.values import TracedValue, value_of
 
+_VALUES = frozenset(
+    {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}
+    | {"item", "tolist", "numpy", "__array__", "equal", "allclose", "is_nonzero"}
+)
+"""Questions for the elements of a tensor."""
 _ANSWERED = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "get_device"}
     | {
@@ -55,6 +60,8 @@ class EagerCalls(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _ANSWERED or name.startswith(("is_", "_is_", "_has_")) or isinstance(func, type):  # torch.device
             self._tracer.answered = True
+            if name in _VALUES:
+                self._note_values((*args, *kwargs.values()))
             return func(*args, **kwargs)
         if name == "__get__":
             return self._attribute(func, args[0])
@@ -62,6 +69,15 @@ class EagerCalls(TorchFunctionMode):
         if name == "unbind":  # how Python iterates a tensor
             return value_of(result, [None] * args[0].shape[kwargs.get("dim", args[1] if len(args) > 1 else 0)])
         return result
+
+    def _note_values(self, values: tuple[Any, ...]) -> None:
+        self._tracer.depth += 1
+        try:
+            for each in values:
+                if isinstance(each, torch.Tensor):
+                    self._tracer.recorder.value_asked(each)
+        finally:
+            self._tracer.depth -= 1
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         tracer = self._tracer
@@ -76,6 +92,7 @@ class EagerCalls(TorchFunctionMode):
         value = getter(tensor)
         if not isinstance(value, torch.Tensor):
             self._tracer.answered = True
+            self._tracer.asked_gradients |= getter.__self__.__name__ == "requires_grad"
             return value
         return self._tracer.create_proxy("call_function", getattr, (tensor, getter.__self__.__name__), {})
 

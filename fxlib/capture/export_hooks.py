@@ -11,11 +11,12 @@ from torch import nn
 from torch.distributed import rpc
 from torch.distributed.rpc import rref_proxy
 from torch.nn.modules import activation
+from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.capture import refusals, source
 from fxlib.capture.exported_calls import ExportRecorder
 from fxlib.capture.faults import fault
-from fxlib.capture.hooks import METHODS, STYLES
+from fxlib.capture.hooks import METHODS, STYLES, hide_remote_modules
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.remote import Style
 from fxlib.capture.values import CollectedFutures
@@ -33,6 +34,10 @@ def install(interception: Interception, recorder: ExportRecorder) -> None:
     apply: Any = torch.autograd.Function.apply
     interception.function(apply.__func__, _lost("a torch.autograd.Function, whose backward export would lose"))
     interception.function(torch.Tensor.register_hook, _lost("a hook on a tensor, which export would lose"))
+    interception.function(
+        DistributedDataParallel.forward,
+        lambda _: lambda module, *args, **kwargs: recorder.parallel(module, args, kwargs),
+    )
     for kind in kinds():
         if kind.is_client and kind.blocking is not None:
             for function in (kind.blocking, kind.issue):
@@ -62,6 +67,7 @@ def _install_rpc(interception: Interception, recorder: ExportRecorder) -> None:
     interception.function(torch.futures.collect_all, lambda _: lambda futures: CollectedFutures(list(futures)))
     for name, style in METHODS.items():
         interception.method(rpc.PyRRef, name, methods(style))
+    hide_remote_modules(interception)
     interception.method(rpc.PyRRef, "to_here", lambda _: lambda rref, timeout=None: value(calls.fetch(rref, timeout)))
 
 

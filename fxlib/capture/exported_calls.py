@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import rpc
 from torch.fx import Graph, Node, Proxy, Tracer
 from torch.fx.node import has_side_effect, map_arg
 from torch.utils import _pytree as pytree
@@ -22,21 +23,27 @@ from typing_extensions import override
 
 from fxlib.capture.exported_values import ExportedFuture, ExportedRRef, Undeclared
 from fxlib.capture.faults import fault
-from fxlib.capture.remote import RemoteCalls
+from fxlib.capture.remote import METHOD_ARGUMENTS, RemoteCalls
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.values import FutureValue
 from fxlib.contracts import Contract
+from fxlib.nests import python_number
 from fxlib.runtime import is_wait, ops
+from fxlib.runtime.walk import local_modules
 
 _LIBRARY = torch.library.Library("fxlib_export", "DEF")
 _LIBRARY.define("call(int site, Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
 OPERATOR: Any = torch.ops.fxlib_export.call.default
 has_side_effect(OPERATOR)  # a call is made, whether its result is used or not
+_PLAIN = (int, float, bool, str, type(None))
 _SYMBOLS = (torch.SymFloat, torch.SymBool)
 TOKENS = (ops.start_call, ops.issue_call, ops.create)
 RECORDED = (ops.remote_call, ops.fetch, ops.wait, *TOKENS, *ops.TRACKERS)
 """What the exporter sees as its operator."""
 TENSOR = object()
+NUMBERS: dict[type, Any] = {int: object(), float: object()}
+"""What stands in the place of a number in a result: export sees a tensor of no dimensions, and what it holds."""
+_DTYPES = {int: torch.int64, float: torch.float64}
 _thread = threading.local()
 
 
@@ -62,15 +69,15 @@ class ExportRecorder(Tracer):
         self._given: dict[Node, Any] = {}
         self._makers: dict[Node, Node] = {}
         self._results: dict[Node, Any] = {}
-        self._places = RRefPlaces(root)
+        self.places = RRefPlaces(root)
         self._plain: dict[object, Proxy] = {}
 
     # What the recorder of remote calls needs.
 
     def rref(self, value: Any) -> Proxy:
         """Return the node that reads a live RRef, by the path under which the model holds it."""
-        if (path := self._places.path_of(value)) is None:
-            return self.constant(value, self._places.hint_of(value))
+        if (path := self.places.path_of(value)) is None:
+            return self.constant(value, self.places.hint_of(value))
         return self._attribute(path)
 
     def constant(self, value: object, hint: str) -> Proxy:
@@ -99,9 +106,20 @@ class ExportRecorder(Tracer):
             return self._slot(a)
         if isinstance(a, _SYMBOLS):
             raise fault("a remote call is given a number that only a run knows", hint="Send a tensor.")
+        if isinstance(a, rpc.PyRRef):
+            return self.rref(a).node
+        if isinstance(a, rpc.WorkerInfo):
+            return self._lookup(a).node
         if isinstance(a, Undeclared):
             a.refuse()
+        if (number := python_number(a)) is not None:
+            return number
         return super().create_arg(a)
+
+    def _lookup(self, worker: rpc.WorkerInfo) -> Proxy:
+        if worker.name not in self._plain:
+            self._plain[worker.name] = self.create_proxy("call_function", rpc.get_worker_info, (worker.name,), {})
+        return self._plain[worker.name]
 
     def _slot(self, value: Any) -> Node:
         slot = self.graph.placeholder(f"given_{len(self._given)}")
@@ -120,6 +138,11 @@ class ExportRecorder(Tracer):
             return ExportedRRef(self, made) if made.node.target is ops.create else found
         return made
 
+    def parallel(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call of a `DistributedDataParallel` as one node, and return stand-ins for its result."""
+        path = next(path for path, each in local_modules(self.root) if each is module)
+        return self.result(self.create_node("call_module", path, self.create_arg(args), self.create_arg(kwargs)))
+
     def result(self, node: Node) -> Any:
         """Return stand-ins for a node's result; calls the operator when it is first asked for."""
         if node not in self._results:
@@ -136,7 +159,11 @@ class ExportRecorder(Tracer):
     def _with_gaps(self, node: Node, tensors: list[torch.Tensor]) -> list[Any]:
         """Put back what is no tensor among the leaves of a result."""
         remaining = iter(tensors)
-        return [next(remaining) if gap is TENSOR else gap for gap in self.gaps[node]]
+        numbers = NUMBERS.values()
+        return [
+            next(remaining) if gap is TENSOR else next(remaining).item() if gap in numbers else gap
+            for gap in self.gaps[node]
+        ]
 
     def stand_ins(self, site: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
         """Return tensors like those of the result, for the exporter."""
@@ -145,16 +172,21 @@ class ExportRecorder(Tracer):
         found = self._like_the_result(node, given)
         leaves, self.specs[node] = pytree.tree_flatten(found)
         for leaf in leaves:
-            if not isinstance(leaf, (torch.Tensor, Undeclared)) and leaf is not None:
+            if not isinstance(leaf, (torch.Tensor, Undeclared)) and type(leaf) not in _PLAIN:
                 raise fault(
                     f"the contract of {self.calls.called(node) or node.name} declares a {type(leaf).__name__}",
-                    hint="returns= makes tensors, None, and nests of them.",
+                    hint="returns= makes tensors, numbers, flags, strings, None, and nests of them.",
                 )
-        self.gaps[node] = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.gaps[node] = [
+            TENSOR if isinstance(leaf, torch.Tensor) else NUMBERS.get(type(leaf), leaf) for leaf in leaves
+        ]
+        found = [torch.empty((), dtype=_DTYPES[type(leaf)]) if type(leaf) in _DTYPES else leaf for leaf in leaves]
+        return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
     def _like_the_result(self, node: Node, given: Mapping[Node, Any]) -> Any:
         args: Any = node.args
+        if node.op == "call_module":
+            return self._like_the_result_inside(node, {**self._given, **given})
         if node.target in TOKENS:
             return torch.empty(0)
         if node.target in ops.TRACKERS:
@@ -169,8 +201,18 @@ class ExportRecorder(Tracer):
         if not callable(contract.returns):
             return pytree.tree_map(lambda _: Undeclared(function), contract.returns, is_leaf=lambda each: each is None)
         known = {**self._given, **given}
-        positional, named = map_arg(tuple(call.args[2:4]), known.get)
-        return _made(contract.returns, function, positional, named)
+        sent: Any = map_arg(tuple(call.args[2:4]), known.get)
+        positional, named = sent
+        return _made(contract.returns, function, positional[call.meta.get(METHOD_ARGUMENTS, 0) :], named)
+
+    def _like_the_result_inside(self, node: Node, known: Mapping[Node, Any]) -> Any:
+        """Run the module inside a `DistributedDataParallel` on tensors without values, its state as well."""
+        inside = self.root.get_submodule(f"{node.target}.module")
+        held = (*inside.named_parameters(), *inside.named_buffers())
+        state = {name: torch.empty(tuple(each.shape), dtype=each.dtype) for name, each in held}
+        sent: Any = map_arg((node.args, dict(node.kwargs)), known.get)
+        with torch.no_grad():
+            return torch.func.functional_call(inside, state, *sent)
 
 
 @contextmanager

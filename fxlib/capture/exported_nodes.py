@@ -14,13 +14,16 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from fxlib.capture.exported_calls import OPERATOR, TENSOR, TOKENS, ExportRecorder
+from fxlib.capture import intercept
+from fxlib.capture.exported_calls import NUMBERS, OPERATOR, TENSOR, TOKENS, ExportRecorder
 from fxlib.capture.sizes import expression
 from fxlib.contracts import Contract
 from fxlib.runtime import ops, structure
 from fxlib.runtime.guards import Expression, InputGuards, TensorGuard
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_OWN_FRAME = f'\n  File "{intercept.__file__}"'
+"""Where a function that was replaced for the time of the export is not the user's any more."""
 _KEPT = ("stack_trace", "nn_module_stack", "tensor_meta")
 _ARITHMETIC = {"add": operator.add, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod}
 
@@ -32,6 +35,8 @@ class Replay:
         self.graph = graph
         self._recorder = recorder
         self._leaves = iter(guards.leaves)
+        self.numbers: set[Node] = set()
+        """Nodes of results that are numbers, where export has a tensor."""
         self._plain: dict[Node, Node] = {}
         self._sizes: dict[Expression, Any] = {}
         """Nodes that compute sizes; of inputs whose sizes were not asked for yet, (placeholder, dimension)."""
@@ -53,8 +58,10 @@ class Replay:
         recorded = self._recorder.sites[site]
         given = map_arg([*tensors, *sizes], known.__getitem__)
         slots = dict(zip(self._recorder.slots[recorded], given, strict=True))
-        args = map_arg(recorded.args, lambda each: slots[each] if each in slots else self._copied(each))
-        made = self.graph.create_node("call_function", recorded.target, args, {}, recorded.name)
+        args, kwargs = map_arg(
+            (recorded.args, dict(recorded.kwargs)), lambda each: slots[each] if each in slots else self._copied(each)
+        )
+        made = self.graph.create_node(recorded.op, recorded.target, args, kwargs, recorded.name)
         made.meta.update({key: recorded.meta[key] for key in ("call", "contract") if key in recorded.meta})
         spec = self._recorder.specs[recorded]
         if isinstance(contract := made.meta.get("contract"), Contract) and callable(contract.returns):
@@ -78,18 +85,31 @@ class Replay:
         """Take a result apart; a run checks that it is what the contract said, on which the program relied."""
         function = self._recorder.calls.called(recorded)
         remaining, gaps = iter(stand_ins), iter(self._recorder.gaps[recorded])
+        declares = recorded.op != "call_module"  # a module is here, and is asked itself
         found: list[Node] = []
 
         def visit(value: Node, part: pytree.TreeSpec) -> None:
             if part.is_leaf():
-                if next(gaps) is TENSOR:
-                    self._check_tensor(value, function, next(remaining))
+                gap = next(gaps)
+                kind = next((kind for kind, mark in NUMBERS.items() if mark is gap), None)
+                if gap is TENSOR:
+                    like = next(remaining)
+                    if declares:
+                        self._check_tensor(value, function, like)
                     found.append(value)
+                elif kind is not None:
+                    next(remaining)
+                    self.graph.call_function(structure.check_plain, (value, function, kind.__name__))
+                    found.append(value)
+                    self.numbers.add(value)
+                elif isinstance(gap, (bool, str)):
+                    self.graph.call_function(structure.check_plain, (value, function, (gap,)))
                 return
             is_mapping = part.type in (dict, OrderedDict)
             keys = tuple(part.context) if is_mapping else tuple(range(part.num_children))
             declared = keys if is_mapping else len(keys)
-            self.graph.call_function(structure.check_structure, (value, function, declared))
+            if declares:
+                self.graph.call_function(structure.check_structure, (value, function, declared))
             for key, child in zip(keys, part.children(), strict=True):
                 visit(self.graph.call_function(operator.getitem, (value, key)), child)
 
@@ -123,11 +143,13 @@ class Replay:
 def describe(node: Node, origin: Node) -> None:
     """Note on a node where in the user's program it comes from, as export found out of `origin`."""
     node.meta.update({key: origin.meta[key] for key in _KEPT if key in origin.meta})
+    if trace := node.meta.get("stack_trace"):
+        node.meta["stack_trace"] = trace.partition(_OWN_FRAME)[0]
     if place := place_of(origin):
         node.meta["source"] = place
 
 
 def place_of(node: Node) -> str:
     """Return file:line of the innermost of the user's statements that made a node, or ""."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = _FRAME.findall((node.meta.get("stack_trace") or "").partition(_OWN_FRAME)[0])
     return "{}:{}".format(*frames[-1]) if frames else ""

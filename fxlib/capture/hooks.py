@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch.distributed import rpc
+from torch.distributed.nn.api.remote_module import _RemoteModule
 from torch.distributed.rpc import rref_proxy
 from torch.fx import Proxy
+from torch.utils import _pytree as pytree
 
 from fxlib.capture import clients, collectives, refusals, source
 from fxlib.capture.faults import fault
@@ -41,10 +43,29 @@ def install(interception: Interception, tracer: RemoteTracer, wrapped: Iterable[
     refusals.install(interception, tracer)
     apply: Any = torch.autograd.Function.apply
     interception.function(apply.__func__, _custom_function(tracer))
+    interception.method(torch.jit.ScriptFunction, "__call__", _scripted(tracer))
     for function in wrapped:
         if not isinstance(function, FunctionType):
             raise CaptureError(f"{function!r} is no Python function", where="wrap", hint="Wrap it in one.")
         interception.function(function, _leaf(tracer, function))
+
+
+def _scripted(tracer: RemoteTracer) -> Replace:
+    """Refuse to hand stand-ins to a function of TorchScript, which is a program of its own, and crashes on them."""
+
+    def replace(original: Call) -> Call:
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            leaves = pytree.tree_leaves((args, kwargs))
+            if any(isinstance(each, Proxy) and each.tracer is tracer for each in leaves):
+                raise fault(
+                    f"the forward calls {function.name}, a function of TorchScript",
+                    hint="Call the Python function that it was scripted from, or give sample_inputs=.",
+                )
+            return original(function, *args, **kwargs)
+
+        return call
+
+    return replace
 
 
 def _install_rpc(interception: Interception, tracer: RemoteTracer) -> None:
@@ -80,6 +101,14 @@ def _install_rrefs(interception: Interception, tracer: RemoteTracer) -> None:
     interception.method(rpc.PyRRef, "to_here", lambda _: calls.fetch)
     for name in ("local_value", "confirmed_by_owner"):
         interception.method(rpc.PyRRef, name, _on_node(tracer, name))
+    hide_remote_modules(interception)
+
+
+def hide_remote_modules(interception: Interception) -> None:
+    """Let a `RemoteModule` have no modules and no state in this process, where it raises when it is asked for them."""
+    for method in (_RemoteModule.named_modules, _RemoteModule.named_children, _RemoteModule.children):
+        interception.function(method, lambda _: lambda *_, **__: iter(()))
+    interception.function(_RemoteModule.state_dict, lambda _: lambda *_, **__: None)
 
 
 def _install_autocast(interception: Interception, tracer: RemoteTracer) -> None:

@@ -54,6 +54,8 @@ def _copy(replay: Replay, module: GraphModule, known: dict[Node, Any], *, grad_e
             known[node] = _inline(replay, node, known, grad_enabled=grad_enabled)
         elif target is operator.getitem and isinstance(values := known[node.args[0]], (tuple, list)):
             known[node] = values[node.args[1]]
+        elif target is torch.ops.aten.item.default and known[node.args[0]] in replay.numbers:
+            known[node] = known[node.args[0]]
         elif replay.handles(node):
             known[node] = replay.results(node, known)
         else:

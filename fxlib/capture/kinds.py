@@ -38,49 +38,58 @@ def asked_by_the_program(frame: FrameType | None) -> bool:
     return frame is not None and source.is_users(frame.f_code)
 
 
-def class_of(node: Node, root: nn.Module) -> type | None:
-    """Return the class that the node's value surely has; None if only a run knows."""
+def class_of(node: Node, root: nn.Module, relied: dict[Node, type]) -> type | None:
+    """Return the class that the node's value surely has; None if only a run knows.
+
+    Args:
+        node: any.
+        root: the model.
+        relied: takes the classes that this takes inputs of the graph to have, which a run has to check.
+    """
     if node.op == "placeholder":
         # Whoever passes other things fixes them with concrete_args=, or says so in the annotation.
         plain = node.type is None or node.type in (torch.Tensor, torch.Tensor | None, "torch.Tensor", "Tensor")
-        return torch.Tensor if plain else _plain_class(node.type)
+        found = torch.Tensor if plain else _plain_class(node.type)
+        if found is not None:
+            relied[node] = found
+        return found
     if node.op == "get_attr":
         with suspended():
             return type(attribute_of(root, str(node.target)))
-    return torch.Tensor if _is_tensor(node, root) else None
+    return torch.Tensor if _is_tensor(node, root, relied) else None
 
 
 def _plain_class(annotation: object) -> type | None:
     return annotation if isinstance(annotation, type) and annotation in (int, float, bool, str, rpc.RRef) else None
 
 
-def _is_tensor(node: Node, root: nn.Module) -> bool:
+def _is_tensor(node: Node, root: nn.Module, relied: dict[Node, type]) -> bool:
     target: Any = node.target
     if kind_of(node) is COLLECTIVE:
         return True  # lists of them have declared structures
     if node.op == "call_module":
-        return _module_makes_a_tensor(root.get_submodule(target), node, root)
+        return _module_makes_a_tensor(root.get_submodule(target), node, root, relied)
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if target is getattr:
-        return node.args[1] in _ATTRIBUTES and _given_tensor(node, root)
+        return node.args[1] in _ATTRIBUTES and _given_tensor(node, root, relied)
     if node.op == "call_method":
-        return _given_tensor(node, root) and (name in _CASTS or _makes_one_tensor(name))
+        return _given_tensor(node, root, relied) and (name in _CASTS or _makes_one_tensor(name))
     if getattr(target, "__module__", "") == "_operator":
         made_in_place = name.removeprefix("i") in _ARITHMETIC
-        return (name in _ARITHMETIC or made_in_place) and _given_tensor(node, root)
+        return (name in _ARITHMETIC or made_in_place) and _given_tensor(node, root, relied)
     is_torchs = name in torch.__dict__ or name in nn.functional.__dict__
     return is_torchs and not node.kwargs.get("return_indices") and _makes_one_tensor(name)
 
 
-def _given_tensor(node: Node, root: nn.Module) -> bool:
+def _given_tensor(node: Node, root: nn.Module, relied: dict[Node, type]) -> bool:
     values = [value for value in node.args if isinstance(value, Node)]
     relevant = values if getattr(node.target, "__name__", "") != "getitem" else values[:1]
-    return any(issubclass(class_of(value, root) or object, torch.Tensor) for value in relevant)
+    return any(issubclass(class_of(value, root, relied) or object, torch.Tensor) for value in relevant)
 
 
-def _module_makes_a_tensor(module: nn.Module, node: Node, root: nn.Module) -> bool:
+def _module_makes_a_tensor(module: nn.Module, node: Node, root: nn.Module, relied: dict[Node, type]) -> bool:
     if isinstance(module, (nn.Identity, nn.Sequential)):
-        return isinstance(module, nn.Identity) and _given_tensor(node, root)
+        return isinstance(module, nn.Identity) and _given_tensor(node, root, relied)
     is_own = type(module).__module__.startswith("torch.nn.modules.")
     return is_own and not isinstance(module, _SEVERAL) and not getattr(module, "return_indices", False)
 

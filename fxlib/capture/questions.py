@@ -13,8 +13,10 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from fxlib.capture import source
+from fxlib.capture.eager_branches import asked_by_program
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing
+from fxlib.capture.value_questions import ValueQuestions
 from fxlib.capture.values import ARITHMETIC
 from fxlib.errors import CaptureError
 
@@ -23,17 +25,25 @@ _WRITES = frozenset({"__setitem__", *(f"__i{name}__" for name in ARITHMETIC)})
 _HISTORY = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_version", "output_nr"})
 
 
-class GradientQuestions(TorchFunctionMode):
-    """Notes whether the user's code asks which tensors take a gradient, and refuses what no graph can hold."""
+class Questions(TorchFunctionMode):
+    """Answers what the user's code asks of tensors: whether they take a gradient, whether they are true.
 
-    def __init__(self) -> None:
+    What no graph can hold is refused.
+    """
+
+    def __init__(self, values: ValueQuestions) -> None:
         super().__init__()
+        self.values = values
         self.asked = False
         """Whether the way of the program may depend on which of its inputs take a gradient."""
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.Tensor.__bool__ and is_capturing() and asked_by_program(_caller()):
+            answer = self.values.answer(args[0])
+            if answer is not None:
+                return answer
         method, name = _called(func)
         if name and is_capturing() and source.asked_by_users(_caller()):
             self._check(method, name, args, kwargs)

@@ -18,6 +18,7 @@ from fxlib.capture.declarations import Declarations
 from fxlib.capture.faults import fault
 from fxlib.capture.handlers import guarding_handler
 from fxlib.capture.intercept import suspended
+from fxlib.capture.method_callers import GIVEN, MethodCall, method_called
 from fxlib.capture.values import FutureValue, RRefCalls, StructuredValue, TracedValue, value_of
 from fxlib.contracts import Contract, contract_of
 from fxlib.errors import CaptureError, ContractError
@@ -25,6 +26,8 @@ from fxlib.runtime import functions, is_wait, ops
 from fxlib.runtime.calls import CallKind, kind_of
 
 Style = Literal["sync", "async", "remote"]
+METHOD_ARGUMENTS = "method_arguments"
+"""In the metadata of a call that a helper makes of a method: which is the first argument of the method."""
 _OPERATORS = {"sync": ops.remote_call, "async": ops.start_call, "remote": ops.create}
 
 
@@ -55,6 +58,11 @@ class RemoteCalls:
         self._tracked = 0
         self._sent: dict[str, Proxy] = {}
 
+    def forget(self) -> None:
+        """Let go of all that was made for one capture."""
+        self._declarations.__dict__.clear()
+        self.__dict__.clear()
+
     def call(
         self, style: Style, to: Any, function: Any, args: Any = None, kwargs: Any = None, *, timeout: Any = None
     ) -> Any:
@@ -66,9 +74,13 @@ class RemoteCalls:
             name = functions.register(function)
         except ContractError as error:
             raise _refused("cannot call this function remotely", error) from error
-        contract = self._declarations.of_function(name, function, kwargs)
+        contract, through = self._declarations.of_function(name, function, kwargs), None
+        if (called := method_called(function, args)) is not None:
+            own = self._declarations.of_method_called(called.method, called.rref, contract)
+            contract, through = own, (called if own is not contract else None)
         call = (self._destination(to), name, self.values(args), self.values(kwargs), _seconds(timeout))
-        return self._record(style, call, contract, functools.partial(self._declarations.note_created, function))
+        created = functools.partial(self._declarations.note_created, function)
+        return self._record(style, call, contract, created, through)
 
     def method_call(
         self, style: Style, rref: Any, method: str, args: tuple[Any, ...], kwargs: Any, *, timeout: Any = None
@@ -92,6 +104,7 @@ class RemoteCalls:
     def fetch(self, rref: Any, timeout: Any = None) -> Proxy:
         """Record `rref.to_here()`."""
         contract = self._declarations.of_value(rref)
+        self._declarations.note_fetched(rref)
         proxy = rref if isinstance(rref, Proxy) else self._tracer.rref(rref)
         result = self.emit(ops.fetch, (proxy, _seconds(timeout)), "fetch", contract)
         return value_of(result, contract.structure if contract is not None else None)
@@ -102,12 +115,16 @@ class RemoteCalls:
         call: tuple[Any, ...],
         contract: Contract | None,
         created: Callable[[Node, Contract | None], None] | None,
+        through: MethodCall | None = None,
     ) -> Any:
         hint = call[1].replace(":", ".").rpartition(".")[2]
         node_name = {"sync": hint, "async": f"issue_{hint}", "remote": f"create_{hint}"}[style]
         # An RRef's `rpc_async` asks the owner for the object's class first, and leaves all errors to the future.
         late = style == "async" and call[1].startswith(".")
         proxy = self.emit(ops.issue_call if late else _OPERATORS[style], call, node_name, contract)
+        if through is not None:  # from here on it is the method's call: its arguments, and where its gradient goes
+            proxy.node.meta[METHOD_ARGUMENTS] = GIVEN
+            call = (call[2][1], f".{through.method.__name__}", call[2][GIVEN:], *call[3:])
         if style == "async":
             return FutureValue(proxy.node, proxy.tracer, lambda future: self._wait(future, call, contract))
         if style == "remote":

@@ -1,4 +1,4 @@
-"""Where a model holds its RRefs."""
+"""Where a model holds its RRefs: in attributes of its modules, in containers and objects there, in a `RemoteModule`."""
 
 from __future__ import annotations
 
@@ -10,42 +10,70 @@ from torch import nn
 from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import _RemoteModule
 
+from fxlib.runtime.conditions import Entry
 from fxlib.runtime.walk import local_modules
+
+_DEPTH = 4
+"""Of containers in containers that are looked into."""
 
 
 class RRefPlaces:
-    """Paths of the RRefs that are attributes of a model's modules, and names for those in its lists and dicts."""
+    """Paths of the RRefs that are attributes of a model's modules, and names for those that lie deeper."""
 
     def __init__(self, root: nn.Module) -> None:
         self._paths: dict[int, str] = {}
         self._hints: dict[int, str] = {}
+        self._ways: dict[int, list[Entry]] = {}
+        self._looked_up: dict[int, None] = {}
         for prefix, module in local_modules(root):
             for name, value in module.__dict__.items():
-                self._note(f"{prefix}.{name}" if prefix else name, value)
+                self._note(f"{prefix}.{name}" if prefix else name, value, (Entry(module.__dict__, name, value),))
             for name, child in module._modules.items():
                 if isinstance(child, _RemoteModule):
                     path = f"{prefix}.{name}" if prefix else name
-                    self._note(f"{path}.module_rref", child.module_rref)
+                    self._paths.setdefault(id(child.module_rref), f"{path}.module_rref")
 
     def path_of(self, rref: object) -> str | None:
         """Return the dotted path of an attribute, or None."""
+        self._looked_up[id(rref)] = None
         return self._paths.get(id(rref))
 
     def hint_of(self, rref: object) -> str:
         """Return a name that says where the RRef was found: `tables_3` for `self.tables[3]`."""
         return self._hints.get(id(rref), "rref")
 
-    def _note(self, path: str, value: object) -> None:
-        if isinstance(value, rpc.PyRRef):
-            self._paths.setdefault(id(value), path)
-            return
-        for key, item in _items(value):
-            if isinstance(item, rpc.PyRRef):
-                self._hints.setdefault(id(item), re.sub(r"\W", "_", f"{path}_{key}"))
+    def ways(self) -> list[Entry]:
+        """Return all that led to the RRefs that were asked for: attributes, and what these hold."""
+        found = [entry for rref in self._looked_up for entry in self._ways.get(rref, ())]
+        return list({(id(each.container), each.key): each for each in found}.values())
+
+    def _note(self, path: str, value: object, way: tuple[Entry, ...]) -> None:
+        if isinstance(value, _RemoteModule):
+            path, value = f"{path}_module_rref", value.module_rref
+            self._hints.setdefault(id(value), re.sub(r"\W", "_", path))
+            self._ways.setdefault(id(value), []).extend(way)
+        elif isinstance(value, rpc.PyRRef):
+            if len(way) == 1:
+                self._paths.setdefault(id(value), path)
+            self._hints.setdefault(id(value), re.sub(r"\W", "_", path))
+            self._ways.setdefault(id(value), []).extend(way)
+        elif len(way) < _DEPTH:
+            for entry in _entries(value):
+                self._note(f"{path}_{entry.key}", entry.value, (*way, entry))
 
 
-def _items(value: Any) -> Iterator[tuple[object, object]]:
+def _entries(value: Any) -> Iterator[Entry]:
+    if isinstance(value, nn.Module):
+        return
     if isinstance(value, (list, tuple)):
-        yield from enumerate(value)
-    elif isinstance(value, Mapping) and not isinstance(value, nn.Module):
-        yield from value.items()
+        yield from (Entry(value, index, item, size=len(value)) for index, item in enumerate(value))
+    elif isinstance(value, Mapping):
+        yield from (Entry(value, key, item, size=len(value)) for key, item in value.items())
+    elif type(value).__module__.partition(".")[0] not in _LIBRARIES and isinstance(
+        held := getattr(value, "__dict__", None), dict
+    ):
+        yield from (Entry(held, key, item) for key, item in held.items())
+
+
+_LIBRARIES = frozenset({"builtins", "torch", "numpy"})
+"""Packages whose objects hold no RRefs of the user's."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fxlib.batches import Batch
 from fxlib.errors import CaptureError
 
 
@@ -22,8 +23,11 @@ class Samples:
     """What generated code calls them, in their order."""
 
 
-def bind(forward: Callable[..., Any], given: Sequence[Any] | Mapping[str, Any], fixed: Mapping[str, Any]) -> Samples:
-    """Bind samples, positional or by name, and arguments fixed by `concrete_args`, to the forward's parameters.
+Given = Sequence[Any] | Mapping[str, Any] | Batch
+
+
+def bind(forward: Callable[..., Any], given: Given, fixed: Mapping[str, Any]) -> Samples:
+    """Bind samples, positional or by name or both, and arguments fixed by `concrete_args`, to the forward's parameters.
 
     Leading parameters become positional, so that a run may pass them either way.
 
@@ -33,7 +37,7 @@ def bind(forward: Callable[..., Any], given: Sequence[Any] | Mapping[str, Any], 
     if isinstance(given, torch.Tensor):
         raise CaptureError("sample_inputs is one tensor", hint="Pass a sequence of the arguments: [x].")
     signature = inspect.signature(forward)
-    positional, named = ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})
+    positional, named = _split(given)
     try:
         bound = signature.bind(*positional, **{**fixed, **named})
     except TypeError as error:
@@ -61,3 +65,9 @@ def bind(forward: Callable[..., Any], given: Sequence[Any] | Mapping[str, Any], 
             args.append(bound.arguments[parameter.name])
             names.append(parameter.name)
     return Samples(args=tuple(args), kwargs=kwargs, names=(*names, *kwargs))
+
+
+def _split(given: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(given, Batch):
+        return tuple(given.inputs), dict(given.kwargs)
+    return ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})

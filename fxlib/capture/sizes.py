@@ -25,6 +25,7 @@ from fxlib.runtime.guards import (
     repeated,
     symbols_of,
 )
+from fxlib.runtime.value_conditions import ValueCondition
 
 _NAMES = {
     "Equality": "eq", "Unequality": "ne", "StrictLessThan": "lt", "LessThan": "le", "StrictGreaterThan": "gt",
@@ -34,13 +35,16 @@ _NAMES = {
 _HINT = "Declare fewer dynamic dimensions in dynamic_shapes=, or take the condition out of the forward."
 
 
-def guards_of(program: ExportedProgram, samples: Samples, *, gradients: bool) -> InputGuards:
+def guards_of(
+    program: ExportedProgram, samples: Samples, *, gradients: bool, decided: Iterable[ValueCondition]
+) -> InputGuards:
     """Return what an exported program takes for granted of the leaves of its arguments.
 
     Args:
         program: the exported program.
         samples: the arguments that it was exported on.
         gradients: whether the program depends on which of them take a gradient.
+        decided: what the program decided by their values.
 
     Raises:
         CaptureError: it is more than can be checked before a run.
@@ -71,7 +75,13 @@ def guards_of(program: ExportedProgram, samples: Samples, *, gradients: bool) ->
         for symbol, found in program.range_constraints.items()
         if str(symbol) in known
     ]
-    return InputGuards(leaves=leaves, ranges=tuple(ranges), conditions=tuple(conditions), autocast=autocast_modes())
+    return InputGuards(
+        leaves=leaves,
+        ranges=tuple(ranges),
+        conditions=tuple(conditions),
+        autocast=autocast_modes(),
+        values=tuple(decided),
+    )
 
 
 def _guard(value: Any, sample: Any, *, gradients: bool, same_as: int | None) -> Guard:

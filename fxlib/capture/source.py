@@ -13,10 +13,13 @@ from types import CodeType, FrameType
 
 import torch
 
-_LIBRARIES = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parent) + "/", "<")
-_STANDARD = sysconfig.get_path("stdlib") + "/"
+TORCH = str(Path(torch.__file__).parent) + "/"
+CAPTURE = str(Path(__file__).parent) + "/"
+"""Where torch and this package are."""
+_LIBRARIES = (TORCH, CAPTURE, "<")
+STANDARD = sysconfig.get_path("stdlib") + "/"
 _DECORATORS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/utils/_contextlib.py")
-_GENERATED = "_remote_module_"  # torch writes the methods of a RemoteModule into a temporary file
+GENERATED = "_remote_module_"  # torch writes the methods of a RemoteModule into a temporary file
 
 
 def user_frames(frame: FrameType | None, end: FrameType | None) -> Iterator[tuple[CodeType, int]]:
@@ -50,12 +53,15 @@ def of_definition(thing: object) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if isinstance(code, CodeType) else ""
 
 
-@functools.cache
 def is_users(code: CodeType) -> bool:
     """Whether the code is neither torch's, nor Python's, nor capture's own, nor generated."""
-    name = code.co_filename
-    standard = name.startswith(_STANDARD) and "site-packages" not in name
-    return not standard and not name.startswith(_LIBRARIES) and _GENERATED not in name
+    return _is_users(code.co_filename)
+
+
+@functools.cache
+def _is_users(name: str) -> bool:
+    standard = name.startswith(STANDARD) and "site-packages" not in name
+    return not standard and not name.startswith(_LIBRARIES) and GENERATED not in name
 
 
 def asked_by_users(frame: FrameType | None) -> bool:

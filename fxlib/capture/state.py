@@ -1,4 +1,4 @@
-"""The model's own state during a capture: what the forward may not change, and what torch.fx may not meet."""
+"""The model's own state during a capture: what the forward may not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.fx import Proxy
 
 from fxlib.capture import source
 from fxlib.errors import CaptureError
-from fxlib.runtime.walk import local_modules, remote_modules
+from fxlib.runtime.walk import local_modules
 
 _CONTAINERS = (list, dict, set)
 _ABSENT = object()
@@ -65,23 +65,6 @@ def unchanged(model: object, added: Collection[str], *, same: Same = operator.is
             where=source.of_definition(type(module).forward),
             hint="Return the value instead, or write to a buffer in place.",
         )
-
-
-@contextmanager
-def remote_modules_aside(model: object) -> Iterator[None]:
-    """Keep each `RemoteModule` as a plain attribute during the block: it refuses what torch.fx asks modules."""
-    found = list(remote_modules(model)) if isinstance(model, nn.Module) else []
-    children = [dict(parent._modules) for parent, _, _ in found]
-    try:
-        for parent, name, module in found:
-            parent.__dict__[name] = module
-            del parent._modules[name]
-        yield
-    finally:
-        for (parent, name, _), before in reversed(list(zip(found, children, strict=True))):
-            del parent.__dict__[name]
-            parent._modules.clear()
-            parent._modules.update(before)
 
 
 def _held(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:

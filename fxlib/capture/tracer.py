@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FrameType
 from typing import Any, NoReturn
@@ -13,15 +14,19 @@ from torch import nn
 from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import _RemoteModule
 from torch.fx import Node, Proxy, Tracer
+from torch.fx.immutable_collections import immutable_dict
+from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from fxlib.capture import kinds, source
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing
+from fxlib.capture.recorder import Recorder
 from fxlib.capture.remote import RemoteCalls
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.values import CollectiveValue, StructuredValue, TracedValue
 from fxlib.errors import CaptureError
+from fxlib.nests import python_number
 from fxlib.runtime import CapturedModule, structure
 
 _DECLARE = (
@@ -44,6 +49,7 @@ class RemoteTracer(Tracer):
 
     proxy_buffer_attributes = True
     calls: RemoteCalls
+    recorder: Recorder
     places: RRefPlaces
     leaves: Collection[object] = ()
     depth = 0
@@ -52,14 +58,31 @@ class RemoteTracer(Tracer):
     """The frame at which the user's frames end."""
     answered = False
     """Whether the forward was told what a tensor looks like: in the graph, that is a constant."""
+    asked_gradients = False
+    """Whether it was told which tensors take a gradient."""
 
-    def prepare(self, calls: RemoteCalls, places: RRefPlaces, leaves: Collection[object], end: FrameType) -> None:
+    def prepare(
+        self,
+        calls: RemoteCalls,
+        places: RRefPlaces,
+        leaves: Collection[object],
+        end: FrameType,
+        recorder: Recorder,
+    ) -> None:
         """Set up one capture; `end` is the frame at which the user's frames end."""
+        self.recorder = recorder
+        recorder.tracer = self
+        self.tensor_attrs = {}
         self.calls, self.places, self.leaves, self.end = calls, places, leaves, end
         self.added: list[str] = []
         self._names: dict[int, str] | None = None
         self._constants: dict[int, Proxy] = {}
         self.recorders: dict[object, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
+
+    def forget(self) -> None:
+        """Let go of all that was made for one capture."""
+        self.calls.forget()
+        self.__dict__.clear()
 
     # What the recorder of remote calls needs.
 
@@ -128,7 +151,9 @@ class RemoteTracer(Tracer):
     @override
     def proxy(self, node: Node) -> Proxy:
         made = super().proxy(node)
-        return TracedValue(node, self) if type(made) is Proxy else made
+        made = TracedValue(node, self) if type(made) is Proxy else made
+        self.recorder.note_made(made)
+        return made
 
     @override
     def create_arg(self, a: Any) -> Any:
@@ -140,7 +165,22 @@ class RemoteTracer(Tracer):
             return self.rref(a).node
         if isinstance(a, rpc.WorkerInfo):
             return self.create_proxy("call_function", rpc.get_worker_info, (a.name,), {}).node
+        if (number := python_number(a)) is not None:  # generated code has no words for those of NumPy's and of enums
+            return number
+        if isinstance(a, (list, dict)):
+            self.recorder.handed_on(a)
+        if isinstance(a, dict) and type(a) not in (dict, immutable_dict):
+            return self._dict_of_a_class(a)
         return super().create_arg(a)
+
+    def _dict_of_a_class(self, given: dict[Any, Any]) -> Node:
+        """Return the node that makes an ordered dict; torch.fx would make a plain one of any."""
+        if type(given) is not OrderedDict:
+            raise fault(
+                f"the forward hands on a {type(given).__name__}, which tracing would turn into a dict",
+                hint="Give sample_inputs=, for torch.export, which keeps classes that torch's pytree knows.",
+            )
+        return self.create_proxy("call_function", OrderedDict, (list(given.items()),), {}).node
 
     @override
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -157,7 +197,9 @@ class RemoteTracer(Tracer):
         named = module_qualified_name in self.leaves or m in self.leaves or type(m) in self.leaves
         # Backward hooks act on tensors: traced through, they would be lost.
         hooked = bool(m._backward_hooks or m._backward_pre_hooks)
-        return named or hooked or super().is_leaf_module(m, module_qualified_name)
+        # Its forward prepares its reducer for the backward of this very step.
+        parallel = isinstance(m, DistributedDataParallel)
+        return named or hooked or parallel or super().is_leaf_module(m, module_qualified_name)
 
     @override
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
@@ -166,6 +208,11 @@ class RemoteTracer(Tracer):
         if type(self).getattr_is_torchs() and isinstance(attr_val, torch.Tensor):
             return self._tensor_attribute(attr_val, parameter_proxy_cache)
         return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    @override
+    def path_of_module(self, mod: nn.Module) -> str:
+        with self.recorder.unobserved():
+            return super().path_of_module(mod)
 
     @classmethod
     def getattr_is_torchs(cls) -> bool:
@@ -210,8 +257,20 @@ class RemoteTracer(Tracer):
         Raises:
             CaptureError: only a run knows it.
         """
-        found = kinds.class_of(proxy.node, self.root)
+        relied: dict[Node, type] = {}
+        found = kinds.class_of(proxy.node, self.root, relied)
+        for node, kind in relied.items() if found is not None else ():
+            self.recorder.rely_on_class(node, kind)
         return found or self.refuse(proxy, "the class of a traced value is asked for, and only a run knows it")
+
+    @staticmethod
+    def class_of_value(value: Proxy) -> type:
+        """Return the class that a traced value surely has: as declared, or by what made it.
+
+        Raises:
+            CaptureError: only a run knows it.
+        """
+        return value._class() if isinstance(value, TracedValue) else TracedValue(value.node, value.tracer)._class()
 
     def refuse(self, proxy: Proxy, problem: str) -> NoReturn:
         """Say that the program cannot be decided without the proxy's value.

@@ -15,7 +15,11 @@ NAME = "jobs"
 
 if TYPE_CHECKING:
     from fxlib.cli.options import Commands
+    from fxlib.client import Client
     from fxlib.jobs import Job
+
+_SHOWN = 5
+"""How many of the jobs that an abbreviation could mean are named."""
 
 _STATES = ("queued", "running", "succeeded", "failed", "cancelled")
 
@@ -63,7 +67,7 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
 
 def _add_action(actions: Commands, name: str, summary: str, run: Callable[[argparse.Namespace], int]) -> None:
     parser = actions.add_parser(name, help=summary)
-    parser.add_argument("job", metavar="JOB", help="its id")
+    parser.add_argument("job", metavar="JOB", help="its id, or how that begins")
     add_service(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -86,22 +90,23 @@ def _list(options: argparse.Namespace) -> int:
     elif not found:
         print("no jobs", file=sys.stderr)
     else:
-        header = ["job", "model", "namespace", "state", "phase", "created", "took"]
+        header = ["job", "model", "namespace", "state", "phase", "decision", "gain", "created", "took"]
         print("\n".join(table([header, *(_row(job) for job in found)], indent="")))
     return 0
 
 
 def _row(job: Job) -> list[str]:
-    from fxlib.rendering import seconds
+    from fxlib.rendering import interval, seconds
 
+    decision, gain = ("-", "-") if job.report is None else (job.report.decision, interval(job.report.gain))
     took = (job.finished_at - job.created_at).total_seconds() if job.finished_at and job.created_at else None
     state = f"{job.state} (cached)" if job.cached else job.state
-    return [job.id, job.name, job.namespace, state, job.phase, _local(job.created_at), seconds(took)]
+    return [job.id, job.name, job.namespace, state, job.phase, decision, gain, _local(job.created_at), seconds(took)]
 
 
 def _show(options: argparse.Namespace) -> int:
     with client_of(options) as client:
-        job = client.job(options.job)
+        job = client.job(_id_of(options.job, client))
     _print(job, as_json=options.json)
     return 0
 
@@ -110,16 +115,29 @@ def _watch(options: argparse.Namespace) -> int:
     from fxlib.client.progress import display
 
     with client_of(options) as client, display() as shown:
-        job = client.watch(options.job, shown.show)
+        job = client.watch(_id_of(options.job, client), shown.show)
     _print(job, as_json=options.json)
     return 0 if job.state == "succeeded" else 1
 
 
 def _cancel(options: argparse.Namespace) -> int:
     with client_of(options) as client:
-        job = client.cancel(options.job)
+        job = client.cancel(_id_of(options.job, client))
     print(_as_json(job) if options.json else f"job {job.id}: {job.state}")
     return 0
+
+
+def _id_of(given: str, client: Client) -> str:
+    """Return the id of the one job whose id begins so; what none begins with is left for the service to refuse."""
+    from fxlib.errors import FxlibError
+
+    ids = [job.id for job in client.jobs(id_prefix=given, limit=_SHOWN) if job.id.startswith(given)]
+    if given in ids or not ids:
+        return given
+    if len(ids) > 1:
+        more = ", ..." if len(ids) == _SHOWN else ""
+        raise FxlibError(f"several jobs begin with {given!r}: {', '.join(ids)}{more}", hint="Give more of the id.")
+    return ids[0]
 
 
 def _print(job: Job, *, as_json: bool) -> None:
@@ -146,11 +164,9 @@ def _print(job: Job, *, as_json: bool) -> None:
 
 
 def _as_json(job: Job) -> str:
-    from google.protobuf.json_format import MessageToDict
+    from fxlib.result import plain
 
-    from fxlib.protocol import job_to_proto
-
-    return json.dumps(MessageToDict(job_to_proto(job), preserving_proto_field_name=True))
+    return json.dumps(plain(job))
 
 
 def _local(at: datetime | None) -> str:

@@ -48,7 +48,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _guarded(run: Callable[[], int]) -> int:
     try:
-        return run()
+        code = run()
+        sys.stdout.flush()  # a reader that left shows here, and not when the interpreter ends
+        return code
     except FxlibError as error:
         print(f"fxlib: {error}", file=sys.stderr)
         return 1
@@ -56,5 +58,7 @@ def _guarded(run: Callable[[], int]) -> int:
         # The reader of a pipe left: what is still buffered must not be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        for note in getattr(interrupt, "__notes__", ()):
+            print(f"fxlib: {note}", file=sys.stderr)
         return 130

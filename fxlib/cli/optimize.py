@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fxlib.cli.factory import called
 from fxlib.cli.options import add_service, client_of, label, output, step
-from fxlib.cli.rules import with_rules
+from fxlib.cli.rules import Step, with_rules
 from fxlib.errors import FxlibError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def add_to(commands: Commands) -> None:
     )
     _add_trial(parser)
     _add_answer(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, misused=parser.error)
 
 
 def _add_trial(parser: argparse.ArgumentParser) -> None:
@@ -99,8 +100,9 @@ def run(options: argparse.Namespace) -> int:
     """Ask, print, and return 0 if there is an answer (whichever), 1 if there is none."""
     from fxlib.errors import FxlibWarning
 
-    profile = _profile(options.profile)
     passes = with_rules(options.passes or (), options.rules)
+    _check_recipe(options, passes)
+    profile = _profile(options.profile)
     model, workload = _made(options.factory)
     with client_of(options) as client, warnings.catch_warnings():
         warnings.simplefilter("ignore", FxlibWarning)  # the result says the same
@@ -121,12 +123,7 @@ def run(options: argparse.Namespace) -> int:
             diffs=options.diff,
         )
     if options.json:
-        from google.protobuf.json_format import MessageToDict
-
-        from fxlib.protocol import report_to_proto
-
-        told = MessageToDict(report_to_proto(result), preserving_proto_field_name=True)
-        print(json.dumps({"job_id": result.job_id, "cached": result.cached, **told}, indent=2))
+        print(json.dumps(result.to_dict(), indent=2))
     else:
         print(result)
     if options.save:
@@ -134,6 +131,17 @@ def run(options: argparse.Namespace) -> int:
     if options.report:
         _write(result, options.report)
     return 0 if result.reason is not None else 1
+
+
+def _check_recipe(options: argparse.Namespace, passes: Sequence[Step]) -> None:
+    """End with exit code 2 if there is no such recipe, pass or option, before a model is made, which may take long."""
+    from fxlib import recipes
+    from fxlib.errors import PassError
+
+    try:
+        recipes.from_passes(passes) if passes else recipes.get(options.recipe)
+    except PassError as error:
+        options.misused(str(error))
 
 
 def _save(module: nn.Module, path: str) -> None:

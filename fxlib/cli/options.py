@@ -7,18 +7,23 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from fxlib.switch import DEFAULT_ADDRESS, SERVICE, service_address
+
 if TYPE_CHECKING:
     from fxlib.client import Client
 
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
-DEFAULT_SERVICE = "localhost:8470"
 
-
-def add_service(parser: argparse.ArgumentParser, *, default: str | None = DEFAULT_SERVICE) -> None:
-    """Add where the service is, and how to speak to it."""
-    shown = f" (default: {default})" if default else ""
-    parser.add_argument("--service", metavar="HOST:PORT", default=default, help=f"address of the service{shown}")
+def add_service(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add where the service is, and how to speak to it; `optional`: a command that can do without a service."""
+    default = "" if optional else f" (default: what {SERVICE} says, else {DEFAULT_ADDRESS})"
+    parser.add_argument(
+        "--service",
+        metavar="HOST:PORT",
+        default=None if optional else service_address(),
+        help=f"address of the service{default}",
+    )
     parser.add_argument(
         "--patience",
         type=float,

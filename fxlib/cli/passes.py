@@ -20,7 +20,7 @@ def add_to(commands: Commands) -> None:
         help="list passes and recipes, of this library or of a service",
         description="List passes and recipes: this library's own, or with --service those of a service.",
     )
-    add_service(parser, default=None)
+    add_service(parser, optional=True)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

@@ -56,7 +56,8 @@ def ask_together(
             board.take_down(["answer"])
         _check(board.read(0, "verdict", Deadline(deadline.left_s + 2 * _SETTLE_S)))
     except Exception as error:  # noqa: BLE001 - promised: whatever happens on the way, the job trains
-        return own if isinstance(own, Outcome) and own.problem else kept(original, error)
+        known = isinstance(own, Outcome) and (own.problem or own.result.reason is not None)
+        return own if isinstance(own, Outcome) and known else kept(original, error)
     return outcome
 
 
@@ -113,11 +114,18 @@ def _described(own: Prepared | Outcome) -> bytes:
     """What a rank asks about: the graph but for what may differ between machines; or that it has no question."""
     if isinstance(own, Outcome):
         return _NO + (own.problem or own.result.explanation).encode()
-    graph = wire.parse(own.blobs[own.request.graph.sha256])
+    digests = hashlib.sha256(_digest(own.blobs[own.request.graph.sha256]))
+    for each in own.request.variants:
+        digests.update(each.name.encode() + b"\0" + _digest(own.blobs[each.graph.sha256]))
+    return _YES + digests.digest()
+
+
+def _digest(data: bytes) -> bytes:
+    graph = wire.parse(data)
     graph.ClearField("texts")
     for storage in graph.storages:
         storage.device = ""
-    return _YES + hashlib.sha256(wire.serialize(graph)).digest()
+    return hashlib.sha256(wire.serialize(graph)).digest()
 
 
 def _answer(board: Board, own: Prepared | Outcome, deadline: Deadline, inquire: Callable[[Prepared], Answer]) -> bytes:
@@ -137,7 +145,9 @@ def _answer(board: Board, own: Prepared | Outcome, deadline: Deadline, inquire: 
     except Exception as error:  # noqa: BLE001 - all ranks shall know
         return _NO + _sentence(error).encode()
     job = protocol.job_to_proto(answer.job).SerializeToString()
-    return _YES + b"".join(len(part).to_bytes(8, "big") + part for part in (job, answer.graph, *answer.values.values()))
+    variants = [part for name, graph in answer.variants.items() for part in (name.encode(), graph)]
+    parts = (job, answer.graph, len(answer.variants).to_bytes(8, "big"), *variants, *answer.values.values())
+    return _YES + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
 def _read_answer(board: Board, deadline: Deadline) -> Answer:
@@ -148,10 +158,13 @@ def _read_answer(board: Board, deadline: Deadline) -> Answer:
         end = begin + 8 + int.from_bytes(notice[begin : begin + 8], "big")
         parts.append(notice[begin + 8 : end])
         begin = end
-    job, graph, *values = parts
+    job, graph, count, *rest = parts
+    named = 2 * int.from_bytes(count, "big")
+    variants, values = rest[:named], rest[named:]
     return Answer(
         job=protocol.job_from_proto(jobs_pb2.Job.FromString(job)),
         graph=graph,
+        variants={name.decode(): each for name, each in zip(variants[::2], variants[1::2], strict=True)},
         values={hashlib.sha256(value).hexdigest(): value for value in values},
     )
 

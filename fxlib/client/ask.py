@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
+from torch.fx import GraphModule
 
 from fxlib import protocol, wire
 from fxlib.client.blobs import download, upload
@@ -15,9 +16,14 @@ from fxlib.client.follow import follow, get_job
 from fxlib.client.progress import Progress
 from fxlib.client.request import Prepared
 from fxlib.client.screen import screen
+from fxlib.client.unserved import UnservedError, check_served
+from fxlib.client.variants import bind_variants
 from fxlib.errors import FxlibError, JobFailedError, RejectedError, WireError
 from fxlib.jobs import Job
-from fxlib.result import Result
+from fxlib.reasons import Reason
+from fxlib.recipes import with_variants
+from fxlib.result import Report, Result
+from fxlib.runtime import CapturedModule
 from fxlib.v1 import jobs_pb2
 
 BLOB_MISSING = "BLOB_MISSING"
@@ -35,8 +41,11 @@ class Outcome:
 def kept(original: nn.Module, error: Exception, *, job_id: str = "") -> Outcome:
     """Keep the original, because of an error."""
     text = str(error) if isinstance(error, FxlibError) else f"unexpected {type(error).__name__}: {error}"
+    result = Result.original(original, text, job_id=job_id)
+    if isinstance(error, UnservedError):  # an answer, as a trial would give it: nothing went wrong
+        return Outcome(result=replace(result, reason=error.reason))
     return Outcome(
-        result=Result.original(original, text, job_id=job_id),
+        result=result,
         problem=f"training goes on with the original module: {text}",
     )
 
@@ -45,11 +54,13 @@ def kept(original: nn.Module, error: Exception, *, job_id: str = "") -> Outcome:
 class Answer:
     """What the service answered: a finished job, and its rewritten graph, if it has one to adopt.
 
-    `values` are tensors that the graph holds besides the caller's own, as blobs by SHA-256.
+    `values` are tensors that the graphs hold besides the caller's own, as blobs by SHA-256. `variants` are the
+    rewritten graphs of variants to adopt, by name.
     """
 
     job: Job
     graph: bytes = b""
+    variants: Mapping[str, bytes] = field(default_factory=dict)
     values: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -78,25 +89,36 @@ class Inquiry:
         """Send the question, and follow the job to its end.
 
         Raises:
-            RemoteError: the service cannot be reached, refuses, or does not answer in time.
+            RemoteError: the service cannot be reached, refuses, or does not answer in time, or no worker of it could
+                measure the job.
+            PassError: nobody knows the recipe.
             WireError: what it sends has no meaning.
         """
         connection, deadline = self._connection, self._deadline
         self._progress.say(f"reaching {connection.address}")
-        connection.reach(deadline.within(self._patience_s))
+        capabilities = connection.reach(deadline.within(self._patience_s))
+        check_served(prepared, capabilities, connection, deadline)
         job = _accepted(connection, prepared, deadline, self._progress)
         self.job_id = job.id
         if not job.done:
             job = follow(connection, job.id, deadline, self._progress.show)
         elif job.report is None:
             job = get_job(connection, job.id, deadline)
-        adopts = job.report is not None and job.report.decision == "adopt"
-        if not adopts or job.graph is None:
+        if job.report is None:
             return Answer(job=job)
-        graph = download(connection, job.graph, deadline)
-        refs = {ref.sha256: ref for ref in map(protocol.blob_from_proto, wire.values_of(wire.parse(graph)))}
-        values = {sha256: download(connection, ref, deadline) for sha256, ref in refs.items()}
-        return Answer(job=job, graph=graph, values=values)
+        adopts = job.report.decision == "adopt" and job.graph is not None
+        graph = download(connection, job.graph, deadline) if adopts and job.graph is not None else b""
+        variants = {
+            name: download(connection, job.variant_graphs[name], deadline)
+            for name, report in job.report.variants.items()
+            if report.decision == "adopt" and name in job.variant_graphs
+        }
+        graphs = [each for each in (graph, *variants.values()) if each]
+        named = [ref for each in graphs for ref in map(protocol.blob_from_proto, wire.values_of(wire.parse(each)))]
+        values = {
+            sha256: download(connection, ref, deadline) for sha256, ref in {ref.sha256: ref for ref in named}.items()
+        }
+        return Answer(job=job, graph=graph, variants=variants, values=values)
 
 
 def conclude(prepared: Prepared, answer: Answer) -> Result:
@@ -118,7 +140,20 @@ def conclude(prepared: Prepared, answer: Answer) -> Result:
         module = rewritten = wire.decode(wire.parse(answer.graph), blobs=answer.values, root=prepared.captured)
         screen(rewritten, prepared.captured)
         rewritten.computed_from(prepared.marks)
-    return Result.of(job.report, module=module, job_id=job.id, cached=job.cached)
+    variants, reports = bind_variants(prepared.variants, job.report.variants, answer.variants, answer.values)
+    report = replace(job.report, variants={**reports, **prepared.declined})
+    if report.adopts and isinstance(module, GraphModule) and isinstance(prepared.captured, CapturedModule):
+        module = with_variants(prepared.captured, module, variants)
+    report = _blamed(report) if prepared.ran else report
+    return Result.of(report, module=module, job_id=job.id, cached=job.cached)
+
+
+def _blamed(report: Report) -> Report:
+    """Do not blame a model that ran here for what a trial makes of it."""
+    if report.reason is not Reason.ORIGINAL_FAILS:
+        return report
+    detail = report.explanation.removeprefix(Reason.ORIGINAL_FAILS.sentence())
+    return replace(report, reason=Reason.STAND_IN_FAILS, explanation=Reason.STAND_IN_FAILS.sentence(detail))
 
 
 def _accepted(connection: Connection, prepared: Prepared, deadline: Deadline, progress: Progress) -> Job:

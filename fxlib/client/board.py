@@ -6,6 +6,7 @@ would have to leave room for, and no particular backend. What is written are byt
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -47,7 +48,9 @@ class Board:
             raise WorkloadError(f"rank {dist.get_rank()} is no member of the group", where="group")
         with _lock:
             _used[chosen.group_name] += 1
-            name = f"fxlib/{chosen.group_name}/{_used[chosen.group_name]}"
+            # The store of `torchrun` outlives a restart of the ranks, whose notices are then not these ranks'.
+            incarnation = f"{len(ranks)}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+            name = f"fxlib/{chosen.group_name}/{incarnation}/{_used[chosen.group_name]}"
         self._store: Any = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
         self.size, self.rank = len(ranks), ranks.index(dist.get_rank())
 

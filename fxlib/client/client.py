@@ -9,40 +9,46 @@ from typing import Self
 
 from torch import distributed as dist
 from torch import nn
+from torch.distributed import rpc
 from typing_extensions import Unpack
 
+from fxlib.capture.coerce import Model, as_module
 from fxlib.client.agreement import Turn, ask_together, withdraw
 from fxlib.client.ask import Inquiry, Outcome, ask, kept
 from fxlib.client.board import Board, Group
 from fxlib.client.connection import Connection, Tls
 from fxlib.client.deadline import Deadline
+from fxlib.client.discovery import Discovery
 from fxlib.client.follow import follow, get_job
 from fxlib.client.handle import Handle
 from fxlib.client.progress import Progress, Silent, display
 from fxlib.client.request import Asked, Prepared, Question, captured_of, prepare
-from fxlib.errors import FxlibWarning, WorkloadError
+from fxlib.client.sample_run import run_sample
+from fxlib.client.unserved import check_measurable
+from fxlib.errors import CaptureError, FxlibWarning, WorkloadError
 from fxlib.jobs import Event, Job, State
 from fxlib.protocol import job_from_proto, state_to_proto
 from fxlib.result import Result
-from fxlib.switch import DISABLE, disabled
+from fxlib.runtime.plain_forward import train_as_written
+from fxlib.switch import DISABLE, disabled, service_address
 from fxlib.v1 import jobs_pb2
 from fxlib.workload import Workload
 
 _PAGE = 200
 
 
-def connect(address: str, *, tls: Tls | bool = False, patience_s: float = 5.0) -> Client:
+def connect(address: str | None = None, *, tls: Tls | bool = False, patience_s: float = 5.0) -> Client:
     """Return a client of the service at `address`; nothing is sent before it is first used.
 
     Args:
-        address: "host:port"; the service's default port is 8470.
+        address: "host:port". None: what FXLIB_SERVICE says, else "localhost:8470".
         tls: True for TLS with the system's authorities, or a `Tls` with files of one's own.
         patience_s: how long to try to reach the service, in seconds, before the original module is kept.
 
     Raises:
         OSError: a file of `tls` cannot be read.
     """
-    return Client(address, tls=Tls() if tls is True else tls or None, patience_s=patience_s)
+    return Client(address or service_address(), tls=Tls() if tls is True else tls or None, patience_s=patience_s)
 
 
 class Client:
@@ -65,7 +71,7 @@ class Client:
 
     def optimize(
         self,
-        model: nn.Module,
+        model: Model,
         workload: Workload,
         *,
         progress: bool = True,
@@ -74,11 +80,13 @@ class Client:
     ) -> Result:
         """Ask for a faster module, and wait for it.
 
-        Whatever goes wrong between here and the answer (no service, no time, a refusal, a graph that is not valid)
-        ends with a warning and the original module.
+        First the model runs once on a sample of the workload, where no server and no other rank would notice; what it
+        raises, this raises. Whatever goes wrong from there to the answer (no service, no time, a refusal, a graph that
+        is not valid) ends with a warning and the original module.
 
         Args:
-            model: a captured module, or a module to capture.
+            model: a module, captured or not, a graph of torch.fx, or an exported program. What is not a graph is
+                captured; what cannot be traced is exported with the workload's batches.
             workload: how its step runs.
             progress: show progress on standard error.
             group: a process group of `torch.distributed`, or "world", all of whose ranks call this at the same time,
@@ -88,9 +96,10 @@ class Client:
 
         Raises:
             TypeError, WorkloadError: the arguments make no sense.
+            Exception: whatever the model, or the loss, raises on a batch of the workload; see `run_sample`.
         """
         board = _board_of(group)
-        run = self._begin(model, workload, asked, board)
+        _, run = self._begin(model, workload, asked, board)
         shows = progress and not disabled() and (board is None or board.rank == 0)
         with display() if shows else nullcontext(Silent()) as shown:
             outcome = run(shown)
@@ -99,7 +108,13 @@ class Client:
         return outcome.result
 
     def submit(
-        self, model: nn.Module, workload: Workload, *, group: Group | None = None, **asked: Unpack[Asked]
+        self,
+        model: Model,
+        workload: Workload,
+        *,
+        group: Group | None = None,
+        discover: bool = False,
+        **asked: Unpack[Asked],
     ) -> Handle:
         """Ask for a faster module, and return at once: train with the original, and `swap` between two steps.
 
@@ -107,17 +122,38 @@ class Client:
         the client open until the handle is ready.
 
         Args:
-            model: a captured module, or a module to capture.
+            model: as for `optimize`.
             workload: how its step runs.
             group: as for `optimize`; its ranks swap at the same step.
+            discover: note calls that no graph fits (another mode, no mask), for which the original runs, and ask about
+                each kind, described by shapes and ranges, in a job of its own. `swap` captures the model for that, and
+                adds what was adopted. Not with `group`.
             **asked: see `Question`.
 
         Raises:
             TypeError, WorkloadError: the arguments make no sense.
+            Exception: whatever the model, or the loss, raises on a batch of the workload; see `run_sample`.
         """
+        if discover and group is not None:
+            raise WorkloadError(
+                "ranks meet calls at different steps",
+                where="submit(discover=)",
+                hint="Name the variants in the workload, or leave group= out.",
+            )
         board = _board_of(group)
-        run = self._begin(model, workload, asked, board)
-        return Handle(model, lambda: run(Silent()), None if board is None else Turn(board))
+        module, run = self._begin(model, workload, asked, board)
+        discovery = Discovery(self._asking(asked), Question(**asked), workload) if discover else None
+        return Handle(
+            model if isinstance(model, nn.Module) else module,
+            lambda: run(Silent()),
+            None if board is None else Turn(board),
+            None if disabled() else discovery,
+        )
+
+    def _asking(self, asked: Asked) -> Callable[[Prepared], Outcome]:
+        """Return what asks one further question, in the time that the first one has."""
+        limit_s = Question(**asked).deadline_s
+        return lambda prepared: ask(self._connection, prepared, Deadline(limit_s), self._patience_s, Silent())
 
     def job(self, job_id: str, *, timeout_s: float = 30.0) -> Job:
         """Return one job.
@@ -134,17 +170,24 @@ class Client:
         name: str = "",
         labels: Mapping[str, str] | None = None,
         states: Sequence[State] = (),
+        id_prefix: str = "",
         limit: int = 50,
         timeout_s: float = 30.0,
     ) -> list[Job]:
-        """List jobs without their results, the newest first; an empty argument matches any.
+        """List jobs, the newest first; an empty argument matches any.
+
+        Of its report, a job that succeeded has the decision, the reason and the figures.
 
         Raises:
             RemoteError: the service cannot be reached, or refuses.
         """
         deadline, found = self._reached(timeout_s), list[Job]()
         request = jobs_pb2.ListJobsRequest(
-            namespace=namespace, name=name, labels=labels or {}, states=[state_to_proto(state) for state in states]
+            namespace=namespace,
+            name=name,
+            labels=labels or {},
+            states=[state_to_proto(state) for state in states],
+            id_prefix=id_prefix,
         )
         while len(found) < limit:
             request.page_size = min(limit - len(found), _PAGE)
@@ -194,24 +237,28 @@ class Client:
         return deadline
 
     def _begin(
-        self, model: nn.Module, workload: Workload, asked: Asked, board: Board | None
-    ) -> Callable[[Progress], Outcome]:
-        """Do what needs the caller's thread and the model at rest, and return the rest, which does not raise."""
+        self, model: Model, workload: Workload, asked: Asked, board: Board | None
+    ) -> tuple[nn.Module, Callable[[Progress], Outcome]]:
+        """Do what needs the caller's thread and the model at rest.
+
+        Return the module to train with meanwhile, and the rest, which does not raise.
+        """
         try:
             question = Question(**asked)
             deadline = Deadline(question.deadline_s)
             own = _question_of(model, workload, question)
-        except (TypeError, WorkloadError) as error:
+        except Exception as error:
             if board is not None:
                 withdraw(board, str(error))
             raise
+        module: nn.Module = own.captured if isinstance(own, Prepared) else own.result.module
         if board is not None:
-            return lambda progress: ask_together(
+            return module, lambda progress: ask_together(
                 board, own, deadline, Inquiry(self._connection, deadline, self._patience_s, progress).answer
             )
         if isinstance(own, Outcome):
-            return lambda _: own
-        return lambda progress: ask(self._connection, own, deadline, self._patience_s, progress)
+            return module, lambda _: own
+        return module, lambda progress: ask(self._connection, own, deadline, self._patience_s, progress)
 
 
 def _board_of(group: Group | None) -> Board | None:
@@ -230,23 +277,36 @@ def _board_of(group: Group | None) -> Board | None:
     return None
 
 
-def _question_of(model: nn.Module, workload: Workload, question: Question) -> Prepared | Outcome:
+def _question_of(model: Model, workload: Workload, question: Question) -> Prepared | Outcome:
     """Capture and encode; or say why there is nothing to ask.
 
     Raises:
         TypeError, WorkloadError: the arguments make no sense.
+        Exception: whatever the model raises on a sample of the workload.
     """
-    for value, kind in ((model, nn.Module), (workload, Workload)):
-        if not isinstance(value, kind):
-            raise TypeError(f"a {kind.__name__} is wanted, not {type(value).__name__}")
-    original = model
+    if not isinstance(workload, Workload):
+        raise TypeError(f"a Workload is wanted, not {type(workload).__name__}")
+    try:
+        original = as_module(model)
+    except CaptureError as error:
+        assert not isinstance(model, nn.Module)  # noqa: S101 - a module is one already
+        return kept(model.module(), error)
     try:
         # Captured even when disabled: fxlib.push_gradients works with captured modules alone.
-        original = captured = captured_of(model, workload)
+        original = captured = captured_of(original, workload)
         if disabled():
             return Outcome(result=Result.original(captured, f"{DISABLE} is set"))
-        return prepare(captured, workload, question)
+        check_measurable(captured, workload)
     except WorkloadError:
         raise
     except Exception as error:  # noqa: BLE001 - promised: whatever cannot be rewritten trains as it is
+        calls = bool(workload.servers or workload.contracts) or rpc.api._is_current_rpc_agent_set()
+        train_as_written(original, workload.contracts, calls=calls and workload.mode == "local")
         return kept(original, error)
+    ran = run_sample(captured, workload)
+    try:
+        return prepare(captured, workload, question, ran=ran)
+    except WorkloadError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the same
+        return kept(captured, error)

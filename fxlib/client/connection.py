@@ -25,6 +25,8 @@ ATTEMPT_S = 30.0
 OUTAGE_S = 60.0
 """How long a service that was reached before may be away, e.g. for its restart, in seconds."""
 
+_JITTER = random.Random()
+"""Of this module's own: the program's generator is the program's."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = (
@@ -77,8 +79,8 @@ class Connection:
         """Close the channel; calls in flight are cancelled."""
         self._channel.close()
 
-    def reach(self, deadline: Deadline) -> None:
-        """Wait until the service answers.
+    def reach(self, deadline: Deadline) -> jobs_pb2.GetCapabilitiesResponse:
+        """Wait until the service answers; return what it can do, empty if it does not tell us.
 
         Raises:
             ServiceUnavailableError: it did not, by the deadline.
@@ -87,11 +89,10 @@ class Connection:
         while not deadline.passed:
             try:
                 # Not grpc.channel_ready_future: its thread fails, loudly, when the channel is closed.
-                self.jobs.GetCapabilities(request, timeout=deadline.left_s, wait_for_ready=True)
-                return
+                return self.jobs.GetCapabilities(request, timeout=deadline.left_s, wait_for_ready=True)
             except grpc.RpcError as error:
                 if not understand(error).may_pass:
-                    return  # it is there; what it thinks of us, the next call tells
+                    return jobs_pb2.GetCapabilitiesResponse()  # what it thinks of us, the next call tells
                 time.sleep(min(_PAUSES_S[0], deadline.left_s))
         raise ServiceUnavailableError(
             f"not reached within {deadline.seconds:.3g} s",
@@ -130,7 +131,7 @@ class Connection:
     def _pauses() -> Iterator[float]:
         """Pauses between attempts, in seconds, spread so that many launchers do not come back at once."""
         for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
-            yield pause_s * random.uniform(0.5, 1.0)
+            yield pause_s * _JITTER.uniform(0.5, 1.0)
 
 
 def _channel(address: str, tls: Tls | None) -> grpc.Channel:

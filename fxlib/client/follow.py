@@ -29,15 +29,18 @@ def follow(
     Raises:
         ServiceUnavailableError: the deadline passed, or the service was away for too long.
         RejectedError: the service does not know the job.
+        KeyboardInterrupt: with a note that says what becomes of the job.
     """
     stream = _Stream(connection, job_id, listener, after)
-    while not connection.call("following the job", stream, deadline):
-        time.sleep(min(_PAUSE_S, deadline.left_s))
-        if deadline.passed:
-            raise ServiceUnavailableError(
-                f"job {job_id} is not done within {deadline.seconds:.3g} s",
-                hint=f"It goes on, and its answer will be reused: fxlib jobs watch {job_id}",
-            )
+    goes_on = f"It goes on, and its answer will be reused: fxlib jobs watch {job_id}"
+    try:
+        while not connection.call("following the job", stream, deadline):
+            time.sleep(min(_PAUSE_S, deadline.left_s))
+            if deadline.passed:
+                raise ServiceUnavailableError(f"job {job_id} is not done within {deadline.seconds:.3g} s", hint=goes_on)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(f"job {job_id} is not done. {goes_on}. To end it: fxlib jobs cancel {job_id}")
+        raise
     return get_job(connection, job_id, deadline)
 
 

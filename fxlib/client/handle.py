@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from threading import Thread
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from fxlib.client.agreement import Turn
 from fxlib.client.ask import Outcome, kept
+from fxlib.client.discovery import Discovery
 from fxlib.errors import FxlibWarning
 from fxlib.result import Result
 
@@ -18,16 +19,30 @@ from fxlib.result import Result
 class Handle:
     """The answer to `Client.submit`, as far as it has come."""
 
-    def __init__(self, original: nn.Module, run: Callable[[], Outcome], turn: Turn | None = None) -> None:
+    def __init__(
+        self,
+        original: nn.Module,
+        run: Callable[[], Outcome],
+        turn: Turn | None = None,
+        discovery: Discovery | None = None,
+    ) -> None:
         """Start `run`, which does not raise, on a thread that does not keep the process alive.
 
-        `turn` is that of the ranks, where several swap together.
+        `turn` is that of the ranks, where several swap together; `discovery` looks at calls that no graph fits.
         """
         self._original = original
         self._turn = turn
+        self._discovery = discovery
+        if discovery is not None:
+            discovery.step(original)
         self._future: Future[Outcome] = Future()
         self._warned = False
         Thread(target=lambda: self._future.set_result(self._settled(run())), name="fxlib-submit", daemon=True).start()
+
+    @property
+    def original(self) -> nn.Module:
+        """The module to train with until the answer is there: the one submitted, or that of an exported program."""
+        return self._original
 
     def ready(self) -> bool:
         """Whether the answer is there."""
@@ -43,14 +58,26 @@ class Handle:
         self._warn(outcome.problem)
         return outcome.result
 
+    @property
+    def discovered(self) -> Mapping[str, Result]:
+        """What was answered about calls that no graph fitted, by name, where `submit(discover=True)` asked for it."""
+        return {} if self._discovery is None else dict(self._discovery.results)
+
     def swap(self, current: nn.Module) -> nn.Module:
         """Return the module to use from now on; call it between two steps.
 
         That is the rewritten module once it is there and was adopted, and `current` until then and otherwise. It
         shares all parameters, buffers and submodules with the module that was submitted, so optimizers and
         checkpoints stay as they are. Ranks that submitted together swap at the same call: each must call this once
-        per step.
+        per step. With `submit(discover=True)`, calls that no graph fitted are asked about here, and graphs that were
+        adopted for them are added to the module, whichever that is.
         """
+        module = self._swapped(current)
+        if self._discovery is not None:
+            self._discovery.step(module)
+        return module
+
+    def _swapped(self, current: nn.Module) -> nn.Module:
         if self._turn is not None and self._turn.has_come():
             self._future.result()  # any moment now
         elif self._turn is not None and self.ready() and self._future.result().result.adopted:

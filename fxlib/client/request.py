@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import torch
-from torch import nn
 from torch.fx import GraphModule
 
 from fxlib import protocol, wire
-from fxlib.capture import capture
+from fxlib.capture.coerce import Model, as_graph
+from fxlib.client.variants import PreparedVariant, prepare_variants
 from fxlib.errors import WorkloadError
 from fxlib.profiles import Profile
+from fxlib.result import Report
 from fxlib.runtime.reliance import Mark, marks_of
 from fxlib.trial import TrialOptions
 from fxlib.v1 import jobs_pb2
@@ -100,25 +101,31 @@ class Question:
 class Prepared:
     """A question ready to be sent: the request, the blobs that it names, by SHA-256, and the graph that it is about.
 
-    `marks` are the weights as they were when their values were sent, by name; empty if none were.
+    `marks` are the weights as they were when their values were sent, by name; empty if none were. `ran`: the model ran
+    on a sample in this process. `variants` are those of the workload that are part of the question, and `declined` says
+    why the others are not, both by name.
     """
 
     captured: GraphModule
+    workload: Workload
     request: jobs_pb2.OptimizeRequest
     blobs: Mapping[str, bytes]
     marks: Mapping[str, Mark]
+    ran: bool = False
+    variants: Mapping[str, PreparedVariant] = field(default_factory=dict)
+    declined: Mapping[str, Report] = field(default_factory=dict)
 
 
-def captured_of(model: nn.Module, workload: Workload) -> GraphModule:
-    """Return the model if it is captured, else capture it.
+def captured_of(model: Model, workload: Workload) -> GraphModule:
+    """Return the model if it is captured, else capture it; what cannot be traced is exported with the batches.
 
     Raises:
         CaptureError: the model holds something that cannot be recorded.
     """
-    return model if isinstance(model, GraphModule) else capture(model, contracts=workload.contracts)
+    return as_graph(model, workload.samples, contracts=workload.contracts)
 
 
-def prepare(captured: GraphModule, workload: Workload, question: Question) -> Prepared:
+def prepare(captured: GraphModule, workload: Workload, question: Question, *, ran: bool = False) -> Prepared:
     """Encode everything that the service needs to know; the request gets an idempotency key of its own.
 
     Raises:
@@ -138,6 +145,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question) -> Pr
     graph = encoded.graph.SerializeToString(deterministic=True)
     address = protocol.blob_ref(graph)
     told = protocol.workload_to_proto(workload)
+    variants, declined = prepare_variants(captured, workload, question.profile, weights=bool(wanting))
     request = jobs_pb2.OptimizeRequest(
         request_id=str(uuid.uuid4()),
         name=question.name or type(captured).__name__,
@@ -151,9 +159,21 @@ def prepare(captured: GraphModule, workload: Workload, question: Question) -> Pr
         fresh=question.fresh,
         profile=None if question.profile is None else protocol.profile_to_proto(_sent(question.profile)),
         diffs=question.diffs,
+        variants=[each.request for each in variants.values()],
     )
     blobs = {**encoded.blobs, **told.blobs, address.sha256: graph}
-    return Prepared(captured=captured, request=request, blobs=blobs, marks=marks)
+    for each in variants.values():
+        blobs |= each.blobs
+    return Prepared(
+        captured=captured,
+        workload=workload,
+        ran=ran,
+        request=request,
+        blobs=blobs,
+        marks=marks,
+        variants=variants,
+        declined=declined,
+    )
 
 
 def _sent(profile: Profile) -> Profile:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
+import torch
 from torch import nn
 from torch.distributed import rpc
 from torch.fx import GraphModule, Node
+from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.analysis.operators import operator_of
+from fxlib.analysis.resources import COLLECTIVES
 from fxlib.client.expressions import Numbers, bodies, callable_key
+from fxlib.client.held import CALLS, held_uses
 from fxlib.contracts import Contract
 from fxlib.errors import WireError
 from fxlib.runtime import (
@@ -19,11 +23,8 @@ from fxlib.runtime import (
     is_call,
     is_issue,
     is_wait,
-    issue_call,
     issue_fetch,
     kind_of,
-    remote_call,
-    start_call,
 )
 from fxlib.runtime.batches import IN_ORDER
 from fxlib.runtime.items import is_batch, items_of
@@ -34,7 +35,7 @@ from fxlib.wire.targets import methods
 Deeds = dict[Hashable, str]
 """What a graph does in the world outside of its tensors, and each deed in words."""
 
-_CALLS = frozenset({remote_call, issue_call, start_call, create}) | TRACKERS
+_MODES = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 _IN_PLACE = ("setitem", "delitem", *(f"i{name}" for name in ("add", "concat", "mul", "or", "and", "sub", "xor")))
 _CHANGES = frozenset(f"{form}{name}{form}" for name in _IN_PLACE for form in ("", "__")) | {"sort"}
 """What changes a list or a dict, of which a server's name may be read afterwards."""
@@ -49,7 +50,9 @@ def screen(answer: GraphModule, original: GraphModule) -> None:
     All graphs of the module tree are looked at. A server, or the RRef that leads to it, must be a constant of the
     original, or be computed as the original computes it; the function called there must be one that the original calls
     on that server, or one that its contract names. Code of the launcher's own that is on no list (opaque) must be
-    called with just what the original gives it.
+    called with just what the original gives it, and objects of the launcher's own, which attributes hold or such code
+    returns, are used only as the original uses them. What other ranks take part in keeps its order, and so do changes
+    of grad mode and autocast.
 
     Raises:
         WireError: it takes other arguments, or does something that the original does not.
@@ -64,6 +67,53 @@ def screen(answer: GraphModule, original: GraphModule) -> None:
             continue
         if deed not in allowed:
             raise WireError(f"the rewritten graph {words}, and the original does not", where="the answer")
+    uses = {use for use, _ in held_uses(original, numbers, _is_opaque, contracts=True)}
+    for use, words in held_uses(answer, numbers, _is_opaque, contracts=False):
+        if use not in uses:
+            raise WireError(f"the rewritten graph {words} than the original", where="the answer")
+    if _modes(answer) != _modes(original):
+        problem = "the rewritten graph changes grad mode or autocast otherwise than the original"
+        raise WireError(problem, where="the answer")
+    if _meetings(answer, numbers) != _meetings(original, numbers):
+        problem = "the rewritten graph meets the other ranks in another order than the original, or not as often"
+        raise WireError(problem, where="the answer")
+
+
+def _modes(module: GraphModule) -> list[Hashable]:
+    """Return the changes of grad mode and of autocast in each graph, in order, and the calls of graphs with changes."""
+    graphs = dict(bodies(module))
+    changing = {body for body in graphs.values() if any(node.target in _MODES for node in body.graph.nodes)}
+    found: list[Hashable] = []
+    for path, body in graphs.items():
+        places: dict[Node, int] = {}
+        for node in body.graph.nodes:
+            if node.target in _MODES:
+                given = [
+                    ("block", places.get(each, -1)) if isinstance(each, Node) else repr(each) for each in node.args
+                ]
+                places[node] = len(places)
+                found.append((path, callable_key(node.target), *given, repr(node.kwargs)))
+            elif node.op == "call_module" and changing.intersection(body.get_submodule(str(node.target)).modules()):
+                found.append((path, str(node.target)))
+    return found
+
+
+def _meetings(module: GraphModule, numbers: Numbers) -> list[Hashable]:
+    """Return what other ranks take part in, in forward or in backward, with what it is called with, in its order."""
+    found = [
+        (path, node)
+        for path, body in bodies(module)
+        for node in body.graph.nodes
+        if node.target in COLLECTIVES or (node.op == "call_module" and _is_parallel(body, node))
+    ]
+    known = numbers.of(module) if found else {}
+    return [
+        (path, node.target if node.op == "call_module" else "", *_given(node, numbers, known)) for path, node in found
+    ]
+
+
+def _is_parallel(body: GraphModule, node: Node) -> bool:
+    return isinstance(body.get_submodule(str(node.target)), DistributedDataParallel)
 
 
 def _arguments(module: GraphModule) -> list[tuple[str, object]]:
@@ -91,7 +141,7 @@ def _deeds(module: GraphModule, numbers: Numbers, *, contracts: bool) -> Deeds:
 def _deeds_of(
     node: Node, body: GraphModule, numbers: Numbers, known: dict[Node, int], *, contracts: bool
 ) -> Iterator[tuple[Hashable, str]]:
-    if node.target in _CALLS:
+    if node.target in CALLS:
         to, function = (node.args[1:] if node.target in TRACKERS else node.args)[:2]
         contract = node.meta.get("contract") if contracts else None
         extra = (contract.gradient, contract.batched_by) if isinstance(contract, Contract) else ()
@@ -104,8 +154,8 @@ def _deeds_of(
         called = {each.function for each in items_of(node)} | form
         for name in sorted(called):
             yield ("speak", numbers.value(to, known), numbers.value(name, known)), f"calls {name!r} on {to!r}"
-    elif node.target in {fetch, issue_fetch}:
-        yield ("fetch", numbers.value(node.args[0], known)), f"fetches {node.args[0]!r}"
+    elif node.target in {fetch, issue_fetch} or (node.op == "call_method" and node.target == "to_here"):
+        yield ("fetch", numbers.value(node.args[:1], known)), f"fetches {node.args[:1]!r}"
     elif node.target in {functions.resolve, rpc.get_worker_info}:
         yield (callable_key(node.target), _given(node, numbers, known)), f"looks up {node.args}"
     elif (is_call(node) or is_issue(node)) and (kind := kind_of(node)) is not None and kind.blocking is not None:
@@ -122,7 +172,7 @@ def _deeds_of(
 
 def _reads_server(node: Node) -> bool:
     """Whether the node calls a server that may come out of a list or a dict, which a change would redirect."""
-    if node.target not in _CALLS and not is_batch(node):
+    if node.target not in CALLS and not is_batch(node):
         return False
     to = node.args[1 if node.target in TRACKERS else 0]
     made = isinstance(to, Node) and to.op in {"call_function", "call_method", "call_module"}

@@ -19,10 +19,12 @@ from torch.package import sys_importer
 from torch.utils import _pytree as pytree
 
 from fxlib import files
+from fxlib.capture.coerce import Model, as_graph, samples_of
+from fxlib.capture.samples import Given
 from fxlib.errors import WireError
 from fxlib.folder import parts
 from fxlib.folder.contents import Contents
-from fxlib.runtime import guards
+from fxlib.runtime import guards, value_conditions
 from fxlib.runtime.module import outdated
 from fxlib.runtime.reliance import RANK
 from fxlib.wire.names import as_name
@@ -89,7 +91,7 @@ __all__ = ["{name}"]
 '''
 
 
-def to_folder(module: GraphModule, path: str | os.PathLike[str]) -> None:
+def to_folder(model: Model, path: str | os.PathLike[str], inputs: Given | None = None) -> None:
     """Write a module as a Python package: its code as torch.fx writes it, its weights as safetensors, and no pickle.
 
     `from FOLDER import NAME; NAME()` gives the module, without fxlib. NAME is that of the module's class, with
@@ -98,15 +100,18 @@ def to_folder(module: GraphModule, path: str | os.PathLike[str]) -> None:
     Modules of classes that are not torch's are imported from where they are defined.
 
     Args:
-        module: a captured module, or any other GraphModule.
+        model: a module, captured or not, a graph of torch.fx, or an exported program.
         path: a folder, which is made if it is not there. Files of an earlier package are replaced.
+        inputs: arguments of one call, as for `fxlib.capture`, to export a model that cannot be traced.
 
     Raises:
+        CaptureError: the model cannot be captured.
         WireError: something that the graph uses cannot be written as data, such as a module with hooks, an attribute
             that is an object, or tensors that share memory; names it. Or weights are no longer those from which values
             in the graph were computed.
         OSError: a file cannot be written.
     """
+    module = as_graph(model, samples_of(inputs))
     if stale := outdated(module):
         raise WireError(stale, where=type(module).__name__)
     folder, generated = Path(path), module.graph.python_code("self")
@@ -137,7 +142,9 @@ def to_folder(module: GraphModule, path: str | os.PathLike[str]) -> None:
         written["parts.py"] = Path(parts.__file__).read_bytes()
         written["weights.safetensors"] = save(contents.values)
         if _guarded(module):
-            written["guards.py"] = Path(guards.__file__).read_bytes()
+            for home in (guards, value_conditions):
+                source = Path(str(home.__file__)).read_text().replace("from fxlib.runtime.", "from .")
+                written[f"{home.__name__.rpartition('.')[2]}.py"] = source.encode()
     folder.mkdir(parents=True, exist_ok=True)
     if uses:
         files.save(module, folder / "module.fxg")
@@ -211,6 +218,7 @@ def _setup(module: GraphModule) -> list[str]:
         lines += [
             "from torch.fx.graph import _PyTreeInfo",
             "from .guards import GuardedCodeGen, InputGuards, TensorGuard, ValueGuard",
+            "from .value_conditions import Reference, Step, ValueCondition",
             f"info = _PyTreeInfo({list(codegen.pytree_info.orig_args)!r}, self._in_spec, self._out_spec)",
             f"_parts.only_for(self, GuardedCodeGen(info, {codegen.guards!r}).misfit)",
         ]

@@ -43,7 +43,8 @@ def assemble(
         _put(root, path, part)
     for path, other in same.items():
         _put(root, path, root.get_submodule(other))
-    stored = load_file(folder / "weights.safetensors")
+    # On memory that torch allots, as the model's own: the last bits of matrix products may depend on its alignment.
+    stored = {name: value.clone() for name, value in load_file(folder / "weights.safetensors").items()}
     for name, places in tensors.items():
         value = torch.view_as_complex(stored[name]) if name in complex_ else stored[name]
         if name in strides:

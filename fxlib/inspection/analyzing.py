@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from fxlib.analysis.behaviour import Behaviour
 from fxlib.analysis.effects import Effects
-from fxlib.errors import FxlibError
+from fxlib.capture.coerce import Model, as_graph, samples_of
 from fxlib.inspection.device import Device, load_device
 from fxlib.inspection.effects import words_of
 from fxlib.inspection.inputs import Given, Inputs
@@ -114,7 +114,7 @@ class Analysis:
 
 
 def analyze(
-    module: GraphModule,
+    model: Model,
     inputs: Given = None,
     *,
     profile: Profile | None = None,
@@ -127,7 +127,7 @@ def analyze(
     does, what follows is unknown, and said to be.
 
     Args:
-        module: a captured module, or any other GraphModule. It is left as it is.
+        model: a module, captured or not, a graph of torch.fx, or an exported program. It is left as it is.
         inputs: the arguments of one call, by position or by name; real tensors, or ones on the "meta" device. None: as
             an exported graph of fixed sizes was captured.
         profile: of the program. With it, remote calls take as long as it measured.
@@ -136,12 +136,12 @@ def analyze(
         symbolic: keep the inputs' sizes as symbols. Those that an export declared dynamic always are.
 
     Raises:
+        CaptureError: the model cannot be captured.
         FxlibError: inputs are missing, or a node cannot run on them: names the node, its module and the model's line;
             or there is no such device.
         ContractError: a contract's `returns` does not take the arguments of its call.
     """
-    if not isinstance(module, GraphModule):
-        raise FxlibError("is no graph", where=type(module).__name__, hint="Capture it first: fxlib.capture(model).")
+    module = as_graph(model, samples_of(inputs))
     described = device if device is None or isinstance(device, Device) else load_device(device)
     effects = Effects.of(module)
     behaviours = dict(zip(effects.nodes, effects.behaviours, strict=True))

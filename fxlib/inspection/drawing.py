@@ -6,28 +6,33 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from fxlib.capture.coerce import Model
 from fxlib.errors import FxlibError
 from fxlib.files import write_whole
-from fxlib.inspection.analyzing import Analysis
+from fxlib.inspection.analyzing import Analysis, analyze
 from fxlib.inspection.graphviz import dot_text, svg
+from fxlib.inspection.inputs import Given
 from fxlib.inspection.page import page
 
 _FORMS: Mapping[str, Callable[[Analysis], str]] = {".html": page, ".svg": svg, ".dot": dot_text}
 
 
-def draw(analysis: Analysis, path: str | os.PathLike[str]) -> None:
+def draw(drawn: Analysis | Model, path: str | os.PathLike[str], inputs: Given = None) -> None:
     """Write a picture of a graph, with shapes, time, bytes and effects on its nodes. The file appears whole or not.
 
     Args:
-        analysis: of `fxlib.analyze`.
+        drawn: an analysis of `fxlib.analyze`; or a model, as that takes it.
         path: where to; its ending says as what: `.html` (needs nothing), `.svg` (by graphviz), or `.dot` (for it).
+        inputs: of a model, as `fxlib.analyze` takes them.
 
     Raises:
-        FxlibError: the ending is another, or graphviz is needed and missing, or fails.
+        CaptureError: the model cannot be captured.
+        FxlibError: the ending is another, inputs are missing, or graphviz is needed and missing, or fails.
         OSError: the file cannot be written.
     """
     target = Path(path)
     if target.suffix not in _FORMS:
         hint = f"Name the file {', '.join(_FORMS)}."
         raise FxlibError(f"nothing is drawn as {target.suffix!r}", where=str(path), hint=hint)
+    analysis = drawn if isinstance(drawn, Analysis) else analyze(drawn, inputs)
     write_whole(target, [_FORMS[target.suffix](analysis).encode()])

@@ -8,12 +8,13 @@ from torch.fx import Node
 
 from fxlib.analysis.behaviour import Part
 from fxlib.analysis.effects import Effects
-from fxlib.analysis.resources import GENERATOR, PEERS, PROCESS, Resource, ServerState, Storage
+from fxlib.analysis.resources import GENERATOR, PEERS, PROCESS, REDUCTIONS, Resource, ServerState, Storage
 
 _NAMES: Mapping[Resource, str] = {
     GENERATOR: "the random generators",
     PROCESS: "this process's memory",
     PEERS: "the order of collectives",
+    REDUCTIONS: "the order of what backward reduces",
 }
 
 

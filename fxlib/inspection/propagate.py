@@ -36,11 +36,11 @@ from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.calls import is_wait
 from fxlib.runtime.items import is_item
-from fxlib.runtime.structure import check_structure, check_tensor
+from fxlib.runtime.structure import check_plain, check_structure, check_tensor
 
 _BY_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 _UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError)
-_CHECKS: frozenset[object] = frozenset({check_structure, check_tensor})
+_CHECKS: frozenset[object] = frozenset({check_plain, check_structure, check_tensor})
 _UNKNOWN_IN_PLACE = Unknown(Why.OPAQUE, "an object of the process")
 
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from fxlib.analysis.affine import Affine
 from fxlib.analysis.arguments import replace_arguments
-from fxlib.analysis.foldable import Chain, foldable
+from fxlib.analysis.foldable import Chain, asks_only, foldable
 from fxlib.analysis.norms import Norm, ScaleAndShift, scales_and_shifts
 from fxlib.passes.base import GraphPass, PassResult, register_pass
 from fxlib.passes.folded import as_function, become, hold, read, sweep
@@ -24,7 +24,7 @@ Folded = tuple[torch.Tensor, torch.Tensor]
 """Weight and bias."""
 
 
-@register_pass("fold_norms", preserves="tolerance", needs=frozenset({"weights", "eval_mode"}), version="2")
+@register_pass("fold_norms", preserves="tolerance", needs=frozenset({"weights", "eval_mode"}), version="3")
 class FoldNorms(GraphPass):
     """Let linear layers and convolutions do the work of the batch norms right before and after them.
 
@@ -128,4 +128,5 @@ def _rewrite(module: GraphModule, chain: Chain, names: tuple[str, str]) -> None:
     calls = dict.fromkeys(each for norm in reversed(chain.norms) for each in (norm.node, norm.call))
     for each in (*calls, node):
         if each is not result:
+            each.replace_all_uses_with(result, delete_user_cb=asks_only)
             module.graph.erase_node(each)

@@ -38,10 +38,10 @@ def timed(node: Node, forward: Callable[[], Forward], made: dict[str, tuple[Any,
     def alone(*args: Any, **kwargs: Any) -> Any:
         to, size = reached(node, args, kwargs), message_bytes((args, kwargs))
         made[name] = as_it_is(args)
-        start = time.perf_counter()
+        start, cpu_s = time.perf_counter(), time.thread_time()
         started = issue(*args, **kwargs)
-        issued = time.perf_counter()
-        sample = CallSample(node=node, to=to, request_bytes=size, issue_s=issued - start)
+        issued, cpu_s = time.perf_counter(), time.thread_time() - cpu_s
+        sample = CallSample(node=node, to=to, request_bytes=size, issue_s=issued - start, issue_cpu_s=cpu_s)
         forward().calls[name] = sample
         arrived = arrival(started)
         sample.service_s = max(0.0, arrived - issued) if arrived is not None else 0.0
@@ -55,12 +55,12 @@ def _waited(
 ) -> Any:
     if tells is None:
         tells = bool(args) and hasattr(args[0], "add_done_callback")
-    start = time.perf_counter()
+    start, cpu_s = time.perf_counter(), time.thread_time()
     result = wait(*args)
-    seconds = time.perf_counter() - start
+    seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_s
     if sample is not None:
         if tells:
-            sample.wait_s = seconds
+            sample.wait_s, sample.wait_cpu_s = seconds, cpu_s
         else:  # nobody says when its answer is there, so all of the wait is taken for service
             sample.service_s = seconds
         sample.response_bytes, sample.returns = message_bytes(result), structure_of(result)

@@ -9,12 +9,11 @@ from itertools import cycle, islice
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed import autograd as dist_autograd
 from torch.fx import GraphModule
 
 from fxlib.batches import Batch, draw
-from fxlib.capture import capture
+from fxlib.capture.coerce import Model, as_graph
 from fxlib.errors import WorkloadError
 from fxlib.gradients import push_gradients
 from fxlib.keeping import copied, state_kept
@@ -31,7 +30,7 @@ _STEPS_THAT_WRITE = 1
 
 
 def profile(
-    graph: nn.Module, batches: Sequence[object] | Workload, *, steps: int | None = None, pushes: bool = False
+    model: Model, batches: Sequence[object] | Workload, *, steps: int | None = None, pushes: bool = False
 ) -> Profile:
     """Run a few steps of a model inside this process's live RPC world, and return what they took and what travelled.
 
@@ -43,7 +42,8 @@ def profile(
     seconds rather than minutes.
 
     Args:
-        graph: the captured module, or a module to capture.
+        model: a module, captured or not, a graph of torch.fx, or an exported program. What cannot be traced is
+            exported with the batches.
         batches: batches as for `Workload`: then the forward alone is measured. Or the workload itself: then loss,
             backward and optimizer are, too. Batches that it describes are drawn from its seed.
         steps: how many to measure, after those that warm up.
@@ -68,8 +68,8 @@ def profile(
             where="profile(pushes=)",
             hint='Pass a Workload whose mode is "local", or leave pushes= out.',
         )
-    captured = graph if isinstance(graph, GraphModule) else capture(graph, contracts=described.contracts)
-    writing = _writing(captured, described)
+    captured = as_graph(model, described.samples, contracts=described.contracts)
+    writing = calls_that_may_write(captured, described)
     count = steps if steps is not None else (_STEPS_THAT_WRITE if writing else STEPS)
     warmups = 1 if writing else WARMUPS
     module = _sibling(captured)
@@ -83,6 +83,9 @@ def profile(
         local = workload is not None and workload.mode == "local"
         own_s = optimizer_s(captured, described.trainer_optimizer) if local else 0.0
     notes = list(_notes(found, workload, writing, count + warmups))
+    if elsewhere := accelerators_of(captured):
+        times = "times of local work are those of launching it, and not of running it"
+        notes.append(f"weights are on {', '.join(elsewhere)}: {times}")
     if pushes:
         notes.append(f"gradients were pushed, in each of {step.pushed} steps")
     elif any(call.push is not None for call in found.calls):
@@ -159,15 +162,22 @@ def _inputs(workload: Workload, numbers: Sequence[int]) -> Iterator[Batch]:
     spec = workload.spec
     batches = cycle(workload.real_batches if spec is None else draw(spec, workload.seed))
     drawn = list(islice(batches, max(numbers) + 1))
-    return iter([_copy_of(drawn[number]) for number in numbers])
+    return iter([copy_of(drawn[number]) for number in numbers])
 
 
-def _copy_of(batch: Batch) -> Batch:
+def copy_of(batch: Batch) -> Batch:
+    """Return a batch of copies, which a model may write."""
     inputs, kwargs, target = copied((batch.inputs, dict(batch.kwargs), batch.target))
     return Batch(inputs=inputs, kwargs=kwargs, target=target)
 
 
-def _writing(module: GraphModule, workload: Workload) -> list[str]:
+def accelerators_of(module: GraphModule) -> list[str]:
+    """Return the kinds of devices besides the processor that hold weights."""
+    held = {each.device.type for each in (*module.parameters(), *module.buffers())}
+    return sorted(held - {"cpu", "meta"})
+
+
+def calls_that_may_write(module: GraphModule, workload: Workload) -> list[str]:
     """Return the calls that may change something on a server, as far as anybody has said."""
     found = []
     for node in module.graph.nodes:

@@ -58,8 +58,10 @@ class Instrumented:
         """Run the module's forward."""
         self.forwards.append(Forward())
         start = self._clock.start(self.forwards[-1])
+        cpu_s = time.thread_time()
         result = self._code(module, *args, **kwargs)
         self.forwards[-1].graph_s = time.perf_counter() - start
+        self.forwards[-1].graph_cpu_s = time.thread_time() - cpu_s
         return result
 
     def backward_begins(self) -> None:
@@ -111,7 +113,7 @@ class Instrumented:
         def track(*args: Any) -> Any:
             flight = current_flight()
             before = 0 if flight is None else len(flight.tracked)
-            # Never the operator that sends from inside backward: nothing but backward shall run there.
+            # Never the operator whose pushes travel together: each is measured alone.
             result = ops.track_gradient(*args)
             if flight is not None and len(flight.tracked) > before:
                 self._watch(name, flight.tracked[-1], result)
@@ -144,33 +146,36 @@ class _Clock:
     """Measures from mark to mark. Its functions are called by generated code."""
 
     def __init__(self) -> None:
-        self._last = 0.0
+        self._last = self._last_cpu = 0.0
         self._forward = Forward()
         self.reset, self.tick = self._functions()
-        self._own_s = 0.0
-        self._own_s = self._calibrated()
+        self._own_s = self._own_cpu_s = 0.0
+        self._own_s, self._own_cpu_s = self._calibrated()
 
     def start(self, forward: Forward) -> float:
         """Note what follows in `forward`, and return the time."""
-        self._forward, self._last = forward, time.perf_counter()
+        self._forward, self._last, self._last_cpu = forward, time.perf_counter(), time.thread_time()
         return self._last
 
     def _functions(self) -> tuple[Callable[[], None], Callable[[str, Any], None]]:
         # Functions, not methods: code generation names what it calls by `__module__` and `__qualname__`.
         def reset() -> None:
-            self._last = time.perf_counter()
+            self._last, self._last_cpu = time.perf_counter(), time.thread_time()
 
         def tick(name: str, value: Any) -> None:
             seconds = time.perf_counter() - self._last - self._own_s
+            cpu_s = time.thread_time() - self._last_cpu - self._own_cpu_s
             self._forward.seconds[name] = max(0.0, seconds)
+            self._forward.cpu_s[name] = max(0.0, cpu_s)
             self._forward.output_bytes[name] = value_bytes(value)
-            self._last = time.perf_counter()
+            self._last, self._last_cpu = time.perf_counter(), time.thread_time()
 
         return reset, tick
 
-    def _calibrated(self) -> float:
-        """Return what the clock adds to each reading."""
+    def _calibrated(self) -> tuple[float, float]:
+        """Return what the clock adds to each reading, of the time that passes and of the thread's."""
         self.start(forward := Forward())
         for each in range(_CALIBRATION):
             self.tick(str(each), None)
-        return sorted(forward.seconds.values())[_CALIBRATION // 2]
+        middle = _CALIBRATION // 2
+        return sorted(forward.seconds.values())[middle], sorted(forward.cpu_s.values())[middle]

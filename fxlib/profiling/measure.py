@@ -19,6 +19,7 @@ from fxlib.hardware import cores, processor
 from fxlib.profiles import CallProfile, Profile, TensorShape
 from fxlib.profiling.runs import STEPS, WARMUPS, Runs
 from fxlib.profiling.servers import Probed, Read, probe, unprobed
+from fxlib.profiling.sharing import NOTEWORTHY, own_s, undisturbed
 from fxlib.profiling.summary import calls_of, least_share, nodes_of, rest_s, waking
 from fxlib.runtime import is_issue, ops
 
@@ -58,7 +59,7 @@ def measure(
     runs = Runs(module, step, calibrates=calibrates and not any(is_issue(node) for node in module.graph.nodes))
     runs.run(steps, warmups)
     notes: list[str] = []
-    calls = calls_of(runs.whole, runs.local, notes)
+    calls = calls_of(undisturbed(runs.whole)[0], undisturbed(runs.local)[0], notes)
     probed = list(_servers(calls, _reads(runs, contracts), probing_s))
     found = Profile(
         calls=calls,
@@ -78,17 +79,21 @@ def contract_of(call: Node, contracts: Mapping[str, Contract]) -> Contract | Non
 
 def _with_local_work(found: Profile, runs: Runs) -> Profile:
     """Add what the step takes besides its calls: of steps that made none, where there are any."""
-    local = runs.local or runs.whole
+    local, others = undisturbed(runs.local or runs.whole)
+    whole, _ = undisturbed(runs.whole)
     # A backward that servers take part in is only whole where they do.
     carried = any(
         each.requires_grad for call in found.calls for each in [call.returns] if isinstance(each, TensorShape)
     )
+    told = (f"cores were shared: other processes took {others:.0%} of the time of local work, which is left out",)
     return replace(
         found,
+        notes=(*found.notes, *(told if others > NOTEWORTHY else ())),
         nodes=nodes_of([forward for sample in local for forward in sample.forwards]),
         loss_s=median(each.spans_s["loss"] for each in local),
-        backward_s=median(each.spans_s["backward"] for each in (runs.whole if carried else local)),
-        rest_s=median(map(rest_s, local)),
+        backward_s=median(each.spans_s["backward"] for each in (whole if carried else local)),
+        # What an autograd context costs that spans servers is paid where it ends, and only where they take part.
+        rest_s=median(map(rest_s, whole if carried else local)),
     )
 
 
@@ -98,10 +103,12 @@ def _calibrated(found: Profile, runs: Runs) -> Profile:
         return found
     # Once more, since whatever else the machine does comes in bursts.
     cold = [*runs.run_locally(), *runs.cold]
-    step_s = median(runs.unclocked_s)
+    step_s = median(own_s([passed_s for passed_s, _ in runs.unclocked_s], [cpu_s for _, cpu_s in runs.unclocked_s]))
     pushes_s = median(each.spans_s["push"] for each in runs.whole)
     calls = waking(found.calls, step_s - _parts_s(found) - pushes_s)
-    return replace(found, calls=calls, step_s=step_s, least_share=least_share(runs.local, cold))
+    both, _ = undisturbed([*runs.local, *cold])
+    share = least_share(both[: len(runs.local)], both[len(runs.local) :])
+    return replace(found, calls=calls, step_s=step_s, least_share=share)
 
 
 def _parts_s(found: Profile) -> float:

@@ -36,7 +36,7 @@ class Runs:
         whole: of the steps that were asked for.
         local: of further steps, whose calls return what they returned last.
         cold: the first of each few of those: it finds what standing still has left behind, in caches and clocks.
-        unclocked_s: seconds of further steps that ran as they are.
+        unclocked_s: of further steps that ran as they are, the seconds that passed, and those of the thread.
 
     Raises:
         FxlibError: the graph holds batches.
@@ -47,7 +47,7 @@ class Runs:
         self.whole: list[StepSample] = []
         self.local: list[StepSample] = []
         self.cold: list[StepSample] = []
-        self.unclocked_s: list[float] = []
+        self.unclocked_s: list[tuple[float, float]] = []
         self._module = module
         self._step = step
         self._instrumented = Instrumented(module)
@@ -85,8 +85,11 @@ class Runs:
     def _sample(self) -> StepSample:
         instrumented = self._instrumented
         instrumented.forwards.clear()
-        with record(Stopwatch(self._module, instrumented)) as recording:
+        stopwatch = Stopwatch(self._module, instrumented)
+        with record(stopwatch) as recording:
+            start = time.thread_time()
             self._step()
+            cpu_s = time.thread_time() - start
         if not instrumented.forwards:
             raise FxlibError(
                 "its own code did not run: the original's forward did, or none",
@@ -99,12 +102,14 @@ class Runs:
             step_s=recording.timeline.step_s,
             spans_s={kind: sum(each.end_s - each.start_s for each in spans if each.kind == kind) for kind in _PARTS},
             pushed_s=tuple(span.end_s - span.start_s for span in spans if span.kind == "push"),
+            step_cpu_s=cpu_s,
+            spans_cpu_s={kind: stopwatch.cpu_s.get(kind, 0.0) for kind in _PARTS},
         )
 
-    def _seconds(self) -> float:
-        start = time.perf_counter()
+    def _seconds(self) -> tuple[float, float]:
+        start, cpu_s = time.perf_counter(), time.thread_time()
         self._step()
-        return time.perf_counter() - start
+        return time.perf_counter() - start, time.thread_time() - cpu_s
 
 
 def batches_of(steps: int, warmups: int, *, calibrates: bool) -> list[int]:

@@ -19,8 +19,12 @@ class CallSample:
     to: str
     request_bytes: int
     issue_s: float
+    issue_cpu_s: float = 0.0
+    """Processor time of the trainer's thread in the issue."""
     service_s: float = 0.0
     wait_s: float = 0.0
+    wait_cpu_s: float | None = None
+    """Processor time of the trainer's thread in the wait; None where that is not told apart from the service."""
     response_bytes: int = 0
     returns: Result | None = None
     told: bool = True
@@ -46,12 +50,15 @@ class Forward:
 
     seconds: dict[str, float] = field(default_factory=dict)
     """Of local work, by node."""
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    """Processor time of the trainer's thread in the same work."""
     output_bytes: dict[str, int] = field(default_factory=dict)
     calls: dict[str, CallSample] = field(default_factory=dict)
     """By the name as captured."""
     pushes: list[PushSample] = field(default_factory=list)
     graph_s: float = 0.0
     """From the first node to the last, calls among them."""
+    graph_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +71,6 @@ class StepSample:
     """Seconds of the step's parts, by the kind of their spans: "loss", "backward", "push"."""
     pushed_s: tuple[float, ...]
     """Of each push that the step made, in order."""
+    step_cpu_s: float = 0.0
+    """Processor time of the trainer's thread in the step, and in its parts."""
+    spans_cpu_s: Mapping[str, float] = field(default_factory=dict)

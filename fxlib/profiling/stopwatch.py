@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,8 @@ class Stopwatch(Recording):
     def __init__(self, module: GraphModule, instrumented: Instrumented) -> None:
         """Have `module` run `instrumented`, which was made from it."""
         super().__init__()
+        self.cpu_s: dict[str, float] = {}
+        """Processor time of the thread in the spans of each kind."""
         self._module = module
         self._instrumented = instrumented
 
@@ -32,4 +35,6 @@ class Stopwatch(Recording):
         with super().span(kind, name, to):
             if kind == "backward":
                 self._instrumented.backward_begins()
+            start = time.thread_time()
             yield
+            self.cpu_s[kind] = self.cpu_s.get(kind, 0.0) + time.thread_time() - start

@@ -9,6 +9,7 @@ from statistics import median
 from fxlib.analysis.resources import function_name
 from fxlib.profiles import CallProfile, NodeProfile, Opaque, Push, Spread
 from fxlib.profiling.samples import CallSample, Forward, PushSample, StepSample
+from fxlib.profiling.sharing import handling_s
 
 
 def nodes_of(forwards: Sequence[Forward]) -> tuple[NodeProfile, ...]:
@@ -74,6 +75,7 @@ def _call(
         notes.append(f"{name}: what it returns differs from step to step; the last one is kept")
     if not last.told:
         notes.append(f"{name}: what it returns is not only tensors, numbers and text; the rest cannot be replayed")
+    issues_s, waits_s = handling_s(samples)
     call = CallProfile(
         call=name,
         function=function_name(last.node),
@@ -81,8 +83,8 @@ def _call(
         request_bytes=round(median(each.request_bytes for each in samples)),
         response_bytes=round(median(each.response_bytes for each in samples)),
         returns=Opaque() if last.returns is None else last.returns,
-        issue_s=median(each.issue_s for each in samples),
-        wait_s=median(each.wait_s for each in samples),
+        issue_s=median(issues_s),
+        wait_s=median(waits_s),
         service_s=Spread.of([each.service_s for each in samples]),
     )
     return call if not pushes else _with_push(call, pushes)

@@ -10,7 +10,7 @@ from fxlib.errors import WireError
 from fxlib.jobs import Event, Failure, Job, State
 from fxlib.protocol.bijection import Bijection
 from fxlib.protocol.plain import finite, plain
-from fxlib.protocol.report import blob_from_proto, report_from_proto, report_to_proto
+from fxlib.protocol.report import blob_from_proto, report_from_proto, report_to_proto, variant_graphs_of
 from fxlib.v1 import jobs_pb2
 
 _STATES = Bijection[State, "jobs_pb2.JobState"](
@@ -57,7 +57,7 @@ def job_to_proto(job: Job) -> jobs_pb2.Job:
         if (at := getattr(job, name)) is not None:
             getattr(proto, name).CopyFrom(_to_timestamp(at))
     if job.report is not None:
-        proto.result.CopyFrom(report_to_proto(job.report, graph=job.graph))
+        proto.result.CopyFrom(report_to_proto(job.report, graph=job.graph, variant_graphs=job.variant_graphs))
     if job.failure is not None:
         proto.failure.CopyFrom(jobs_pb2.JobFailure(code=job.failure.code, message=job.failure.message))
     return proto
@@ -85,6 +85,7 @@ def job_from_proto(proto: jobs_pb2.Job) -> Job:
         finished_at=_from_timestamp(proto.finished_at, "Job.finished_at") if proto.HasField("finished_at") else None,
         report=report_from_proto(proto.result) if proto.HasField("result") else None,
         graph=blob_from_proto(proto.result.graph) if has_graph else None,
+        variant_graphs=variant_graphs_of(proto.result) if proto.HasField("result") else {},
         failure=_failure(proto.failure) if proto.HasField("failure") else None,
         cached=proto.cached,
         last_sequence=proto.last_sequence,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import get_args
 
@@ -27,8 +27,10 @@ _DIFFS_CHARACTERS = 1 << 20
 """Of all diffs together: an answer is one message, which may have 8 MiB."""
 
 
-def report_to_proto(report: Report, *, graph: Blob | None = None) -> jobs_pb2.JobResult:
-    """Write a report; `graph` is the address of the rewritten graph, if there is one."""
+def report_to_proto(
+    report: Report, *, graph: Blob | None = None, variant_graphs: Mapping[str, Blob] | None = None
+) -> jobs_pb2.JobResult:
+    """Write a report; `graph` is the address of the rewritten graph, if there is one, as are those of variants."""
     proto = jobs_pb2.JobResult(
         decision=_DECISIONS.there(report.decision),
         reason_code=report.reason.name if report.reason else "",
@@ -45,6 +47,10 @@ def report_to_proto(report: Report, *, graph: Blob | None = None) -> jobs_pb2.Jo
         phase_seconds=report.phase_seconds,
         bound_s=report.bound_s,
         candidates=[_candidate_to_proto(each) for each in report.candidates],
+        variants=[
+            jobs_pb2.VariantResult(name=name, result=report_to_proto(each, graph=(variant_graphs or {}).get(name)))
+            for name, each in report.variants.items()
+        ],
     )
     if graph is not None:
         proto.graph.CopyFrom(blob_to_proto(graph))
@@ -87,16 +93,32 @@ def report_from_proto(proto: jobs_pb2.JobResult) -> Report:
         },
         hardware=plain(proto.hardware),
         torch_version=plain(proto.torch_version),
+        variants={plain(each.name): _variant(each) for each in proto.variants},
     )
 
 
+def variant_graphs_of(proto: jobs_pb2.JobResult) -> dict[str, Blob]:
+    """Return the addresses of the rewritten graphs of variants, by name."""
+    return {
+        plain(each.name): blob_from_proto(each.result.graph) for each in proto.variants if each.result.HasField("graph")
+    }
+
+
+def _variant(proto: jobs_pb2.VariantResult) -> Report:
+    if proto.result.variants:
+        raise WireError("a variant has variants", where="JobResult.variants")
+    return report_from_proto(proto.result)
+
+
 def check_adoption(report: Report, options: TrialOptions) -> None:
-    """Check that a report which says "adopt" shows what was asked for.
+    """Check that a report which says "adopt", or that of a variant, shows what was asked for.
 
     Raises:
         WireError: there is no gain, or its interval reaches below the least gain or is open; or results are not the
             same bits, and their error was not measured, or is above the bound.
     """
+    for each in report.variants.values():
+        check_adoption(each, options)
     if report.decision != "adopt":
         return
     gain, least = report.gain, options.min_gain

@@ -12,6 +12,7 @@ by itself, in order of arrival. Lookups may overlap each other; a push to a tabl
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -28,7 +29,9 @@ from fxlib.ps.state import EmbeddingTable, ServerState
 from fxlib.servers import Server, ServiceTimePer
 
 __all__ = [
+    "check_meeting",
     "gradients",
+    "load",
     "lookup",
     "lookup_attached",
     "lookup_bag",
@@ -40,6 +43,7 @@ __all__ = [
     "push_bag",
     "push_dense",
     "reset",
+    "save",
     "serve",
     "set_service_time",
     "setup",
@@ -72,11 +76,32 @@ def serve(
         options: of the RPC layer; `init_method` says where the group meets.
         seed: of the initial state.
         threads: intra-op threads.
+
+    Raises:
+        WorkloadError: under `torchrun`, the group was to meet at a store that nobody serves there.
     """
+    check_meeting(options)
     torch.set_num_threads(threads)
     setup(server, seed)
     rpc.init_rpc(server.name, rank=rank, world_size=world_size, rpc_backend_options=options)
     rpc.shutdown()
+
+
+def check_meeting(options: rpc.TensorPipeRpcBackendOptions) -> None:
+    """Say at once what `init_rpc` would wait five minutes for.
+
+    `torchrun` serves a store, and says so in the environment (TORCHELASTIC_USE_AGENT_STORE); torch then takes any
+    "tcp://..." for that store's address, and serves none of its own.
+
+    Raises:
+        WorkloadError: the group is to meet at such an address.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and options.init_method.startswith("tcp://"):
+        raise WorkloadError(
+            f"under torchrun nobody serves a store at {options.init_method}, and init_rpc would wait for it",
+            where="rpc_backend_options.init_method",
+            hint='Use init_method="env://", which is the store that torchrun serves.',
+        )
 
 
 def setup(server: Server, seed: int) -> None:
@@ -88,6 +113,33 @@ def setup(server: Server, seed: int) -> None:
 def reset(seed: int) -> None:
     """Draw the whole state anew from `seed`, optimizer state included."""
     setup(_present().server, seed)
+
+
+def save(folder: str) -> None:
+    """Write this server's tables and dense parameters to files, a file each, with the state of their optimizers.
+
+    >>> rpc_sync("ps0", fxlib.ps.save, args=("/checkpoints/step-1000",))
+
+    Files are named for tables, not for servers: where no two servers hold a table of one name, all may write to one
+    folder, and after a restart with another number of servers each reads the tables that it then holds. Servers whose
+    tables have the same names need a folder each: a file that another server wrote is not overwritten. No graph can
+    name this function, nor `load`.
+
+    Raises:
+        WorkloadError: this process serves nothing, or another server wrote a file for a table of that name there.
+        OSError: a file cannot be written.
+    """
+    _present().save(folder)
+
+
+def load(folder: str) -> None:
+    """Read what `save` wrote; all that this server holds, or nothing.
+
+    Raises:
+        WorkloadError: this process serves nothing, a table was not saved, or was of another size, dtype or optimizer.
+        OSError: a file cannot be read.
+    """
+    _present().load(folder)
 
 
 def set_service_time(seconds: float, per: ServiceTimePer = "item") -> None:

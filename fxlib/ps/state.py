@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
+from typing_extensions import override
 
 from fxlib.errors import WorkloadError
 from fxlib.ps.optimizers import RowOptimizer
@@ -47,6 +54,65 @@ class ServerState:
                 total.update(tensor.numpy().tobytes())
         return total.hexdigest()
 
+    def save(self, folder: str) -> None:
+        """Write each table and dense parameter, with its optimizer's state, as a file of its own.
+
+        A file appears whole, or not at all, and says which server wrote it. Updates of a table wait while it is copied.
+
+        Raises:
+            WorkloadError: another server wrote a file of that name.
+        """
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        for file, _ in self._files(target):
+            self._refuse_anothers(file)
+        for file, held in self._files(target):
+            unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+            try:
+                save_file(held.saved(), unfinished, metadata={_WRITER: self.server.name})
+                self._name(unfinished, file)
+            finally:
+                unfinished.unlink(missing_ok=True)
+
+    def load(self, folder: str) -> None:
+        """Read what this server holds; all of it, or nothing.
+
+        Raises:
+            WorkloadError: a file is missing, or is of another size, dtype or optimizer.
+        """
+        found = []
+        for file, held in self._files(Path(folder)):
+            where = f"server {self.server.name!r}"
+            if not file.is_file():
+                raise WorkloadError(f"nothing was saved as {file}", where=where)
+            saved, like = load_file(file), held.saved()
+            if _forms(saved) != _forms(like):
+                raise WorkloadError(f"{file} is of another size or dtype, or of another optimizer", where=where)
+            found.append((held, saved))
+        for held, saved in found:
+            held.take(saved)
+
+    def _files(self, folder: Path) -> Iterator[tuple[Path, EmbeddingTable | DenseParameter]]:
+        for kind, held in (("table", self.tables), ("dense", self.dense)):
+            for name, each in held.items():
+                yield folder / f"{kind}.{quote(name, safe='')}.safetensors", each
+
+    def _name(self, unfinished: Path, file: Path) -> None:
+        with suppress(OSError):
+            file.hardlink_to(unfinished)  # as of two servers that save at once only one can
+            return
+        self._refuse_anothers(file)
+        unfinished.replace(file)
+
+    def _refuse_anothers(self, file: Path) -> None:
+        writer = _writer(file)
+        if writer not in (None, self.server.name):
+            raise WorkloadError(
+                f"{file} was saved by server {writer!r}, whose table or parameter of this name it holds",
+                where=f"server {self.server.name!r}",
+                hint="Save to a folder for each server, or to a new one, or give the servers' tables different names.",
+            )
+
     def _find(self, kind: str, held: Mapping[str, Held], name: str) -> Held:
         if name not in held:
             known = ", ".join(sorted(held)) or "none"
@@ -54,11 +120,52 @@ class ServerState:
         return held[name]
 
 
+_WRITER = "server"
+"""In the metadata of a file: the name of the server that wrote it."""
+
+
+def _writer(file: Path) -> str | None:
+    """Return the server that wrote a file, or None if there is no file, or none that says."""
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return (opened.metadata() or {}).get(_WRITER)
+    except SafetensorError:
+        return None
+
+
+def _forms(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (each.shape, each.dtype) for name, each in tensors.items()}
+
+
 _INDICES = frozenset({torch.int64, torch.int32})
 """What rows can be read by as it is."""
 
 
-class EmbeddingTable:
+class _Parameter:
+    """What tables and dense parameters have in common: values, their optimizer's state, and a lock for both."""
+
+    _lock: threading.Lock
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The values, then the optimizer's state."""
+        raise NotImplementedError
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        """Return copies of all tensors, by name."""
+        with self._lock:
+            return {f"{place}": each.clone() for place, each in enumerate(self.tensors())}
+
+    @torch.no_grad()
+    def take(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Take over tensors as `saved` returns them."""
+        with self._lock:
+            for place, each in enumerate(self.tensors()):
+                each.copy_(saved[f"{place}"])
+
+
+class EmbeddingTable(_Parameter):
     """A table of rows, [rows, dim] float32, and its sparse optimizer."""
 
     def __init__(self, table: Table, seed: int) -> None:
@@ -70,6 +177,7 @@ class EmbeddingTable:
         self._optimizer = RowOptimizer(table.optimizer, table.lr, rows.detach())
         self._lock = threading.Lock()
 
+    @override
     def tensors(self) -> list[torch.Tensor]:
         """The table and its optimizer's state."""
         return [self.weight.detach(), *self._optimizer.tensors()]
@@ -148,7 +256,7 @@ class EmbeddingTable:
             raise IndexError(f"table {self.name!r} has {rows} rows, and no row {int(flat[outside][0])}")
 
 
-class DenseParameter:
+class DenseParameter(_Parameter):
     """A dense float32 parameter and its optimizer."""
 
     def __init__(self, dense: Dense, seed: int) -> None:
@@ -159,6 +267,7 @@ class DenseParameter:
         self._optimizer = RowOptimizer(dense.optimizer, dense.lr, self._value.view(1, -1))
         self._lock = threading.Lock()
 
+    @override
     def tensors(self) -> list[torch.Tensor]:
         """The parameter and its optimizer's state."""
         return [self._value, *self._optimizer.tensors()]

@@ -17,7 +17,6 @@ from fxlib.runtime.credits import current_credits
 from fxlib.runtime.deadlines import DEADLINES
 from fxlib.runtime.ops import Future, is_this_process, remote_call, server_name
 from fxlib.runtime.refusals import is_refusal, tell_of_refusal
-from fxlib.runtime.underway import UNDERWAY
 
 NamedCall: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
 """A remote function by its name, its positional arguments, and its keyword arguments."""
@@ -152,7 +151,6 @@ def _start(to: Any, calls: Sequence[NamedCall], timeout: float | None, batched_b
     found = [(functions.resolve(name), args, kwargs) for name, args, kwargs in calls]
     own = rpc.get_rpc_timeout() if timeout is None or timeout == UNSET_RPC_TIMEOUT else timeout
     server, total = server_name(to), float(own) * len(calls)
-    UNDERWAY.settle(server)
     turns = len(calls) if batched_by == IN_ORDER else min(_patience(to, calls), len(calls))
     limit = DEADLINES.deadline(server, float(own) * turns)
     function: Callable[..., Any]

@@ -58,6 +58,13 @@ class CallKind:
         bound.apply_defaults()
         return bound.arguments[self.to]
 
+    def reached(self, node: Node) -> str:
+        """Return in words whom a call of a client reaches, as far as its node tells: a handle by its attribute."""
+        to = self.destination(node.args, node.kwargs)
+        if isinstance(to, Node) and to.op == "get_attr":
+            return str(to.target)
+        return self.name if to is None else str(to)
+
     @property
     def operators(self) -> tuple[Operator, ...]:
         """All operators of the kind."""

@@ -13,8 +13,10 @@ from fxlib.errors import FxlibWarning
 from fxlib.runtime.conditions import Conditions, Parameter
 from fxlib.runtime.guards import GuardedCodeGen
 from fxlib.runtime.reliance import Reliance
+from fxlib.runtime.shortcuts import Shortcuts
 from fxlib.runtime.state import Mirror
 from fxlib.runtime.tape import Tape
+from fxlib.runtime.variants import GraphSet
 
 Expected: TypeAlias = Sequence[Parameter] | GuardedCodeGen
 """The parameters of a forward, or the guards on what it is given."""
@@ -35,6 +37,12 @@ class Companions:
     """The attributes of the root that the graph reads."""
     reliance: Reliance = field(default_factory=Reliance)
     """What the graph takes for granted of weights and inputs."""
+    graphs: GraphSet = field(default_factory=GraphSet)
+    """The graphs for calls that this one does not fit, and how often each ran."""
+    shortcuts: Shortcuts = field(default_factory=Shortcuts)
+    """What the generated code is given in place of the module."""
+    captured_with: Any = None
+    """The options of the capture; None where the graph was read, or is nobody's capture."""
     told: bool = False
     """Whether the user knows that an argument makes the original run."""
 
@@ -67,4 +75,4 @@ class Companions:
         broken = self.conditions.misfit(expected, args, kwargs)
         if broken or not self.reliance.has_ranks:
             return broken
-        return self.reliance.misfit(dict(zip([name for name, _ in expected], args, strict=False)) | dict(kwargs))
+        return self.reliance.misfit(dict(zip([each.name for each in expected], args, strict=False)) | dict(kwargs))

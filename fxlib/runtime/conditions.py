@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
@@ -11,20 +12,40 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torchs
 
+from fxlib.runtime.backward_order import BackwardOrder
+from fxlib.runtime.capture_guards import Facts
+from fxlib.runtime.data_parallel import deciding
 from fxlib.runtime.looks import Looks
-from fxlib.runtime.reading import Reading
 from fxlib.runtime.ties import Ties
 from fxlib.runtime.walk import local_modules
 
-Parameter = tuple[str, Any]
-"""Name and default of an argument; the name is empty where the graph asserts the value."""
+Parameter = inspect.Parameter
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    torchs._global_forward_hooks,
+    torchs._global_forward_pre_hooks,
+    torchs._global_backward_hooks,
+    torchs._global_backward_pre_hooks,
+)
 _SCALARS = (bool, int, float, complex, str, tuple, type(None))
-_GRAD_MODE = frozenset({"is_grad_enabled", "set_grad_enabled", "enable_grad"})
-"""Functions by which a forward behaves otherwise where no gradients are recorded, besides recording none."""
 _ALWAYS = frozenset({"inplace", "max_norm"})
 """Attributes of torch's own modules that decide what may move past them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a forward has asked of torch, so that the graph has the answer fixed."""
+
+    grad_mode: bool = False
+    """Whether gradients are recorded, or it has set that."""
+    requires_grad: bool = False
+    """Which parameters take a gradient."""
+    looks: bool = False
+    """Dtypes, devices and shapes of parameters and buffers."""
+    strides: bool = False
+    """Their strides, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +65,25 @@ class _Fact:
         return f"{type(self.owner).__name__}.{self.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`container[key]` is `value`, and the container has `size` entries, where that is said."""
+
+    container: Any
+    key: Any
+    value: Any
+    size: int | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether that is still so."""
+        try:
+            now = self.container[self.key]
+        except (LookupError, TypeError):
+            return False
+        return now is self.value and (self.size is None or len(self.container) == self.size)
+
+
 @dataclass(slots=True)
 class _Watched:
     """The facts, laid out so that one pass in C compares them all."""
@@ -59,34 +99,53 @@ class Conditions:
     """What must hold for a graph to stand in for its model.
 
     Grad mode and the training flags of all modules; which modules there are, their hooks (those of the root run in any
-    case), and that no `forward` was replaced on an instance; numbers, flags and strings that the forward's code reads
-    by name; which parameters take a gradient, where it asks that; what parameters and buffers look like, where the
-    graph has fixed that; and that no argument is None, True or False where it compares with these.
+    case), and that no `forward` was replaced on an instance; what of Python's state the forward has read, and of its
+    arguments; which parameters take a gradient, where it has asked that; what parameters and buffers look like, where
+    the graph has fixed that.
     """
 
-    def __init__(self, module: nn.Module, original: nn.Module | None, *, grad_enabled: bool) -> None:
-        """Note the present state of `original`, for which `module` stands in; without it, nothing is ever checked."""
+    def __init__(
+        self, module: nn.Module, original: nn.Module | None, *, grad_enabled: bool, facts: Facts, asked: Asked
+    ) -> None:
+        """Note the present state of `original`, for which `module` stands in; without it, nothing is ever checked.
+
+        Args:
+            module: the captured module.
+            original: the user's model.
+            grad_enabled: whether gradients were recorded when the graph was made.
+            facts: what of Python's state the forward has read.
+            asked: what it has asked of torch.
+        """
         self.module = module
         self.grad_enabled = grad_enabled
+        self.python = facts
         parts = [] if original is None else [each for _, each in local_modules(original)]
-        reading = Reading.of(parts)
-        self.singletons = reading.singletons
-        self.asks_grad_mode = not _GRAD_MODE.isdisjoint(reading.names)
-        self._facts = [fact for each in parts for fact in _facts(each, reading.names | _ALWAYS)]
+        self.fixed: Mapping[str, Any] = {}
+        """Numbers, flags and None that arguments had at capture, and that the graph is for."""
+        self.asks_grad_mode = asked.grad_mode
+        self._original = original
+        self._facts = [fact for each in parts for fact in _facts(each)]
         if parts:
             self._facts[0] = _Fact(module, "", "training", module.training)
         self._hooks = [(each, name, tuple(each.__dict__[name])) for each in parts[1:] for name in _HOOKS]
-        asked = "requires_grad" in reading.names
+        self._global_hooks = [(each, tuple(each)) for each in _GLOBAL_HOOKS] if parts else []
         self._gradients = [
-            (each, name, value.requires_grad) for each in parts if asked for name, value in _parameters(each)
+            (each, name, value.requires_grad)
+            for each in parts
+            if asked.requires_grad
+            for name, value in _parameters(each)
         ]
         self._ties = Ties(module, original)
+        self.backward_order = BackwardOrder()
         self._looks: Looks | None = None
         self._watched: _Watched | None = None
+        if asked.looks and original is not None:
+            self._looks = Looks(module, original, strides=asked.strides)
+        self._entries: Sequence[Entry] = ()
 
-    def fix_looks(self, original: nn.Module, *, strides: bool) -> None:
-        """Hold dtypes, devices and shapes of parameters and buffers to what they are now, and maybe their strides."""
-        self._looks = Looks(self.module, original, strides=strides)
+    def fix_entries(self, entries: Sequence[Entry]) -> None:
+        """Hold what led to the objects that the graph was given, such as RRefs, to what it is now."""
+        self._entries = entries
 
     def fix_training(self, flags: Mapping[nn.Module, bool]) -> None:
         """Hold the training flags of some modules to those that the graph is for, whatever they are now."""
@@ -111,6 +170,8 @@ class Conditions:
         memo[id(self)] = twin
         twin.module = copy.deepcopy(self.module, memo)
         twin._ties, twin._looks = copy.deepcopy((self._ties, self._looks), memo)
+        twin._original = copy.deepcopy(self._original, memo)  # before the facts, which look for copies in the memory
+        twin.python = copy.deepcopy(self.python, memo)
         twin._watched = None  # a copied module has tables of its own, which may not be there yet
         twin._facts = [
             _Fact(copy.deepcopy(each.owner, memo), each.table, each.name, copy.deepcopy(each.value, memo))
@@ -130,10 +191,13 @@ class Conditions:
             return changed
         if any(watched.unhooked) or any(tuple(table) != ids for table, ids in watched.hooked):
             return "hooks of its modules are not those at capture"
+        for entry in self._entries:
+            if not entry.holds:
+                return f"what was found under {entry.key!r}, on the way to an RRef, is not what it was at capture"
         for each, name, flag in self._gradients:
             if each._parameters[name].requires_grad is not flag:  # type: ignore[union-attr]
                 return f"requires_grad of {type(each).__name__}.{name} is {not flag}, and was {flag} at capture"
-        return ""
+        return self.python.broken(self.module)
 
     def other_looks(self) -> str:
         """Return which parameter or buffer does not look as the graph has it, in words; empty if all do."""
@@ -145,15 +209,20 @@ class Conditions:
             return "parameters that were one at capture are not, or are one that were not"
         return shared_gradient(arguments)
 
+    def backward_shows(self, arguments: Iterable[Any]) -> str:
+        """Return why the program can tell in which order backward runs; empty if it cannot."""
+        return self.backward_order.shows(itertools.chain(arguments, self._ties.parameters()))
+
     def misfit(self, parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return which argument is one of the singletons that the forward's code compares with; empty if none is."""
-        if not self.singletons:
+        """Return which argument is not what it was fixed to, or not what the graph takes it for; empty if none is."""
+        if not (self.python.arguments or self.fixed):
             return ""
-        for index, (name, default) in enumerate(parameters):
-            value = args[index] if index < len(args) else kwargs.get(name, default)
-            if type(value) in self.singletons and name:
-                return f"the argument {name} is {value}, and was taken for a tensor at capture: see concrete_args="
-        return ""
+        arguments = _bound(parameters, args, kwargs)
+        for name, fixed in self.fixed.items():
+            value = arguments.get(name)
+            if value is not fixed and (type(value) is not type(fixed) or value != fixed):
+                return f"the argument {name} is {_brief(value)}, and was fixed to {fixed!r} at capture"
+        return self.python.misfit(arguments)
 
     def _watch(self) -> _Watched:
         facts = self._facts
@@ -164,6 +233,8 @@ class Conditions:
                 watched.hooked.append((table, ids))
             else:
                 watched.unhooked.append(table)
+        for table, ids in self._global_hooks:
+            (watched.hooked.append((table, ids)) if ids else watched.unhooked.append(table))
         self._watched = watched
         return watched
 
@@ -181,6 +252,10 @@ class Conditions:
         return ""
 
 
+def _brief(value: Any) -> str:
+    return repr(value) if isinstance(value, _SCALARS) else f"a {type(value).__name__}"
+
+
 def shared_gradient(arguments: Iterable[Any]) -> str:
     """Return why these arguments' gradients may add up in another order than a rewrite kept; empty if they do not.
 
@@ -195,24 +270,37 @@ def shared_gradient(arguments: Iterable[Any]) -> str:
     return ""
 
 
-def parameters_of(forward: Callable[..., Any], inputs: frozenset[str]) -> tuple[Parameter, ...]:
-    """Return a generated forward's parameters but for `self`; those that no input of the graph is named for are fixed.
+def parameters_of(forward: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """Return a generated forward's parameters but for `self`."""
+    return tuple(inspect.signature(forward).parameters.values())[1:]
 
-    These were given by `concrete_args`, and the graph itself asserts their values.
-    """
-    found = list(inspect.signature(forward).parameters.values())[1:]
-    return tuple((each.name if each.name in inputs else "", each.default) for each in found)
+
+def _bound(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by the names of the parameters; of a wrong call, the call itself will tell."""
+    found: dict[str, Any] = {}
+    for index, each in enumerate(parameters):
+        if each.kind is each.VAR_POSITIONAL:
+            found[each.name] = tuple(args[index:])
+        elif each.kind is each.VAR_KEYWORD:
+            known = {other.name for other in parameters}
+            found[each.name] = {name: value for name, value in kwargs.items() if name not in known}
+        elif index < len(args) and each.kind is not each.KEYWORD_ONLY:
+            found[each.name] = args[index]
+        else:
+            found[each.name] = kwargs.get(each.name, each.default)
+    return found
 
 
 def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     yield from ((name, value) for name, value in module._parameters.items() if value is not None)
 
 
-def _facts(module: nn.Module, names: frozenset[str]) -> Iterator[_Fact]:
+def _facts(module: nn.Module) -> Iterator[_Fact]:
     yield _Fact(module, "", "training", module.training)
     yield _Fact(module, "", "forward", module.__dict__.get("forward"))
     for name, child in module._modules.items():
         yield _Fact(module, "_modules", name, child)
-    for name, value in module.__dict__.items():
-        if name in names and name != "training" and isinstance(value, _SCALARS):
-            yield _Fact(module, "", name, value)
+    for name, value in deciding(module):
+        yield _Fact(module, "", name, value)
+    for name in _ALWAYS & module.__dict__.keys():
+        yield _Fact(module, "", name, module.__dict__[name])

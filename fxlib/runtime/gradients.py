@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from fxlib.nests import mapped
+
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
@@ -22,7 +24,10 @@ def as_it_is(value: Any) -> Any:
         return kind([each if type(each) in _PLAIN else as_it_is(each) for each in value])
     if kind is dict:
         return {name: as_it_is(each) for name, each in value.items()}
-    return value
+    try:
+        return mapped(lambda each: as_it_is(each) if isinstance(each, torch.Tensor) else each, value)
+    except RecursionError:  # an object that holds itself
+        return value
 
 
 def owned(gradient: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:

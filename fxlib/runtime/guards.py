@@ -17,6 +17,8 @@ import torch
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
+from fxlib.runtime.value_conditions import ValueCondition
+
 Expression = int | str | bool | tuple[Any, ...]
 """A number, the name of a symbol, or (operation, expression, ...)."""
 
@@ -74,6 +76,8 @@ class InputGuards:
     """What else has to hold of the symbols."""
     autocast: tuple[tuple[str, str], ...] = ()
     """Kinds of devices under autocast, and the dtypes; inside of it a program leaves out other casts than outside."""
+    values: tuple[ValueCondition, ...] = ()
+    """What was asked of the values of the arguments, and the answers."""
 
 
 class GuardedCodeGen(_PyTreeCodeGen):
@@ -126,7 +130,7 @@ class GuardedCodeGen(_PyTreeCodeGen):
         for condition in self.guards.conditions:
             if not evaluate(condition, sizes):
                 return f"{in_words(condition)} does not hold where {sizes}"
-        return ""
+        return next((problem for each in self.guards.values if (problem := each.misfit(leaves))), "")
 
     def _name(self, index: int) -> str:
         info = self.pytree_info

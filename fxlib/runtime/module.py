@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import PythonCode
 from typing_extensions import override
 
+from fxlib.contracts import Contract
 from fxlib.errors import CaptureError, WireError
 from fxlib.runtime import failure, ops
+from fxlib.runtime.calls import is_issue, is_wait
+from fxlib.runtime.capture_guards import Facts
 from fxlib.runtime.companions import Companions, Expected
-from fxlib.runtime.conditions import Conditions, parameters_of
+from fxlib.runtime.conditions import Asked, Conditions, Entry, parameters_of
 from fxlib.runtime.flight import THREAD, Flight
 from fxlib.runtime.guards import GuardedCodeGen
+from fxlib.runtime.items import is_item, item_of
+from fxlib.runtime.plain_forward import tracked_calls
 from fxlib.runtime.record import current_recording
 from fxlib.runtime.reliance import Mark
 from fxlib.runtime.shadows import shadowed
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
+from fxlib.runtime.variants import Hindrance
+from fxlib.runtime.walk import local_modules, remote_modules
 
 
 class CapturedModule(GraphModule):
@@ -36,8 +44,9 @@ class CapturedModule(GraphModule):
         root: the model that was traced, another CapturedModule, or a mapping from the graph's targets to objects.
         graph: the graph to run. A graph belongs to one module: copy one that has an owner.
         original: the user's model; by default that of `root`, where this is a CapturedModule.
-        fixed_looks: whether the graph has fixed what the original's parameters and buffers look like: dtypes, shapes.
-            A graph that was exported has, in any case.
+        facts: what of Python's state the original's forward has read; by default nothing is known of that.
+        asked: what it has asked of torch; by default nothing.
+        entries: what the containers hold from which the graph took objects, of a graph that was just captured.
         class_name: the name in listings; by default that of the user's model.
     """
 
@@ -47,7 +56,9 @@ class CapturedModule(GraphModule):
         graph: Graph,
         *,
         original: nn.Module | None = None,
-        fixed_looks: bool = False,
+        facts: Facts | None = None,
+        asked: Asked | None = None,
+        entries: Sequence[Entry] = (),
         class_name: str | None = None,
     ) -> None:
         """Take over `root`'s state and generate the forward."""
@@ -63,13 +74,15 @@ class CapturedModule(GraphModule):
             conditions = root._fxlib.conditions.rebased(self)
             original = original if original is not None else root._fxlib.original
         else:
-            conditions = Conditions(self, original, grad_enabled=torch.is_grad_enabled())
-            exported = isinstance(graph._codegen, GuardedCodeGen)
-            if original is not None and (fixed_looks or exported):
-                conditions.fix_looks(original, strides=exported)
+            enabled = torch.is_grad_enabled()
+            conditions = Conditions(
+                self, original, grad_enabled=enabled, facts=Facts() if facts is None else facts, asked=asked or Asked()
+            )
+            conditions.fix_entries(entries)
         companions = Companions(conditions, original, constants=constants_of(graph))
         if isinstance(root, CapturedModule):
             companions.reliance = root._fxlib.reliance.twin()
+            companions.captured_with = root._fxlib.captured_with
         companions.reliance.read(self, graph)
         if original is not None:
             companions.mirror = Mirror(original)
@@ -79,6 +92,7 @@ class CapturedModule(GraphModule):
             del self.__dict__["_is_full_backward_hook"]  # what the original says holds for the hooks of both
 
     _fxlib: Companions
+    _program: _Program
 
     def with_graph(self, graph: Graph) -> CapturedModule:
         """Return a sibling that runs another graph over the same state, under the same conditions."""
@@ -104,19 +118,31 @@ class CapturedModule(GraphModule):
             problem = f"the argument {hidden!r} hides what the generated code calls by its name"
             raise CaptureError(problem, where=type(self).__name__, hint="Rename the argument.")
         cls: Any = type(self)
-        inputs = frozenset(str(node.target) for node in self.graph.nodes if node.op == "placeholder")
-        order = list(failure.program_order(list(self.graph.nodes)).values())
+        places = failure.program_order(list(self.graph.nodes))
+        order, in_backward = list(places.values()), [place for node, place in places.items() if _is_in_backward(node)]
         guarded = codegen if isinstance(codegen := self.graph._codegen, GuardedCodeGen) else None
-        cls.forward = _guard(cls.forward, inputs, guarded, reordered=order != sorted(order))
+        cls._program = _Program(
+            cls.forward,
+            guarded or parameters_of(cls.forward),
+            guarded,
+            reordered=order != sorted(order),
+            reorders_backward=in_backward != sorted(in_backward),
+        )
+        cls.forward = _guard(cls._program)
         # GraphModule's own `__call__` prints failures of generated code and cuts their tracebacks off.
         del cls.__call__
         if (companions := self.__dict__.get("_fxlib")) is not None:
             companions.constants = constants_of(self.graph)
             companions.reliance.read(self, self.graph)
+            companions.shortcuts.forget()
         return code
 
     @override
     def __getattr__(self, name: str) -> Any:
+        own = self.__dict__
+        for table in _TABLES:  # sooner than through torch's own, which the generated code asks for each attribute
+            if table in own and name in own[table]:
+                return own[table][name]
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -194,68 +220,63 @@ class CapturedModule(GraphModule):
             with lent(self, original):
                 original._load_from_state_dict(*args, **kwargs)
 
+    @override
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Yield as any module does, and leave out each `RemoteModule`, which has no modules here and would raise."""
+        if next(remote_modules(self), None) is None:
+            yield from super().named_modules(memo, prefix, remove_duplicate)
+            return
+        seen = set[nn.Module]() if memo is None else memo
+        for path, module in local_modules(self, repeated=not remove_duplicate):
+            if module not in seen or not remove_duplicate:
+                seen.add(module)
+                yield ".".join(filter(None, (prefix, path))), module
+
     def _follow(self) -> None:
         companions = self._fxlib
         if companions.mirror is not None:
             companions.mirror.follow(self, companions.constants)
 
+    def _hindrance(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool) -> Hindrance | None:
+        """Return why the graph may not run for this call; None if it may."""
+        companions, program = self._fxlib, self._program
+        if broken := companions.broken(grad_enabled=grad_enabled):
+            return Hindrance(broken)
+        if changed := companions.conditions.other_looks():
+            return Hindrance(changed, told=True)
+        if stale := companions.stale(self, grad_enabled=grad_enabled):
+            return Hindrance(stale, told=not grad_enabled)
+        if misfit := companions.misfit(program.expected, args, kwargs):
+            return Hindrance(misfit, told=True)
+        if program.reordered and grad_enabled:
+            given = (*args, *kwargs.values())
+            if reordered := companions.conditions.reordered(given):
+                return Hindrance(reordered)
+            if program.reorders_backward and not torch.compiler.is_compiling():
+                shows = companions.conditions.backward_shows(given)
+                return Hindrance(shows, told=True) if shows else None
+        return None
 
-def outdated(module: nn.Module) -> str:
-    """Return what has become of the weights that values in a module's graph were computed from; empty if nothing."""
-    if not isinstance(module, CapturedModule):
-        return ""
-    module._follow()
-    return module._fxlib.stale(module, grad_enabled=False)
-
-
-def _hindrance(
-    self: CapturedModule, expected: Expected, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
-) -> str:
-    """Return why the graph may not run for this call, in words; empty if it may."""
-    companions = self._fxlib
-    if broken := companions.broken(grad_enabled=grad_enabled):
-        return broken
-    if changed := companions.conditions.other_looks():
-        companions.tell_of_original(type(self).__name__, changed)
-        return changed
-    if stale := companions.stale(self, grad_enabled=grad_enabled):
-        if not grad_enabled:
-            companions.tell_of_original(type(self).__name__, stale)
-        return stale
-    if misfit := companions.misfit(expected, args, kwargs):
-        companions.tell_of_original(type(self).__name__, misfit)
-    return misfit
-
-
-def _guard(
-    generated: Callable[..., Any], inputs: frozenset[str], guarded: GuardedCodeGen | None, *, reordered: bool
-) -> Callable[..., Any]:
-    code: Any = generated.__code__
-    expected: Expected = guarded or parameters_of(generated, inputs)
-
-    @functools.wraps(generated)
-    def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
-        grad_enabled, companions = torch.is_grad_enabled(), self._fxlib
-        companions.tape.begin()
-        if companions.original is not None:
-            self._follow()
-            broken = _hindrance(self, expected, args, kwargs, grad_enabled=grad_enabled)
-            if not broken and reordered and grad_enabled:
-                broken = companions.conditions.reordered((*args, *kwargs.values()))
-            if broken:
-                return _run_original(self, companions.original, broken, args, kwargs)
-        else:
-            _check_alone(self, guarded, args, kwargs)
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool) -> Any:
+        """Run the graph; what is raised is what the blocking program would have raised."""
+        companions, generated = self._fxlib, self._program.generated
         recording = current_recording()
-        run = generated if recording is None else recording.instrument(self, generated)
-        outer, flight = THREAD.flight, Flight(fans=companions.tape.fans())
+        run: Callable[..., Any] = generated
+        stands: Any = self
+        if recording is not None:
+            run = recording.instrument(self, generated)
+        elif not torch.compiler.is_dynamo_compiling():  # dynamo follows modules, and needs no shortcuts
+            stands = companions.shortcuts.of(self, self._graph)
+        outer, flight = THREAD.flight, Flight()
         THREAD.flight = flight
         try:
-            result = run(self, *args, **kwargs)
+            result = run(stands, *args, **kwargs)
             if flight.refused:  # a call that could not be issued, and that nobody waited for
                 raise flight.refused[0]
         except BaseException as error:
-            stop = failure.locate(self, code, error)
+            stop = failure.locate(self, generated.__code__, error)
             # An interrupt is the program's at once: nothing is waited for.
             earlier = failure.earlier_error(self, stop) if stop is not None and isinstance(error, Exception) else None
             if stop is not None:
@@ -269,8 +290,57 @@ def _guard(
         if grad_enabled is not companions.conditions.grad_enabled:  # the graph's blocks end in the mode of its capture
             torch.set_grad_enabled(grad_enabled)
         if flight.tracked:
-            companions.tape.add(flight.tracked)
+            companions.tape.add(flight.tracked, flight.backward)
+        if self._program.reorders_backward and grad_enabled and not torch.compiler.is_compiling():
+            companions.conditions.backward_order.watch(result)
         return result
+
+
+_TABLES = ("_parameters", "_modules", "_buffers")
+
+
+def outdated(module: nn.Module) -> str:
+    """Return what has become of the weights that values in a module's graph were computed from; empty if nothing."""
+    if not isinstance(module, CapturedModule):
+        return ""
+    module._follow()
+    return module._fxlib.stale(module, grad_enabled=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What `recompile` made of a graph: the generated forward, and what has to be known of it to run it."""
+
+    generated: Callable[..., Any]
+    expected: Expected
+    guarded: GuardedCodeGen | None
+    reordered: bool
+    """Whether nodes stand in another order than that of the program as captured."""
+    reorders_backward: bool
+    """Whether that is so of nodes that backward runs through, and not of calls alone."""
+
+
+def _is_in_backward(node: Node) -> bool:
+    """Whether backward may run through a node, in an order that the node's place in the graph decides."""
+    is_local = node.op in {"call_function", "call_method", "call_module"}
+    return is_local and not (is_issue(node) or is_wait(node) or node.target in ops.TRACKERS)
+
+
+def _guard(program: _Program) -> Callable[..., Any]:
+    @functools.wraps(program.generated)
+    def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
+        grad_enabled, companions = torch.is_grad_enabled(), self._fxlib
+        if companions.original is None:
+            _check_alone(self, program.guarded, args, kwargs)
+            return self._run(args, kwargs, grad_enabled=grad_enabled)
+        self._follow()
+        runs = companions.graphs.fitting(self, args, kwargs, grad_enabled=grad_enabled)
+        if isinstance(runs, CapturedModule):
+            return runs._run(args, kwargs, grad_enabled=grad_enabled)
+        if runs.told:
+            companions.tell_of_original(type(self).__name__, runs.reason)
+        companions.graphs.original_runs(self, runs.reason, args, kwargs)
+        return _run_original(self, companions.original, runs.reason, args, kwargs)
 
     return forward
 
@@ -289,8 +359,19 @@ def _check_alone(
 def _run_original(
     module: CapturedModule, original: nn.Module, reason: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    if torch.is_grad_enabled() and any(node.target in ops.TRACKERS for node in module.graph.nodes):
-        module._fxlib.tape.untracked = reason
     original.training = module.training
+    tracks = torch.is_grad_enabled() and any(node.target in ops.TRACKERS for node in module.graph.nodes)
     with lent(module, original):
-        return original.forward(*args, **kwargs)
+        if not tracks:
+            return original.forward(*args, **kwargs)
+        with tracked_calls(module._fxlib.tape, _contracts_in(module.graph), reason):
+            return original.forward(*args, **kwargs)
+
+
+def _contracts_in(graph: Graph) -> dict[str, Contract]:
+    """Return the contracts of the functions that a graph calls, whoever declared them, by name."""
+    known = [node for node in graph.nodes if "contract" in node.meta]
+    calls = {
+        str(each.args[1]): each.meta["contract"] for each in known if each.target in {ops.remote_call, ops.issue_call}
+    }
+    return calls | {item_of(each).function: each.meta["contract"] for each in known if is_item(each)}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -21,7 +23,6 @@ from fxlib.runtime.credits import current_credits
 from fxlib.runtime.deadlines import DEADLINES
 from fxlib.runtime.flight import current_flight
 from fxlib.runtime.tracking import Destination, track
-from fxlib.runtime.underway import UNDERWAY
 
 # `rpc_async` returns a `torch._C.Future`, of which `torch.futures.Future` is a subclass.
 Future: TypeAlias = "torch._C.Future[Any]"
@@ -67,17 +68,6 @@ def issue_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: floa
 
 def start_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Future:
     """Start a call that the program itself issues, and return its future: `rpc_async`.
-
-    Raises:
-        ContractError: no function is known by this name.
-        Exception: whatever `rpc_async` raises at once: an unknown worker, arguments that cannot be sent.
-    """
-    UNDERWAY.settle(server_name(to))
-    return launch(to, function, args, kwargs, timeout)
-
-
-def launch(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Future:
-    """Start a call whatever gradients are on their way to its server, and return its future.
 
     Raises:
         ContractError: no function is known by this name.
@@ -143,17 +133,18 @@ def track_gradient(  # noqa: PLR0917 - as all operators: positional, in the docu
     Raises:
         ContractError: there is no tensor in the result, so that `gradient` cannot be given a gradient.
     """
-    return _track(result, (to, gradient, args, kwargs, timeout, index), early=False)
+    return _track(result, (to, gradient, args, kwargs, timeout, index), together=False)
 
 
 def send_gradient(  # noqa: PLR0917 - as all operators: positional, in the documented order
     result: Any, to: Any, gradient: str, args: Args, kwargs: Kwargs, timeout: float | None, index: int
 ) -> Any:
-    """Track a gradient as `track_gradient` does, with the same errors, and let it leave from inside backward.
+    """Track a gradient as `track_gradient` does, with the same errors, and let it travel with others.
 
-    `fxlib.push_gradients` then waits for it. When it leaves, and when not, `fxlib.runtime.early` decides.
+    `fxlib.push_gradients` then sends neighbours to one server in one message, and those to several servers side by
+    side (`fxlib.runtime.pushes`).
     """
-    return _track(result, (to, gradient, args, kwargs, timeout, index), early=True)
+    return _track(result, (to, gradient, args, kwargs, timeout, index), together=True)
 
 
 TRACKERS: frozenset[object] = frozenset({track_gradient, send_gradient})
@@ -176,13 +167,29 @@ def server_name(to: Any) -> str:
 
 def is_this_process(to: Any) -> bool:
     """Whether a call to `to` would run in this very process."""
-    return rpc.api._is_current_rpc_agent_set() and rpc.get_worker_info().name == server_name(to)
+    return rpc.api._is_current_rpc_agent_set() and _own_name() == server_name(to)
 
 
-def _track(result: Any, push: Destination, *, early: bool) -> Any:
-    if torch.compiler.is_dynamo_compiling():  # dynamo cannot follow what learns when the gradients have come
-        return torch.compiler.disable(track)(result, push, early=early)
-    return track(result, push, early=early)
+def _own_name() -> str:
+    """Return the name of this process: asked once for each agent, since it takes as long as all else of a call."""
+    agent = torch._C._distributed_rpc._get_current_rpc_agent()
+    if _AGENT.known is None or _AGENT.known() is not agent:
+        _AGENT.known, _AGENT.name = weakref.ref(agent), rpc.get_worker_info().name
+    return _AGENT.name
+
+
+class _Agent(threading.local):
+    known: weakref.ref[Any] | None = None
+    name: str = ""
+
+
+_AGENT = _Agent()
+
+
+def _track(result: Any, push: Destination, *, together: bool) -> Any:
+    if torch.compiler.is_dynamo_compiling():  # dynamo cannot follow what takes the gradients
+        return torch.compiler.disable(track)(result, push, together=together)
+    return track(result, push, together=together)
 
 
 def _start(start: Starter, to: Any, function: str, args: Args, kwargs: Kwargs, *, limit: float) -> Any:
@@ -199,16 +206,13 @@ def _rpc_async(to: Any, function: Any, *, args: Args, kwargs: Kwargs | None = No
 
 def _issue(to: Any, timeout: float | None, start: Callable[[float], Future]) -> Future:
     try:
-        UNDERWAY.settle(server_name(to))
         return _watched(to, timeout, start)
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the wait
         return _refused(error)
 
 
 def _deadline(to: Any, timeout: float | None) -> float:
-    server = server_name(to)
-    UNDERWAY.settle(server)
-    return DEADLINES.deadline(server, timeout)
+    return DEADLINES.deadline(server_name(to), timeout)
 
 
 def _watched(to: Any, timeout: float | None, start: Callable[[float], Future]) -> Future:

@@ -192,7 +192,7 @@ def reached(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str
     if kind is None or not kind.is_client:
         return ""
     to = kind.destination(args, kwargs)
-    return kind.name if to is None else str(to)
+    return to if isinstance(to, str) else kind.reached(node)  # an object's own words would name its address
 
 
 _REMOTE = {ops.remote_call, ops.issue_call, ops.start_call, ops.fetch, ops.issue_fetch, issue_batch}

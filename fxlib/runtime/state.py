@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 from torch import nn
@@ -46,6 +47,8 @@ class Mirror:
         """Take over the parameters, buffers, modules and `constants` that were replaced on the original since."""
         held = self._original.__dict__
         for table, seen in self._seen.items():
+            if list(held[table]) == list(seen) and all(map(is_, held[table].values(), seen.values())):
+                continue  # as nearly always
             changed = {name: part for name, part in held[table].items() if part is not seen.get(name, _NEVER)}
             if changed:
                 module.__dict__[table].update(changed)

@@ -50,6 +50,27 @@ def check_tensor(result: Any, function: str, dtype: torch.dtype, sizes: tuple[in
     )
 
 
+def check_plain(result: Any, function: str, declared: object) -> None:
+    """Hold a part of a remote result that is no tensor to its declared kind ("int", "float"), or to its declared value.
+
+    A flag, a string and None are declared by value, as a forward decides by them: `(False,)`, `("done",)`, `(None,)`.
+
+    Raises:
+        ContractError: it is another. The program was captured on the contract's word.
+    """
+    if isinstance(declared, tuple):
+        alike = type(result) is type(declared[0]) and result == declared[0]
+        wanted = repr(declared[0])
+    else:
+        alike, wanted = type(result).__name__ == declared, f"a number ({declared})"
+    if not alike:
+        raise ContractError(
+            f"the contract declares {wanted} in the result, and it is {result!r:.80}",
+            where=function,
+            hint="Correct returns=, and capture again.",
+        )
+
+
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return tuples (named ones as well), lists and dicts like those in `value`, with all else in them changed."""
     if type(value) in (tuple, list):

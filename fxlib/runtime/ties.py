@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -52,11 +52,15 @@ class Ties:
 
     def _identities(self) -> list[int]:
         """Return the ids of all parameters, in their order: no references, which would keep what was replaced."""
+        return list(map(id, self.parameters()))
+
+    def parameters(self) -> Iterable[Any]:
+        """Return all parameters as they are now, in their order, None where there is none any more."""
         if not self._slots:
             for part, names in zip((self._root, *self._parts), self._names, strict=False):
                 self._tables += [part._parameters] * len(names)
                 self._slots += names
-        return list(map(id, map(dict.get, self._tables, self._slots)))
+        return map(dict.get, self._tables, self._slots)
 
 
 def _pattern(identities: Sequence[int]) -> list[int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from fxlib.errors import ContractError
-from fxlib.runtime.fans import Arrival, Slot
+from fxlib.runtime.autograd_node import Slot, tracked
 from fxlib.runtime.flight import Flight, Tracked, current_flight
 from fxlib.runtime.gradients import as_it_is
 from fxlib.runtime.structure import mapped
@@ -18,7 +18,7 @@ Destination: TypeAlias = tuple[Any, str, tuple[Any, ...], Mapping[str, Any], flo
 program order."""
 
 
-def track(result: Any, push: Destination, *, early: bool) -> Any:
+def track(result: Any, push: Destination, *, together: bool) -> Any:
     """Return a result of which each tensor that may take a gradient takes one, in the same memory.
 
     Raises:
@@ -30,18 +30,18 @@ def track(result: Any, push: Destination, *, early: bool) -> Any:
     if type(result) is torch.Tensor:
         if not _may_take_a_gradient(result):
             return result
-        outputs, arrival = flight.fans.spread(push[-1], (result,))
-        _note(flight, arrival.slots[0], arrival, push, early=early)
-        return outputs[0]
+        output, slot = tracked(result, flight.backward, is_deaf=flight.is_deaf)
+        _note(flight, slot, (slot,), push, together=together)
+        return output
     found = _tensors(result, where=push[1])
     taking = {key: each for key, each in found.items() if _may_take_a_gradient(each)}
     if not taking:
         return result
-    outputs, arrival = flight.fans.spread(push[-1], list(taking.values()))
-    slots: dict[int, Slot] = dict(zip(taking, arrival.slots, strict=True))
-    tracked = dict(zip(taking, outputs, strict=True))
-    _note(flight, mapped(result, lambda each: slots.get(id(each))), arrival, push, early=early)
-    return mapped(result, lambda each: tracked.get(id(each), each))
+    made = {key: tracked(each, flight.backward, is_deaf=flight.is_deaf) for key, each in taking.items()}
+    outputs = {key: output for key, (output, _) in made.items()}
+    slots = {key: slot for key, (_, slot) in made.items()}
+    _note(flight, mapped(result, lambda each: slots.get(id(each))), tuple(slots.values()), push, together=together)
+    return mapped(result, lambda each: outputs.get(id(each), each))
 
 
 def _may_take_a_gradient(tensor: torch.Tensor) -> bool:
@@ -61,18 +61,18 @@ def _tensors(result: Any, where: str) -> dict[int, torch.Tensor]:
     return found
 
 
-def _note(flight: Flight, value: Any, arrival: Arrival, push: Destination, *, early: bool) -> None:
+def _note(flight: Flight, value: Any, slots: Sequence[Slot], push: Destination, *, together: bool) -> None:
     to, gradient, args, kwargs, timeout_s, index = push
     flight.tracked.append(
         Tracked(
             value=value,
-            arrival=arrival,
+            slots=slots,
             to=to,
             gradient=gradient,
             args=as_it_is(args),
             kwargs=as_it_is(kwargs) if kwargs else kwargs,
             timeout_s=timeout_s,
             index=index,
-            early=early,
+            together=together,
         )
     )

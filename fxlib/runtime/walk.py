@@ -8,13 +8,16 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import _RemoteModule
 
 
-def local_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield path and module of `root` and all below, as `named_modules` does, which a `RemoteModule` makes fail."""
+def local_modules(root: nn.Module, *, repeated: bool = False) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of `root` and all below, as `named_modules` does, which a `RemoteModule` makes fail.
+
+    A module that stands in several places is yielded at its first, or, if `repeated`, at each.
+    """
     seen: set[int] = set()
     stack = [("", root)]
     while stack:
         path, module = stack.pop()
-        if id(module) in seen:
+        if id(module) in seen and not repeated:
             continue
         seen.add(id(module))
         yield path, module

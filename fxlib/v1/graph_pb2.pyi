@@ -75,10 +75,11 @@ class Graph(_message.Message):
     def __init__(self, format: _Optional[int] = ..., modules: _Optional[_Iterable[_Union[Module, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., storages: _Optional[_Iterable[_Union[Storage, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., contracts: _Optional[_Iterable[_Union[Contract, _Mapping]]] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Module(_message.Message):
-    __slots__ = ("graph", "leaf", "opaque", "training", "parameters", "buffers", "children", "attributes")
+    __slots__ = ("graph", "leaf", "opaque", "parallel", "training", "parameters", "buffers", "children", "attributes")
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
     OPAQUE_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
@@ -87,12 +88,39 @@ class Module(_message.Message):
     graph: Body
     leaf: str
     opaque: str
+    parallel: DataParallel
     training: bool
     parameters: _containers.RepeatedCompositeFieldContainer[TensorSlot]
     buffers: _containers.RepeatedCompositeFieldContainer[TensorSlot]
     children: _containers.RepeatedCompositeFieldContainer[ModuleSlot]
     attributes: _containers.RepeatedCompositeFieldContainer[Attribute]
-    def __init__(self, graph: _Optional[_Union[Body, _Mapping]] = ..., leaf: _Optional[str] = ..., opaque: _Optional[str] = ..., training: _Optional[bool] = ..., parameters: _Optional[_Iterable[_Union[TensorSlot, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[TensorSlot, _Mapping]]] = ..., children: _Optional[_Iterable[_Union[ModuleSlot, _Mapping]]] = ..., attributes: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ...) -> None: ...
+    def __init__(self, graph: _Optional[_Union[Body, _Mapping]] = ..., leaf: _Optional[str] = ..., opaque: _Optional[str] = ..., parallel: _Optional[_Union[DataParallel, _Mapping]] = ..., training: _Optional[bool] = ..., parameters: _Optional[_Iterable[_Union[TensorSlot, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[TensorSlot, _Mapping]]] = ..., children: _Optional[_Iterable[_Union[ModuleSlot, _Mapping]]] = ..., attributes: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ...) -> None: ...
+
+class DataParallel(_message.Message):
+    __slots__ = ("group", "ranks", "forward_sync_buffers", "find_unused_parameters", "gradient_as_bucket_view", "static_graph", "skip_all_reduce_unused_params", "batched_grad_copy", "bucket_cap_mb", "hook", "oddity")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_SYNC_BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    FIND_UNUSED_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_AS_BUCKET_VIEW_FIELD_NUMBER: _ClassVar[int]
+    STATIC_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    SKIP_ALL_REDUCE_UNUSED_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    BATCHED_GRAD_COPY_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_CAP_MB_FIELD_NUMBER: _ClassVar[int]
+    HOOK_FIELD_NUMBER: _ClassVar[int]
+    ODDITY_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    ranks: int
+    forward_sync_buffers: bool
+    find_unused_parameters: bool
+    gradient_as_bucket_view: bool
+    static_graph: bool
+    skip_all_reduce_unused_params: bool
+    batched_grad_copy: bool
+    bucket_cap_mb: float
+    hook: str
+    oddity: str
+    def __init__(self, group: _Optional[str] = ..., ranks: _Optional[int] = ..., forward_sync_buffers: _Optional[bool] = ..., find_unused_parameters: _Optional[bool] = ..., gradient_as_bucket_view: _Optional[bool] = ..., static_graph: _Optional[bool] = ..., skip_all_reduce_unused_params: _Optional[bool] = ..., batched_grad_copy: _Optional[bool] = ..., bucket_cap_mb: _Optional[float] = ..., hook: _Optional[str] = ..., oddity: _Optional[str] = ...) -> None: ...
 
 class TensorSlot(_message.Message):
     __slots__ = ("name", "tensor", "transient")
@@ -187,16 +215,38 @@ class Pytree(_message.Message):
     def __init__(self, arguments: _Optional[_Iterable[str]] = ..., inputs: _Optional[_Union[Value, _Mapping]] = ..., outputs: _Optional[_Union[Value, _Mapping]] = ..., guards: _Optional[_Union[InputGuards, _Mapping]] = ...) -> None: ...
 
 class InputGuards(_message.Message):
-    __slots__ = ("leaves", "ranges", "conditions", "autocast")
+    __slots__ = ("leaves", "ranges", "conditions", "autocast", "values")
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     AUTOCAST_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     leaves: _containers.RepeatedCompositeFieldContainer[InputGuard]
     ranges: _containers.RepeatedCompositeFieldContainer[SizeRange]
     conditions: _containers.RepeatedCompositeFieldContainer[Value]
     autocast: _containers.RepeatedCompositeFieldContainer[Autocast]
-    def __init__(self, leaves: _Optional[_Iterable[_Union[InputGuard, _Mapping]]] = ..., ranges: _Optional[_Iterable[_Union[SizeRange, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., autocast: _Optional[_Iterable[_Union[Autocast, _Mapping]]] = ...) -> None: ...
+    values: _containers.RepeatedCompositeFieldContainer[ValueCondition]
+    def __init__(self, leaves: _Optional[_Iterable[_Union[InputGuard, _Mapping]]] = ..., ranges: _Optional[_Iterable[_Union[SizeRange, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., autocast: _Optional[_Iterable[_Union[Autocast, _Mapping]]] = ..., values: _Optional[_Iterable[_Union[ValueCondition, _Mapping]]] = ...) -> None: ...
+
+class ValueCondition(_message.Message):
+    __slots__ = ("steps", "answer", "source")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[QuestionStep]
+    answer: bool
+    source: str
+    def __init__(self, steps: _Optional[_Iterable[_Union[QuestionStep, _Mapping]]] = ..., answer: _Optional[bool] = ..., source: _Optional[str] = ...) -> None: ...
+
+class QuestionStep(_message.Message):
+    __slots__ = ("operator", "args", "kwargs")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    KWARGS_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    args: _containers.RepeatedCompositeFieldContainer[Value]
+    kwargs: _containers.RepeatedCompositeFieldContainer[Attribute]
+    def __init__(self, operator: _Optional[str] = ..., args: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., kwargs: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ...) -> None: ...
 
 class Autocast(_message.Message):
     __slots__ = ("device", "dtype")
@@ -277,7 +327,7 @@ class Node(_message.Message):
     def __init__(self, op: _Optional[_Union[Opcode, str]] = ..., name: _Optional[str] = ..., target: _Optional[int] = ..., args: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., kwargs: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ..., type: _Optional[_Union[TypeHint, _Mapping]] = ..., call: _Optional[str] = ..., contract: _Optional[int] = ..., order: _Optional[int] = ..., requires_grad: _Optional[bool] = ..., source: _Optional[int] = ..., stack_trace: _Optional[int] = ..., tensor_meta: _Optional[_Union[Value, _Mapping]] = ..., folded: _Optional[_Iterable[str]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ("none", "boolean", "integer", "real", "text", "node", "big_integer", "complex", "ellipsis", "list", "tuple", "dict", "slice", "range", "dtype", "layout", "memory_format", "qscheme", "device", "size", "operator", "named_tuple", "ordered_dict", "tensor_meta", "function", "tensor", "opaque", "container")
+    __slots__ = ("none", "boolean", "integer", "real", "text", "node", "big_integer", "complex", "ellipsis", "list", "tuple", "dict", "slice", "range", "dtype", "layout", "memory_format", "qscheme", "device", "size", "operator", "named_tuple", "ordered_dict", "tensor_meta", "function", "tensor", "opaque", "container", "handle", "record")
     NONE_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
     INTEGER_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +356,8 @@ class Value(_message.Message):
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     OPAQUE_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     none: bool
     boolean: bool
     integer: int
@@ -334,13 +386,25 @@ class Value(_message.Message):
     tensor: int
     opaque: str
     container: Container
-    def __init__(self, none: _Optional[bool] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., node: _Optional[int] = ..., big_integer: _Optional[bytes] = ..., complex: _Optional[_Union[Complex, _Mapping]] = ..., ellipsis: _Optional[bool] = ..., list: _Optional[_Union[Values, _Mapping]] = ..., tuple: _Optional[_Union[Values, _Mapping]] = ..., dict: _Optional[_Union[Entries, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., dtype: _Optional[str] = ..., layout: _Optional[str] = ..., memory_format: _Optional[str] = ..., qscheme: _Optional[str] = ..., device: _Optional[str] = ..., size: _Optional[_Union[Shape, _Mapping]] = ..., operator: _Optional[str] = ..., named_tuple: _Optional[_Union[NamedTuple, _Mapping]] = ..., ordered_dict: _Optional[_Union[Entries, _Mapping]] = ..., tensor_meta: _Optional[_Union[TensorMeta, _Mapping]] = ..., function: _Optional[str] = ..., tensor: _Optional[int] = ..., opaque: _Optional[str] = ..., container: _Optional[_Union[Container, _Mapping]] = ...) -> None: ...
+    handle: Handle
+    record: NamedTuple
+    def __init__(self, none: _Optional[bool] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., node: _Optional[int] = ..., big_integer: _Optional[bytes] = ..., complex: _Optional[_Union[Complex, _Mapping]] = ..., ellipsis: _Optional[bool] = ..., list: _Optional[_Union[Values, _Mapping]] = ..., tuple: _Optional[_Union[Values, _Mapping]] = ..., dict: _Optional[_Union[Entries, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., dtype: _Optional[str] = ..., layout: _Optional[str] = ..., memory_format: _Optional[str] = ..., qscheme: _Optional[str] = ..., device: _Optional[str] = ..., size: _Optional[_Union[Shape, _Mapping]] = ..., operator: _Optional[str] = ..., named_tuple: _Optional[_Union[NamedTuple, _Mapping]] = ..., ordered_dict: _Optional[_Union[Entries, _Mapping]] = ..., tensor_meta: _Optional[_Union[TensorMeta, _Mapping]] = ..., function: _Optional[str] = ..., tensor: _Optional[int] = ..., opaque: _Optional[str] = ..., container: _Optional[_Union[Container, _Mapping]] = ..., handle: _Optional[_Union[Handle, _Mapping]] = ..., record: _Optional[_Union[NamedTuple, _Mapping]] = ...) -> None: ...
 
 class Values(_message.Message):
     __slots__ = ("items",)
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[Value]
     def __init__(self, items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+
+class Handle(_message.Message):
+    __slots__ = ("slot", "owner", "here")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    slot: str
+    owner: str
+    here: bool
+    def __init__(self, slot: _Optional[str] = ..., owner: _Optional[str] = ..., here: _Optional[bool] = ...) -> None: ...
 
 class Entries(_message.Message):
     __slots__ = ("items",)

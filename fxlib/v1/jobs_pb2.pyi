@@ -38,7 +38,7 @@ DECISION_ADOPT: Decision
 DECISION_KEEP_ORIGINAL: Decision
 
 class OptimizeRequest(_message.Message):
-    __slots__ = ("request_id", "name", "namespace", "labels", "graph", "workload", "recipe", "trial", "torch_version", "fresh", "profile", "diffs")
+    __slots__ = ("request_id", "name", "namespace", "labels", "graph", "workload", "recipe", "trial", "torch_version", "fresh", "profile", "diffs", "variants")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class OptimizeRequest(_message.Message):
     FRESH_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     DIFFS_FIELD_NUMBER: _ClassVar[int]
+    VARIANTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     name: str
     namespace: str
@@ -70,7 +71,20 @@ class OptimizeRequest(_message.Message):
     fresh: bool
     profile: _profile_pb2.Profile
     diffs: bool
-    def __init__(self, request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., trial: _Optional[_Union[TrialOptions, _Mapping]] = ..., torch_version: _Optional[str] = ..., fresh: _Optional[bool] = ..., profile: _Optional[_Union[_profile_pb2.Profile, _Mapping]] = ..., diffs: _Optional[bool] = ...) -> None: ...
+    variants: _containers.RepeatedCompositeFieldContainer[VariantRequest]
+    def __init__(self, request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., trial: _Optional[_Union[TrialOptions, _Mapping]] = ..., torch_version: _Optional[str] = ..., fresh: _Optional[bool] = ..., profile: _Optional[_Union[_profile_pb2.Profile, _Mapping]] = ..., diffs: _Optional[bool] = ..., variants: _Optional[_Iterable[_Union[VariantRequest, _Mapping]]] = ...) -> None: ...
+
+class VariantRequest(_message.Message):
+    __slots__ = ("name", "graph", "workload", "profile")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    graph: _graph_pb2.BlobRef
+    workload: _workload_pb2.Workload
+    profile: _profile_pb2.Profile
+    def __init__(self, name: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ..., profile: _Optional[_Union[_profile_pb2.Profile, _Mapping]] = ...) -> None: ...
 
 class OptimizeResponse(_message.Message):
     __slots__ = ("job",)
@@ -105,7 +119,7 @@ class WatchJobResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[JobEvent, _Mapping]] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
-    __slots__ = ("namespace", "labels", "states", "name", "page_size", "page_token")
+    __slots__ = ("namespace", "labels", "states", "name", "page_size", "page_token", "id_prefix")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -119,13 +133,15 @@ class ListJobsRequest(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ID_PREFIX_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     labels: _containers.ScalarMap[str, str]
     states: _containers.RepeatedScalarFieldContainer[JobState]
     name: str
     page_size: int
     page_token: str
-    def __init__(self, namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., states: _Optional[_Iterable[_Union[JobState, str]]] = ..., name: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    id_prefix: str
+    def __init__(self, namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., states: _Optional[_Iterable[_Union[JobState, str]]] = ..., name: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., id_prefix: _Optional[str] = ...) -> None: ...
 
 class ListJobsResponse(_message.Message):
     __slots__ = ("jobs", "next_page_token")
@@ -348,7 +364,7 @@ class Estimate(_message.Message):
     def __init__(self, value: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
 
 class JobResult(_message.Message):
-    __slots__ = ("decision", "reason_code", "reason", "graph", "qps_original", "qps_optimized", "gain", "calls", "passes", "not_reproduced", "preserves", "assumptions", "timeline_original", "timeline_optimized", "blocks", "hardware", "torch_version", "phase_seconds", "timeline_bound", "bound_s", "candidates", "max_relative_error")
+    __slots__ = ("decision", "reason_code", "reason", "graph", "qps_original", "qps_optimized", "gain", "calls", "passes", "not_reproduced", "preserves", "assumptions", "timeline_original", "timeline_optimized", "blocks", "hardware", "torch_version", "phase_seconds", "timeline_bound", "bound_s", "candidates", "max_relative_error", "variants")
     class PhaseSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +394,7 @@ class JobResult(_message.Message):
     BOUND_S_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     MAX_RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    VARIANTS_FIELD_NUMBER: _ClassVar[int]
     decision: Decision
     reason_code: str
     reason: str
@@ -400,7 +417,16 @@ class JobResult(_message.Message):
     bound_s: float
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
     max_relative_error: float
-    def __init__(self, decision: _Optional[_Union[Decision, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., qps_original: _Optional[_Union[Estimate, _Mapping]] = ..., qps_optimized: _Optional[_Union[Estimate, _Mapping]] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ..., passes: _Optional[_Iterable[_Union[PassReport, _Mapping]]] = ..., not_reproduced: _Optional[_Iterable[str]] = ..., preserves: _Optional[str] = ..., assumptions: _Optional[_Iterable[str]] = ..., timeline_original: _Optional[_Union[Timeline, _Mapping]] = ..., timeline_optimized: _Optional[_Union[Timeline, _Mapping]] = ..., blocks: _Optional[int] = ..., hardware: _Optional[str] = ..., torch_version: _Optional[str] = ..., phase_seconds: _Optional[_Mapping[str, float]] = ..., timeline_bound: _Optional[_Union[Timeline, _Mapping]] = ..., bound_s: _Optional[float] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., max_relative_error: _Optional[float] = ...) -> None: ...
+    variants: _containers.RepeatedCompositeFieldContainer[VariantResult]
+    def __init__(self, decision: _Optional[_Union[Decision, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., qps_original: _Optional[_Union[Estimate, _Mapping]] = ..., qps_optimized: _Optional[_Union[Estimate, _Mapping]] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ..., passes: _Optional[_Iterable[_Union[PassReport, _Mapping]]] = ..., not_reproduced: _Optional[_Iterable[str]] = ..., preserves: _Optional[str] = ..., assumptions: _Optional[_Iterable[str]] = ..., timeline_original: _Optional[_Union[Timeline, _Mapping]] = ..., timeline_optimized: _Optional[_Union[Timeline, _Mapping]] = ..., blocks: _Optional[int] = ..., hardware: _Optional[str] = ..., torch_version: _Optional[str] = ..., phase_seconds: _Optional[_Mapping[str, float]] = ..., timeline_bound: _Optional[_Union[Timeline, _Mapping]] = ..., bound_s: _Optional[float] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., max_relative_error: _Optional[float] = ..., variants: _Optional[_Iterable[_Union[VariantResult, _Mapping]]] = ...) -> None: ...
+
+class VariantResult(_message.Message):
+    __slots__ = ("name", "result")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    result: JobResult
+    def __init__(self, name: _Optional[str] = ..., result: _Optional[_Union[JobResult, _Mapping]] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("name", "predicted_step_s", "gain", "verdict")

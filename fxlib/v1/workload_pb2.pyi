@@ -67,7 +67,7 @@ class BatchBlobs(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[_graph_pb2.BlobRef, _Mapping]]] = ...) -> None: ...
 
 class BatchSpec(_message.Message):
-    __slots__ = ("inputs", "kwargs", "target", "count")
+    __slots__ = ("inputs", "kwargs", "target", "count", "nested")
     class KwargsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -79,11 +79,21 @@ class BatchSpec(_message.Message):
     KWARGS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    NESTED_FIELD_NUMBER: _ClassVar[int]
     inputs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     kwargs: _containers.MessageMap[str, TensorSpec]
     target: TensorSpec
     count: int
-    def __init__(self, inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., kwargs: _Optional[_Mapping[str, TensorSpec]] = ..., target: _Optional[_Union[TensorSpec, _Mapping]] = ..., count: _Optional[int] = ...) -> None: ...
+    nested: NestedInputs
+    def __init__(self, inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., kwargs: _Optional[_Mapping[str, TensorSpec]] = ..., target: _Optional[_Union[TensorSpec, _Mapping]] = ..., count: _Optional[int] = ..., nested: _Optional[_Union[NestedInputs, _Mapping]] = ...) -> None: ...
+
+class NestedInputs(_message.Message):
+    __slots__ = ("structure", "tensors")
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    structure: _graph_pb2.Value
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    def __init__(self, structure: _Optional[_Union[_graph_pb2.Value, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("shape", "dtype", "low", "high")

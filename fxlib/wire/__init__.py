@@ -2,8 +2,9 @@
 
 from fxlib.wire.decode import decode
 from fxlib.wire.encode import FORMAT, Encoded, encode
+from fxlib.wire.handles import handles_in
 from fxlib.wire.limits import Limits
-from fxlib.wire.opaque import OpaqueAttribute, OpaqueFunction, OpaqueModule
+from fxlib.wire.opaque import OpaqueAttribute, OpaqueFunction, OpaqueModule, OpaqueRRef
 from fxlib.wire.read_values import decode_value
 from fxlib.wire.serialize import digest, parse, serialize, values_of
 from fxlib.wire.validate import validate
@@ -16,11 +17,13 @@ __all__ = [
     "OpaqueAttribute",
     "OpaqueFunction",
     "OpaqueModule",
+    "OpaqueRRef",
     "decode",
     "decode_value",
     "digest",
     "encode",
     "encode_value",
+    "handles_in",
     "parse",
     "serialize",
     "validate",

@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule, Node
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import TreeSpec
 
+from fxlib.runtime.data_parallel import body_of
 from fxlib.wire.opaque import OpaqueFunction, tuple_label
 from fxlib.wire.operators import operator_name
 from fxlib.wire.targets import function_name, registered
@@ -18,8 +20,11 @@ _UNFIT = re.compile(r"[^\w.:<>#$@ \[\]-]")
 
 
 def bodies(root: nn.Module) -> Iterator[GraphModule]:
-    """Yield the GraphModules in a module tree, each once, parents first."""
-    return (module for module in root.modules() if isinstance(module, GraphModule))
+    """Yield the GraphModules in a module tree, each once, parents first, those that capture made of its parts too."""
+    for module in root.modules():
+        found = body_of(module) if isinstance(module, DistributedDataParallel) else module
+        if isinstance(found, GraphModule) and (found is module or found is not module._modules["module"]):
+            yield found
 
 
 def specs_of(body: GraphModule) -> Iterator[TreeSpec]:

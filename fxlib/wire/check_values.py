@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fxlib.servers import is_worker_name
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import constants
 from fxlib.wire.faults import Fault, excess
@@ -16,8 +17,14 @@ from fxlib.wire.operators import check_operator
 _STRUCTURE = frozenset({"none", "list", "tuple", "dict", "ordered_dict", "named_tuple", "container"})
 _ASKED_OF_RREFS = frozenset({"is_owner", "owner", "owner_name", "to_here", "wait"})
 """What the operators of `fxlib.runtime` call on whatever they are given."""
-_PLACES = {"tensor_meta": "tensor_meta", "function": "attribute", "tensor": "attribute", "opaque": "attribute"} | {
-    "container": "structure"
+_PLACES: dict[str, tuple[str, ...]] = {
+    "tensor_meta": ("tensor_meta",),
+    "function": ("attribute",),
+    "tensor": ("attribute", "input"),
+    "opaque": ("attribute",),
+    "handle": ("attribute",),
+    "container": ("structure", "input"),
+    "record": ("input",),
 }
 
 
@@ -27,7 +34,7 @@ class Place:
 
     limits: Limits
     kind: str = "immediate"
-    """"immediate", "attribute", "tensor_meta", or "structure": containers, with None for each leaf."""
+    """"immediate", "attribute", "tensor_meta", "structure": containers, with None for each leaf; "input": of a step."""
     nodes: int = 0
     """Nodes that it may refer to: those with a lower index."""
     tensors: int = 0
@@ -52,7 +59,7 @@ def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
         return
     elif kind is None:
         raise Fault("is empty, or of a kind that this version does not know")
-    elif _PLACES.get(kind, place.kind) != place.kind:
+    elif place.kind not in _PLACES.get(kind, (place.kind,)):
         raise Fault(f"a {kind} may not stand here")
     elif kind in _NAMES:
         if (name := getattr(value, kind)) not in _NAMES[kind]:
@@ -137,15 +144,21 @@ def _function(name: str, place: Place) -> None:
         raise Fault(f"function {name[:80]!r} may not stand here")
 
 
+def _handle(handle: pb.Handle, _: Place) -> None:
+    check_label(handle.slot)
+    if handle.owner and not is_worker_name(handle.owner):
+        raise Fault(f"{handle.owner[:80]!r} is no name of a worker")
+
+
 def _named_tuple(value: pb.NamedTuple, place: Place, depth: int) -> None:
     check_label(value.name)
     check_name(value.name.rpartition(".")[2], "class")
     if len(value.fields) != len(value.items) or len(set(value.fields)) != len(value.fields):
-        raise Fault("a named tuple has other fields than items, or two of one name")
+        raise Fault("a named tuple or record has other fields than items, or two of one name")
     for name in value.fields:
         check_name(name, "field")
         if name.startswith("_") or name in _ASKED_OF_RREFS:
-            raise Fault(f"field {name!r} of a named tuple begins with an underscore, or is a method of RRefs")
+            raise Fault(f"field {name!r} begins with an underscore, or is a method of RRefs")
     depth = _deeper(place, depth)
     for item in value.items:
         check_value(item, place, depth)
@@ -188,6 +201,7 @@ _PLAIN: dict[str, Callable[[Any, Place], None]] = {
     "tensor": _tensor,
     "function": _function,
     "opaque": lambda label, _: check_label(label),
+    "handle": _handle,
 }
 _NESTED: dict[str, Callable[[Any, Place, int], None]] = {
     "list": _values,
@@ -196,6 +210,7 @@ _NESTED: dict[str, Callable[[Any, Place, int], None]] = {
     "ordered_dict": _entries,
     "slice": _slice,
     "named_tuple": _named_tuple,
+    "record": _named_tuple,
     "container": _container,
     "tensor_meta": _tensor_meta,
 }

@@ -30,8 +30,8 @@ def write_contract(contract: Contract) -> pb.Contract:
         batchable=contract.batchable,
         part_at=contract.part_at,
     )
-    if contract.returns is not None:
-        ValueWriter().write(message.returns, contract.returns)
+    if contract.structure is not None:  # a function that makes the result's like stays where it was declared
+        ValueWriter().write(message.returns, contract.structure)
     return message
 
 

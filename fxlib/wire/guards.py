@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fxlib.runtime.guards import OPERATIONS, Guard, InputGuards, TensorGuard, ValueGuard, symbols_of
+from fxlib.runtime.value_conditions import MAX_STEPS, OPERATORS, Reference, Step, ValueCondition
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import constants
 from fxlib.wire.check_values import Place, check_value
 from fxlib.wire.faults import Fault
 from fxlib.wire.limits import Limits
-from fxlib.wire.names import check_name
+from fxlib.wire.names import check_name, check_text
 from fxlib.wire.read_values import ValueReader
 from fxlib.wire.write_values import ValueWriter
 
@@ -47,6 +50,8 @@ def write_guards(message: pb.InputGuards, guards: InputGuards) -> None:
         writer.write(message.conditions.add(), condition)
     for device, dtype in guards.autocast:
         message.autocast.add(device=device, dtype=dtype)
+    for asked in guards.values:
+        _write_condition(message.values.add(), asked)
 
 
 def read_guards(message: pb.InputGuards) -> InputGuards:
@@ -60,6 +65,7 @@ def read_guards(message: pb.InputGuards) -> InputGuards:
         ranges=tuple(ranges),
         conditions=tuple(reader.read(each) for each in message.conditions),
         autocast=tuple((each.device, each.dtype) for each in message.autocast),
+        values=tuple(_read_condition(each, len(message.leaves)) for each in message.values),
     )
 
 
@@ -77,6 +83,10 @@ def check_guards(message: pb.InputGuards, leaves: int, limits: Limits) -> None:
     for mode in message.autocast:
         constants.check_device(mode.device)
         _check_dtype(mode.dtype)
+    if len(message.values) > _PARTS:
+        raise Fault(f"asks {len(message.values):,} questions of values, and may ask {_PARTS}")
+    for asked in message.values:
+        _check_condition(asked, leaves, limits)
     guards = read_guards(message)
     tensors = [leaf for leaf in guards.leaves if isinstance(leaf, TensorGuard)]
     sizes = [size for leaf in tensors for size in leaf.sizes]
@@ -120,6 +130,52 @@ def _check_leaf(message: pb.InputGuard, place: Place) -> None:
             _check_expression(each, place)
     else:
         raise Fault("a guard is empty, or of a kind that this version does not know")
+
+
+def _write_condition(message: pb.ValueCondition, asked: ValueCondition) -> None:
+    writer = ValueWriter(special=_write_reference)
+    message.answer, message.source = asked.answer, asked.source
+    for step in asked.steps:
+        each = message.steps.add(operator=step.operator)
+        writer.write_all(each.args, step.args)
+        for name, value in step.kwargs:
+            writer.write(each.kwargs.add(name=name).value, value)
+
+
+def _write_reference(value: pb.Value, data: object) -> bool:
+    if not isinstance(data, Reference):
+        return False
+    value.node = data.index
+    return True
+
+
+def _read_condition(message: pb.ValueCondition, leaves: int) -> ValueCondition:
+    places: Any = [Reference(index) for index in range(leaves + len(message.steps))]
+    reader = ValueReader(places)
+    steps = tuple(
+        Step(
+            operator=each.operator,
+            args=tuple(reader.read(value) for value in each.args),
+            kwargs=tuple((every.name, reader.read(every.value)) for every in each.kwargs),
+        )
+        for each in message.steps
+    )
+    return ValueCondition(steps=steps, answer=message.answer, source=message.source)
+
+
+def _check_condition(message: pb.ValueCondition, leaves: int, limits: Limits) -> None:
+    check_text(message.source, limits)
+    if not 0 < len(message.steps) <= MAX_STEPS:
+        raise Fault(f"a question of values has {len(message.steps):,} steps, and may have {MAX_STEPS}")
+    for index, each in enumerate(message.steps):
+        if each.operator not in OPERATORS:
+            raise Fault(f"a question of values asks {each.operator[:80]!r}, which is on no list for it")
+        place = Place(limits=limits, nodes=leaves + index)
+        for value in each.args:
+            check_value(value, place)
+        for every in each.kwargs:
+            check_name(every.name, "keyword argument")
+            check_value(every.value, place)
 
 
 def _check_dtype(name: str) -> None:

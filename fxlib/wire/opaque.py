@@ -5,11 +5,16 @@ Without the client's own module to bind them to, they keep their place in the gr
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import namedtuple
+from collections.abc import Iterator
+from functools import cache
 from typing import Any, NoReturn
 
 from torch import nn
+from torch.distributed import rpc
+from torch.utils import _pytree as pytree
 
 from fxlib.errors import OpaqueError
 from fxlib.runtime.attributes import check_data
@@ -75,7 +80,7 @@ class OpaqueModule(nn.Module):
 
 
 class OpaqueAttribute:
-    """An attribute whose value cannot travel, such as an RRef."""
+    """An attribute whose value cannot travel."""
 
     def __init__(self, slot: str) -> None:
         self.slot = slot
@@ -97,6 +102,31 @@ class OpaqueAttribute:
         return self
 
 
+class OpaqueRRef(OpaqueAttribute):
+    """An RRef of the client's: it knows the owner of what it leads to, and leads nowhere."""
+
+    def __init__(self, slot: str, owner: str, *, here: bool) -> None:
+        super().__init__(slot)
+        self._owner = owner
+        self._here = here
+
+    @classmethod
+    def of(cls, slot: str, rref: rpc.PyRRef[Any]) -> OpaqueRRef:
+        """Return what stands for a live RRef."""
+        return cls(slot, rref.owner_name(), here=rref.is_owner())
+
+    def owner_name(self) -> str:
+        """Return the name of the owner; empty if it is unknown."""
+        return self._owner
+
+    def is_owner(self) -> bool:
+        """Return whether the client itself owns what the RRef leads to."""
+        return self._here
+
+    def __repr__(self) -> str:
+        return f"OpaqueRRef({self.slot!r}, {self._owner!r})"
+
+
 def opaque_tuple(label: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
     """Return a named tuple class that stands for the client's class `label`. The caller has checked all names.
 
@@ -114,6 +144,90 @@ def opaque_tuple(label: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
     return type(plain.__name__, (plain,), space)
 
 
+class OpaqueContainer:
+    """Stands for a container of a class that only the client has: its parts, in their order, and what names them.
+
+    A part is found by its position, or, where the container's context holds a list of names, by its name, as a key and
+    as an attribute.
+    """
+
+    label = ""
+
+    def __init__(self, parts: list[Any], context: Any) -> None:
+        self.parts = parts
+        self.context = context
+
+    def __getitem__(self, key: int | str) -> Any:
+        """Return a part."""
+        return self.parts[_names_in(self.context).index(key) if isinstance(key, str) else key]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a part by its name.
+
+        Raises:
+            AttributeError: no part has this name.
+        """
+        if name.startswith("__") or name in ("parts", "context"):
+            raise AttributeError(name)
+        if name in (names := _names_in(self.context)):
+            return self.parts[names.index(name)]
+        plain = self.context.get("plain") if isinstance(self.context, dict) else None
+        if isinstance(plain, dict) and name in plain:
+            return plain[name]
+        raise AttributeError(f"{self.label} has no part {name!r} here")
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.parts)
+
+    def __repr__(self) -> str:
+        return f"OpaqueContainer({self.label!r}, {self.parts!r})"
+
+
+def _names_in(context: object) -> list[Any]:
+    """Return the names of a container's parts: its context, or, of dataclasses and objects, what it says of them."""
+    if isinstance(context, dict):
+        context = context.get("parts")
+    if isinstance(context, (list, tuple)):
+        names = context[0] if context and isinstance(context[0], (list, tuple)) else context
+        return [each for each in names if isinstance(each, str)]
+    return []
+
+
+@cache
+def opaque_container(label: str) -> type[OpaqueContainer]:
+    """Return the class that stands for the client's class `label`; torch's pytree knows it."""
+    cls = type("OpaqueContainer", (OpaqueContainer,), {"label": label, "__module__": __name__})
+    pytree.register_pytree_node(
+        cls,
+        lambda each: (each.parts, each.context),
+        lambda parts, context: cls(list(parts), context),
+        flatten_with_keys_fn=lambda each: (_keyed(each), each.context),
+    )
+    return cls
+
+
+def _keyed(container: OpaqueContainer) -> list[tuple[Any, Any]]:
+    names = _names_in(container.context)
+    if len(names) != len(container.parts):
+        return [(pytree.SequenceKey(index), part) for index, part in enumerate(container.parts)]
+    return [(pytree.MappingKey(name), part) for name, part in zip(names, container.parts, strict=True)]
+
+
+@cache
+def opaque_record(label: str, fields: tuple[str, ...]) -> type[Any]:
+    """Return a dataclass that stands for the client's dataclass `label`. The caller has checked all names."""
+
+    def check(record: Any) -> None:
+        for field in fields:
+            check_data(getattr(record, field), field)
+
+    space = {"__post_init__": check, "__fxlib_label__": label, "__module__": __name__}
+    return dataclasses.make_dataclass(label.rpartition(".")[2], [(field, Any) for field in fields], namespace=space)
+
+
 def tuple_label(cls: type) -> str:
-    """Return the label of a named tuple class."""
+    """Return the label of a class of named tuples, or of a dataclass."""
     return str(getattr(cls, "__fxlib_label__", None) or f"{cls.__module__}.{cls.__qualname__}")

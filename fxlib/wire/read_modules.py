@@ -12,9 +12,14 @@ from torch.fx import Graph, GraphModule
 
 from fxlib.errors import WireError
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.capture_guards import Facts, names_grad_mode
+from fxlib.runtime.conditions import Asked, Entry
+from fxlib.runtime.data_parallel import described
+from fxlib.runtime.walk import local_modules
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import leaves
 from fxlib.wire.callables import label_of
+from fxlib.wire.data_parallel import read_data_parallel, read_options
 from fxlib.wire.faults import Fault
 from fxlib.wire.opaque import OpaqueModule
 from fxlib.wire.read_graph import GraphReader
@@ -25,6 +30,10 @@ from fxlib.wire.write_modules import attributes_read
 from fxlib.wire.write_values import ValueWriter
 
 _MISSING = object()
+
+
+def _asked(own: nn.Module) -> Asked:
+    return Asked(grad_mode=names_grad_mode(each for _, each in local_modules(own)), looks=True)
 
 
 class ModuleReader:
@@ -43,6 +52,8 @@ class ModuleReader:
         """Training flags for which the graph was made, by the client's own modules."""
         self._indices: dict[str, int] = {}
         """Of the parameters and buffers that are there, by name."""
+        self._entries: list[Entry] = []
+        """Of the client's modules: the RRefs that the graph reads."""
 
     def read(self, own: nn.Module | None) -> CapturedModule:
         """Return the root, on the state of the client's module `own` where that is given.
@@ -57,9 +68,14 @@ class ModuleReader:
             module.training = message.training
         else:
             original = None if isinstance(own, CapturedModule) else own
-            module = CapturedModule(own, Graph(), original=original, fixed_looks=original is not None)
+            module = CapturedModule(own, Graph(), original=original, asked=_asked(own))
         self._fill(module, message, own, "")
         _set_graph(module, self._graphs.read(message.graph), "the root module")
+        if own is not None and not isinstance(own, CapturedModule):
+            module._fxlib.conditions.python = Facts.unread(
+                (each for _, each in local_modules(own)), None if isinstance(own, GraphModule) else module.graph
+            )
+            module._fxlib.conditions.fix_entries(self._entries)
         module._fxlib.conditions.fix_training({**self._flags, module: message.training})
         if own is not None and (weights := module._fxlib.reliance.weights):
             module._fxlib.reliance.changed([each for each in weights if self._is_another(each)])
@@ -83,6 +99,8 @@ class ModuleReader:
             _set_graph(graph_module, self._graphs.read(message.graph), where)
             graph_module.training = message.training
             return graph_module
+        if kind == "parallel":
+            return self._build_parallel(message, own, path)
         module = leaves.new(message.leaf) if kind == "leaf" else OpaqueModule(message.opaque)
         module.training = message.training
         same = self._fill(module, message, own, path)
@@ -95,6 +113,20 @@ class ModuleReader:
             leaves.finish(module)
         except Fault as fault:
             raise fault.at(where) from None
+        return module
+
+    def _build_parallel(self, message: pb.Module, own: nn.Module | None, path: str) -> nn.Module:
+        """Return the client's own `DistributedDataParallel`, or what stands for one; what is inside is bound anyhow."""
+        theirs = None if own is None else described(own)
+        child = message.children[0].module
+        inside = self._module(child, None if theirs is None else theirs.module, f"{path}.module")
+        if own is not None and theirs is not None and theirs.options == read_options(message.parallel):
+            return own
+        if self._tensors.bound:
+            problem = "the module given as root has no DistributedDataParallel like this here"
+            raise WireError(problem, where=f"module {path!r}", hint="Decode with the module that was captured.")
+        module = read_data_parallel(message.parallel, inside)
+        module.training = message.training
         return module
 
     def _fill(self, module: nn.Module, message: pb.Module, own: nn.Module | None, path: str) -> bool:
@@ -142,8 +174,10 @@ class ModuleReader:
     def _attribute(self, attribute: pb.Attribute, own: nn.Module | None, name: str) -> object:
         theirs = _MISSING if own is None else self._theirs(attribute, own, name)
         if theirs is not _MISSING:
+            if own is not None and attribute.value.WhichOneof("kind") == "handle" and attribute.name in vars(own):
+                self._entries.append(Entry(vars(own), attribute.name, theirs))
             return theirs
-        if attribute.value.WhichOneof("kind") == "opaque" and self._tensors.bound:
+        if attribute.value.WhichOneof("kind") in {"opaque", "handle"} and self._tensors.bound:
             raise WireError("the module given as root has no such attribute", where=f"attribute {name!r}")
         try:
             return ValueReader(tensors=partial(self._tensors.read, name=name)).read(attribute.value)

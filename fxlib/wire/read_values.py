@@ -15,7 +15,7 @@ from fxlib.wire import constants
 from fxlib.wire.check_values import Place, check_value
 from fxlib.wire.faults import Fault
 from fxlib.wire.limits import DEFAULT
-from fxlib.wire.opaque import OpaqueAttribute, opaque_tuple
+from fxlib.wire.opaque import OpaqueAttribute, OpaqueRRef, opaque_tuple
 from fxlib.wire.operators import find_operator
 from fxlib.wire.targets import functions
 
@@ -126,6 +126,7 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {
     "operator": find_operator,
     "function": functions().__getitem__,
     "opaque": OpaqueAttribute,
+    "handle": lambda data: OpaqueRRef(data.slot, data.owner, here=data.here),
 }
 _NESTED: dict[str, Callable[[Any, ValueReader], Any]] = {
     "list": lambda data, reader: [reader.read(item) for item in data.items],

@@ -9,6 +9,7 @@ from torch import nn
 from torch.fx import Graph
 
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.data_parallel import DataParallel
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import leaves
 from fxlib.wire.faults import Fault
@@ -37,6 +38,8 @@ def _holder(module: pb.Module) -> tuple[type[nn.Module], frozenset[str]]:
     kind = module.WhichOneof("kind")
     if kind == "leaf":
         return leaves.classes()[module.leaf], frozenset()
+    if kind == "parallel":
+        return DataParallel, frozenset()
     return (CapturedModule, _graph_state()) if kind == "graph" else (OpaqueModule, frozenset(vars(OpaqueModule(""))))
 
 

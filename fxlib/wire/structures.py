@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
 import torch.utils._pytree as pytree
@@ -17,49 +16,13 @@ from torch.utils._pytree import TreeSpec
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import bodies, label_of, specs_of
 from fxlib.wire.faults import Fault
-from fxlib.wire.opaque import tuple_label
+from fxlib.wire.opaque import OpaqueContainer, opaque_container, tuple_label
 from fxlib.wire.read_values import ValueReader
 from fxlib.wire.write_values import ValueWriter
 
 _NAMED: Any = namedtuple  # noqa: PYI024 - what pytree files all of these classes under
 _SEQUENCES: dict[Any, str] = {list: "list", tuple: "tuple"}
 _MAPPINGS: dict[Any, str] = {dict: "dict", OrderedDict: "ordered_dict"}
-
-
-class OpaqueContainer:
-    """Stands for a container of a class that only the client has: its parts, in their order, and what names them.
-
-    A part is found by its position, or by its name where the container's context is a list of names.
-    """
-
-    label = ""
-
-    def __init__(self, parts: list[Any], context: Any) -> None:
-        self.parts = parts
-        self.context = context
-
-    def __getitem__(self, key: int | str) -> Any:
-        """Return a part."""
-        return self.parts[self.context.index(key) if isinstance(key, str) else key]
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.parts)
-
-    def __repr__(self) -> str:
-        return f"OpaqueContainer({self.label!r}, {self.parts!r})"
-
-
-@cache
-def opaque_container(label: str) -> type[OpaqueContainer]:
-    """Return the class that stands for the client's class `label`; torch's pytree knows it."""
-    cls = type("OpaqueContainer", (OpaqueContainer,), {"label": label, "__module__": __name__})
-    pytree.register_pytree_node(
-        cls, lambda each: (each.parts, each.context), lambda parts, context: cls(list(parts), context)
-    )
-    return cls
 
 
 def write_spec(value: pb.Value, spec: TreeSpec) -> None:
@@ -86,7 +49,7 @@ def write_spec(value: pb.Value, spec: TreeSpec) -> None:
         value.named_tuple.fields.extend(spec.context._fields)
         _write_all(value.named_tuple.items, spec)
     else:
-        value.container.name = _container_label(spec.type)
+        value.container.name = container_label(spec.type)
         ValueWriter().write(value.container.context, spec.context)
         _write_all(value.container.items, spec)
 
@@ -126,12 +89,13 @@ def container_classes(root: nn.Module) -> dict[str, type]:
 
 def _containers(spec: TreeSpec) -> Iterator[tuple[str, type]]:
     if not spec.is_leaf() and spec.type not in (*_SEQUENCES, *_MAPPINGS, _NAMED):
-        yield _container_label(spec.type), spec.type
+        yield container_label(spec.type), spec.type
     for child in spec.children():
         yield from _containers(child)
 
 
-def _container_label(cls: type) -> str:
+def container_label(cls: type) -> str:
+    """Return the label of a class of containers."""
     return cls.label if issubclass(cls, OpaqueContainer) else label_of(cls)
 
 

@@ -8,6 +8,7 @@ opaque slot.
 from __future__ import annotations
 
 import builtins
+import collections
 import inspect
 import math
 import operator
@@ -152,6 +153,7 @@ def _is_builtin(function: object) -> bool:
 
 def _functions() -> Iterator[tuple[str, Function]]:
     yield from _of(builtins, "builtins", _BUILTINS)
+    yield from _of(collections, "collections", ("OrderedDict",))
     yield from _of(operator, "operator", sorted(set(operator.__all__) - _OPERATOR_WITHHELD))
     yield from _of(math, "math", [name for name in dir(math) if callable(getattr(math, name)) and name[0] != "_"])
     yield from _of(torch, "torch", (*_overridable(torch), *_CONSTRUCTORS, *_IN_PLACE, *_TORCH_EXTRAS))
@@ -170,7 +172,7 @@ def _functions() -> Iterator[tuple[str, Function]]:
     yield from _of(batches, "fxlib.runtime", _BATCHES)
     yield from _of(runtime_credits, "fxlib.runtime", ("limit_in_flight",))
     yield from _of(collectives, "fxlib.runtime", _COLLECTIVES)
-    yield from _of(structure, "fxlib.runtime", ("check_structure", "check_tensor"))
+    yield from _of(structure, "fxlib.runtime", ("check_structure", "check_tensor", "check_plain"))
     # A remote function as a value, by its name, and the name of a server: as capture records them.
     yield from _of(remote_functions, "fxlib.runtime.functions", ("resolve",))
     yield from _of(rpc, "torch.distributed.rpc", ("get_worker_info",))

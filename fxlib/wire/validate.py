@@ -12,6 +12,7 @@ from fxlib.wire.check_graph import BodyChecker, check_target
 from fxlib.wire.check_tensors import check_storages, check_tensor
 from fxlib.wire.check_values import Place, check_value
 from fxlib.wire.contracts import check_contract
+from fxlib.wire.data_parallel import check_data_parallel
 from fxlib.wire.encode import FORMAT
 from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import DEFAULT, Limits
@@ -103,6 +104,8 @@ def _check_module(module: pb.Module, graph: pb.Graph, limits: Limits) -> None:
         raise Fault(f"{module.leaf[:80]!r} is no class of torch.nn that can be rebuilt")
     if kind == "opaque":
         check_label(module.opaque)
+    if kind == "parallel":
+        check_data_parallel(module, limits)
     if kind == "graph":
         check_name(module.graph.class_name, "class")
     check_names(module)
@@ -116,5 +119,5 @@ def _check_module(module: pb.Module, graph: pb.Graph, limits: Limits) -> None:
         functions = leaves.functions_of(module.leaf, attribute.name)
         place = Place(limits=limits, kind="attribute", tensors=len(graph.tensors), functions=functions)
         check_value(attribute.value, place)
-        if kind == "leaf" and attribute.value.WhichOneof("kind") == "opaque":
+        if kind == "leaf" and attribute.value.WhichOneof("kind") in {"opaque", "handle"}:
             raise Fault(f"attribute {attribute.name!r} of a torch.nn module is opaque")

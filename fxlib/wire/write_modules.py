@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import rpc
 from torch.fx import GraphModule
 
 from fxlib.errors import WireError
+from fxlib.runtime.data_parallel import described
 from fxlib.runtime.reliance import sources_of
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import leaves
 from fxlib.wire.callables import Labels, bodies, label_of
+from fxlib.wire.data_parallel import write_data_parallel
 from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import DEFAULT
-from fxlib.wire.opaque import OpaqueAttribute, OpaqueModule
+from fxlib.wire.opaque import OpaqueAttribute, OpaqueModule, OpaqueRRef
 from fxlib.wire.slots import check_names
 from fxlib.wire.targets import function_name
 from fxlib.wire.write_graph import Tables, write_body
@@ -50,15 +53,19 @@ class ModuleWriter:
         if depth > DEFAULT.nesting:
             raise excess("nesting of modules", depth, DEFAULT.nesting, "nesting").at(where)
         self._open.add(id(module))
+        parallel = described(module)
         children = {
             name: None if child is None else self.write(child, f"{path}.{name}" if path else name, depth + 1)
-            for name, child in module._modules.items()
+            for name, child in (parallel or module)._modules.items()
         }
         message = pb.Module(training=module.training)
         try:
             for name, child in children.items():
                 message.children.add(name=name, module=child)
-            self._write_class(message, module, path)
+            if parallel is not None:
+                write_data_parallel(message.parallel, parallel)
+            else:
+                self._write_class(message, module, path)
             check_names(message)
         except Fault as fault:
             raise fault.at(where) from None
@@ -86,7 +93,7 @@ class ModuleWriter:
             name is None
             or not all(tensor is None or is_plain(tensor) for tensor in slots)
             or not all(leaves.may_hold(type(module), key) for key in attributes)
-            or not all(_fits(data, leaves.functions_of(name, key)) for key, data in attributes.items())
+            or not all(fits(data, leaves.functions_of(name, key)) for key, data in attributes.items())
         ):
             return False
         message.leaf = name
@@ -110,7 +117,9 @@ class ModuleWriter:
             if name not in slots:
                 label = f"{path}.{name}" if path else name
                 value, data = message.attributes.add(name=name).value, getattr(module, name)
-                if _fits(data):
+                if isinstance(data, (OpaqueRRef, rpc.PyRRef)):
+                    _write_handle(value.handle, data if isinstance(data, OpaqueRRef) else OpaqueRRef.of(label, data))
+                elif fits(data):
                     self._values.write(value, data)
                 else:
                     value.opaque = data.slot if isinstance(data, OpaqueAttribute) else label
@@ -125,7 +134,11 @@ class ModuleWriter:
         return name is not None
 
 
-def _fits(data: object, functions: Collection[str | None] = ()) -> bool:
+def _write_handle(message: pb.Handle, rref: OpaqueRRef) -> None:
+    message.slot, message.owner, message.here = rref.slot, rref.owner_name(), rref.is_owner()
+
+
+def fits(data: object, functions: Collection[str | None] = ()) -> bool:
     """Whether an attribute can travel; asked before any part of it is written, so that nothing is left over."""
 
     def special(_: pb.Value, part: object) -> bool:

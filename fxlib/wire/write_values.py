@@ -12,6 +12,7 @@ from torch.fx import Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.passes.shape_prop import TensorMetadata
 
+from fxlib.nests import python_number
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import DEFAULT
@@ -55,6 +56,8 @@ class ValueWriter:
             return
         elif isinstance(data, tuple) and hasattr(data, "_fields"):
             _named_tuple(value, data, self)
+        elif (number := python_number(data)) is not None:
+            self.write(value, number)
         else:
             raise _refusal(data)
 

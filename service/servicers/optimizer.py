@@ -11,7 +11,7 @@ from fxlib import __version__
 from fxlib.protocol import catalogue_to_proto
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc
 from service.config import Limits
-from service.convert import event_to_proto, filter_from_proto, job_to_proto, worker_to_proto
+from service.convert import event_to_proto, filter_from_proto, job_to_line, job_to_proto, worker_to_proto
 from service.fields import check_listing
 from service.fleet import Fleet
 from service.hub import Hub
@@ -20,6 +20,7 @@ from service.job import Job, State
 from service.ledger import Ledger
 from service.machine import Cancelled
 from service.servicers.context import Context
+from service.stores.base import Filter
 from service.watch import watch
 
 _PAGE: Final = 50
@@ -58,14 +59,12 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     async def ListJobs(self, request: jobs_pb2.ListJobsRequest, context: Context) -> jobs_pb2.ListJobsResponse:
         """List jobs, newest first."""
         check_listing(request)
-        jobs, following = await self._ledger.read(
-            self._ledger.store.page,
+        return await self._ledger.read(
+            self._page,
             filter_from_proto(request),
             before=int(request.page_token) if request.page_token else None,
             limit=min(request.page_size or _PAGE, _MAX_PAGE),
         )
-        token = "" if following is None else str(following)
-        return jobs_pb2.ListJobsResponse(jobs=[job_to_proto(job) for job in jobs], next_page_token=token)
 
     @override
     async def CancelJob(self, request: jobs_pb2.CancelJobRequest, context: Context) -> jobs_pb2.CancelJobResponse:
@@ -92,6 +91,15 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     async def ListPasses(self, request: jobs_pb2.ListPassesRequest, context: Context) -> jobs_pb2.ListPassesResponse:
         """Tell which passes and recipes there are."""
         return catalogue_to_proto()
+
+    def _page(self, wanted: Filter, *, before: int | None, limit: int) -> jobs_pb2.ListJobsResponse:
+        store = self._ledger.store
+        jobs, following = store.page(wanted, before=before, limit=limit)
+        results = store.results_of([job.id for job in jobs if job.state is State.SUCCEEDED])
+        return jobs_pb2.ListJobsResponse(
+            jobs=[job_to_line(job, results.get(job.id)) for job in jobs],
+            next_page_token="" if following is None else str(following),
+        )
 
     async def _with_result(self, job: Job) -> jobs_pb2.Job:
         result = await self._ledger.read(self._ledger.store.result_of, job.id) if job.state is State.SUCCEEDED else None

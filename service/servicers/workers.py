@@ -30,13 +30,17 @@ _LASTING: Final = frozenset(
         Reason.BUDGET_EXHAUSTED,
         Reason.NO_CALLS,
         Reason.NOTHING_CHANGED,
+        Reason.NOTHING_TO_GAIN,
         Reason.NOT_SAME,
         Reason.OPAQUE_CODE,
+        Reason.NO_DEVICE,
         Reason.COLLECTIVES,
     }
 )
 """Reasons that lie in the request. With another, which may lie in the moment or the operator's settings, a relaunch is
 tried again."""
+
+_LASTING_CODES: Final = frozenset(reason.name for reason in _LASTING)
 
 
 class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
@@ -83,7 +87,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                     token=request.token,
                     result=request.result.SerializeToString(deterministic=True),
                     message=clip(_summary(request.result)),
-                    reusable=request.result.reason_code in {reason.name for reason in _LASTING},
+                    reusable=all(each.reason_code in _LASTING_CODES for each in _answers(request.result)),
                 )
                 await self._dispatcher.complete(request.job_id, said)
             case "failure":
@@ -114,13 +118,26 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     async def _check_result(self, job_id: str, result: jobs_pb2.JobResult) -> None:
         asked = jobs_pb2.OptimizeRequest.FromString(await self._dispatcher.request_of(job_id))
         check_result(result, asked.trial)
-        if result.HasField("graph"):
-            await self._admission.check_graph(result.graph, "result.graph")
-        elif result.decision == jobs_pb2.DECISION_ADOPT:
-            raise invalid("result.graph", "there is none to adopt")
+        if (told := [each.name for each in result.variants]) != [each.name for each in asked.variants]:
+            raise invalid("result.variants", f"must be those of the request, and are {', '.join(told) or 'none'}")
+        for index, each in enumerate(_answers(result)):
+            field = f"result.variants[{index - 1}].result.graph" if index else "result.graph"
+            if each.HasField("graph"):
+                await self._admission.check_graph(each.graph, field)
+            elif each.decision == jobs_pb2.DECISION_ADOPT:
+                raise invalid(field, "there is none to adopt")
+
+
+def _answers(result: jobs_pb2.JobResult) -> list[jobs_pb2.JobResult]:
+    """Return what was found out about the job's own graph, and about each variant."""
+    return [result, *(each.result for each in result.variants)]
 
 
 def _summary(result: jobs_pb2.JobResult) -> str:
+    return "; ".join([_decided(result), *(f"{each.name}: {_decided(each.result)}" for each in result.variants)])
+
+
+def _decided(result: jobs_pb2.JobResult) -> str:
     if result.decision == jobs_pb2.DECISION_ADOPT:
         gain = result.gain
         return f"adopt: {gain.value:+.1%} QPS ({gain.low:+.1%} to {gain.high:+.1%})"

@@ -17,6 +17,7 @@ class Filter:
     namespace: str = ""
     name: str = ""
     states: tuple[State, ...] = ()
+    id_prefix: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -97,6 +98,10 @@ class JobStore(ABC):
     @abstractmethod
     def result_of(self, job_id: str) -> bytes | None:
         """Return the answer, if there is one."""
+
+    @abstractmethod
+    def results_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
+        """Return the answers of those jobs that have one, by id."""
 
     @abstractmethod
     def events(self, job_id: str, *, after: int, limit: int) -> Sequence[Event]:

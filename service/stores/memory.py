@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from typing_extensions import override
@@ -85,6 +85,11 @@ class MemoryJobStore(JobStore):
         with self._lock:
             entry = self._entries.get(job_id)
             return entry.result if entry else None
+
+    @override
+    def results_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
+        found = {job_id: self.result_of(job_id) for job_id in job_ids}
+        return {job_id: result for job_id, result in found.items() if result is not None}
 
     @override
     def events(self, job_id: str, *, after: int, limit: int) -> Sequence[Event]:
@@ -190,5 +195,6 @@ def _matches(job: Job, wanted: Filter) -> bool:
         wanted.namespace in ("", job.namespace)
         and wanted.name in ("", job.name)
         and (not wanted.states or job.state in wanted.states)
+        and job.id.startswith(wanted.id_prefix)
         and wanted.labels.items() <= job.labels.items()
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 import sqlalchemy as sa
@@ -98,6 +98,13 @@ class SqlJobStore(JobStore):
     @override
     def result_of(self, job_id: str) -> bytes | None:
         return self._payload(job_id, "result")
+
+    @override
+    def results_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
+        table = schema.payloads
+        wanted = sa.and_(table.c.job_id.in_(job_ids), table.c.kind == "result")
+        with self._read.begin() as db:
+            return {row[0]: row[1] for row in db.execute(sa.select(table.c.job_id, table.c.body).where(wanted))}
 
     @override
     def events(self, job_id: str, *, after: int, limit: int) -> Sequence[Event]:
@@ -250,6 +257,8 @@ def _conditions(wanted: Filter) -> Iterable[sa.ColumnElement[bool]]:
         yield _JOBS.c.name == wanted.name
     if wanted.states:
         yield _JOBS.c.state.in_(wanted.states)
+    if wanted.id_prefix:
+        yield _JOBS.c.id.startswith(wanted.id_prefix, autoescape=True)
     for key, value in wanted.labels.items():
         table = schema.labels
         yield _JOBS.c.id.in_(sa.select(table.c.job_id).where(table.c.key == key, table.c.value == value))

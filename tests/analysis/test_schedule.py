@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from fxlib import recipes
 from fxlib.analysis.simulate import predict
@@ -85,6 +86,46 @@ def test_a_pair_with_next_to_nothing_to_overlap_becomes_a_blocking_call_again() 
     ):
         known = profile([call("found", 5)], {"dense": milliseconds, "both": 1})
         assert schedule(module, known) == expected
+
+
+def two_chains() -> CapturedModule:
+    """A call that needs another's answer, and later in the program one that needs work alone."""
+    program = Sketch("x", "ids")
+    x, ids = program.inputs
+    first = program.call("first", ids)
+    second = program.call("second", program.work("then", torch.add, first, 1), to="ps1")
+    for place in range(8):
+        x = program.work(f"w{place}", torch.matmul, x, x)
+    return program.returns(second, program.call("third", x, to="ps2"))
+
+
+def test_a_call_that_needs_work_alone_never_waits_for_an_answer_that_nobody_timed() -> None:
+    order = names(recipes.apply(two_chains(), SCHEDULE).module)
+    assert order.index("third_issue") < order.index("first")
+    known = profile([call("first", 1), call("second", 9, to="ps1"), call("third", 9, to="ps2")], {})
+    timed = names(recipes.apply(two_chains(), SCHEDULE, profile=known).module)
+    assert timed.index("first") < timed.index("third_issue")
+
+
+def test_a_call_through_a_handle_of_the_model_is_issued_before_any_answer_is_waited_for() -> None:
+    root = nn.Module()
+    root.handle = object()  # type: ignore[assignment]
+    program = Sketch("ids", root=root)
+    (ids,) = program.inputs
+    first = program.call("first", ids)
+    second = program.call("second", program.work("then", torch.add, first, 1), to="ps1")
+    third = program.call("third", ids, to=program.state("handle"))
+    order = names(recipes.apply(program.returns(second, third), SCHEDULE).module)
+    assert order.index("third_issue") < order.index("first")
+
+
+def test_answers_that_nobody_timed_are_waited_for_as_the_program_needs_them() -> None:
+    program = Sketch("ids")
+    (ids,) = program.inputs
+    late, early = (program.call(name, ids, to=name) for name in ("late", "early"))
+    used = program.work("used", torch.neg, early)
+    order = names(recipes.apply(program.returns(program.work("both", torch.add, late, used)), SCHEDULE).module)
+    assert order[2:] == ["early", "used", "late", "both"]
 
 
 @settings(max_examples=60, deadline=None)

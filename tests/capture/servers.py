@@ -174,3 +174,27 @@ def made_by_closure(to: str) -> Any:
         return call(to, double, (x,)) + send(to, double, (x, 7))
 
     return through
+
+
+class Counted:
+    """Something that is written and read on a server."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.pushed: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @fxlib.remote(writes="count")
+    def count(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x[:, None].float() + self.calls
+
+    @fxlib.remote(reads="count", gradient=".push")
+    def read(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(x), 3) * self.calls
+
+    @fxlib.remote(writes="count")
+    def push(self, x: torch.Tensor, gradient: torch.Tensor) -> None:
+        self.pushed.append((x, gradient))
+
+    def taken(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return self.pushed

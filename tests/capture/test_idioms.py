@@ -221,7 +221,7 @@ def test_constant_destinations_stay_constant_and_classes_behind_rrefs_bring_cont
     calls = [node for node in captured.graph.nodes if is_call(node) or is_issue(node) or node.target is create]
     declared = [node.args[1] for node in calls if "contract" in node.meta]
 
-    assert declared == [".rows"] * 3 + [".rows"]
+    assert declared == [".rows"] * 3 + [".rows", f"{servers.NAME}:call_method"]
     assert next(node for node in calls if ":call_method" in str(node.args[1])).args[0] == "ps0"
 
 

@@ -1,6 +1,7 @@
 """What a forward does besides remote calls stays what it is: mutations, random numbers, constants, modes."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -8,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxlib
+from fxlib import wire
 from fxlib.errors import CaptureError
 from tests.capture.checks import assert_same, same
 
@@ -287,3 +289,30 @@ def test_random_programs_are_captured_as_they_are(steps: list[tuple[int, int, in
             torch.manual_seed(seed)
             results.append((each(torch.randn(4, 4)), each.state.clone()))
         assert_same(*results)
+
+
+class Ordered(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return OrderedDict(left=x + 1, both=OrderedDict(x=x * 2))
+
+
+class Mine(dict[str, Any]):
+    """A dict of the program's own."""
+
+
+class OfMine(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return Mine(left=x + 1)
+
+
+def test_an_ordered_dict_stays_one_and_other_classes_of_dicts_are_not_made_plain() -> None:
+    model, x = Ordered(), torch.randn(2)
+    captured = fxlib.capture(model)
+    for module in (captured, wire.decode(wire.encode(captured).graph), fxlib.optimize(captured, recipe="training")):
+        found = module(x)
+        assert type(found) is OrderedDict
+        assert type(found["both"]) is OrderedDict
+        assert torch.equal(found["both"]["x"], x * 2)
+    assert fxlib.verify(model, captured, [x])
+    with pytest.raises(CaptureError, match="hands on a Mine, which tracing would turn into a dict"):
+        fxlib.capture(OfMine())

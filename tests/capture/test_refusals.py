@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.distributed.rpc import rpc_async, rpc_sync
 
@@ -241,3 +241,37 @@ def test_a_legacy_variable_of_a_traced_value_is_refused_and_not_read_as_memory()
     with pytest.raises(CaptureError, match="calls Variable"):
         fxlib.capture(lambda x: torch.autograd.Variable(x) + 1)
     assert torch.equal(torch.autograd.Variable(torch.ones(2)), torch.ones(2))
+
+
+def _by_default(x: Tensor, scale: Tensor = torch.ones(3)) -> Tensor:  # noqa: B008 - as programs have it
+    return x * scale
+
+
+def test_a_tensor_as_a_default_is_refused_by_tracing_and_exported() -> None:
+    with pytest.raises(CaptureError, match="'scale' has a tensor as its default") as refused:
+        fxlib.capture(_by_default)
+    assert __file__ in refused.value.where
+    captured = fxlib.capture(_by_default, sample_inputs=[torch.randn(3)])
+    x = torch.randn(3)
+    assert torch.equal(captured(x), x)
+
+
+@torch.jit.script
+def _scripted(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def _calls_torchscript(x: Tensor) -> Tensor:
+    found: Tensor = _scripted(x)
+    return found + 1
+
+
+def test_torchscript_is_refused_by_tracing_and_its_functions_are_exported() -> None:
+    with pytest.raises(CaptureError, match="_scripted, a function of TorchScript") as refused:
+        fxlib.capture(_calls_torchscript)
+    assert __file__ in refused.value.where
+    x = torch.randn(3)
+    assert torch.equal(fxlib.capture(_calls_torchscript, sample_inputs=[x])(x), x * 2 + 1)
+    scripted = torch.jit.trace(nn.Linear(3, 3), x)
+    with pytest.raises(CaptureError, match="0: TopLevelTracedModule is a module of TorchScript"):
+        fxlib.capture(nn.Sequential(scripted), sample_inputs=[x])

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed import rpc
 
 import fxlib
+from fxlib.errors import FxlibWarning
 from fxlib.runtime import is_call
 from tests.capture import servers
 from tests.capture.checks import same
@@ -133,7 +134,7 @@ def test_rrefs_and_call_helpers_inside_of_plain_objects() -> None:
     model = Indirect()
     captured = same(model, ROWS)
 
-    assert [node.target for node in captured.graph.nodes if node.op == "get_attr"] == ["rref"]
+    assert [node.target for node in captured.graph.nodes if node.op == "get_attr"] == ["client_table"]
     assert not hasattr(model, "rref")
     assert [node.args[4] for node in captured.graph.nodes if is_call(node)] == [None, 3.0]
 
@@ -144,3 +145,17 @@ def test_a_call_of_a_method_that_runs_later_on_the_server() -> None:
     captured = same(lambda x: rref.rpc_async().later(x).wait() + rref.rpc_sync().later(x), torch.zeros(2))
 
     assert [str(node.args[1]) for node in captured.graph.nodes if node.args[1:2] == (".later",)] == [".later"] * 2
+
+
+class Brings(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        first = rpc.remote("ps0", servers.embed, args=(x,)).to_here()
+        return first + rpc.remote("ps1", servers.embed, args=(x,)).to_here()
+
+
+def test_a_gradient_that_to_here_loses_is_told_once_where_gradients_are_taken() -> None:
+    with pytest.warns(FxlibWarning, match=r"no gradient is pushed .*test_rrefs.py:\d+, though .*call rpc_sync") as told:
+        fxlib.capture(Brings())
+    assert len(told) == 1
+    with torch.no_grad():
+        fxlib.capture(Brings())

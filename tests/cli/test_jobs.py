@@ -1,11 +1,15 @@
 """Jobs from a shell, against the real service."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fxlib import connect
 from tests.cli.conftest import Run
 from tests.client.real import adopt, real_service, scripted_worker
 
@@ -45,6 +49,29 @@ def test_optimize_shows_what_each_pass_did(fxlib: Run, service: str) -> None:
     assert "issue_call('ps0', 'fxlib.ps:lookup'" in ran.out
 
 
+def test_an_interrupt_leaves_the_job_s_id_and_what_to_do(tmp_path: Path) -> None:
+    # A shell that runs tests in the background has interrupts ignored, which processes inherit.
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from fxlib.cli import main; sys.exit(main())"
+    )
+    with real_service(tmp_path) as address:  # and no worker
+        command = [sys.executable, "-c", program, "optimize", FACTORY, "--service", address]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as asking:
+            assert asking.stderr is not None
+            while "queued" not in (line := asking.stderr.readline()):
+                assert line, "it ended"
+            asking.send_signal(signal.SIGINT)
+            *_, said = asking.stderr.read().splitlines()
+            assert asking.wait(60) == 130
+        with connect(address) as client:
+            (waiting,) = client.jobs()
+    assert said == (
+        f"fxlib: job {waiting.id} is not done. It goes on, and its answer will be reused: "
+        f"fxlib jobs watch {waiting.id}. To end it: fxlib jobs cancel {waiting.id}"
+    )
+
+
 def test_optimize_without_a_service_fails_and_says_so(fxlib: Run) -> None:
     ran = fxlib("optimize", FACTORY, "--service", "127.0.0.1:1", "--patience", "0.2")
     assert ran.code == 1
@@ -78,8 +105,8 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_measured(fxlib: R
 
 def test_jobs_lists_what_the_service_did(fxlib: Run, service: str, job: str) -> None:
     lines = fxlib("jobs", "--service", service, "--label", "team=a").out.splitlines()
-    assert lines[0].split() == ["job", "model", "namespace", "state", "phase", "created", "took"]
-    assert any(line.startswith(job) and "succeeded" in line for line in lines)
+    assert lines[0].split() == ["job", "model", "namespace", "state", "phase", "decision", "gain", "created", "took"]
+    assert any(line.startswith(job) and "adopt" in line and "%]" in line for line in lines)
     as_json = fxlib("jobs", "list", "--service", service, "--name", "clicks", "--json").out.splitlines()
     assert job in {json.loads(line)["id"] for line in as_json}
 
@@ -104,6 +131,38 @@ def test_a_job_is_watched_to_its_end(fxlib: Run, service: str, job: str) -> None
 
 def test_cancelling_a_job_that_is_done_leaves_it_as_it_is(fxlib: Run, service: str, job: str) -> None:
     assert fxlib("jobs", "cancel", job, "--service", service).out == f"job {job}: succeeded\n"
+
+
+def test_a_job_is_found_by_the_beginning_of_its_id(fxlib: Run, service: str, job: str) -> None:
+    assert fxlib("jobs", "show", job[:12], "--service", service).out.startswith(f"job {job}: succeeded\n")
+    others = fxlib("optimize", FACTORY, "--service", service, "--json")
+    second = str(json.loads(others.out)["job_id"])
+    shared = next(end for end in range(len(job)) if job[:end] != second[:end]) - 1
+    if shared:
+        ran = fxlib("jobs", "cancel", job[:shared], "--service", service)
+        assert (ran.code, ran.out) == (1, "")
+        assert "several jobs begin with" in ran.err
+
+
+def test_the_environment_says_where_the_service_is(fxlib: Run, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FXLIB_SERVICE", service)
+    assert fxlib("jobs").code == 0
+    monkeypatch.setenv("FXLIB_SERVICE", "127.0.0.1:1")
+    assert "127.0.0.1:1" in fxlib("jobs", "--patience", "0.2").err
+
+
+@pytest.mark.parametrize(
+    "arguments, problem",
+    [
+        (["--recipe", "shedule"], "no recipe is called 'shedule'. There are: schedule"),
+        (["--pass", "no_such"], "no pass is called 'no_such'"),
+        (["--pass", "split_calls:depth=3"], "split_calls: has no option 'depth'"),
+    ],
+)
+def test_a_wrong_recipe_is_exit_code_2_before_the_model_is_made(fxlib: Run, arguments: list[str], problem: str) -> None:
+    ran = fxlib("optimize", "no_such_package.models:made", *arguments)
+    assert ran.code == 2
+    assert problem in ran.err
 
 
 def test_an_unknown_job_is_one_line(fxlib: Run, service: str) -> None:

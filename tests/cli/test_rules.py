@@ -38,7 +38,7 @@ def test_a_named_guard_travels_and_tells_why_it_declined(fxlib: Run, service: st
     chosen = ("--pass", "rewrite_rules", "--rules", "tests.cli.gates:rules")
     ran = fxlib("optimize", FACTORY, "--service", service, *chosen, "--json")
     (step,) = json.loads(ran.out)["passes"]
-    assert [each["reason"] for each in step["declined"]] == ["the rule's guard says no: silu"]
+    assert [(each["reason"], each["detail"]) for each in step["declined"]] == [("GUARD", "silu")]
 
 
 @pytest.mark.parametrize(

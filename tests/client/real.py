@@ -93,7 +93,16 @@ def _complete(
         ),
         timeout=60,
     )
-    sent = wire.parse(_read(connection, lease.request.graph))
+    result = _answered(connection, lease, lease.request.graph, answer)
+    for each in lease.request.variants:
+        result.variants.add(name=each.name, result=_answered(connection, lease, each.graph, answer))
+    stub.Complete(workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token, result=result), timeout=60)
+
+
+def _answered(
+    connection: Connection, lease: workers_pb2.Lease, asked: graph_pb2.BlobRef, answer: Answer
+) -> jobs_pb2.JobResult:
+    sent = wire.parse(_read(connection, asked))
     blobs = {ref.sha256: _read(connection, ref) for ref in wire.values_of(sent)}
     original = wire.decode(sent, blobs=blobs)
     report, rewritten = answer(lease, original)
@@ -101,8 +110,7 @@ def _complete(
     graph = wire.serialize(encoded.graph)
     ref = protocol.blob_ref(graph)
     upload(connection, {**encoded.blobs, ref.sha256: graph}, Deadline(60))
-    result = protocol.report_to_proto(report, graph=protocol.blob_from_proto(ref))
-    stub.Complete(workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token, result=result), timeout=60)
+    return protocol.report_to_proto(report, graph=protocol.blob_from_proto(ref))
 
 
 def _read(connection: Connection, blob: graph_pb2.BlobRef) -> bytes:

@@ -37,6 +37,7 @@ class Scripted(jobs_pb2_grpc.OptimizerServiceServicer, blobs_pb2_grpc.BlobServic
         self.cut_after: int | None = None
         self.events = [event(1, RUNNING, "rewrite"), event(2, SUCCEEDED, "done")]
         self.events_per_stream = 1000
+        self.capabilities = jobs_pb2.GetCapabilitiesResponse()
         self.asked_after: list[int] = []
         self.job = jobs_pb2.Job(id="job-1", state=SUCCEEDED)
         self.job.result.decision = jobs_pb2.DECISION_KEEP_ORIGINAL
@@ -53,7 +54,12 @@ class Scripted(jobs_pb2_grpc.OptimizerServiceServicer, blobs_pb2_grpc.BlobServic
     @override
     def GetCapabilities(self, request: Any, context: Context) -> jobs_pb2.GetCapabilitiesResponse:
         self._enter("GetCapabilities", context)
-        return jobs_pb2.GetCapabilitiesResponse()
+        return self.capabilities
+
+    @override
+    def ListPasses(self, request: Any, context: Context) -> jobs_pb2.ListPassesResponse:
+        self._enter("ListPasses", context)
+        return jobs_pb2.ListPassesResponse()
 
     @override
     def FindMissing(self, request: Any, context: Context) -> blobs_pb2.FindMissingResponse:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 import fxlib
-from fxlib import Client, Profile, Workload, protocol, wire
+from fxlib import Client, Profile, Server, Workload, protocol, wire
 from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.profiles import NodeProfile
 from fxlib.runtime import is_call
@@ -223,7 +223,7 @@ def test_a_model_that_cannot_be_captured_trains_as_it_is(client: Client) -> None
 def test_a_wrong_argument_is_the_caller_s_to_mend(client: Client, graph: GraphModule) -> None:
     with pytest.raises(TypeError, match="a Workload is wanted, not str"):
         client.optimize(graph, "mean")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a Module is wanted, not function"):
+    with pytest.raises(TypeError, match="a module or an exported program is wanted, not function"):
         client.optimize(lambda x: x, workload())  # type: ignore[arg-type]
     with pytest.raises(WorkloadError, match="min_gain"):
         ask(client, graph, min_gain=-1)
@@ -262,6 +262,6 @@ def test_jobs_are_listed_page_by_page(service: Scripted, client: Client) -> None
 
 def test_real_batches_travel_as_blobs(service: Scripted, client: Client, graph: GraphModule) -> None:
     batches = [(torch.randn(4, 8), torch.randint(100, (4,))) for _ in range(3)]
-    client.optimize(graph, Workload(batches=batches), progress=False)
+    client.optimize(graph, Workload(batches=batches, servers=[Server(name="ps0")]), progress=False)
     refs = service.requests[0].workload.batches.batches
     assert [ref.sha256 in service.blobs for ref in refs] == [True] * 3

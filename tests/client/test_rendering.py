@@ -1,6 +1,7 @@
 """A result prints as a text that a person can read, with nothing in it for a terminal alone."""
 
-from dataclasses import replace
+import json
+from dataclasses import fields, replace
 
 from torch import nn
 
@@ -111,3 +112,14 @@ def test_a_result_without_an_answer_is_one_sentence() -> None:
 
 def test_durations_have_a_unit_that_fits() -> None:
     assert [seconds(value) for value in (None, 0.00035, 0.0125, 1.2)] == ["-", "350 us", "12.5 ms", "1.20 s"]
+
+
+def test_a_result_is_plain_data_under_its_own_names() -> None:
+    call = CallReport(node="lookup", function="ps:lookup", to="ps0", action="moved", reason=Reason.MOVED)
+    gain = Estimate(value=0.5, low=0.4, high=0.6)
+    report = Report(decision="adopt", reason=Reason.FASTER, explanation="faster", gain=gain, calls=(call,))
+    result = Result.of(report, module=nn.Identity(), job_id="job-1", cached=False)
+    told = json.loads(json.dumps(result.to_dict()))
+    assert (told["decision"], told["reason"], told["job_id"]) == ("adopt", "FASTER", "job-1")
+    assert (told["gain"]["low"], told["calls"][0]["reason"], told["qps_original"]) == (0.4, "MOVED", None)
+    assert told.keys() == {each.name for each in fields(Result)} - {"module"}

@@ -1,7 +1,7 @@
 """A rewritten graph speaks to nobody to whom the original does not, wherever in it the call is hidden."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,13 +9,16 @@ import torch
 from torch import nn
 from torch.distributed import rpc
 from torch.fx import Graph, GraphModule
+from torch.nn.parallel import DistributedDataParallel
 
 import fxlib
 from fxlib import ps
 from fxlib.client.screen import screen
 from fxlib.errors import WireError
 from fxlib.runtime import create, functions, issue_batch, remote_call, wait_item
+from fxlib.runtime.collectives import collective
 from tests.client.models import Clicks
+from tests.process_group import process_group
 
 Build = Callable[[Graph], Any]
 
@@ -197,6 +200,7 @@ class Own(nn.Module):
         return own_tensor(rpc.rpc_sync("ps0", ps.lookup, args=("users", ids)))
 
 
+@pytest.mark.filterwarnings("ignore:no gradient is pushed")
 @pytest.mark.parametrize("model", [Chain, Clicks, Own, Two])
 def test_a_rewritten_graph_passes(model: type[nn.Module]) -> None:
     captured = fxlib.capture(model())
@@ -208,3 +212,179 @@ def test_calls_that_a_rewrite_puts_into_a_batch_pass() -> None:
     rewritten = fxlib.optimize(captured)
     assert any(node.target is issue_batch for node in rewritten.graph.nodes)
     screen(rewritten, captured)
+
+
+class Stub:
+    """A client object of the launcher's own, with methods that are named as those of tensors are."""
+
+    def fetch(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def zero_(self) -> None:
+        """Wipe all state."""
+
+
+def held_by(stub: Stub, x: torch.Tensor) -> Any:
+    return stub.fetch(x)
+
+
+def holding() -> GraphModule:
+    """Return the graph of a model whose own code is given an object that an attribute holds."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    made = graph.call_function(held_by, (graph.create_node("get_attr", "stub"), x))
+    graph.output(graph.call_module("top", (made,)))
+    model = nn.Module()
+    model.stub, model.top = Stub(), nn.Linear(4, 1)  # type: ignore[assignment]
+    return GraphModule(model, graph)
+
+
+def with_nodes(captured: GraphModule, add: Callable[[Graph, Any, Any], Any]) -> GraphModule:
+    """Return a copy whose graph also does what `add` does with the stub and what the launcher's code made of it."""
+    graph = Graph()
+    made: dict[Any, Any] = {}
+    graph.output(graph.graph_copy(captured.graph, made))
+    by_target = {old.target: new for old, new in made.items()}
+    with graph.inserting_before(graph.output_node()):
+        add(graph, by_target["stub"], by_target[held_by])
+    return GraphModule(captured, graph)
+
+
+USES: list[Callable[[Graph, Any, Any], Any]] = [
+    lambda graph, stub, _: graph.call_method("zero_", (stub,)),
+    lambda graph, stub, _: graph.call_function(operator.contains, (stub, 1)),
+    lambda graph, stub, _: graph.call_function(operator.setitem, (stub, "k", 1)),
+    lambda graph, stub, _: graph.call_function(getattr, (stub, "state")),
+    lambda graph, stub, _: graph.call_module("top", (stub,)),
+    lambda graph, stub, _: graph.call_method("zero_", (graph.call_function(list, ([stub],)),)),
+    lambda graph, stub, _: ask(graph, stub),
+    lambda graph, _, result: graph.call_method("zero_", (result,)),
+    lambda graph, _, result: graph.call_function(operator.iadd, (result, 1)),
+]
+
+
+@pytest.mark.parametrize("add", USES)
+def test_objects_of_the_launcher_are_used_only_as_the_original_uses_them(add: Callable[[Graph, Any, Any], Any]) -> None:
+    captured = holding()
+    with pytest.raises(WireError, match="the original"):
+        screen(with_nodes(captured, add), captured)
+
+
+def test_an_object_of_the_launcher_is_given_to_no_other_call() -> None:
+    captured = holding()
+
+    def asking(*given: str) -> GraphModule:
+        def add(graph: Graph, stub: Any, result: Any) -> None:
+            values = tuple([{"stub": stub, "result": result}[each] for each in given])
+            graph.call_function(remote_call, ("ps0", "fxlib.ps:lookup", values, {}, None))
+
+        return with_nodes(captured, add)
+
+    screen(asking("result"), asking("result"))
+    with pytest.raises(WireError, match="uses held_by, stub"):
+        screen(asking("result", "stub"), asking("result"))
+
+
+def test_an_object_of_the_launcher_is_used_in_no_nested_graph() -> None:
+    captured = holding()
+    captured.add_module("inner", of(lambda graph: graph.call_method("get", (graph.placeholder("it"), "k"))))
+    answer = with_nodes(captured, lambda graph, stub, _: graph.call_module("inner", (stub,)))
+    with pytest.raises(WireError, match="than the original"):
+        screen(answer, captured)
+
+
+def test_tensor_code_may_use_what_the_launcher_s_own_code_returns() -> None:
+    captured = holding()
+    screen(with_nodes(captured, lambda graph, _, result: graph.call_function(torch.relu, (result,))), captured)
+
+
+def test_other_tensors_beside_what_the_launcher_s_own_code_returns_may_be_computed_otherwise() -> None:
+    def beside(function: Any) -> GraphModule:
+        def add(graph: Graph, _: Any, result: Any) -> None:
+            other = graph.call_function(function, (argument(graph, "x"),))
+            graph.call_method("relu", (graph.call_function(operator.add, (result, other)),))
+
+        return with_nodes(holding(), add)
+
+    screen(beside(torch.sin), beside(torch.cos))
+
+
+def test_what_is_behind_an_rref_is_not_fetched_by_its_method() -> None:
+    with pytest.raises(WireError, match="fetches"):
+        screen(of(with_one_more(lambda graph: graph.call_method("to_here", (argument(graph, "home"),)))), of(original))
+
+
+def modes(*values: bool) -> Build:
+    return lambda graph: [graph.call_function(torch._C._set_grad_enabled, (each,)) for each in values]
+
+
+def autocast(*left: int) -> Build:
+    def build(graph: Graph) -> Any:
+        enter, leave = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+        entered = [graph.call_function(enter, ("cpu", torch.bfloat16, True, None)) for _ in range(2)]
+        return [graph.call_function(leave, (entered[each],)) for each in left]
+
+    return build
+
+
+def test_grad_mode_and_autocast_change_as_in_the_original() -> None:
+    screen(of(modes(False, True)), of(modes(False, True)))
+    screen(of(autocast(1, 0)), of(autocast(1, 0)))
+    for given, own in (
+        *((modes(False), modes()), (modes(False), modes(False, True)), (modes(True, False), modes(False, True))),
+        *((autocast(1), autocast(1, 0)), (autocast(1, 1), autocast(1, 0)), (autocast(), modes())),
+    ):
+        with pytest.raises(WireError, match="grad mode or autocast"):
+            screen(of(given), of(own))
+
+
+def test_a_nested_graph_changes_grad_mode_as_often_as_in_the_original() -> None:
+    nested = of(modes(False))
+
+    def outer(count: int) -> GraphModule:
+        return of(lambda graph: [graph.call_module("inner") for _ in range(count)], inner=nested)
+
+    screen(outer(1), outer(1))
+    with pytest.raises(WireError, match="grad mode or autocast"):
+        screen(outer(2), outer(1))
+
+
+parallel: dict[str, nn.Module] = {}
+
+
+def reducing(*names: str) -> Build:
+    def build(graph: Graph) -> Any:
+        x = graph.placeholder("x")
+        return tuple([graph.call_function(collective, ("all_reduce", (x, name, "0"))) for name in names])
+
+    return build
+
+
+def wrapped(*names: str) -> GraphModule:
+    def build(graph: Graph) -> Any:
+        x = graph.placeholder("x")
+        return tuple([graph.call_module(name, (x,)) for name in names])
+
+    return of(build, **parallel)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with process_group(tmp_path_factory.mktemp("group")):
+        parallel.update(one=DistributedDataParallel(nn.Linear(2, 2)), other=DistributedDataParallel(nn.Linear(2, 2)))
+        yield
+        parallel.clear()
+
+
+def test_ranks_meet_in_the_order_of_the_original_and_as_often() -> None:
+    screen(of(reducing("sum", "max")), of(reducing("sum", "max")))
+    for given in (("max", "sum"), ("sum",), ("sum", "max", "sum")):
+        with pytest.raises(WireError, match="in another order"):
+            screen(of(reducing(*given)), of(reducing("sum", "max")))
+
+
+def test_gradients_are_reduced_in_the_order_of_the_original() -> None:
+    screen(wrapped("one", "other"), wrapped("one", "other"))
+    for given in (("other", "one"), ("one",)):
+        with pytest.raises(WireError, match="in another order"):
+            screen(wrapped(*given), wrapped("one", "other"))

@@ -117,7 +117,7 @@ def test_closing_the_client_ends_what_it_waits_for(client: Client, graph: GraphM
 
 def test_batches_may_change_after_submitting(service: Held, client: Client, graph: GraphModule) -> None:
     batch = (torch.ones(4, 8), torch.zeros(4, dtype=torch.int64))
-    handle = client.submit(graph, fxlib.Workload(batches=[batch]))
+    handle = client.submit(graph, fxlib.Workload(batches=[batch], servers=[fxlib.Server(name="ps0")]))
     batch[0].zero_()
     service.go.set()
     handle.result(60)

@@ -46,7 +46,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "Pass [batch, ...], at least one.": {"batches": []},
     "Workload.batches: a sequence": {"batches": X},
     "batches[1]: str is no batch": {"batches": [X, "x"]},
-    "batches[0] input.1: int is no tensor": {"batches": [(X, 3)]},
+    "batches[0] input.1: an input of type object cannot be sent": {"batches": [(X, object())]},
     "batches[0] input.0: only dense": {"batches": [X.to_sparse()]},
     "batches[1]: has input.0, input.1, and the first batch input.0": {"batches": [X, (X, X)]},
     "batches[0]: no input": {"batches": [Batch()]},

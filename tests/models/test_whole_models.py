@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
 
 import fxlib
-from fxlib import wire
+from fxlib import nests, wire
 from fxlib.errors import FxlibWarning
 from fxlib.runtime import CapturedModule
 from tests.models import zoo
@@ -18,15 +17,15 @@ _TRAINED = ["resnet20_cifar10", "densenet40_k12_cifar10", *zoo.models(family="tr
 _TRAINED.remove("wav2vec2")
 
 
-def _outputs(module: torch.nn.Module, inputs: zoo.Inputs) -> list[object]:
+def _outputs(module: torch.nn.Module, inputs: zoo.Inputs) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    return tree_leaves(module(*inputs))
+    return [leaf for _, leaf in nests.leaves(module(*inputs)) if isinstance(leaf, torch.Tensor)]
 
 
 def _assert_alike(module: torch.nn.Module, other: torch.nn.Module, inputs: zoo.Inputs) -> None:
     ours, theirs = _outputs(module, inputs), _outputs(other, inputs)
     assert len(ours) == len(theirs)
-    assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
+    assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,3 +81,18 @@ def test_a_language_model_takes_texts_of_any_declared_length() -> None:
         assert fxlib.verify(model, there, texts)
     with pytest.warns(FxlibWarning, match="length was declared as .* to 32|was declared as"):
         captured(torch.randint(0, 64, (9, 5)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_a_language_model_answers_in_its_own_class_with_a_cache_that_decodes_on(name: str) -> None:
+    model, inputs = zoo.build(name)
+    captured = fxlib.capture(model, sample_inputs=inputs)
+    with torch.no_grad():
+        ours, theirs = captured(*inputs), model(*inputs)
+        assert type(ours) is type(theirs)
+        assert type(ours.past_key_values) is type(theirs.past_key_values)
+        token = {"decoder_input_ids" if name == "t5" else "input_ids": torch.full((2, 1), 5)}
+        given = {"encoder_outputs": (theirs.encoder_last_hidden_state,)} if name == "t5" else {}
+        one, other = (model(**token, **given, past_key_values=each.past_key_values) for each in (ours, theirs))
+    assert all(torch.equal(*pair) for pair in zip(one.to_tuple()[:1], other.to_tuple()[:1], strict=True))

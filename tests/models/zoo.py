@@ -92,13 +92,13 @@ _CONVOLUTIONAL = {
 
 _SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 32, "use_cache": False,
+    "max_position_embeddings": 32,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 _PAIR = {
     "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 32,
-    "use_cache": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
     "decoder_start_token_id": 2,
 }  # fmt: skip
 _PICTURE = {
@@ -155,7 +155,7 @@ _SPECS = {
     "gpt2": _Transformer(
         model="GPT2LMHeadModel",
         config="GPT2Config",
-        options={"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "use_cache": False,
+        options={"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32,
                  "bos_token_id": 1, "eos_token_id": 2},
         inputs=_text,
     ),
@@ -178,7 +178,7 @@ _SPECS = {
         model="T5Model",
         config="T5Config",
         options={"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
-                 "use_cache": False, "decoder_start_token_id": 0},
+                 "decoder_start_token_id": 0},
         inputs=_text_pair,
     ),
     "bart": _Transformer(model="BartModel", config="BartConfig", options=_PAIR, inputs=_text_pair),

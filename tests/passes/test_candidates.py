@@ -20,7 +20,6 @@ def test_variants_have_names_of_their_own_that_say_what_differs() -> None:
     names = [each.name for each in candidates(recipes.get("schedule"))]
     assert len(set(names)) == len(names)
     assert "schedule without coalesce_calls" in names
-    assert "schedule without send_gradients" in names
     assert not any("calls_in_flight" in name for name in names)
 
 

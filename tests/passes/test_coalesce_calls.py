@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from fxlib.contracts import Contract
 from fxlib.passes import CoalesceCalls, SplitCalls
 from fxlib.profiles import Profile
 from fxlib.reasons import Reason
+from fxlib.runtime import CapturedModule
 from fxlib.runtime.items import waits_of
 from fxlib.workload import Workload
 from tests.analysis.sketch import WRITE, Sketch
@@ -48,12 +51,34 @@ def test_calls_keep_their_names_contracts_and_places_in_the_program() -> None:
     assert batch.meta["order"] == orders["c"]
 
 
-def test_a_read_that_needs_the_result_of_another_goes_later() -> None:
+def first_for_second() -> CapturedModule:
+    """A call that needs the answer of another, and one that needs none."""
     program = Sketch("ids")
     first = program.call("first", program.inputs[0], contract=READ)
     second = program.call("second", program.work("index", torch.argmax, first), contract=READ)
     third = program.call("third", program.inputs[0], contract=READ)
-    assert coalesced(program.returns(second, third))[1] == [["first", "third"]]
+    return program.returns(second, third)
+
+
+def test_a_read_that_needs_the_result_of_another_goes_later() -> None:
+    known = Profile(calls=tuple(call(name) for name in ("first", "second", "third")), servers=(server(None),))
+    assert coalesced(first_for_second(), known)[1] == [["first", "third"]]
+
+
+def test_an_answer_that_another_call_needs_travels_with_no_other_that_nobody_has_timed() -> None:
+    rewrite, found = coalesced(first_for_second())
+    assert found == []
+    assert {each.reason for each in rewrite.passes[-1].declined} == {Reason.BATCH_UNMEASURED}
+
+
+@pytest.mark.parametrize("target, together", [(torch.relu, True), (torch.matmul, False)])
+def test_answers_that_much_work_waits_for_travel_apart_unless_they_were_timed(target: Any, together: bool) -> None:
+    program = Sketch("ids", "x")
+    found = [program.call(name, program.inputs[0], contract=READ) for name in "ab"]
+    rest = [] if target is torch.relu else [program.inputs[1]]
+    worked = [program.work(f"for_{each.name}", target, each, *rest) for each in found]
+    module = program.returns(program.work("both", torch.add, *worked))
+    assert coalesced(module)[1] == ([["a", "b"]] if together else [])
 
 
 def test_a_write_of_what_is_read_stands_between() -> None:

@@ -214,3 +214,48 @@ def test_a_plain_graph_module_falls_back_on_itself() -> None:
         plain.get_submodule("0").weight.mul_(2.0)
     with torch.no_grad(), pytest.warns(FxlibWarning, match="optimize the model again"):
         assert torch.equal(rewrite.module(IMAGE), plain(IMAGE))
+
+
+class AsksFirst(nn.BatchNorm2d):
+    """A norm as many are written: it asks its input for rank and sizes before it works."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
+        torch._assert(x.size(1) == self.num_features, "other channels")
+        held = (self.running_mean, self.running_var, self.weight, self.bias)
+        return F.relu(F.batch_norm(x, *held, False, 0.1, self.eps))
+
+
+class Gated(nn.Module):
+    """Squeeze and excitation between layers: a mean that keeps its dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(4, 8, 3), AsksFirst(8)
+        self.gate, self.second, self.last = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1), AsksFirst(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        x = x * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True)))
+        return self.last(self.second(x))
+
+
+def test_a_question_about_a_layer_s_result_keeps_no_norm_from_it() -> None:
+    model = made(Gated())
+    rewrite = applied(model, "fold_norms")
+    assert (changes(rewrite, "fold_norms"), reasons(rewrite, "fold_norms")) == (2, [])
+    assert "batch_norm" not in called(rewrite.module)
+    assert called(rewrite.module).count("_assert") == 4
+    assert_as_right(model, rewrite, IMAGE)
+    with pytest.raises(AssertionError, match="expected 4D input"):
+        rewrite.module(IMAGE[0])
+
+
+def test_a_value_that_something_else_reads_keeps_its_norm() -> None:
+    class Reads(Gated):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return self.norm(x) + x.stride(0)
+
+    rewrite = applied(made(Reads()), "fold_norms")
+    assert (changes(rewrite, "fold_norms"), reasons(rewrite, "fold_norms")) == (0, ["NORM_ALONE"])

@@ -217,3 +217,9 @@ def test_batches_may_differ_in_size_from_step_to_step(quick_servers: None) -> No
     assert len(found.calls) == 2
     assert found.step_s > 0.0
     assert any("differs from step to step" in note for note in found.notes)
+
+
+def test_it_says_where_local_work_was_launched_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxlib.profiling.api.accelerators_of", lambda _: ["cuda"])  # which this machine need not have
+    found = fxlib.profile(fxlib.capture(nn.Linear(4, 4)), [torch.randn(2, 4)], steps=1)
+    assert "weights are on cuda: times of local work are those of launching it" in "\n".join(found.notes)

@@ -137,7 +137,7 @@ def test_text_that_people_read_steers_no_terminal() -> None:
     assert (read.phase, read.message) == ("q ps", " ]0;x  fxlib: done")
     result = jobs_pb2.JobResult(decision=jobs_pb2.DECISION_KEEP_ORIGINAL, reason="\x1b[2J\u202egone")
     result.calls.add(node="a\x1b", action="moved", reason_code="FROM_THE_FUTURE", reason="\x1b[31m", source="\r")
-    assert str(protocol.report_from_proto(result)).isprintable()
+    assert repr(protocol.report_from_proto(result)).isprintable()
 
 
 @pytest.mark.parametrize("figure", [float("nan"), float("inf"), -1.0])

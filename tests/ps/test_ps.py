@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.nn import functional as F
 
 from fxlib import batch, ps
 from fxlib.contracts import contract_of
-from fxlib.errors import WorkloadError
+from fxlib.errors import ContractError, WorkloadError
+from fxlib.ps import state
+from fxlib.ps.state import ServerState
 from fxlib.runtime import functions
 from fxlib.workload import Dense, Server, Table
 from tests.runtime.world import rpc_world
@@ -248,3 +252,101 @@ def test_distributed_autograd_carries_gradients_to_the_table() -> None:
         assert gradient.sum() == 2 * rows.numel()
         rpc.rpc_sync("ps0", ps.step, args=(context,))
         assert torch.equal(rpc.rpc_sync("ps0", ps.lookup, args=("t", every)), before - LR * gradient)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_what_was_saved_goes_on_where_it_stopped(tmp_path: Path, optimizer: str) -> None:
+    def steps() -> str:
+        for value in (1.0, 2.0):
+            ps.push("t", INDICES, torch.full((2, 2, DIM), value))
+            ps.push_dense("d", torch.full((2, 3), value))
+        return ps.state_digest()
+
+    ps.setup(server(optimizer), seed=1)
+    steps()
+    ps.save(str(tmp_path))
+    after = steps()
+    ps.setup(server(optimizer), seed=2)
+    ps.load(str(tmp_path))
+    assert steps() == after
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["dense.d.safetensors", "table.t.safetensors"]
+
+
+def test_a_table_may_be_loaded_by_another_server(tmp_path: Path) -> None:
+    rows = table()
+    ps.save(str(tmp_path))
+    ps.setup(Server(name="ps7", tables=(Table(name="t", rows=ROWS, dim=DIM),)), seed=5)
+    ps.load(str(tmp_path))
+    assert torch.equal(table(), rows)
+
+
+def test_nothing_is_loaded_where_a_part_is_missing_or_of_another_size(tmp_path: Path) -> None:
+    ps.save(str(tmp_path))
+    more = Server(name="ps0", tables=(Table(name="t", rows=ROWS, dim=DIM), Table(name="u/v", rows=3, dim=1)))
+    ps.setup(more, seed=5)
+    before = ps.state_digest()
+    with pytest.raises(WorkloadError, match=r"nothing was saved as .*table\.u%2Fv\.safetensors"):
+        ps.load(str(tmp_path))
+    assert ps.state_digest() == before
+    ps.setup(Server(name="ps0", tables=(Table(name="t", rows=ROWS, dim=DIM, optimizer="adagrad"),)), seed=5)
+    with pytest.raises(WorkloadError, match="is of another size or dtype, or of another optimizer"):
+        ps.load(str(tmp_path))
+
+
+def test_a_file_of_another_server_is_not_overwritten(tmp_path: Path) -> None:
+    other = Server(name="ps7", tables=(Table(name="own", rows=3, dim=1), Table(name="t", rows=ROWS, dim=DIM)))
+    ps.save(str(tmp_path))
+    ps.save(str(tmp_path))  # its own, again
+    rows = table()
+    ps.setup(other, seed=5)
+    with pytest.raises(WorkloadError, match=r"'ps7': .*table\.t\.safetensors was saved by server 'ps0'.*a folder"):
+        ps.save(str(tmp_path))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["dense.d.safetensors", "table.t.safetensors"]
+    ps.save(str(tmp_path / "ps7"))
+    ps.setup(server("sgd"), seed=2)
+    ps.load(str(tmp_path))
+    assert torch.equal(table(), rows)
+
+
+def test_of_servers_that_save_at_once_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save_late(*given: Any, **named: Any) -> None:
+        monkeypatch.undo()
+        ps.save(str(tmp_path))
+        save_file(*given, **named)
+
+    late = ServerState(Server(name="ps7", tables=(Table(name="t", rows=ROWS, dim=DIM),)), seed=5)
+    monkeypatch.setattr(state, "save_file", save_late)
+    with pytest.raises(WorkloadError, match="was saved by server 'ps0'"):
+        late.save(str(tmp_path))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["dense.d.safetensors", "table.t.safetensors"]
+
+
+def test_a_file_without_a_writer_is_overwritten_and_one_of_another_dtype_is_not_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "table.t.safetensors"
+    ps.save(str(tmp_path))
+    save_file({name: each.to(torch.int8) for name, each in load_file(file).items()}, file)
+    before = ps.state_digest()
+    with pytest.raises(WorkloadError, match="is of another size or dtype"):
+        ps.load(str(tmp_path))
+    assert ps.state_digest() == before
+    ps.save(str(tmp_path))
+    ps.load(str(tmp_path))
+    file.write_bytes(b"no tensors")
+    ps.save(str(tmp_path))
+    ps.load(str(tmp_path))
+    assert ps.state_digest() == before
+
+
+@pytest.mark.parametrize("name", ["save", "load"])
+def test_no_graph_can_have_a_server_write_or_read_files(name: str) -> None:
+    with pytest.raises(ContractError, match="no remote function"):
+        functions.resolve(f"fxlib.ps:{name}")
+
+
+def test_a_meeting_that_torchrun_never_serves_is_explained_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    there, nowhere = (rpc.TensorPipeRpcBackendOptions(init_method=each) for each in ("env://", "tcp://localhost:1"))
+    ps.check_meeting(nowhere)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    ps.check_meeting(there)
+    with pytest.raises(WorkloadError, match="nobody serves a store at tcp://localhost:1"):
+        ps.serve(server("sgd"), rank=0, world_size=1, options=nowhere)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,6 @@ from fxlib.errors import FxlibError
 from fxlib.runtime import CapturedModule, functions, ops
 from fxlib.runtime.companions import Companions
 from fxlib.runtime.tape import Tape
-from fxlib.runtime.underway import UNDERWAY
 from tests.random_programs import simulation
 from tests.random_programs.simulation import SERVERS
 
@@ -109,7 +108,17 @@ def forget_rows() -> None:
 
 LOOK_UPS = (look_up_table, look_up_table, look_up_count, look_up_both, look_up_row, look_up_row, look_up_row)
 RARE = (look_up_or_fail, look_up_anywhere)
-DEVIATIONS = ("two backwards", "no push", "evaluation before the push", "two forwards")
+DEVIATIONS = (
+    "two backwards",
+    "no push",
+    "skipped",
+    "evaluation before the push",
+    "two forwards",
+    "backward raises",
+    "optimizer raises",
+    "interrupted",
+    "clipped",
+)
 
 
 class World(Protocol):
@@ -148,7 +157,9 @@ def random_training(seed: int, *, rare: bool = True) -> Training:
     if found < 0.3:
         deviations[rng.randrange(4)] = rng.choice(DEVIATIONS)
     elif found < 0.4:
-        deviations = dict.fromkeys(range(6), rng.choice(DEVIATIONS[:1] + DEVIATIONS[2:]))
+        deviations = dict.fromkeys(range(6), rng.choice([each for each in DEVIATIONS if each != "no push"]))
+    elif found < 0.6:
+        deviations = {step: rng.choice(DEVIATIONS) for step in range(6) if rng.random() < 0.5}
     return Training(
         module=CapturedModule(Root(rng), _graph(rng, rare=rare)),
         seed=seed,
@@ -220,8 +231,6 @@ def run(training: Training, module: GraphModule, servers: AbstractContextManager
                 tensors = world.snapshot() | dict(module.state_dict())
                 trace |= {f"{step} {name}": _bits(tensor) for name, tensor in tensors.items()}
             _companions(module).tape = Tape()
-            for server in SERVERS:  # what is under way is this world's
-                UNDERWAY.settle(server)
     finally:
         with torch.no_grad():
             for name, tensor in module.state_dict(keep_vars=True).items():
@@ -248,7 +257,12 @@ def _step(
     loss = output.square().mean()
     if deviation == "two forwards":
         loss = loss + module(x * 0.5, SERVERS[0]).sum() / 3
-    loss.backward(retain_graph=deviation == "two backwards")
+    raising = list(module.parameters())[-1].register_hook(_refuse) if deviation == "backward raises" else None
+    with nullcontext() if raising is None else suppress(ArithmeticError):
+        loss.backward(retain_graph=deviation == "two backwards")
+    if raising is not None:
+        raising.remove()
+        optimizer.zero_grad()  # of which some had come, or not
     if deviation == "two backwards":
         (loss * 0.5).backward()
     trace[f"{step} loss"] = _bits(loss)
@@ -258,13 +272,22 @@ def _step(
     if deviation == "evaluation before the push":
         with torch.no_grad():
             trace[f"{step} evaluation"] = _bits(module(x + 1, SERVERS[1]))
-    optimizer.step()
+    if deviation == "clipped":
+        nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+    if deviation not in {"optimizer raises", "interrupted"}:
+        optimizer.step()
     if training.zeroes:
         optimizer.zero_grad(set_to_none=False)
         for gradient in kept:  # which others may share
             gradient.zero_()
-    if deviation != "no push":
+    if deviation in {"skipped", "optimizer raises", "interrupted"}:  # as the handler of either does
+        fxlib.drop_gradients(module)
+    elif deviation != "no push":
         fxlib.push_gradients(module)
+
+
+def _refuse(gradient: torch.Tensor) -> torch.Tensor:
+    raise ArithmeticError(f"no gradient {gradient}")
 
 
 def _has(parameter: nn.Parameter) -> bool:

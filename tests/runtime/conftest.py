@@ -1,15 +1,13 @@
 """The RPC world that tests of the runtime share."""
 
-import gc
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from fxlib.runtime.deadlines import DEADLINES
-from fxlib.runtime.underway import UNDERWAY
 from fxlib.workload import Server
-from tests.runtime.early import log
+from tests.runtime.pushing import log
 from tests.runtime.world import rpc_world
 
 SERVERS = ("ps0", "ps1")
@@ -33,12 +31,10 @@ def nothing_in_flight() -> None:
 
 
 @pytest.fixture
-def nothing_under_way() -> Iterator[None]:
-    """Have no gradient on its way to a server, and servers that have forgotten what reached them, before and after."""
+def empty_logs() -> Iterator[None]:
+    """Have servers that have forgotten what reached them, before and after."""
     for server in SERVERS:
         log(server)
     yield
-    gc.collect()  # modules that were dropped in the middle of a step
     for server in SERVERS:
-        UNDERWAY.settle(server)
         log(server)

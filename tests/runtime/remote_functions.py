@@ -142,6 +142,12 @@ def read_several(name: str, rows: torch.Tensor) -> dict[str, object]:
     return {"rows": rows, "pair": (rows.float() + 1.0, rows.double() + 2.0)}
 
 
+@remote(reads="tables", gradient="tests.runtime.remote_functions:take_several")
+def read_shared(name: str, x: torch.Tensor) -> dict[str, object]:
+    rows = x.clone()
+    return {"one": rows, "several": [rows]}
+
+
 @remote(writes="tables")
 def take_several(name: str, rows: torch.Tensor, gradient: dict[str, object]) -> None:
     _LOG.append(f"{name} {gradient}")

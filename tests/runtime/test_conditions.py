@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.fx import symbolic_trace
 
 import fxlib
 from fxlib.errors import FxlibWarning
@@ -58,7 +57,7 @@ class Model(nn.Module):
 
 
 def captured(model: nn.Module) -> CapturedModule:
-    return CapturedModule(model, symbolic_trace(model).graph, original=model)
+    return fxlib.capture(model)
 
 
 def graph_runs(module: CapturedModule | Swapped, *args: object, **kwargs: object) -> bool:

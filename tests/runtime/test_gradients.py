@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,11 +18,12 @@ from torch.fx import Node
 from fxlib.errors import ContractError, FxlibError
 from fxlib.gradients import push_gradients
 from fxlib.runtime import CapturedModule, remote_call, send_gradient, track_gradient
-from fxlib.runtime.fans import Fans
-from fxlib.runtime.gradients import owned
+from fxlib.runtime.autograd_node import Backward
+from fxlib.runtime.autograd_node import tracked as taking
+from fxlib.runtime.gradients import as_it_is, owned
 from fxlib.runtime.tape import UNPUSHED_FORWARDS
-from tests.runtime.early import model
 from tests.runtime.graphs import Program
+from tests.runtime.pushing import model
 from tests.runtime.remote_functions import NAME
 
 pytestmark = pytest.mark.usefixtures("servers")
@@ -102,13 +105,6 @@ def test_a_wrapper_of_a_captured_module_is_accepted() -> None:
     module(ROWS).sum().backward()
     push_gradients(module)
     assert len(pushed()) == 2
-
-
-def test_gradients_that_the_originals_forward_did_not_track_are_not_silently_missing() -> None:
-    module = two_reads(original=nn.Identity()).eval()
-    module(ROWS)
-    with pytest.raises(FxlibError, match="does not track"):
-        push_gradients(module)
 
 
 def test_forwards_without_backward_leave_nothing_on_the_tape() -> None:
@@ -203,7 +199,7 @@ def test_a_result_without_tensors_has_no_gradient_to_push() -> None:
         track_gradient((1, "two"), "ps0", f"{NAME}:take_several", (), {}, None, 0)
 
 
-def test_results_that_share_a_fan_may_change_their_shape_from_forward_to_forward() -> None:
+def test_results_may_change_their_shape_from_forward_to_forward() -> None:
     program, parts = Program("rows"), []
     for index, name in enumerate("ab"):
         result = program.call("ps0", "read", name, program.inputs[0])
@@ -218,10 +214,9 @@ def test_results_that_share_a_fan_may_change_their_shape_from_forward_to_forward
 
 @pytest.mark.parametrize("result", [torch.ones(()), torch.ones(0, 3), torch.ones(3, 1), torch.ones(3, 2).t()])
 def test_what_is_tracked_is_in_the_results_own_memory_and_its_gradient_is_as_the_result(result: torch.Tensor) -> None:
-    (tracked,), arrival = Fans({}).spread(0, [result])
-    (slot,) = arrival.slots
-    assert (tracked.data_ptr(), tracked.stride(), tracked.is_leaf) == (result.data_ptr(), result.stride(), False)
-    tracked.mul_(2.0).sum().backward()
+    output, slot = taking(result, Backward(), is_deaf=False)
+    assert (output.data_ptr(), output.stride(), output.is_leaf) == (result.data_ptr(), result.stride(), False)
+    output.mul_(2.0).sum().backward()
     assert slot.gradient is not None
     assert slot.gradient.stride() == result.stride()
     assert torch.equal(slot.gradient, torch.full_like(result, 2.0))
@@ -253,3 +248,58 @@ def test_a_module_that_torch_compiles_pushes_as_it_does_uncompiled() -> None:
         found.append(pushed())
     assert found[0] == found[1]
     assert len(found[0]) == 6
+
+
+@pytest.mark.parametrize("order", ["sparse dense", "dense sparse", "sparse sparse dense", "dense sparse dense"])
+def test_sparse_and_dense_gradients_add_up_as_they_do_in_a_leaf(order: str) -> None:
+    leaf = torch.randn(4, 3, requires_grad=True)
+    result, slot = taking(leaf.detach().clone(), Backward(), is_deaf=False)
+    scales = torch.randn(4, 3)
+    for kind in order.split():
+        for taker in (leaf, result):
+            rows = nn.functional.embedding(torch.tensor([1, 2, 1]), taker, sparse=True) * scales[:3]
+            (rows if kind == "sparse" else taker * scales).sum().backward()
+    assert slot.gradient is not None
+    assert leaf.grad is not None
+    assert slot.gradient.layout is leaf.grad.layout
+    assert torch.equal(slot.gradient.to_dense(), leaf.grad.to_dense())
+
+
+class Asked(NamedTuple):
+    ids: torch.Tensor
+    name: str = "users"
+
+
+@dataclass(frozen=True)
+class Described:
+    ids: torch.Tensor
+    more: tuple[Asked, ...] = ()
+
+
+class Holds:
+    def __init__(self, ids: torch.Tensor) -> None:
+        self.ids = ids
+
+
+@pytest.mark.parametrize(
+    "nest, ids",
+    [
+        (Asked, lambda kept: kept.ids),
+        (lambda ids: [{"a": Asked(ids)}], lambda kept: kept[0]["a"].ids),
+        (lambda ids: OrderedDict(a=ids), lambda kept: kept["a"]),
+        (lambda ids: Described(ROWS, (Asked(ids),)), lambda kept: kept.more[0].ids),
+        (Holds, lambda kept: kept.ids),
+    ],
+)
+def test_arguments_in_containers_of_any_kind_are_kept_as_they_were(nest: Any, ids: Callable[[Any], Any]) -> None:
+    given = ROWS.clone()
+    kept = as_it_is(nest(given))
+    given.fill_(9)
+    assert type(kept) is type(nest(given))
+    assert torch.equal(ids(kept), ROWS)
+
+
+def test_an_argument_that_holds_itself_is_passed_on() -> None:
+    given: Any = Holds(ROWS)
+    given.ids = [given]
+    assert as_it_is(given) is given

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fxlib.gradients import push_gradients
 from fxlib.runtime import track_gradient
-from fxlib.runtime.fans import Fans
-from tests.runtime.early import ROWS, log
+from fxlib.runtime.autograd_node import Backward, tracked
 from tests.runtime.graphs import Program
+from tests.runtime.pushing import ROWS, log
 from tests.runtime.remote_functions import NAME
 
-pytestmark = pytest.mark.usefixtures("servers", "nothing_under_way")
+pytestmark = pytest.mark.usefixtures("servers", "empty_logs")
 
 
 def given_by_the_program(result: Tensor) -> Tensor:
@@ -55,8 +55,8 @@ def test_what_the_program_does_to_a_gradient_that_it_holds_does_not_reach_the_se
 
 
 def test_two_tensors_of_a_result_whose_gradients_are_one_get_one_each() -> None:
-    (first, second), arrival = Fans({}).spread(0, [torch.ones(3), torch.ones(3)])
-    ((first + second) * 2.0).sum().backward()
-    gradients = [slot.gradient for slot in arrival.slots]
+    outputs, slots = zip(*[tracked(torch.ones(3), Backward(), is_deaf=False) for _ in range(2)], strict=True)
+    (sum(outputs) * 2.0).sum().backward()
+    gradients = [slot.gradient for slot in slots]
     assert all(each is not None and torch.equal(each, torch.full((3,), 2.0)) for each in gradients)
     assert len({each.data_ptr() for each in gradients if each is not None}) == 2

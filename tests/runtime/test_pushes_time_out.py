@@ -1,4 +1,4 @@
-"""A push that takes longer than its timeout fails for the program, sent early or not, and none is made after it."""
+"""A push that takes longer than its timeout fails for the program, and none is made after it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 from fxlib.gradients import push_gradients
 from fxlib.runtime import CapturedModule, send_gradient
-from tests.runtime.early import backward, log
 from tests.runtime.graphs import Program
+from tests.runtime.pushing import backward, log
 from tests.runtime.remote_functions import NAME
 
-pytestmark = pytest.mark.usefixtures("servers", "nothing_under_way")
+pytestmark = pytest.mark.usefixtures("servers", "empty_logs")
 
 
 @pytest.mark.slow
 def test_no_push_is_made_after_one_that_took_longer_than_its_timeout() -> None:
     module = slow_in_the_middle("very_slowly", timeout_s=1.0)
-    for _ in range(2):  # pushed as written, then from inside backward
+    for _ in range(2):
         backward(module)
         with pytest.raises(RuntimeError, match="set timeout"):
             push_gradients(module)

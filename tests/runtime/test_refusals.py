@@ -13,10 +13,10 @@ from fxlib.errors import FxlibWarning
 from fxlib.gradients import push_gradients
 from fxlib.runtime import issue_batch, refusals, wait_item
 from fxlib.runtime.batches import IN_ORDER, NamedCall
-from tests.runtime.early import TWO, backward, log, messages, model, step, trained
+from tests.runtime.pushing import TWO, backward, log, messages, model, step
 from tests.runtime.remote_functions import NAME, Older
 
-pytestmark = pytest.mark.usefixtures("servers", "nothing_under_way")
+pytestmark = pytest.mark.usefixtures("servers", "empty_logs")
 
 
 def unheard_of(calls: Any, limit_s: float = 0.0) -> None:
@@ -53,9 +53,8 @@ def test_writes_whose_message_is_refused_are_made_one_by_one_until_one_fails() -
 def test_gradients_whose_message_is_refused_are_pushed_one_by_one() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FxlibWarning)
-        module = trained(*TWO)
         with messages() as sent:
-            step(module)
+            step(model(*TWO))
     assert [getattr(function, "__name__", "") for _, function in sent][1:] == ["take_gradient"] * 2
     assert log() == ["a [1.0, 1.0]", "b [2.0, 2.0]"]
 

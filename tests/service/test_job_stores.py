@@ -113,6 +113,15 @@ def test_jobs_are_listed_by_what_is_wanted_of_them(store: JobStore) -> None:
     assert listed(Filter(name="other")) == [b.id]
     assert listed(Filter(states=(State.CANCELLED, State.FAILED))) == [b.id]
     assert listed(Filter(name="other", states=(State.QUEUED,))) == []
+    assert listed(Filter(id_prefix=a.id)) == [a.id]
+    assert listed(Filter(id_prefix="j")) == [c.id, b.id, a.id]
+    assert listed(Filter(id_prefix="%")) == []
+
+
+def test_the_answers_of_several_jobs_are_read_at_once(store: JobStore) -> None:
+    done, queued = add(store), add(store)
+    happen(store, done.id, claimed(), DONE)
+    assert store.results_of([done.id, queued.id, "nobody"]) == {done.id: b"answer"}
 
 
 def test_the_head_of_each_namespace_is_its_oldest_job_for_that_torch(store: JobStore) -> None:

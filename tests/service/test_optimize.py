@@ -98,6 +98,7 @@ async def test_jobs_are_listed_page_by_page() -> None:
         jobs_pb2.ListJobsRequest(page_size=-1),
         jobs_pb2.ListJobsRequest(page_token="x"),
         jobs_pb2.ListJobsRequest(page_token="9" * 30),
+        jobs_pb2.ListJobsRequest(id_prefix="%"),
         jobs_pb2.ListJobsRequest(states=[99]),  # type: ignore[list-item]
     ],
 )

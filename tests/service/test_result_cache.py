@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from fxlib.v1 import jobs_pb2, workload_pb2
+from service.errors import ServiceError
 from service.leases import Lease
 from tests.service.asking import Change, profiled
 from tests.service.support import (
@@ -137,3 +138,44 @@ async def test_an_equal_job_is_claimed_when_the_running_one_ends_without_an_answ
         lease = await waiting
         assert lease is not None
         assert lease.job_id == second.id
+
+
+def with_variant(name: str = "evaluation", width: int = 3) -> jobs_pb2.OptimizeRequest:
+    """Return the usual request with a variant of its step, which has a graph of its own."""
+    asked = request()
+    asked.variants.add(name=name, graph=ref(graph_bytes(width)), workload=asked.workload)
+    return asked
+
+
+async def test_variants_are_part_of_what_is_asked_and_of_what_is_answered() -> None:
+    async with make_service(graphs=(graph_bytes(3), graph_bytes(4))) as core:
+        await submit(core)
+        await work(core)
+        assert states([await submit(core, with_variant())]) == ["queued"]
+        result = answer()
+        result.variants.add(name="evaluation").result.CopyFrom(answer(gain=1.0))
+        await work(core, result)
+        again = await submit(core, with_variant())
+        assert (states([again]), again.result.variants[0].result.gain.value) == (["succeeded"], 1.0)
+        for other in (with_variant(width=4), with_variant(name="other")):
+            assert states([await submit(core, other)]) == ["queued"]
+
+
+async def test_variants_run_on_the_servers_of_the_request_and_have_names_of_their_own() -> None:
+    async with make_service(graphs=(graph_bytes(3),)) as core:
+        asked = with_variant()
+        asked.variants[0].workload.servers.add(name="another")
+        with pytest.raises(ServiceError, match="servers"):
+            await submit(core, asked)
+        for name in ("main", "evaluation"):
+            asked = with_variant()
+            asked.variants.add(name=name, graph=asked.variants[0].graph, workload=asked.workload)
+            with pytest.raises(ServiceError, match="variant"):
+                await submit(core, asked)
+
+
+async def test_an_answer_speaks_of_the_variants_that_were_asked_about() -> None:
+    async with make_service(graphs=(graph_bytes(3),)) as core:
+        await submit(core, with_variant())
+        with pytest.raises(ServiceError, match="those of the request"):
+            await work(core, answer())

@@ -110,7 +110,8 @@ def request(
     """Write the folder of a job as it was claimed."""
     path.mkdir()
     encoded = workload_to_proto(workload)
-    sent = wire.encode(fxlib.capture(model), weights=weights)
+    captured = model if isinstance(model, GraphModule) else fxlib.capture(model)
+    sent = wire.encode(captured, weights=weights)
     graph = wire.serialize(sent.graph)
     message = jobs_pb2.OptimizeRequest(
         request_id="test",

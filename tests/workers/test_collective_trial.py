@@ -14,6 +14,7 @@ from fxlib.reasons import Reason
 from fxlib.workload import Workload
 from tests.workers import remote_code
 from tests.workers.cases import Reducing, draft_of, lookup_workload, reduced, request
+from tests.workers.hybrid import hybrid
 from tests.workers.trying import MEASURED, Try
 from workers.trials import Trials
 
@@ -43,6 +44,12 @@ def test_gradients_come_back_through_collectives(attempt: Try) -> None:
     report = attempt(Reducing(), workload(mode="local"))
     assert report.reason in MEASURED, report.explanation
     assert not [name for name in report.not_reproduced if "output" in name]
+
+
+def test_gradients_of_modules_inside_ddp_are_reduced_over_the_trainers(attempt: Try) -> None:
+    report = attempt(hybrid(), workload(mode="distributed"))
+    assert report.reason in MEASURED, report.explanation
+    assert not [name for name in report.not_reproduced if "gradient of bottom" in name]
 
 
 def test_candidates_are_refused_on_the_rank_that_shows_it_and_leave_no_rank_waiting(

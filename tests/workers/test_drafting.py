@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
+from torch.distributed import rpc
 from torch.fx import GraphModule
 
 import fxlib
-from fxlib import recipes, wire
+from fxlib import ps, recipes, wire
 from fxlib.errors import PassError
-from fxlib.profiles import Profile, ServerProfile
+from fxlib.profiles import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
+from fxlib.reasons import Reason
 from fxlib.result import Report
-from tests.workers.cases import Lookups, lookup_workload, request
+from tests.workers.cases import DIM, Lookups, lookup_workload, request
 from tests.workers.convnet import ConvNet, images
 from workers.folder import JobFolder
 from workers.sandbox.__main__ import rewrite
@@ -123,6 +126,55 @@ def test_drafts_stay_where_a_later_rewrite_finds_nothing_to_change(tmp_path: Pat
     folder.write_rewrite(earlier[0].report, earlier)
     rewrite(folder)
     assert [each.name for each in folder.drafts()] == [each.name for each in earlier]
+
+
+class Chained(nn.Module):
+    """A lookup by the result of another: there is next to no work beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = nn.Linear(DIM, 1)
+
+    def forward(self, dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+        first = rpc.rpc_sync("ps0", ps.lookup, args=("t0", sparse[:, 0]))
+        then = rpc.rpc_sync("ps1", ps.lookup, args=("t1", first.argmax(1)))
+        return self.top(then) + dense.relu().sum()
+
+
+def timed(*, relu_s: float) -> Profile:
+    """Two calls of 10 ms, and work beside them."""
+    calls = tuple(
+        CallProfile(
+            call=call,
+            function="fxlib.ps:lookup",
+            to=to,
+            request_bytes=0,
+            response_bytes=0,
+            returns=Opaque(),
+            issue_s=1e-4,
+            wait_s=1e-5,
+            service_s=Spread.of([1e-2]),
+        )
+        for call, to in (("lookup", "ps0"), ("lookup_1", "ps1"))
+    )
+    names = [node.name for node in fxlib.capture(Chained()).graph.nodes if node.op in {"call_function", "call_method"}]
+    work = {name: relu_s if name == "relu" else 1e-6 for name in names if not name.startswith("lookup")}
+    nodes = tuple(NodeProfile(node=name, seconds=seconds, output_bytes=0) for name, seconds in work.items())
+    return Profile(servers=SERVERS, calls=calls, nodes=nodes, steps=5)
+
+
+@pytest.mark.parametrize("relu_s, reason", [(2e-5, Reason.NOTHING_TO_GAIN), (1e-2, None)])
+def test_a_program_of_which_no_order_gains_enough_is_left_alone_before_a_trial(
+    tmp_path: Path, relu_s: float, reason: Reason | None
+) -> None:
+    folder = request(tmp_path / "job", Chained(), lookup_workload())
+    folder.write_profile(timed(relu_s=relu_s))
+    rewrite(folder)
+    report = folder.read_rewrite()
+    assert report.reason is reason
+    assert bool(folder.drafts()) is (reason is None)
+    if reason is not None:
+        assert report.explanation.endswith("0.1%")
 
 
 def test_a_folder_without_drafts_has_none(tmp_path: Path) -> None:

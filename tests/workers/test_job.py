@@ -53,7 +53,7 @@ class FakeTrials:
     """Adopts everything."""
 
     def run(
-        self, folder: JobFolder, tell: Tell, check: Callable[[], None], plan: Callable[[], object] | None
+        self, folder: JobFolder, tell: Tell, check: Callable[[], None], plans: Mapping[str, Callable[[], object]]
     ) -> Report:
         gain = Estimate(value=0.5, low=0.4, high=0.6)
         return Report(decision="adopt", reason=Reason.FASTER, explanation="faster", gain=gain)

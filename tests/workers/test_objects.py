@@ -10,6 +10,7 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib import ps, wire
+from fxlib.analysis.process_groups import Groups
 from fxlib.contracts import PURE, Contract
 from fxlib.runtime import CapturedModule, remote_call
 from fxlib.workload import Workload
@@ -51,10 +52,24 @@ def test_functions_have_the_contract_that_the_graph_knows_or_else_the_one_that_t
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return rpc.rpc_sync("ps0", own, args=(x,)) + rpc.rpc_sync("ps0", torch.add, args=(x, x))
 
-    known = {"torch:add": PURE}
+    known = {"torch:add": PURE, "torch:add#add": PURE}
     assert needs_of([travelled(Unknown())], WORKLOAD).contracts == known
     assumed = needs_of([travelled(Unknown())], replace(WORKLOAD, assume="reads")).contracts
-    assert assumed == {**known, f"{__name__}:own": Contract(reads=frozenset({"*"}))}
+    reads = Contract(reads=frozenset({"*"}))
+    assert assumed == {**known, f"{__name__}:own": reads, f"{__name__}:own#own": reads}
+
+
+def test_a_function_whose_calls_have_different_contracts_has_them_by_call_alone() -> None:
+    module = travelled(Model())
+    first, *_ = calls = [node for node in module.graph.nodes if node.target is remote_call]
+    for node in calls:
+        node.args = (node.args[0], "job:call_method", *node.args[2:])
+        node.meta.pop("contract", None)
+    first.meta["contract"] = PURE
+
+    found = needs_of([module], WORKLOAD).contracts
+    assert found[f"job:call_method#{first.name}"] == PURE
+    assert "job:call_method" not in found
 
 
 def test_modules_that_only_the_job_has_are_named() -> None:
@@ -72,7 +87,7 @@ def test_process_groups_are_named_with_the_sizes_that_their_collectives_state() 
 
     needs = needs_of([travelled(Reducing())], WORKLOAD)
     assert needs.opaque == ()
-    assert needs.groups == {"0": (4,), "7": ()}
+    assert needs.groups == Groups(collectives={"0": (4,), "7": ()}, reducing={})
 
 
 def test_calls_within_nested_graphs_are_needed_too() -> None:

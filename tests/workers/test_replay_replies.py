@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxlib.profiles import Opaque, TensorShape
-from workers.trial.replay.replies import reply_of, told
+from workers.trial.replay.replies import computed_from, reply_of, told
+from workers.trial.replay.stage import Replayed
 
 SEED, OTHER = bytes(16), b"\1" * 16
 
@@ -80,3 +81,23 @@ def test_tensors_count_by_their_bits() -> None:
 
 def test_objects_count_by_their_class_alone_since_their_text_may_hold_an_address() -> None:
     assert told(object()) == told(object())
+
+
+def test_a_reply_belongs_to_the_autograd_graph_of_what_was_sent() -> None:
+    sent = torch.ones(3, 2, requires_grad=True)
+    reply = {"found": torch.arange(4.0).requires_grad_(), "rows": torch.arange(3)}
+    found = computed_from(reply, [sent])
+    (found["found"] * torch.tensor([1.0, 2.0, 3.0, 6.0])).sum().backward()
+
+    assert torch.equal(found["found"], reply["found"])
+    assert found["rows"] is reply["rows"]
+    assert reply["found"].grad is not None
+    assert reply["found"].grad.tolist() == [1.0, 2.0, 3.0, 6.0]
+    assert sent.grad is not None
+    assert torch.equal(sent.grad, torch.full((3, 2), 3.0))
+
+
+def test_functions_and_rrefs_among_what_is_sent_count_by_their_names() -> None:
+    assert told(torch.relu) != told(torch.sigmoid)
+    assert told(Replayed("job:a")) != told(Replayed("job:b"))
+    assert told(Replayed("job:a")) == told(Replayed("job:a"))

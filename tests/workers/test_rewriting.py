@@ -141,3 +141,15 @@ def test_a_job_that_is_not_wanted_any_more_ends_its_process(root: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         rewrite(folder, RewriteLimits(), root, stop)
     assert not alive(str(folder.path))
+
+
+def test_a_graph_whose_weights_lie_on_an_accelerator_is_left_alone_at_once(root: Path) -> None:
+    folder = request(root / "job", Lookups(), lookup_workload())
+    graph = wire.parse(folder.original.read_bytes())
+    for storage in graph.storages:
+        storage.device = "cuda:0"
+    folder.original.write_bytes(wire.serialize(graph))
+    report = rewrite(folder, RewriteLimits(), root, carry_on)
+    assert report.reason is Reason.NO_DEVICE
+    assert "cuda:0" in report.explanation
+    assert not folder.rewritten.exists()

@@ -13,7 +13,7 @@ from fxlib.trial import TrialOptions
 from tests.workers.clock import Clock, shown_to
 from tests.workers.test_race import contest, report_of
 from workers.draft import Draft
-from workers.trial.arms import Arm
+from workers.trial.arms import MOVED, Arm
 from workers.trial.contest import Contest
 from workers.trial.failures import CandidateError, TrialError
 from workers.trial.screening import Screening
@@ -28,6 +28,7 @@ class FakeWorld:
         failing: Mapping[str, Sequence[Arm]] | None = None,
         step_s: float = 0.01,
         errors: Mapping[str, float] | None = None,
+        moved: Mapping[str, float] | None = None,
     ) -> None:
         self.clock = Clock()
         self.step_s = step_s
@@ -35,6 +36,7 @@ class FakeWorld:
         self.traces = traces or {}
         self.failing = failing or {}
         self.errors = errors or {}
+        self.moved = moved or {}
         self.admitted: list[Arm] = []
 
     def reset(self, _: float) -> None:
@@ -47,7 +49,7 @@ class FakeWorld:
 
     def ask_of(self, arm: Arm, _: object, method: str, *__: object, timeout_s: float) -> list[Any]:
         if method == "errors":
-            return [self.errors]
+            return [self.moved if arm == MOVED else self.errors]
         self.clock.now_s += self.step_s
         if arm in self.failing.get(method, ()):
             raise CandidateError(arm, Reason.CANDIDATE_FAILS, "IndexError")
@@ -142,3 +144,18 @@ def test_what_differs_and_cannot_be_measured_is_named() -> None:
 
 def test_a_bitwise_candidate_that_passed_has_no_error() -> None:
     assert screen(FakeWorld(), contest("a")).report("a").max_relative_error == 0.0
+
+
+def test_a_bitwise_candidate_may_differ_as_little_as_the_original_does_elsewhere_in_memory() -> None:
+    world = FakeWorld(traces={"a": "other"}, errors={"loss": 2e-7}, moved={"loss": 1e-7})
+    made = screen(world, contest("a"))
+    assert made.standing == ("a",)
+    assert made.report("a").max_relative_error == 2e-7
+    assert made.report("a").not_reproduced == ("loss (from step 1 on)",)
+
+
+@pytest.mark.parametrize("moved", [{}, {"loss": 0.0}, {"loss": 1e-8}, {"output": 1.0}])
+def test_a_bitwise_candidate_that_differs_by_more_is_refused(moved: Mapping[str, float]) -> None:
+    world = FakeWorld(traces={"a": "other"}, errors={"loss": 2e-7}, moved=moved)
+    with pytest.raises(TrialError, match="loss"):
+        screen(world, contest("a"))

@@ -8,15 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
 
 import fxlib
+from fxlib import wire
 from fxlib.profiles import Profile, TensorShape
+from fxlib.protocol import workload_from_proto
 from fxlib.reasons import Reason
-from fxlib.workload import Server, Workload
+from fxlib.runtime import remote_call
+from fxlib.v1.workload_pb2 import Workload as Message
+from fxlib.wire import OpaqueRRef
+from fxlib.workload import RemoteObject, Server, Workload
 from tests.workers.weighed import Weighed, recorded, weighed_profile, workload
 from workers.trial.failures import TrialError
 from workers.trial.objects import needs_of
-from workers.trial.serving import Serving
+from workers.trial.serving import Serving, with_strangers
+from workers.trial.trainer import Material
 
 
 def nobody_has_any(members: Sequence[Any], method: str, *args: object, **_: object) -> list[Any]:
@@ -64,3 +72,53 @@ def test_calls_to_a_server_that_the_workload_does_not_have_are_named() -> None:
         serve(None, workload(servers=(Server(name="ps0"),)))
     assert caught.value.reason is Reason.NO_SERVER
     assert "calls to 'ps1', which is none of the workload's servers" in caught.value.detail
+
+
+class Held(nn.Module):
+    """What a worker decodes of a model with two RRefs: `place` takes them away, as no process can make one here."""
+
+    def __init__(self, *, here: bool = False) -> None:
+        super().__init__()
+        self.near = OpaqueRRef("near", "ps0", here=here)
+        self.far = OpaqueRRef("far", "elsewhere", here=False)
+
+
+def material(*, here: bool = False) -> Material:
+    root, graph = Held(here=here), Graph()
+    x = graph.placeholder("x")
+    called = [
+        graph.call_function(remote_call, (graph.get_attr(name), ".forward", (x,), {}, None)) for name in ("near", "far")
+    ]
+    graph.output(tuple(called))
+    message = wire.encode(GraphModule(root, graph)).graph
+    return Material(original=wire.serialize(message), workload=b"", blobs={})
+
+
+def test_the_objects_behind_rrefs_that_a_model_holds_are_joined_to_the_workload_with_their_owners() -> None:
+    described = RemoteObject(owner="ps0", cls="torch.nn:Linear", args=(4, 4))
+    joined, carried, strangers = with_strangers(workload(rrefs={"near": described}), material(), None)
+
+    assert strangers == ("elsewhere",)
+    assert [server.name for server in joined.servers][-1] == "elsewhere"
+    assert joined.rrefs == {"near": described, "far": RemoteObject(owner="elsewhere", cls="")}
+    assert workload_from_proto(Message.FromString(carried.workload), {}).rrefs == joined.rrefs
+
+
+def test_an_rref_to_an_object_of_the_launcher_itself_is_refused_with_a_way_out() -> None:
+    with pytest.raises(TrialError) as caught:
+        with_strangers(workload(), material(here=True), None)
+    assert caught.value.reason is Reason.NO_SERVER
+    assert "'near'" in caught.value.detail
+    assert "Workload.rrefs" in caught.value.detail
+
+
+def test_an_object_that_nobody_can_make_is_named_where_there_is_no_profile_to_replay_it_from() -> None:
+    joined, _, _ = with_strangers(workload(), material(), None)
+
+    def answers(members: Sequence[Any], method: str, *args: Any, **_: object) -> list[Any]:
+        return [list(args[0]) if method == "not_made" else [] for _ in members]
+
+    serving = Serving(answers, joined, None, (), 1.0)
+    with pytest.raises(TrialError) as caught:
+        serving.check(["ps0"], needs_of([], joined))
+    assert "the object behind 'far', the object behind 'near' (measure the job" in caught.value.detail

@@ -11,6 +11,7 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib.reasons import Reason
+from fxlib.variant import MAIN
 from fxlib.workload import RemoteObject, Server, Workload
 from tests.workers import remote_code
 from tests.workers.cases import Lookups, fill, lookup_workload
@@ -44,7 +45,7 @@ def test_a_small_budget_is_all_measurement_and_does_not_adopt_the_original_itsel
 ) -> None:
     model = Lookups()
     folder = fill(tmp_path / "job", model, lookup_workload(service_time_s=0.0), QUICK, candidate=fxlib.capture(model))
-    report = trials.run(folder, lambda *_: None, lambda: None, lambda: pytest.fail("planned anew"))
+    report = trials.run(folder, lambda *_: None, lambda: None, {MAIN: lambda: pytest.fail("planned anew")})
     assert "profile" not in report.phase_seconds
     assert report.decision == "keep_original"
     assert report.reason in (Reason.NOT_FASTER, Reason.BUDGET_EXHAUSTED)

@@ -10,6 +10,7 @@ import fxlib
 from fxlib import TrialOptions
 from fxlib.profiles import Profile
 from fxlib.reasons import Reason
+from fxlib.variant import MAIN
 from tests.workers.cases import Lookups, Wrong, descendants, draft_of, fill, lookup_workload, request
 from tests.workers.trying import BRISK
 from workers.folder import JobFolder
@@ -57,7 +58,7 @@ def test_candidates_are_planned_by_what_the_trial_measured(trials: Trials, tmp_p
         rewrite(folder)
 
     phases: list[str] = []
-    report = trials.run(folder, lambda phase, *_: phases.append(phase), lambda: None, plan)
+    report = trials.run(folder, lambda phase, *_: phases.append(phase), lambda: None, {MAIN: plan})
     assert report.reason is Reason.FASTER, report.explanation
     assert list(dict.fromkeys(phases)) == ["sameness", "profile", "choice", "qps"]
     (profile,) = planned
@@ -78,7 +79,7 @@ def test_a_job_cancelled_while_it_is_planned_anew_leaves_the_driver_alive(trials
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trials.run(folder, lambda *_: None, lambda: None, cancel)
+        trials.run(folder, lambda *_: None, lambda: None, {MAIN: cancel})
     assert trials._driver is driver
     assert folder.profile() is not None
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 
 from fxlib import wire
-from fxlib.protocol import check_weights, recipe_from_proto
+from fxlib.protocol import check_weights, recipe_from_proto, trial_from_proto
 from fxlib.reasons import Reason
+from fxlib.result import Report
 from fxlib.runtime import functions, is_call, is_issue
 from workers.child import Channel, ChildEndedError
 from workers.config import REWRITE_JOB, REWRITE_LIMITS, REWRITE_MODULES, RewriteLimits
@@ -54,19 +55,26 @@ def rewrite(folder: JobFolder) -> None:
     """
     start, workload, request = time.monotonic(), folder.workload(), folder.request()
     graph, recipe = wire.parse(folder.original.read_bytes()), recipe_from_proto(request.recipe)
+    if devices := {each.device for each in graph.storages if each.device not in {"", "cpu", "meta"}}:
+        report = Report(decision="keep_original", reason=Reason.NO_DEVICE, explanation="")
+        explanation = Reason.NO_DEVICE.sentence(", ".join(sorted(devices)))
+        folder.write_rewrite(replace(report, explanation=explanation))
+        return
     original = wire.decode(graph, blobs=folder.blobs(), seed=workload.seed)
     check_weights(recipe, graph)  # weights that were not sent are drawn, and nothing may be computed from those
     found = draft(original, recipe, workload, folder.profile(), diffs=request.diffs)
     took = {"rewrite": time.monotonic() - start}
     drafts = [replace(each, report=replace(each.report, phase_seconds=took)) for each in found.ranked]
-    if drafts:
+    vain = found.headroom is not None and found.headroom < trial_from_proto(request.trial).min_gain
+    if drafts and not vain:
         folder.write_rewrite(drafts[0].report, drafts)
         return
     if folder.drafts():  # planned without a profile, which finds them vain: a trial says for certain
         return
     calls = any(is_call(node) or is_issue(node) for node in original.graph.nodes)
-    unchanged = Reason.NOTHING_CHANGED if calls else Reason.NO_CALLS
-    folder.write_rewrite(replace(found.recipe, reason=unchanged, explanation=unchanged.sentence(), phase_seconds=took))
+    reason = Reason.NOTHING_TO_GAIN if drafts else Reason.NOTHING_CHANGED if calls else Reason.NO_CALLS
+    said = reason.sentence(f"{max(found.headroom or 0.0, 0.0):.1%}" if drafts else "")
+    folder.write_rewrite(replace(found.recipe, reason=reason, explanation=said, phase_seconds=took))
 
 
 def _limit(limits: RewriteLimits) -> None:

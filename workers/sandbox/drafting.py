@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from fxlib import recipes, wire
 from fxlib.analysis.bound import Bound, bound
+from fxlib.analysis.costs import Costs
 from fxlib.analysis.simulate import predict
 from fxlib.candidates import candidates
 from fxlib.errors import FxlibError
@@ -26,15 +27,26 @@ from workers.draft import Draft
 _VARIANTS_S: Final = 30.0
 """No further variant is begun after so long: a large graph takes its time, and the first plan is the recipe's own."""
 
+_SCHEDULING: Final = frozenset(each.name for each in recipes.get("schedule").passes)
+"""Passes that leave local work as it is."""
+
 _SPLIT: Final = recipes.Recipe(name="split", passes=(DeadCode(), MergeReads(), SplitCalls()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """All that differ from the original and from each other; `recipe`: what the passes of the recipe itself did."""
+    """All that differ from the original and from each other.
+
+    Attributes:
+        ranked: the most promising first.
+        recipe: what the passes of the recipe itself did.
+        headroom: the most that any legal order can gain by the cost model, relative (0.01 is 1%); None if there is no
+            profile, or if passes of the recipe change more than the order of calls and work.
+    """
 
     ranked: tuple[Draft, ...]
     recipe: Report
+    headroom: float | None = None
 
 
 def draft(
@@ -74,7 +86,25 @@ def draft(
             made = Draft(graph=wire.serialize(encoded.graph), report=report, values=encoded.blobs)
             drafts.setdefault(_program(rewrite.module), made)
     ranked = sorted(drafts.values(), key=lambda each: each.candidate.predicted_step_s or 0.0)
-    return Drafts(ranked=tuple(ranked), recipe=_report(done, limit))
+    return Drafts(
+        ranked=tuple(ranked),
+        recipe=_report(done, limit),
+        headroom=_headroom(original, recipe, partial(plan, diffs=False), profile),
+    )
+
+
+def _headroom(
+    original: GraphModule,
+    recipe: recipes.Recipe,
+    plan: Callable[[recipes.Recipe], recipes.Rewrite],
+    profile: Profile | None,
+) -> float | None:
+    if profile is None or not _SCHEDULING.issuperset(each.name for each in recipe.passes):
+        return None
+    if any(call.guessed for call in Costs.by(original, profile).results.values()):
+        return None
+    least_s = bound(plan(_SPLIT).module, profile, typical=True).step_s
+    return predict(original, profile).step_s / least_s - 1.0 if least_s else None
 
 
 def _program(module: GraphModule) -> str:

@@ -10,12 +10,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from fxlib.errors import FxlibError
 from fxlib.profiles import Profile
+from fxlib.variant import MAIN
 from workers.child import FOLDER, Channel, ChildEndedError
 from workers.config import TRIAL_SETTINGS, TrialSettings
 from workers.draft import Draft
@@ -45,7 +48,7 @@ def main() -> int:
         return 1
 
 
-def _run(folder: JobFolder, settings: TrialSettings, channel: Channel, *, profile: bool) -> None:
+def _run(job: JobFolder, settings: TrialSettings, channel: Channel, *, profile: Collection[str]) -> None:
     def tell(phase: str, message: str, progress: float | None = None) -> None:
         channel.send(phase=phase, message=message, progress=progress)
 
@@ -58,36 +61,44 @@ def _run(folder: JobFolder, settings: TrialSettings, channel: Channel, *, profil
             channel.send(alive=True)
         return channel.receive(timeout_s=0.0) is not None
 
-    def plan_anew(found: Profile) -> Sequence[Draft]:
+    def plan_anew(name: str, folder: JobFolder, found: Profile) -> Sequence[Draft]:
         try:
             folder.write_profile(found)
         except FxlibError as error:
             tell("profile", f"planned without a profile: {error}")
             return folder.drafts()
-        channel.send(profiled=True)
+        channel.send(profiled=name)
         if "planned" not in (channel.receive() or {}):
             raise InterruptedTrialError
         return folder.drafts()
 
-    order = Order(
-        workload=folder.workload(),
-        options=folder.options(),
-        material=Material(
-            original=folder.original.read_bytes(),
-            workload=folder.request().workload.SerializeToString(),
-            blobs=folder.blobs(),
-        ),
-        drafts=folder.drafts(),
-        plan_anew=plan_anew if profile and folder.profile() is None else None,
-        profile=folder.profile(),
-    )
+    folders = {MAIN: job, **job.variants}
+    reports = {name: folder.read_rewrite() for name, folder in folders.items()}
+    orders = {
+        name: Order(
+            workload=folder.workload(),
+            options=folder.options(),
+            material=Material(
+                original=folder.original.read_bytes(),
+                workload=folder.request().workload.SerializeToString(),
+                blobs=folder.blobs(),
+            ),
+            drafts=folder.drafts(),
+            plan_anew=partial(plan_anew, name, folder) if name in profile and folder.profile() is None else None,
+            profile=folder.profile(),
+        )
+        for name, folder in folders.items()
+        if reports[name].reason is None
+    }
     try:
-        outcome = conduct(order, settings, tell, interrupted)
+        outcomes = conduct(orders, settings, tell, interrupted)
     except InterruptedTrialError:
         channel.send(interrupted=True)
         return
-    folder.choose(outcome.chosen)
-    folder.write_report(outcome.report)
+    for name, outcome in outcomes.items():
+        folders[name].choose(outcome.chosen)
+        reports[name] = outcome.report
+    job.write_report(replace(reports.pop(MAIN), variants=reports))
     channel.send(done=True)
 
 

@@ -11,7 +11,9 @@ Arm = str
 
 ORIGINAL: Final[Arm] = "original"
 
+MOVED: Final[Arm] = "original, elsewhere in memory"
+
 
 def fails(arm: Arm) -> Reason:
     """Return what an exception in an arm's own code means."""
-    return Reason.ORIGINAL_FAILS if arm == ORIGINAL else Reason.CANDIDATE_FAILS
+    return Reason.ORIGINAL_FAILS if arm in (ORIGINAL, MOVED) else Reason.CANDIDATE_FAILS

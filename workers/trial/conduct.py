@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
@@ -13,6 +13,7 @@ from fxlib.reasons import Reason
 from fxlib.result import CallReport, Report, Timeline
 from fxlib.runtime import exposed_s
 from fxlib.trial import TrialOptions
+from fxlib.variant import MAIN
 from fxlib.workload import Workload
 from workers.config import TrialSettings
 from workers.draft import Draft
@@ -25,6 +26,9 @@ from workers.trial.screening import Screening
 from workers.trial.speed import Speed
 from workers.trial.trainer import Material
 from workers.trial.world import World
+
+_FIRST_SHARE: Final = 0.5
+"""Of the budget, for the job's own step where there are variants besides."""
 
 _RECORDED_STEPS: Final = 5
 _RECORDING_SHARE: Final = 0.05
@@ -76,51 +80,106 @@ class Outcome:
     chosen: Draft
 
 
-def conduct(order: Order, settings: TrialSettings, tell: Tell, interrupted: Callable[[], bool]) -> Outcome:
-    """Run the trial and return what the passes did for the candidate chosen, completed by what the trial found.
+def conduct(
+    orders: Mapping[str, Order], settings: TrialSettings, tell: Tell, interrupted: Callable[[], bool]
+) -> dict[str, Outcome]:
+    """Run a trial of each program of a job, one after another in the same processes, and return what became of each.
+
+    That is what the passes did for the candidate chosen, completed by what the trial found. The programs share the
+    budget of the first. One that ends the trial for good ends it for those after it, too.
+
+    Args:
+        orders: by name, at least one; all have the same servers and as many trainers.
+        settings: the operator's.
+        tell: passes progress on.
+        interrupted: whether the trial is to end at once.
 
     Raises:
         InterruptedTrialError: `interrupted` said so.
     """
-    conductor = _Conductor(order, tell)
+    conductors = {name: _Conductor(order, _named(name, tell)) for name, order in orders.items()}
+    outcomes: dict[str, Outcome] = {}
+    first = next(iter(orders.values()))
+    tell("sameness", "starting trainers and parameter servers")
+    start = time.monotonic()
     try:
-        return conductor.run(settings, interrupted)
+        with World(first.workload, first.material, settings, interrupted, first.profile) as world:
+            started = time.monotonic()
+            budget = _Budget(first.options.budget_s, started, len(orders))
+            for name, conductor in conductors.items():
+                try:
+                    outcomes[name] = conductor.run(world, start if conductor.order is first else None, budget.next())
+                except TrialError as error:
+                    if not error.survived:
+                        raise
+                    outcomes[name] = conductor.decide(None, error.reason, error.detail)
     except TrialError as error:
-        return conductor.decide(None, error.reason, error.detail)
+        for name, conductor in conductors.items():
+            if name not in outcomes:
+                outcomes[name] = conductor.decide(None, error.reason, error.detail)
+    return outcomes
+
+
+class _Budget:
+    """Divides the budget: the first program may take half, and what it leaves the others have in equal parts."""
+
+    def __init__(self, budget_s: float, started: float, programs: int) -> None:
+        self._ends = started + budget_s
+        self._left = programs
+        self._first = True
+
+    def next(self) -> float:
+        """Return the seconds of the next program.
+
+        Raises:
+            TrialError: none is left.
+        """
+        left_s = self._ends - time.monotonic()
+        share = 1.0 if self._left == 1 else _FIRST_SHARE if self._first else 1.0 / self._left
+        self._left, self._first = self._left - 1, False
+        if left_s <= 0:
+            raise TrialError(Reason.BUDGET_EXHAUSTED, "", survived=True)
+        return share * left_s
+
+
+def _named(name: str, tell: Tell) -> Tell:
+    if name == MAIN:
+        return tell
+    return lambda phase, message, progress=None: tell(phase, f"{name}: {message}", progress)
 
 
 class _Conductor:
     def __init__(self, order: Order, tell: Tell) -> None:
-        self._order = order
+        self.order = order
         self._options = order.options
         self._tell = tell
         self._contest = Contest(order.drafts)
         self._phase_seconds: dict[str, float] = {}
 
-    def run(self, settings: TrialSettings, interrupted: Callable[[], bool]) -> Outcome:
-        start = time.monotonic()
-        self._tell("sameness", "starting trainers and parameter servers")
-        order = self._order
-        with World(order.workload, order.material, settings, interrupted, order.profile) as world:
-            world.prepare()
-            started = self._clock("start", start)
-            deadline = started + self._options.budget_s
-            planned = self._plan(world, started)
-            Screening(
-                world=world, contest=self._contest, options=self._options, deadline=deadline, tell=self._tell
-            ).run()
-            checked = self._clock("sameness", planned)
-            race = self._race(world, deadline)
-            ranking, steps = self._contest.standing, None
-            if len(ranking) > 1:
-                ranking, steps = race.choose()
-                checked = self._clock("choice", checked)
-            speed, verdict = race.confirm(ranking, steps)
-            measured = self._clock("qps", checked)
-            timelines = self._timelines(world, speed)
-            self._clock("timeline", measured)
-            outcome = self.decide(speed.candidate, verdict)
-            return replace(outcome, report=_with_speed(_with_timelines(outcome.report, *timelines), speed))
+    def run(self, world: World, start: float | None, budget_s: float) -> Outcome:
+        """Run the trial; `start` is when the world began to come up, None where it has served another program."""
+        begun = time.monotonic() if start is None else start
+        if start is None:
+            world.turn_to(self.order.workload, self.order.material, self.order.profile)
+        world.prepare()
+        world.settle(self._options.step_timeout_s)
+        self._options = replace(self._options, budget_s=budget_s)
+        started = self._clock("start", begun)
+        deadline = started + budget_s
+        planned = self._plan(world, started)
+        Screening(world=world, contest=self._contest, options=self._options, deadline=deadline, tell=self._tell).run()
+        checked = self._clock("sameness", planned)
+        race = self._race(world, deadline)
+        ranking, steps = self._contest.standing, None
+        if len(ranking) > 1:
+            ranking, steps = race.choose()
+            checked = self._clock("choice", checked)
+        speed, verdict = race.confirm(ranking, steps)
+        measured = self._clock("qps", checked)
+        timelines = self._timelines(world, speed)
+        self._clock("timeline", measured)
+        outcome = self.decide(speed.candidate, verdict)
+        return replace(outcome, report=_with_speed(_with_timelines(outcome.report, *timelines), speed))
 
     def decide(self, chosen: Arm | None, reason: Reason, detail: str = "") -> Outcome:
         draft = self._contest.drafts[chosen] if chosen else next(iter(self._contest.drafts.values()))
@@ -141,9 +200,9 @@ class _Conductor:
 
     def _plan(self, world: World, since: float) -> float:
         """Measure the original, and have the candidates planned by that, where it is wanted and there is time."""
-        planned_s = self._order.drafts[0].report.phase_seconds.get("rewrite", 0.0)
+        planned_s = self.order.drafts[0].report.phase_seconds.get("rewrite", 0.0)
         rich = self._options.budget_s >= _BUDGET_TO_PROFILE_S and planned_s < _PROFILE_SHARE * self._options.budget_s
-        if self._order.plan_anew is None or not rich:
+        if self.order.plan_anew is None or not rich:
             return since
         self._tell("profile", "measuring calls, servers and local work of the original")
         seconds, limit_s = _PROFILE_SHARE * self._options.budget_s, self._options.step_timeout_s
@@ -159,7 +218,7 @@ class _Conductor:
             self._tell("profile", f"not measured: {error.detail}")  # if the original fails, that will show again
             return self._clock("profile", since)
         self._tell("profile", "planning by what was measured")
-        self._contest = Contest(self._order.plan_anew(profile))
+        self._contest = Contest(self.order.plan_anew(profile))
         return self._clock("profile", since)
 
     def _race(self, world: World, deadline: float) -> Race:

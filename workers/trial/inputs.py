@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from fxlib.batches import draw
+from fxlib.nests import mapped
 from fxlib.workload import Batch, Workload
 
 
@@ -20,15 +23,20 @@ def batches_of(workload: Workload) -> tuple[Batch, ...]:
 
 
 def copy_of(batch: Batch) -> Batch:
-    """Return the batch on storage of its own, so that a model that writes its inputs spoils no other step."""
-    return replace(
-        batch,
-        inputs=tuple(tensor.clone() for tensor in batch.inputs),
-        kwargs={name: tensor.clone() for name, tensor in batch.kwargs.items()},
-    )
+    """Return the batch on storage and in containers of its own, so that a model that writes its inputs spoils no step.
+
+    A tensor that stands in several places still does.
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(leaf: object) -> object:
+        return copies.setdefault(id(leaf), leaf.clone()) if isinstance(leaf, torch.Tensor) else leaf
+
+    inputs, kwargs = mapped(copy, (batch.inputs, dict(batch.kwargs)))
+    return replace(batch, inputs=inputs, kwargs=kwargs)
 
 
 def samples_in(batch: Batch) -> int:
-    """Return the size of the first dimension of the first input that has one; 1 if none has."""
-    tensors = (*batch.inputs, *batch.kwargs.values())
+    """Return the size of the first dimension of the first tensor among the inputs that has one; 1 if none has."""
+    tensors = (tensor for name, tensor in batch.named.items() if name != "target")
     return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)

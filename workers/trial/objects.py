@@ -10,12 +10,13 @@ from torch import nn
 from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.resources import COLLECTIVES, FETCHES, collective_arguments, contract_of_call, function_name
+from fxlib.analysis.process_groups import Groups, groups_of, own_code_in
+from fxlib.analysis.resources import FETCHES, contract_of_call, function_name
 from fxlib.assumptions import assumed_of
 from fxlib.batches import Batch
 from fxlib.contracts import Contract
 from fxlib.runtime import calls, ops
-from fxlib.runtime.items import is_batch, items_of
+from fxlib.runtime.items import is_batch, is_item, items_of
 from fxlib.runtime.record import call_name
 from fxlib.wire import OpaqueAttribute, OpaqueFunction, OpaqueModule
 from fxlib.workload import Workload
@@ -30,40 +31,64 @@ class Needs:
     opaque: tuple[str, ...]
     functions: Mapping[str, tuple[str, ...]]
     contracts: Mapping[str, Contract]
-    """Of remote functions and methods, where the graphs know one or the workload assumes it."""
+    """Of remote functions and methods, by "function#call", where the graphs know one or the workload assumes it; by
+    "function" where all its calls have the same."""
     created: Mapping[str, tuple[str, ...]]
     """Functions that make what RRefs lead to, and the names of the calls that fetch it."""
-    groups: Mapping[str, tuple[int, ...]]
-    """Names of the process groups of collectives, and the sizes that the collectives state."""
+    groups: Groups
+    """The process groups to which the graphs speak."""
 
 
 def needs_of(modules: Iterable[GraphModule], workload: Workload) -> Needs:
     """Return what the graphs need that is not in them or in the workload."""
     opaque: set[str] = set()
     functions: dict[str, set[str]] = {}
-    contracts: dict[str, Contract] = {}
+    stated: dict[str, dict[str, Contract | None]] = {}
     created: dict[str, set[str]] = {}
-    groups: dict[str, set[int]] = {}
-    for path, body in (found for module in modules for found in _bodies(module)):
+    bodies = [found for module in modules for found in _bodies(module)]
+    for path, body in bodies:
+        opaque.update(own_code_in(body))
         for node in body.graph.nodes:
             opaque.update(_opaque(body, node, () if path else workload.rrefs))
             for server, function in _functions(node):
                 functions.setdefault(server, set()).add(function)
-            if node.target in COLLECTIVES:
-                *_, group = collective_arguments(node)
-                groups.setdefault(str(group), set()).update(_stated_sizes(node))
             if node.target is ops.create:
                 created.setdefault(str(node.args[1]), set()).update(fetches_of(node))
             contract = contract_of_call(node) or assumed_of(node, workload.assume)
-            if contract is not None and not is_batch(node):
-                contracts[str(node.args[2]) if node.target in ops.TRACKERS else function_name(node)] = contract
+            if node.target in ops.TRACKERS:
+                stated.setdefault(str(node.args[2]), {})[""] = contract
+            elif _makes_call(node):
+                stated.setdefault(function_name(node), {})[call_name(node)] = contract
     return Needs(
         opaque=tuple(sorted(opaque)),
         functions={server: tuple(sorted(names)) for server, names in sorted(functions.items())},
-        contracts=contracts,
+        contracts=_by_name(stated),
         created={function: tuple(sorted(names)) for function, names in sorted(created.items())},
-        groups={group: tuple(sorted(sizes)) for group, sizes in sorted(groups.items())},
+        groups=groups_of(body for _, body in bodies),
     )
+
+
+def _makes_call(node: Node) -> bool:
+    """Whether the node makes, or begins, one call; of a batch that is said of the wait for each of its calls."""
+    return (
+        is_item(node)
+        or (not is_batch(node) and (calls.is_call(node) or calls.is_issue(node)))
+        or (node.target is ops.create)
+    )
+
+
+def _by_name(stated: Mapping[str, Mapping[str, Contract | None]]) -> dict[str, Contract]:
+    found = {
+        f"{function}#{call}": contract
+        for function, by_call in stated.items()
+        for call, contract in by_call.items()
+        if contract is not None
+    }
+    for function, by_call in stated.items():
+        first, *others = by_call.values()
+        if first is not None and all(each == first for each in others):
+            found[function] = first
+    return found
 
 
 def fetches_of(creation: Node) -> tuple[str, ...]:
@@ -91,11 +116,12 @@ class Bound:
 def bind(module: GraphModule, rrefs: RRefs) -> Bound:
     """Put RRefs where the graph reads them as attributes, and keep those that it takes as arguments."""
     attributes = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    inputs = {str(node.target) for node in module.graph.nodes if node.op == "placeholder"}
     for name in attributes & rrefs.keys():
         path, _, attribute = name.rpartition(".")
         # Not through `__setattr__`, which GraphModule and nn.Module reserve for state.
         vars(module.get_submodule(path))[attribute] = rrefs[name]
-    return Bound(module, {name: rref for name, rref in rrefs.items() if name not in attributes})
+    return Bound(module, {name: rref for name, rref in rrefs.items() if name in inputs})
 
 
 def _bodies(module: nn.Module) -> Iterator[tuple[str, GraphModule]]:
@@ -110,7 +136,7 @@ def _opaque(module: GraphModule, node: Node, rrefs: Container[str]) -> Iterator[
     elif node.op == "call_module" and isinstance(called := module.get_submodule(str(target)), OpaqueModule):
         yield f"module {target!r} of class {called.label}"
     elif node.op == "get_attr" and target not in rrefs and _is_opaque(module, str(target)):
-        yield f"attribute {target!r} (an RRef? then name its owner and class in Workload.rrefs)"
+        yield f"attribute {target!r}"
 
 
 def _is_opaque(module: nn.Module, path: str) -> bool:
@@ -118,13 +144,6 @@ def _is_opaque(module: nn.Module, path: str) -> bool:
     for name in path.split("."):
         found = getattr(found, name, None)
     return isinstance(found, OpaqueAttribute)
-
-
-def _stated_sizes(node: Node) -> Iterator[int]:
-    """Yield the size of its group that a collective states, if it does: the argument before the group's name."""
-    operation, size = function_name(node), collective_arguments(node)[-2]
-    if operation.startswith(("all_gather", "reduce_scatter")) and isinstance(size, int):
-        yield size
 
 
 def _functions(node: Node) -> Iterator[tuple[str, str]]:

@@ -39,6 +39,10 @@ class Sameness:
         """What could not be compared: the original does not do so itself."""
         return _name(self._unsteady)
 
+    def leave_out(self, differences: Iterable[Difference]) -> None:
+        """Compare this no more: it is no fault of a candidate's."""
+        self._unsteady |= set(differences)
+
     def difference(self, candidate: Arm) -> frozenset[Difference]:
         """Run a candidate twice, unless the first run tells already, and return what differs."""
         for _ in range(_CANDIDATE_RUNS):

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
+from fxlib import wire
 from fxlib.errors import FxlibError
 from fxlib.profiles import Profile
 from fxlib.protocol import workload_to_proto
 from fxlib.reasons import Reason
-from fxlib.workload import Server, Workload
+from fxlib.workload import RemoteObject, Server, Workload
 from workers.trial.failures import TrialError
 from workers.trial.objects import Needs
 from workers.trial.replay.script import Line, Script, lines_of, strangers_of
@@ -18,6 +19,11 @@ from workers.trial.trainer import Material
 
 _HINT_PROFILE: Final = "measure the job with fxlib.profile(...) and pass that as profile=, so that it can be replayed"
 _HINT_ANEW: Final = "the profile records no call of this; measure the graph anew with fxlib.profile(...)"
+
+_HINT_RREFS: Final = "name its owner and class in Workload.rrefs"
+
+UNKNOWN_CLASS: Final = ""
+"""Of an object of which nobody has said what it is: it can only be replayed."""
 
 _LEAST_THREADS: Final = 16
 """As many as an RPC agent has by default."""
@@ -89,6 +95,8 @@ class Serving:
         if needs.opaque:
             raise TrialError(Reason.OPAQUE_CODE, ", ".join(needs.opaque), survived=True)
         refused = [self._refusal(*each) for each in self._missing(servers, needs) if not self._replays(*each)]
+        if self._script is None:
+            refused += [f"the object behind {name!r}" for name in sorted(self._unmade(servers))]
         if refused:
             hint = _HINT_PROFILE if self._profile is None else _HINT_ANEW
             raise TrialError(Reason.NO_SERVER, f"{', '.join(dict.fromkeys(refused))} ({hint})", survived=True)
@@ -129,22 +137,42 @@ class Serving:
 def with_strangers(
     workload: Workload, material: Material, profile: Profile | None
 ) -> tuple[Workload, Material, tuple[str, ...]]:
-    """Join the servers that only a profile knows to a workload and to the material that carries it; name them.
+    """Join to a workload, and to the material that carries it, what it does not describe itself.
+
+    That are the objects behind RRefs that the model holds, and the servers that only these or a profile know; the
+    latter are returned by name, too.
 
     Raises:
-        TrialError: NO_SERVER, where they are too many or have no names.
+        TrialError: NO_SERVER, where they are too many, have no names, or are the trainer itself.
     """
     trainers = [f"trainer{rank}" for rank in range(workload.trainers)]
     known = [server.name for server in workload.servers]
-    strangers = () if profile is None else strangers_of(profile, [*known, *trainers])
-    if not strangers:
+    held = _held_objects(workload, material)
+    owners = sorted({each.owner for each in held.values()} - {*known, *trainers})
+    recorded = () if profile is None else strangers_of(profile, [*known, *trainers])
+    strangers = tuple(sorted({*owners, *recorded}))
+    if not strangers and not held:
         return workload, material, ()
     try:
-        joined = replace(workload, servers=(*workload.servers, *(Server(name=name) for name in strangers)))
+        joined = replace(
+            workload,
+            servers=(*workload.servers, *(Server(name=name) for name in strangers)),
+            rrefs={**held, **workload.rrefs},
+        )
         message = workload_to_proto(joined).message
     except FxlibError as error:
         raise TrialError(Reason.NO_SERVER, f"all that the profile calls: {error}") from error
     return joined, replace(material, workload=message.SerializeToString()), strangers
+
+
+def _held_objects(workload: Workload, material: Material) -> dict[str, RemoteObject]:
+    """Return what lies behind the RRefs that the model holds and the workload does not speak of: who owns it."""
+    held = wire.handles_in(wire.parse(material.original))
+    unknown = {name: rref for name, rref in held.items() if name not in workload.rrefs}
+    if own := [name for name, rref in unknown.items() if rref.is_owner() or not rref.owner_name()]:
+        detail = f"the RRef {own[0]!r} leads to an object in the launcher itself, which no server of a trial has"
+        raise TrialError(Reason.NO_SERVER, f"{detail} ({_HINT_RREFS})")
+    return {name: RemoteObject(owner=rref.owner_name(), cls=UNKNOWN_CLASS) for name, rref in unknown.items()}
 
 
 def calls_at_once(profile: Profile | None, server: str) -> int:

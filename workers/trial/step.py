@@ -82,7 +82,7 @@ class Step:
             self._backwards = 0
             with _span("optimizer"):
                 self._step_locally()
-            push_gradients(self._module)  # last, so that what is under way overlaps with the optimizer
+            push_gradients(self._module)
         gradients = {name: each.grad for name, each in self._module.named_parameters() if each.grad is not None}
         return Outcome(output=output, loss=loss, gradients=gradients)
 

@@ -21,8 +21,9 @@ from fxlib.runtime.record import record
 from fxlib.v1 import workload_pb2
 from fxlib.workload import Batch
 from workers.trial import peers, servers
-from workers.trial.arms import ORIGINAL, Arm
-from workers.trial.bits import digest, results
+from workers.trial.alignment import elsewhere
+from workers.trial.arms import MOVED, ORIGINAL, Arm
+from workers.trial.bits import digest, results, tensors
 from workers.trial.failures import tells
 from workers.trial.inputs import batches_of, copy_of, samples_in
 from workers.trial.member import Member, Place
@@ -56,6 +57,12 @@ class Trainer(Member):
         self._script = Script(lines={})
         self._nearness = Nearness()
 
+    def turn_to(self, material: Material) -> None:
+        """Be ready to load another program; the one before it is forgotten."""
+        self._material = material
+        self._script = Script(lines={})
+        self._nearness = Nearness()
+
     @tells
     def load(self) -> Needs:
         """Build the original; return what it needs of the trial's world."""
@@ -78,6 +85,7 @@ class Trainer(Member):
         """Become one of the ranks that collectives run over."""
         rank = self._place.rank - len(self._workload.servers)
         peers.gather(self._meeting_point(), rank, self._workload.trainers, self._place.interface)
+        peers.wrap(self._modules[ORIGINAL])
 
     @tells
     def calibrate(self, servers: list[str]) -> None:
@@ -166,12 +174,19 @@ class Trainer(Member):
     def _trace(self, arm: Arm, index: int, *, numeric: bool = False) -> Trace:
         batch = copy_of(self._batches[index % len(self._batches)])
         before = {name: digest(value) for name, value in batch.named.items()}
-        outcome = self._steps[arm](batch, inspect=True)
-        drain()
+        if arm == MOVED:
+            held = [*State(self._modules[ORIGINAL]).named().values(), *tensors(batch.named)]
+            with elsewhere(held):
+                outcome = self._steps[ORIGINAL](batch, inspect=True)
+                drain()
+        else:
+            outcome = self._steps[arm](batch, inspect=True)
+            drain()
         peers.meet()  # what the others have sent to servers is there, too
         values = self._values(arm, outcome) | {f"input {name}": value for name, value in batch.named.items()}
+        values["containers of the inputs"] = batch.structure
         digests = {name: digest(value) for name, value in values.items()}
-        self._writes_inputs |= any(digests[f"input {name}"] != each for name, each in before.items())
+        self._writes_inputs |= {name: digests[f"input {name}"] for name in batch.named} != before
         if numeric and arm == ORIGINAL:
             self._nearness.keep(index, values, digests)
         elif numeric:
@@ -218,7 +233,8 @@ class Trainer(Member):
         if outcome.loss is not None:
             found["loss"] = outcome.loss
         found |= {f"gradient of {name}": value for name, value in outcome.gradients.items()}
-        held, own = State(self._modules[arm]).named(), State(self._modules[ORIGINAL]).named()
+        own = State(self._modules[ORIGINAL]).named()
+        held = own if arm == MOVED else State(self._modules[arm]).named()
         found |= {name: held[name] for name in own if name in held}
         found["random generator"] = torch.get_rng_state()
         return found

@@ -15,13 +15,13 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fxlib.profiles import Profile
+from fxlib.protocol import workload_to_proto
 from fxlib.reasons import Reason
 from fxlib.workload import Workload
 from workers.config import TrialSettings
 from workers.trial.arms import ORIGINAL, Arm, fails
 from workers.trial.failures import CandidateError, InterruptedTrialError, Raised, TrialError, shorten
 from workers.trial.member import Place, ServerMember
-from workers.trial.peers import check_groups
 from workers.trial.serving import Serving, calls_at_once, with_strangers
 from workers.trial.trainer import Material, Trainer
 
@@ -30,6 +30,8 @@ _GLANCE_S: Final = 0.2
 
 _AFTERMATH_S: Final = 2.0
 """How long after an exception a death is looked for that may have caused it."""
+
+_STEPS_TO_SETTLE: Final = 2
 
 
 class World:
@@ -62,7 +64,7 @@ class World:
         self._profile = profile
         self._serving = Serving(self.ask, workload, profile, strangers, settings.start_timeout_s)
         self._members: list[Any] = []
-        self._in_step = False
+        self._in_step = self._reduces = False
         names = [server.name for server in workload.servers]
         names += [f"trainer{rank}" for rank in range(workload.trainers)]
         self._group = self._reserve(len(names))
@@ -95,11 +97,39 @@ class World:
         needs = self.ask(self.trainers, "load", timeout_s=limit_s, blame=Reason.ORIGINAL_FAILS)
         self._serving.stage(self.servers, self.trainers, needs[0])
         self._serving.check(self.servers, needs[0])
-        if needs[0].groups:
-            check_groups(needs[0].groups, self._workload.trainers)
-            self.ask(self.trainers, "gather", timeout_s=limit_s)
+        if groups := needs[0].groups:
+            if misfit := groups.misfit(self._workload.trainers):
+                raise TrialError(Reason.COLLECTIVES, misfit, survived=True)
+            if not self._in_step:
+                self.ask(self.trainers, "gather", timeout_s=limit_s)
             self._in_step = True
         self.ask(self.trainers, "prepare", timeout_s=limit_s, blame=Reason.NO_SERVER)
+        self._reduces = bool(needs[0].groups.reducing)
+
+    def settle(self, timeout_s: float) -> None:
+        """Let `DistributedDataParallel` order its buckets, which it does at its second step, and sums with them.
+
+        Raises:
+            CandidateError, TrialError, InterruptedTrialError: as `ask_of` does.
+        """
+        if self._reduces:
+            self.ask_of(ORIGINAL, self.trainers, "block", _STEPS_TO_SETTLE, timeout_s=_STEPS_TO_SETTLE * timeout_s)
+
+    def turn_to(self, workload: Workload, material: Material, profile: Profile | None) -> None:
+        """Have the trainers run another program from now on, on the same servers; it is to be prepared as the first.
+
+        Raises:
+            TrialError: NO_SERVER, where the servers that its profile knows are none of this world.
+        """
+        joined, _, strangers = with_strangers(workload, material, profile)
+        if unknown := sorted({each.name for each in joined.servers} - {each.name for each in self._workload.servers}):
+            raise TrialError(Reason.NO_SERVER, f"all that the profile calls: {', '.join(unknown)}", survived=True)
+        workload = replace(workload, servers=self._workload.servers)
+        message = workload_to_proto(workload).message.SerializeToString()
+        limit_s = self._settings.start_timeout_s
+        self._workload, self._profile = workload, profile
+        self._serving = Serving(self.ask, workload, profile, strangers, limit_s)
+        self.ask(self.trainers, "turn_to", ray.put(replace(material, workload=message)), timeout_s=limit_s)
 
     @property
     def witnesses(self) -> Sequence[Any]:

@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.distributed import rpc
 from torch.utils import _pytree as pytree
 
 from fxlib.profiles import Opaque, Result, TensorShape
@@ -30,7 +31,8 @@ _PLAIN: Final = (int, float, complex, bool, str, bytes, type(None), torch.dtype,
 def told(*parts: object) -> bytes:
     """Return the digest of a call: of the bits of its tensors and the text of its plain values.
 
-    What is neither counts by its class alone: its text may hold an address, which differs from run to run.
+    An RRef counts by the name of what it leads to, and a function by its own. Anything else counts by its class alone:
+    its text may hold an address, which differs from run to run.
     """
     total = hashlib.blake2b(digest_size=16)
     _tell(total, parts)
@@ -56,6 +58,33 @@ def reply_of(returns: Result, seed: bytes, *, attached: bool) -> Any:
     return _made(returns, (joined(seed, place.to_bytes(4)) for place in count()), attached)
 
 
+def computed_from(reply: Any, inputs: Sequence[torch.Tensor]) -> Any:
+    """Let the tensors of a reply that take a gradient belong to the autograd graph of the tensors that were sent.
+
+    Distributed autograd waits for the gradient of each of these: with a reply that has nothing to do with them it would
+    wait for ever.
+    """
+    if not inputs:
+        return reply
+    apply: Any = _Computed.apply
+    return pytree.tree_map_only(torch.Tensor, lambda each: apply(each, *inputs) if each.requires_grad else each, reply)
+
+
+class _Computed(torch.autograd.Function):
+    """A tensor as it is, whose backward makes up a gradient for what it is said to be computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, made: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.inputs = [(each.shape, each.dtype) for each in inputs]
+        return made.view_as(made)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (gradient,) = gradients
+        share = gradient.sum() / max(1, gradient.numel())
+        return (gradient, *(share.to(dtype).expand(shape).contiguous() for shape, dtype in ctx.inputs))
+
+
 def _tell(total: hashlib.blake2b, value: object) -> None:
     # By hand, since these are nearly all there is: `tree_flatten` alone takes as long as all else that an answer needs.
     if isinstance(value, torch.Tensor):
@@ -69,9 +98,18 @@ def _tell(total: hashlib.blake2b, value: object) -> None:
     else:
         leaves, structure = pytree.tree_flatten(value)
         if structure.is_leaf():
-            _tell_text(total, type(value).__qualname__)
+            _tell_text(total, f"{type(value).__qualname__} {_name(value)}")
         else:
             _tell_all(total, str(structure), leaves)
+
+
+def _name(value: object) -> str:
+    if isinstance(value, rpc.PyRRef):
+        held = value.local_value() if value.is_owner() else None
+        return str(getattr(held, "__dict__", {}).get("_name", ""))
+    if callable(value):
+        return str(getattr(value, "function", None) or getattr(value, "__qualname__", ""))
+    return ""
 
 
 def _tell_all(total: hashlib.blake2b, kind: str, values: Sequence[object]) -> None:

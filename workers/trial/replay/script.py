@@ -48,7 +48,7 @@ class Script:
         strangers: servers that the workload does not describe: whatever is recorded of them is replayed.
         objects: RRefs of the workload whose class no process of the trial has.
         makers: functions nobody has that make an object whose methods are called.
-        contracts: of functions, where one is known.
+        contracts: of functions, where one is known: by "function#call", or by "function".
         servers: how fast they are, by name.
         seed: of the times that are drawn.
     """
@@ -69,9 +69,15 @@ class Script:
         recorded = self.lines[function].get(call)
         return function in self.functions or (to or (recorded.to if recorded else "")) in self.strangers
 
+    def contract_of(self, function: str, call: str) -> Contract | None:
+        """Return the contract of one call of a function; None if it is unknown."""
+        return self.contracts.get(f"{function}#{call}") or self.contracts.get(function)
+
     def serves(self, function: str) -> bool:
         """Whether a function that nobody has is replayed, or is the declared batched form of such a one."""
-        batched = {contract.batched_by for name, contract in self.contracts.items() if name in self.lines}
+        batched = {
+            contract.batched_by for name, contract in self.contracts.items() if name.partition("#")[0] in self.lines
+        }
         return function in self.lines or function in self.makers or function in batched
 
 

@@ -19,7 +19,7 @@ from fxlib.profiling.describing import message_bytes
 from workers.trial.bits import digest, tensors
 from workers.trial.replay.history import History
 from workers.trial.replay.pace import ALONE, Pace, Turn, Wire, sleep_until
-from workers.trial.replay.replies import joined, reply_of, told
+from workers.trial.replay.replies import computed_from, joined, reply_of, told
 from workers.trial.replay.script import Line, Script
 
 UNMEASURED: Final = ServerProfile(name="", round_trip_s=0.0, concurrency=16, bytes_per_s=1e12)
@@ -60,10 +60,10 @@ class Stage:
         that overlap although they must not leave other bits than one after the other.
         """
         arrived, history = time.perf_counter(), self._history
-        contract, line = self._script.contracts.get(function), self._line(function, call, (args, kwargs))
+        contract, line = self._script.contract_of(function, call), self._line(function, call, (args, kwargs))
         request = told(function, args, kwargs)
         part = _part(contract, args, kwargs)
-        reply = self._reply(line, joined(request, history.seen(contract, part)))
+        reply = self._reply(line, joined(request, history.seen(contract, part)), (args, kwargs))
         self.pace.serve(f"{function}#{call}", line, arrived=arrived, turn=turn)
         history.write(contract, request, part)
         return reply
@@ -92,15 +92,16 @@ class Stage:
         size = message_bytes(sent)
         return min(lines.values(), key=lambda line: abs(line.request_bytes - size))
 
-    def _reply(self, line: Line, seed: bytes) -> Any:
+    def _reply(self, line: Line, seed: bytes, sent: object) -> Any:
         attached = line.takes_gradient and batch.in_autograd_context()
         reply = reply_of(line.returns, seed, attached=attached)
-        if attached:
-            with self._lock:
-                for place, each in enumerate(tensors(reply)):
-                    if each.requires_grad:
-                        self._names[each] = joined(seed, str(place).encode())
-        return reply
+        if not attached:
+            return reply
+        with self._lock:
+            for place, each in enumerate(tensors(reply)):
+                if each.requires_grad:
+                    self._names[each] = joined(seed, str(place).encode())
+        return computed_from(reply, [each for each in tensors(sent) if each.requires_grad])
 
 
 class Replayed:

@@ -1,0 +1,108 @@
+"""Public parameter-server programs, unmodified, through service, worker and trial, in launchers of their own.
+
+Their sources are not part of this repository: `--sources` names a folder with copies of them, in whichever layout
+(pytorch/examples, pytorch/tutorials, pytorch/pytorch; a DLRM over RPC). Each program runs with real servers that take
+so many milliseconds for each call of its own, and is captured, profiled, optimized with that profile from which the
+trial replays, and raced in its own launcher, blocks interleaved. What a program wraps into DistributedDataParallel is
+wrapped without the devices that it names, on two launchers. Arms: `original`, `fxlib` (what the service gave back)
+and `hand` (an expert's forward, where a program makes more than one independent call). Metrics: `captured`, `adopted`
+and `bitwise` (1 or 0: outputs, loss and gradients, here and on the servers), `step_seconds`, and of `fxlib` and `hand`
+the `gain` over the original; of `fxlib/hand` the ratio of their speeds. A case says why it was not adopted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Final
+
+from benchmarks.programs.case import ORIGINAL, Asked, Found
+from benchmarks.programs.catalogue import PROGRAMS
+from benchmarks.report import Case, Row, line, ratio_interval, row
+from examples.dlrm.demo import service
+
+NAME: Final = "programs"
+SERVICE_MS: Final = (2.0, 10.0)
+TIMEOUT_S: Final = 600.0
+_WORDS: Final = 160
+
+
+def found(asked: Asked) -> Found:
+    """Run one case in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="fxlib-program-") as folder:
+        command = [sys.executable, "-m", "benchmarks.programs.case", json.dumps(asdict(replace(asked, folder=folder)))]
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
+            return Found(**json.loads(done.stdout.splitlines()[-1]))
+        except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
+            return Found(why=f"the launcher did not end well: {type(error).__name__}")
+
+
+def rows(name: str, service_ms: float, came: Found) -> Iterator[Row]:
+    """Sum one case up."""
+    case: Case = {"program": name, "service_ms": service_ms}
+    if came.why:
+        case = {**case, "why": " ".join(came.why.split())[:_WORDS]}
+    flags = {"captured": came.captured, "adopted": came.adopted, "bitwise": came.bitwise}
+    for metric, flag in flags.items():
+        if flag is not None:
+            value = float(flag)
+            yield Row(
+                benchmark=NAME,
+                case=case,
+                arm="fxlib",
+                metric=metric,
+                value=value,
+                unit="",
+                low=value,
+                high=value,
+                runs=1,
+            )
+    for arm, seconds in came.seconds.items():
+        yield row(benchmark=NAME, case=case, arm=arm, metric="step_seconds", unit="s", samples=seconds)
+    pairs = [(ORIGINAL, arm) for arm in came.seconds if arm != ORIGINAL]
+    pairs += [("hand", "fxlib")] if "hand" in came.seconds else []
+    for above, below in pairs:
+        value, low, high = ratio_interval(came.seconds[above], came.seconds[below])
+        arm, metric = (below, "gain") if above == ORIGINAL else (f"{below}/{above}", "speed")
+        yield Row(
+            benchmark=NAME, case=case, arm=arm, metric=metric, value=value, unit="times", low=low, high=high,
+            runs=len(came.seconds[above]),
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Run all programs, or those that are named; print rows as they come, and write them to `--json FILE`."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{NAME}", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(each.name for each in PROGRAMS)}")
+    parser.add_argument("--sources", type=Path, required=True, metavar="DIR", help="copies of the programs' sources")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here, as one JSON list")
+    parser.add_argument("--quick", action="store_true", help="servers of 10 ms alone, and shorter measurements")
+    options = parser.parse_args()
+    measured: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="fxlib-programs-") as folder, service(Path(folder)) as address:
+        for name in options.names or [each.name for each in PROGRAMS]:
+            for service_ms in SERVICE_MS[-1:] if options.quick else SERVICE_MS:
+                asked = Asked(
+                    name=name,
+                    sources=str(options.sources.resolve()),
+                    service_ms=service_ms,
+                    address=address,
+                    folder="",
+                    quick=options.quick,
+                )
+                for each in rows(name, service_ms, found(asked)):
+                    print(line(each), flush=True)
+                    measured.append(each)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(each) for each in measured], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""One program at one speed of its servers: captured, profiled, optimized by the service, and raced in its own launcher.
+
+Run as a process of its own, `python -m benchmarks.programs.case`, which writes what came of it as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+
+import fxlib
+from benchmarks.programs import catalogue, world
+from benchmarks.programs.catalogue import Program
+from fxlib.losses import scalar
+from fxlib.nests import leaves
+from fxlib.workload import Batch, Workload
+
+ORIGINAL: Final = "original"
+STEPS: Final = 5
+"""In a block."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What came of one case.
+
+    Attributes:
+        captured: whether fxlib made a graph of the model.
+        adopted: whether the service gave a rewritten module back.
+        bitwise: whether that trains as the original does, bit for bit; None: it was not tried.
+        why: the reason, in words, where it was not captured or not adopted.
+        asked_s: how long the answer of the service took.
+        seconds: of a step, by arm, block after block.
+    """
+
+    captured: bool = False
+    adopted: bool = False
+    bitwise: bool | None = None
+    why: str = ""
+    asked_s: float = 0.0
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One case: a program, where it is, how slow its servers are, the service, and which launcher this process is."""
+
+    name: str
+    sources: str
+    service_ms: float
+    address: str
+    folder: str
+    quick: bool
+    launcher: int = 0
+
+
+def run(asked: Asked) -> Found:
+    """Run one case in this process, and, for the other launchers of a program, in others."""
+    found, program, sources = Found(), catalogue.named(asked.name), Path(asked.sources)
+    torch.set_num_threads(1)
+    try:
+        module = program.load(sources)
+    except Exception as error:  # noqa: BLE001 - told as what came of it
+        found.why = f"not loaded: {type(error).__name__}: {error}"
+        return found
+    others = range(1, program.launchers) if asked.launcher == 0 else ()
+    command = [sys.executable, "-m", "benchmarks.programs.case"]
+    started = [
+        subprocess.Popen([*command, json.dumps(asdict(replace(asked, launcher=each)))], stdout=subprocess.DEVNULL)
+        for each in others
+    ]
+    try:
+        with world.joined(program, sources, asked.service_ms, Path(asked.folder), asked.launcher):
+            try:
+                _run(program, module, asked, found)
+            except Exception as error:
+                found.why = f"{type(error).__name__}: {error}"
+                if program.parallel:  # the other launchers wait for this one in a collective
+                    raise
+    except Exception as error:  # noqa: BLE001 - told as what came of it
+        found.why = found.why or f"{type(error).__name__}: {error}"
+    finally:
+        for each in started:
+            each.kill()
+    return found
+
+
+def _run(program: Program, module: Any, asked: Asked, found: Found) -> None:
+    torch.manual_seed(0)
+    model, batch = program.make(module), program.batch()
+    workload = Workload(
+        batches=[batch],
+        loss="mean" if batch.target is None else _loss(batch.target),
+        mode=program.mode,
+        trainers=program.launchers,
+        contracts=program.contracts,
+    )
+    graph = fxlib.capture(model, contracts=program.contracts, sample_inputs=batch.inputs)
+    found.captured = True
+    profile = fxlib.profile(graph, workload)
+    begun = time.perf_counter()
+    with fxlib.connect(asked.address) as client:
+        result = client.optimize(
+            graph,
+            workload,
+            profile=profile,
+            name=program.name,
+            fresh=True,
+            progress=False,
+            budget_s=15 if asked.quick else 30,
+            group="world" if program.parallel else None,
+        )
+    found.asked_s = time.perf_counter() - begun
+    found.adopted = result.adopted
+    found.why = "" if result.adopted else result.explanation
+    arms: dict[str, Callable[..., Any]] = {ORIGINAL: model, "fxlib": result.module}
+    if program.hand is not None:
+        arms["hand"] = program.hand(model)
+    steps = {name: _step(arm, workload, batch, model) for name, arm in arms.items()}
+    expected, actual = (_bits(steps[arm], program) for arm in (ORIGINAL, "fxlib"))
+    found.bitwise = expected == actual
+    found.seconds = _race(steps, rounds=7 if asked.quick else 15)
+
+
+def _loss(target: torch.Tensor) -> str:
+    return "bce_with_logits" if target.is_floating_point() else "cross_entropy"
+
+
+def _step(
+    forward: Callable[..., Any], workload: Workload, batch: Batch, model: nn.Module
+) -> Callable[[], list[torch.Tensor]]:
+    """Return a step under distributed autograd: what it leaves is the loss, and the gradients here and on servers."""
+    rrefs = _rrefs(model)
+
+    def step(*, inspect: bool = False) -> list[torch.Tensor]:
+        with dist_autograd.context() as context:
+            output = forward(*batch.inputs)
+            first = output[0] if isinstance(output, tuple) else output
+            loss = scalar(workload.loss, first, batch.target)
+            dist_autograd.backward(context, [loss])
+            if not inspect:
+                return []
+            held = dist_autograd.get_gradients(context)
+            own = [held[each] for each in _parameters(model) if each in held]
+            far = [each for rref in rrefs for each in rpc.rpc_sync(rref.owner(), world.gradients, (rref, context))]
+        outputs = [leaf for _, leaf in leaves(output, "") if isinstance(leaf, torch.Tensor)]
+        return [loss, *outputs, *own, *far]
+
+    return step
+
+
+def _rrefs(model: nn.Module) -> list[Any]:
+    """Return the RRefs that a model holds, in attributes, lists and remote modules."""
+    found: list[Any] = []
+    for each in (vars(model), model._modules):
+        for value in each.values():
+            held = value if isinstance(value, list) else [getattr(value, "module_rref", value)]
+            found += [rref for rref in held if isinstance(rref, rpc.PyRRef)]
+    return found
+
+
+def _parameters(model: nn.Module) -> list[nn.Parameter]:
+    modules = [each for each in model._modules.values() if each is not None and not hasattr(each, "module_rref")]
+    return [parameter for module in modules for parameter in module.parameters()]
+
+
+def _bits(step: Callable[..., list[torch.Tensor]], program: Program) -> list[bytes]:
+    """Return the bits that three steps leave behind, which begin with the same random numbers everywhere."""
+    found: list[bytes] = []
+    for number in range(3):
+        for server in program.servers:
+            rpc.rpc_sync(server, world.seed, (number,))
+        world.seed(number)
+        found += [
+            each.detach().contiguous().view(torch.uint8).numpy().tobytes()
+            for each in map(torch.atleast_1d, step(inspect=True))
+        ]
+    return found
+
+
+def _race(steps: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Return seconds per step of each arm, in blocks whose order is new in each round."""
+    seconds: dict[str, list[float]] = {arm: [] for arm in steps}
+    order, dice = list(steps), random.Random(0)
+    for turn in range(rounds + 1):
+        dice.shuffle(order)
+        for arm in order:
+            begun = time.perf_counter()
+            for _ in range(STEPS):
+                steps[arm]()
+            if turn:  # the first warms up
+                seconds[arm].append((time.perf_counter() - begun) / STEPS)
+    return seconds
+
+
+def main() -> None:
+    """Run the case that the command line describes in JSON, and print what came of it."""
+    out = sys.stdout
+    catalogue.quiet()
+    found = run(Asked(**json.loads(sys.argv[1])))
+    out.write(json.dumps(asdict(found)) + "\n")
+    out.flush()
+    os._exit(0)  # what a broken collective left running is left
+
+
+if __name__ == "__main__":
+    main()

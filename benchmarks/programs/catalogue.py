@@ -1,0 +1,288 @@
+"""The programs: which file each is, how its model is made, what it is given, and how an expert would write it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed import rpc
+from torch.distributed.nn import RemoteModule
+from torch.nn.parallel import DistributedDataParallel
+
+import fxlib
+from fxlib.workload import Batch, Mode
+
+INSTALLED: Final = "torch"
+"""Where a path begins that is that of a module of the installed torch."""
+
+_TESTED: Final = "torch.testing._internal.distributed.ddp_under_dist_autograd_test"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One program.
+
+    Attributes:
+        name: of the program.
+        path: how the path of its file ends.
+        holds: a text in that file.
+        servers: names of the workers that it calls.
+        make: makes the model, of the module that the file is, in the launcher.
+        batch: makes what a step is given.
+        mode: which autograd its step runs.
+        contracts: what the launcher says of its remote functions, by name; "program" stands for its module.
+        hand: an expert's forward, of the model; None: there is no more than one call at a time to make.
+        parallel: whether a part of it is wrapped into `DistributedDataParallel`.
+    """
+
+    name: str
+    path: str
+    holds: str
+    servers: tuple[str, ...]
+    make: Callable[[ModuleType], nn.Module]
+    batch: Callable[[], Batch]
+    mode: Mode = "distributed"
+    contracts: Mapping[str, fxlib.Contract] = field(default_factory=dict)
+    hand: Callable[[nn.Module], Callable[..., Any]] | None = None
+    parallel: bool = False
+
+    @property
+    def launchers(self) -> int:
+        """How many launchers train together."""
+        return 2 if self.parallel else 1
+
+    def load(self, sources: Path) -> ModuleType:
+        """Import the program's file, under a name that is the same in all processes.
+
+        Raises:
+            FileNotFoundError: `sources` has no such file.
+            Exception: whatever importing it raises.
+        """
+        if self.path.startswith(f"{INSTALLED}/"):
+            module = importlib.import_module(self.path.removesuffix(".py").replace("/", "."))
+        else:
+            files = sorted(sources.rglob(self.path.rpartition("/")[2]))
+            found = [file for file in files if str(file).endswith(self.path) and self.holds in file.read_text()]
+            if not found:
+                raise FileNotFoundError(f"no file ...{self.path} with {self.holds!r} below {sources}")
+            name = f"program_{self.name}"
+            spec = importlib.util.spec_from_file_location(name, found[0])
+            if spec is None or spec.loader is None:
+                raise FileNotFoundError(f"{found[0]} is no Python file")
+            _stand_in_for_data_sets()
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module
+            spec.loader.exec_module(module)
+        if "DDP" in vars(module):
+            module.DDP = _on_processors  # type: ignore[attr-defined]
+        return module
+
+
+def _stand_in_for_data_sets() -> None:
+    """Let programs import torchvision where it is not installed: a step takes none of its data sets."""
+    if importlib.util.find_spec("torchvision") is None:
+        package = ModuleType("torchvision")
+        for part in ("datasets", "transforms", "models"):
+            name = f"torchvision.{part}"
+            sys.modules[name] = module = ModuleType(name)
+            setattr(package, part, module)
+        package.__spec__ = importlib.util.spec_from_loader("torchvision", None)
+        sys.modules["torchvision"] = package
+
+
+def _on_processors(module: nn.Module, device_ids: object = None) -> nn.Module:
+    """Wrap as the programs do, for a machine without the devices that they name."""
+    del device_ids
+    return DistributedDataParallel(module)
+
+
+def bags() -> Batch:
+    """Rows of an embedding bag of 100 or more, in 50 bags of 4, and their classes."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(0, 100, (200,), generator=generator)
+    target = torch.randint(0, 8, (50,), generator=generator)
+    return Batch(inputs=(rows, torch.arange(0, 200, 4)), target=target)
+
+
+def hybrid(module: ModuleType) -> nn.Module:
+    """Eight tables over four servers, as the benchmark's master makes them."""
+    tables = [
+        rpc.remote(f"ps{index % 4}", nn.EmbeddingBag, (module.NUM_EMBEDDINGS, module.EMBEDDING_DIM), {"mode": "sum"})
+        for index in range(8)
+    ]
+    model: nn.Module = module.HybridModel(tables, "cpu")
+    return model
+
+
+def hybrid_by_hand(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """All lookups issued, then all awaited."""
+
+    def forward(rows: Tensor, offsets: Tensor) -> Tensor:
+        futures = [table.rpc_async().forward(rows, offsets) for table in model.emb_rref_list]
+        found = torch.cat([future.wait() for future in futures], dim=1)
+        result: Tensor = model.ddp(found.reshape(len(offsets), 512))
+        return result
+
+    return forward
+
+
+def remote_table(module: ModuleType) -> nn.Module:
+    """One remote table below a layer."""
+    table = RemoteModule("ps", nn.EmbeddingBag, (module.NUM_EMBEDDINGS, module.EMBEDDING_DIM), {"mode": "sum"})
+    model: nn.Module = module.HybridModel(table, "cpu")
+    return model
+
+
+def images() -> Batch:
+    """Digits."""
+    generator = torch.Generator().manual_seed(0)
+    return Batch(
+        inputs=(torch.randn(32, 1, 28, 28, generator=generator),),
+        target=torch.randint(0, 10, (32,), generator=generator),
+    )
+
+
+def words() -> Batch:
+    """A batch of a language model, with the state of two layers."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.zeros(2, 3, 200), torch.zeros(2, 3, 200)
+    return Batch(inputs=(torch.randint(0, 10, (35, 3), generator=generator), hidden))
+
+
+def tested(module: ModuleType) -> nn.Module:
+    """A remote table, a local layer, a remote layer, a local layer."""
+    table = rpc.remote("ps0", module.RemoteEM, (module.NUM_EM_ROW, module.D_SPARSE))
+    layer = rpc.remote("ps1", module.RemoteNet, (module.D_DENSE + module.D_SPARSE, module.D_HID))
+    model: nn.Module = module.HybridModel(table, layer)
+    return model
+
+
+def features() -> Batch:
+    """Dense and sparse features, as the named tuple of PyTorch's own test."""
+    feature_set = importlib.import_module(_TESTED).FeatureSet
+    dense = torch.linspace(-1, 1, 16).view(8, 2)
+    return Batch(inputs=(feature_set(dense, torch.zeros(8, dtype=torch.long), torch.zeros(8)),))
+
+
+def recommender(module: ModuleType) -> nn.Module:
+    """Eight tables, two to each of four servers."""
+    with contextlib.redirect_stdout(None):
+        rows = np.array([100] * 8)
+        tables = [
+            rpc.remote(f"ps{each}", module.Emb, (64, rows, [2 * each, 2 * each + 1], False, 0)) for each in range(4)
+        ]
+        sizes = {"ln_emb": rows, "ln_bot": np.array([13, 256, 64]), "ln_top": np.array([64 + 36, 256, 1])}
+        model: nn.Module = module.DLRM_RPC(tables, 0, False, **sizes, arch_interaction_op="dot", sigmoid_top=1)
+    return model
+
+
+def clicks() -> Batch:
+    """Dense features, and offsets and rows of eight tables."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(0, 100, (64,), generator=generator) for _ in range(8)]
+    return Batch(
+        inputs=(torch.randn(64, 13, generator=generator), [torch.arange(64)] * 8, rows),
+        target=torch.randint(0, 2, (64, 1), generator=generator).float(),
+    )
+
+
+_READS: Final = frozenset({"parameters"})
+PROGRAMS: Final = (
+    Program(
+        name="HybridModel",
+        path="distributed/benchmarks/benchmark_ddp_rpc.py",
+        holds="class HybridModel",
+        servers=("ps0", "ps1", "ps2", "ps3"),
+        make=hybrid,
+        batch=bags,
+        hand=hybrid_by_hand,
+        parallel=True,
+    ),
+    Program(
+        name="parameter_server",
+        path="parameter_server/rpc_parameter_server.py",
+        holds="class TrainerNet",
+        servers=("parameter_server",),
+        make=lambda module: module.TrainerNet(),
+        batch=images,
+    ),
+    Program(
+        name="rnn",
+        path="rnn/rnn.py",
+        holds="class RNNModel",
+        servers=("ps",),
+        make=lambda module: module.RNNModel("ps", 10, 200, 200, 2),
+        batch=words,
+    ),
+    Program(
+        name="ddp_rpc",
+        path="ddp_rpc/main.py",
+        holds="class HybridModel",
+        servers=("ps",),
+        make=remote_table,
+        batch=bags,
+        parallel=True,
+    ),
+    Program(
+        name="rpc_ddp_tutorial",
+        path="rpc_ddp_tutorial/main.py",
+        holds="class HybridModel",
+        servers=("ps",),
+        make=remote_table,
+        batch=bags,
+        parallel=True,
+    ),
+    Program(
+        name="ddp_under_dist_autograd",
+        path=f"{_TESTED.replace('.', '/')}.py",
+        holds="class HybridModel",
+        servers=("ps0", "ps1"),
+        make=tested,
+        batch=features,
+        contracts={
+            f"{_TESTED}:RemoteEM.forward": fxlib.Contract(
+                reads=_READS, returns=lambda rows: torch.empty(rows.shape[0], 3)
+            ),
+            f"{_TESTED}:RemoteNet.forward": fxlib.Contract(reads=_READS, returns=lambda x: torch.empty(x.shape[0], 3)),
+        },
+    ),
+    Program(
+        name="dlrm",
+        path="dlrm_rpc.py",
+        holds="class DLRM_RPC",
+        servers=("ps0", "ps1", "ps2", "ps3"),
+        make=recommender,
+        batch=clicks,
+        contracts={".forward": fxlib.Contract(reads=_READS, returns=([None, None], [None, None]))},
+        parallel=True,
+    ),
+    Program(
+        name="batch",
+        path="batch/parameter_server.py",
+        holds="class BatchUpdateParameterServer",
+        servers=("ps",),
+        make=lambda module: module.Trainer(rpc.remote("ps", module.BatchUpdateParameterServer)),
+        batch=images,
+    ),
+)
+
+
+def named(name: str) -> Program:
+    """Return the program of this name."""
+    return next(each for each in PROGRAMS if each.name == name)
+
+
+def quiet() -> None:
+    """Let nothing that the programs print be seen."""
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the life of the process

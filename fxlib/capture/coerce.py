@@ -1,0 +1,90 @@
+"""The one door for whatever holds a model: a module, a captured one, a graph of torch.fx, or an exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fxlib.batches import Batch
+from fxlib.capture.api import capture
+from fxlib.capture.samples import Given
+from fxlib.contracts import Contract
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram, ShapesCollection
+
+Model: TypeAlias = "nn.Module | ExportedProgram"
+"""A module of any kind (as written, captured, or a graph of torch.fx), or what `torch.export.export` returns."""
+
+
+def as_module(model: Model) -> nn.Module:
+    """Return a module that runs: the given one, or the graph of an exported program.
+
+    Raises:
+        TypeError: it is neither.
+        CaptureError: the exported program holds something that a graph of fxlib cannot.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    from fxlib.capture.export import of_program  # loads sympy
+
+    return of_program(model)
+
+
+def as_graph(
+    model: Model, samples: Sequence[Batch] = (), *, contracts: Mapping[str, Contract] | None = None
+) -> GraphModule:
+    """Return the graph of a model: the given one, or one captured of it.
+
+    Args:
+        model: what holds it. What is a graph already is returned as it is.
+        samples: batches, for `torch.export`, of what cannot be traced. Sizes in which they differ may differ in runs.
+        contracts: of remote functions that declare none, by name; only of what is captured here.
+
+    Raises:
+        TypeError: it holds no model.
+        CaptureError: it cannot be captured.
+    """
+    module = as_module(model)
+    if isinstance(module, GraphModule):
+        return module
+    if not samples:
+        return capture(module, contracts=contracts)
+    return capture(module, contracts=contracts, sample_inputs=samples[0], dynamic_shapes=sizes_that_differ(samples))
+
+
+def samples_of(inputs: Given | None, kwargs: Mapping[str, Any] | None = None) -> tuple[Batch, ...]:
+    """Return arguments of one call as a batch; none of None."""
+    if inputs is None or isinstance(inputs, Batch):
+        return () if inputs is None else (inputs,)
+    if isinstance(inputs, Mapping):
+        return (Batch(kwargs={**inputs, **(kwargs or {})}),)
+    return (Batch(inputs=tuple(inputs), kwargs=kwargs or {}),)
+
+
+def sizes_that_differ(samples: Sequence[Batch]) -> ShapesCollection | None:
+    """Return which sizes differ between batches, for `torch.export`; None if none do."""
+    if len(samples) == 1:
+        return None
+    first, *others = [pytree.tree_leaves((each.inputs, dict(each.kwargs))) for each in samples]
+    found = {}
+    for place, tensor in enumerate(first):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        shapes = [each[place].shape for each in others if isinstance(each[place], torch.Tensor)]
+        alike = [shape for shape in shapes if len(shape) == tensor.dim()]
+        if differ := [dim for dim, size in enumerate(tensor.shape) if any(shape[dim] != size for shape in alike)]:
+            found[place] = differ
+    if not found:
+        return None
+    from torch.export import Dim, ShapesCollection  # loads sympy
+
+    sizes = ShapesCollection()
+    for place, dims in found.items():
+        sizes[first[place]] = dict.fromkeys(dims, Dim.AUTO)
+    return sizes

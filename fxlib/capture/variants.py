@@ -1,0 +1,100 @@
+"""Further graphs of a captured model: as it is called in evaluation, say, or without a mask."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxlib.batches import Batch
+from fxlib.capture.api import Options, capture
+from fxlib.capture.coerce import sizes_that_differ
+from fxlib.errors import CaptureError, FxlibWarning
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.guards import GuardedCodeGen
+from fxlib.runtime.walk import local_modules
+from fxlib.variant import Variant
+from fxlib.workload import Workload
+
+_SINGLETONS = (None, True, False)
+_FLAG_SETTERS = ("train", "eval")
+
+
+def capture_variant(main: CapturedModule, variant: Variant, workload: Workload) -> CapturedModule:
+    """Capture the model of `main` as a variant of its workload calls it, and leave the model as it was.
+
+    What tracing refuses is exported, with a batch of the variant's. A model whose main graph was exported is exported.
+
+    Raises:
+        CaptureError: `main` has no model, the model says for itself what its training flags are, or its forward does
+            something in this variant that a graph cannot hold.
+    """
+    original, where = main._fxlib.original, f"variant {variant.name!r}"
+    if original is None:
+        raise CaptureError("there is no model to capture, but its graph alone", where=where)
+    samples, options = workload.of(variant).samples, main._fxlib.captured_with or Options()
+    batch = samples[0]
+    fixed = {name: each for name, each in (options.concrete_args or {}).items() if name not in batch.kwargs}
+    exported = isinstance(main.graph._codegen, GuardedCodeGen)
+    with mode_of(main, variant), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FxlibWarning)  # of contracts that this variant has no call for
+        return capture(
+            original,
+            tracer_class=options.tracer_class,
+            leaf_modules=options.leaf_modules,
+            wrap=options.wrap,
+            concrete_args=fixed | fixed_arguments(original, batch),
+            contracts={**(options.contracts or {}), **workload.contracts},
+            sample_inputs=batch,
+            dynamic_shapes=sizes_that_differ(samples),
+            how="export" if exported else "auto",
+        )
+
+
+@contextmanager
+def mode_of(main: CapturedModule, variant: Variant) -> Iterator[None]:
+    """Have the model of `main` in the mode of a variant: grad mode, and the training flags of all modules.
+
+    Raises:
+        CaptureError: a module says for itself what its training flags are.
+    """
+    modules = [main, *(each for _, each in local_modules(main._fxlib.original or main))]
+    flags = [each.training for each in modules]
+    if variant.training is not None:
+        for each in modules[1:]:
+            _check_setters(each, variant)
+    try:
+        if variant.training is not None:
+            for each in modules:
+                each.training = variant.training
+        with torch.set_grad_enabled(variant.grad):
+            yield
+    finally:
+        for each, flag in zip(modules, flags, strict=True):
+            each.training = flag
+
+
+def fixed_arguments(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Return the arguments that a batch leaves at their defaults, where these are None, True or False."""
+    found: dict[str, Any] = {}
+    for index, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
+        given = index < len(batch.inputs) or parameter.name in batch.kwargs
+        if not given and any(parameter.default is each for each in _SINGLETONS):
+            found[parameter.name] = parameter.default
+    return found
+
+
+def _check_setters(module: nn.Module, variant: Variant) -> None:
+    kind = type(module)
+    own = [name for name in _FLAG_SETTERS if not getattr(kind, name).__module__.startswith("torch.")]
+    if own:
+        raise CaptureError(
+            f"{kind.__name__} overrides {own[0]}(), so its flags in that mode are not known before it is called",
+            where=f"variant {variant.name!r}",
+            hint="Leave training= out, and capture the model in that mode.",
+        )

@@ -1,0 +1,156 @@
+"""The variants of a workload on their way to the service and back: captured, encoded, bound to the caller's model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch.fx import GraphModule
+
+from fxlib import protocol, wire
+from fxlib.analysis.resources import COLLECTIVES, destination, function_name
+from fxlib.capture.variants import capture_variant, mode_of
+from fxlib.client.screen import screen
+from fxlib.errors import FxlibError, FxlibWarning, WireError
+from fxlib.profiles import CallProfile, Profile
+from fxlib.result import Report
+from fxlib.runtime import CapturedModule, is_call, is_issue, ops
+from fxlib.runtime.record import call_name
+from fxlib.runtime.reliance import Mark, marks_of
+from fxlib.v1 import jobs_pb2
+from fxlib.variant import Variant
+from fxlib.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedVariant:
+    """A variant ready to be sent: its part of the request, the blobs that this names, and the graph that it is about.
+
+    `marks` are the weights as they were when their values were sent, by name; empty if none were.
+    """
+
+    variant: Variant
+    captured: CapturedModule
+    request: jobs_pb2.VariantRequest
+    blobs: Mapping[str, bytes]
+    marks: Mapping[str, Mark]
+
+
+def prepare_variants(
+    main: GraphModule, workload: Workload, profile: Profile | None, *, weights: bool
+) -> tuple[dict[str, PreparedVariant], dict[str, Report]]:
+    """Capture and encode the variants of a workload; return them, and why others keep the original, both by name.
+
+    Args:
+        main: the captured model.
+        workload: names its variants.
+        profile: what was measured of the main graph, whose calls stand for equal ones of a variant.
+        weights: whether the values of weights are sent.
+    """
+    prepared: dict[str, PreparedVariant] = {}
+    declined: dict[str, Report] = {}
+    for variant in workload.variants:
+        try:
+            if not isinstance(main, CapturedModule):
+                raise FxlibError("variants are captured from the model, and this is a graph alone")
+            prepared[variant.name] = _prepared(main, variant, workload, profile, weights=weights)
+        except Exception as error:  # noqa: BLE001 - promised: whatever cannot be rewritten trains as it is
+            text = str(error) if isinstance(error, FxlibError) else f"unexpected {type(error).__name__}: {error}"
+            declined[variant.name] = _kept(text)
+            warnings.warn(f"the original runs for the variant {variant.name!r}: {text}", FxlibWarning, stacklevel=6)
+    return prepared, declined
+
+
+def bind_variants(
+    prepared: Mapping[str, PreparedVariant],
+    reports: Mapping[str, Report],
+    graphs: Mapping[str, bytes],
+    values: Mapping[str, bytes],
+) -> tuple[dict[str, CapturedModule], dict[str, Report]]:
+    """Bind what the service answered to the caller's own model; return graphs to run, and reports, by name.
+
+    Where gradients are recorded, a variant that is not adopted runs its graph as captured, which tracks those of remote
+    results.
+
+    Raises:
+        WireError: the answer contradicts itself, or a graph is none that this model may become.
+    """
+    if unknown := sorted(reports.keys() - prepared.keys()):
+        raise WireError(f"there is no variant {unknown[0]!r}", where="JobResult.variants")
+    modules: dict[str, CapturedModule] = {}
+    found: dict[str, Report] = {}
+    for name, each in prepared.items():
+        report = found[name] = reports.get(name) or _kept("the service knows nothing of variants")
+        if report.decision == "adopt":
+            if name not in graphs:
+                raise WireError("there is no graph to adopt", where=f"variant {name!r}")
+            module = wire.decode(wire.parse(graphs[name]), blobs=values, root=each.captured)
+            screen(module, each.captured)
+            module.computed_from(each.marks)
+            if collectives_of(module) != collectives_of(each.captured):
+                found[name] = _kept("it makes its collectives in another order, and other ranks may run another graph")
+                continue
+            modules[name] = module
+        elif each.variant.grad:
+            modules[name] = each.captured
+    return modules, found
+
+
+def _prepared(
+    main: CapturedModule, variant: Variant, workload: Workload, profile: Profile | None, *, weights: bool
+) -> PreparedVariant:
+    captured = capture_variant(main, variant, workload)
+    if variant.grad and collectives_of(captured):
+        raise FxlibError(
+            "backward makes its collectives in an order that follows the forward's, and the ranks of a job may be in "
+            "different variants at one step"
+        )
+    own = workload.of(variant)
+    told = protocol.workload_to_proto(own)
+    with mode_of(main, variant):
+        marks = marks_of(captured) if weights else {}
+        encoded = wire.encode(captured, weights=weights)
+    graph = encoded.graph.SerializeToString(deterministic=True)
+    address = protocol.blob_ref(graph)
+    known = None if profile is None else profile_of(profile, captured, forward=own.mode == "forward")
+    request = jobs_pb2.VariantRequest(
+        name=variant.name,
+        graph=address,
+        workload=told.message,
+        profile=None if known is None else protocol.profile_to_proto(known),
+    )
+    blobs = {**encoded.blobs, **told.blobs, address.sha256: graph}
+    return PreparedVariant(variant=variant, captured=captured, request=request, blobs=blobs, marks=marks)
+
+
+def profile_of(profile: Profile, graph: GraphModule, *, forward: bool) -> Profile:
+    """Return what a profile of another graph of the same model says of this one.
+
+    A call goes by the record of the call of its name, if that is of the same function, else by any of its function.
+    """
+    by_function: dict[str, CallProfile] = {}
+    for record in profile.calls:
+        by_function.setdefault(record.function, record)
+    calls: list[CallProfile] = []
+    for node in graph.graph.nodes:
+        if not (is_call(node) or is_issue(node) or node.target is ops.create):
+            continue
+        name, function = call_name(node), function_name(node)
+        named = profile.call_by_name.get(name)
+        found = named if named is not None and named.function == function else by_function.get(function)
+        if found is not None:
+            calls.append(replace(found, call=name, push=None if forward else found.push))
+    here = {node.name for node in graph.graph.nodes}
+    nodes = tuple(each for each in profile.nodes if each.node in here)
+    known = replace(profile, calls=tuple(calls), nodes=nodes, step_s=0.0)
+    return replace(known, loss_s=0.0, backward_s=0.0, rest_s=0.0) if forward else known
+
+
+def collectives_of(module: GraphModule) -> list[tuple[str, str]]:
+    """Return operation and group of each collective, in the order in which they begin."""
+    return [(function_name(node), str(destination(node))) for node in module.graph.nodes if node.target in COLLECTIVES]
+
+
+def _kept(explanation: str) -> Report:
+    return Report(decision="keep_original", reason=None, explanation=explanation)

@@ -1,0 +1,66 @@
+"""Callbacks for training loops of others: the model asks the service when training begins, and pushes after each step.
+
+Neither `lightning` nor `transformers` is needed to import what is here, and neither is installed with fxlib.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from typing_extensions import Unpack
+
+from fxlib.client import connect
+from fxlib.client.request import Asked
+from fxlib.errors import WorkloadError
+from fxlib.gradients import drop_gradients, push_gradients
+from fxlib.result import Result
+from fxlib.workload import Workload
+
+
+class Training:
+    """The part of a model that calls servers, from the beginning of its training to the end.
+
+    Args:
+        part: path, from the model that the loop trains, of the submodule to optimize.
+        workload: how a step runs.
+        address: of the service, "host:port".
+        **asked: as for `fxlib.Client.optimize`.
+
+    Raises:
+        WorkloadError: `part` is empty: a loop holds its own model, which nobody can replace.
+    """
+
+    def __init__(self, part: str, workload: Workload, address: str, **asked: Unpack[Asked]) -> None:
+        if not part:
+            raise WorkloadError(
+                "a training loop holds its model itself",
+                where="part",
+                hint="Name the submodule that calls servers; or pass the loop what client.optimize returned.",
+            )
+        self._owner, _, self._name = part.rpartition(".")
+        self._workload, self._address, self._asked = workload, address, asked
+        self._original: nn.Module | None = None
+        self.result: Result | None = None
+        """What the service answered; None before training."""
+
+    def begin(self, model: nn.Module) -> None:
+        """Ask, and put the answer in the place of the part."""
+        owner = model.get_submodule(self._owner)
+        self._original = owner.get_submodule(self._name)
+        with connect(self._address) as client:
+            self.result = client.optimize(self._original, self._workload, progress=False, **self._asked)
+        setattr(owner, self._name, self.result.module)
+
+    def push(self) -> None:
+        """Push the gradients of remote results; to be called after each step of the optimizer."""
+        if self.result is not None:
+            push_gradients(self.result.module)
+
+    def drop(self) -> None:
+        """Forget the gradients of a step that failed."""
+        if self.result is not None:
+            drop_gradients(self.result.module)
+
+    def end(self, model: nn.Module) -> None:
+        """Put the part back as it was; it has the same parameters."""
+        if self._original is not None:
+            setattr(model.get_submodule(self._owner), self._name, self._original)

@@ -1,0 +1,107 @@
+"""What a program decided by the values of its arguments ("is anything masked?"), as data that is asked again at a call.
+
+The question is a list of operators over the leaves of the arguments. Only operators that compare, select and add up are
+there, none of which writes, draws, or reads anything but its arguments.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+_NAMES = (
+    *("all", "any", "sum", "cumsum", "diff", "max", "min", "amax", "amin", "abs", "isnan", "isinf", "numel"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "rsub", "__and__", "__or__"),
+    *("logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and", "bitwise_or"),
+    *("slice", "select", "narrow", "unsqueeze", "squeeze", "view", "reshape", "expand", "permute", "transpose", "cat"),
+    *("stack", "flatten", "alias", "detach", "clone", "contiguous", "to", "_to_copy", "sym_size", "sym_numel"),
+    *("arange", "ones", "zeros", "full", "ones_like", "zeros_like", "new_ones", "new_zeros"),
+)
+
+
+def _operators() -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {
+        name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "eq", "ne", "lt", "le")
+    }
+    for name in _NAMES:
+        packet: Any = getattr(torch.ops.aten, name)
+        for overload in packet.overloads():
+            each: OpOverload = getattr(packet, overload)
+            if not each._schema.is_mutable:
+                found[each.name() if "." in each.name() else f"{each.name()}.default"] = each
+    return found
+
+
+OPERATORS: Mapping[str, Callable[..., Any]] = _operators()
+"""What a question may consist of, by name: operators of aten, and arithmetic on sizes."""
+_BY_OPERATOR = {function: name for name, function in OPERATORS.items()}
+MAX_STEPS = 64
+"""Operators of one question: each is run at every call."""
+
+
+def operator_name(function: object) -> str | None:
+    """Return the name of an operator that a question may hold; None of any other."""
+    try:
+        return _BY_OPERATOR.get(function)  # type: ignore[call-overload]
+    except TypeError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A leaf of the arguments, or, counted on from there, the result of a step."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One operator, by its name in `OPERATORS`; its arguments are immediate values, references, and tuples of them."""
+
+    operator: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueCondition:
+    """A question about the arguments, and the answer that the graph is for."""
+
+    steps: tuple[Step, ...]
+    answer: bool
+    source: str = ""
+    """File and line that asked."""
+
+    def ask(self, leaves: Sequence[Any]) -> bool:
+        """Return the answer of these leaves.
+
+        Raises:
+            Exception: an operator does not take them.
+        """
+        values = list(leaves)
+        with torch.no_grad():
+            for step in self.steps:
+                kwargs = {name: _filled(value, values) for name, value in step.kwargs}
+                values.append(OPERATORS[step.operator](*[_filled(each, values) for each in step.args], **kwargs))
+        return bool(values[-1])
+
+    def misfit(self, leaves: Sequence[Any]) -> str:
+        """Return that the leaves answer otherwise, in words; empty if they do not."""
+        try:
+            fits = self.ask(leaves) is self.answer
+        except Exception as error:  # noqa: BLE001 - whatever it is, the graph is not for these
+            return f"what was asked of the values of arguments at {self.source} cannot be asked: {error}"
+        if fits:
+            return ""
+        return f"the values of arguments answer what is asked at {self.source} by {not self.answer}"
+
+
+def _filled(value: Any, values: Sequence[Any]) -> Any:
+    if isinstance(value, Reference):
+        return values[value.index]
+    return [_filled(each, values) for each in value] if isinstance(value, tuple) else value

@@ -1,0 +1,169 @@
+"""The graphs of one module, each for calls of its own: which of them a call runs, and how often each ran.
+
+A captured module is one graph under the `Conditions` of its capture. Training and evaluation, or a mask and none, are
+different programs: each has a captured module of its own over the same state, and the main one runs whichever fits the
+call. Where none does, the original runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from fxlib.errors import WorkloadError
+from fxlib.result import Usage
+from fxlib.runtime.state import lend_state
+from fxlib.variant import MAIN, MAX_VARIANTS
+
+if TYPE_CHECKING:
+    from fxlib.runtime.module import CapturedModule
+
+MAX_GRAPHS = 1 + MAX_VARIANTS
+"""Graphs of one module, the main one included: each call that the last one does not fit asks them all."""
+
+_MAX_REASONS = 32
+"""Different reasons that are counted by themselves; some name sizes, of which there is no end."""
+
+OTHER_REASONS = "other reasons"
+
+
+class Hindrance(NamedTuple):
+    """Why a graph may not run for a call, in words, and whether the user is told when the original runs for it."""
+
+    reason: str
+    told: bool = False
+
+
+Unmet = Callable[["CapturedModule", tuple[Any, ...], Mapping[str, Any]], None]
+"""Is given the module and the arguments of a call that no graph fits, before the original runs."""
+
+
+@dataclass(slots=True)
+class _Variant:
+    """One further graph, and how often it ran."""
+
+    name: str
+    module: CapturedModule
+    runs: int = 0
+
+
+class GraphSet:
+    """The graphs of one captured module besides its own, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._variants: list[_Variant] = []
+        self._last: _Variant | None = None
+        """The variant that ran last; None where the main graph did."""
+        self._main_runs = 0
+        self._original_runs: dict[str, int] = {}
+        self.unmet: Unmet | None = None
+        """Asked to look at calls that no graph fits; not copied with the module."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphSet:
+        from copy import deepcopy
+
+        twin = GraphSet()
+        for each in self._variants:
+            twin._variants.append(_Variant(each.name, deepcopy(each.module, memo)))
+        return twin
+
+    def __bool__(self) -> bool:
+        return bool(self._variants)
+
+    def __iter__(self) -> Iterator[tuple[str, CapturedModule]]:
+        return ((each.name, each.module) for each in self._variants)
+
+    def add(self, main: CapturedModule, name: str, module: CapturedModule) -> str:
+        """Have `main` run another graph of the same original wherever that fits, and return which was dropped for it.
+
+        A variant of the same name is replaced. Where there are `MAX_GRAPHS`, the least used variant is dropped.
+
+        Raises:
+            WorkloadError: the name is that of the main graph, or the graph is of another model.
+        """
+        if name == MAIN:
+            raise WorkloadError(f"{MAIN!r} is the module's own graph", where="variant", hint="Choose another name.")
+        if module._fxlib.original is not main._fxlib.original or main._fxlib.original is None:
+            raise WorkloadError("it is a graph of another model", where=f"variant {name!r}")
+        module._fxlib.tape = main._fxlib.tape  # gradients of whichever graph ran are pushed by one call, in order
+        variants = [each for each in self._variants if each.name != name]
+        dropped = ""
+        if len(variants) >= MAX_GRAPHS - 1:
+            least = min(variants, key=lambda each: each.runs)
+            variants.remove(least)
+            dropped = least.name
+        self._last = None
+        self._variants = [*variants, _Variant(name, module)]  # a new list: another thread may be walking the old one
+        return dropped
+
+    def usage(self) -> Usage:
+        """Return how often each graph ran, and the original."""
+        graphs = {MAIN: self._main_runs} | {each.name: each.runs for each in self._variants}
+        return Usage(graphs=graphs, original=dict(self._original_runs))
+
+    def fitting(
+        self, main: CapturedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
+    ) -> CapturedModule | Hindrance:
+        """Return the module whose graph fits a call: the one that ran last, if it does. Else: why none does."""
+        last = self._last
+        if last is not None and not _hindrance(last.module, main, args, kwargs, grad_enabled=grad_enabled):
+            _count(last)
+            return last.module
+        hindrance = main._hindrance(args, kwargs, grad_enabled=grad_enabled)
+        if hindrance is None:
+            self._last = None
+            self._main_runs += not torch.compiler.is_dynamo_compiling()  # a count would be a guard, broken at once
+            return main
+        for each in self._variants:
+            if each is last:
+                continue
+            found = _hindrance(each.module, main, args, kwargs, grad_enabled=grad_enabled)
+            if found is None:
+                self._last = each
+                _count(each)
+                return each.module
+            if found.told and not hindrance.told:  # it fits but for this: what the user can do something about
+                hindrance = found
+        return hindrance
+
+    def original_runs(self, main: CapturedModule, why: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Count a call that no graph fits, and have it looked at."""
+        if torch.compiler.is_dynamo_compiling():
+            return
+        counts = self._original_runs
+        key = why if why in counts or len(counts) < _MAX_REASONS else OTHER_REASONS
+        counts[key] = counts.get(key, 0) + 1
+        if self.unmet is not None:
+            self.unmet(main, args, kwargs)
+
+
+def usage(module: nn.Module) -> Usage:
+    """Return how often each graph of a captured module has run, and its original; none of any other module."""
+    companions = module.__dict__.get("_fxlib")
+    return Usage() if companions is None else companions.graphs.usage()
+
+
+def _hindrance(
+    variant: CapturedModule,
+    main: CapturedModule,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    grad_enabled: bool,
+) -> Hindrance | None:
+    if variant._fxlib.conditions.grad_enabled is not grad_enabled and not variant._fxlib.reliance.on_weights:
+        return Hindrance("grad mode is another one than at capture")  # the most common case, and the cheapest to see
+    # Of the root, each has tables and a flag of its own; all modules below are the same objects.
+    variant.__dict__["training"] = main.training
+    variant._follow()
+    lend_state(main, variant)
+    return variant._hindrance(args, kwargs, grad_enabled=grad_enabled)
+
+
+def _count(variant: _Variant) -> None:
+    if not torch.compiler.is_dynamo_compiling():
+        variant.runs += 1

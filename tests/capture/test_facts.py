@@ -1,0 +1,457 @@
+"""Each fact of Python's that a capture has used is checked before each run: what changes one makes the original run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import time
+import types
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torchs
+
+import fxlib
+from fxlib.errors import CaptureError
+
+X = torch.linspace(-2, 2, 12).view(3, 4)
+SCALE = 2.0
+SETTINGS: dict[str, Any] = {"scale": 2.0, "names": ["a", "b"]}
+OPTIONS = types.SimpleNamespace(scale=2.0)
+STEPS = 0
+SEEN: list[Any] = []
+MASKS: dict[int, torch.Tensor] = {}
+
+
+class Mode(enum.Enum):
+    PLAIN = 1
+    DOUBLE = 2
+
+
+@dataclasses.dataclass
+class Config:
+    scale: float = 2.0
+    mask: Any = None
+    mode: Mode = Mode.PLAIN
+    dtype: torch.dtype = torch.float32
+    bias: dataclasses.InitVar[int] = 0
+
+
+class Plain:
+    shared = 2.0
+
+    def __init__(self) -> None:
+        self.value = 2.0
+        self.parts = {"a": [1.0, 2.0]}
+        self.__dict__["hidden"] = 3.0
+
+    @property
+    def twice(self) -> float:
+        return self.value * 2
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "computed":
+            return self.hidden * 2
+        raise AttributeError(name)
+
+    def __len__(self) -> int:
+        return len(self.parts["a"])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.value
+
+
+class Slots:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 2.0
+
+
+class Described:
+    """A descriptor that keeps its value under another name."""
+
+    def __get__(self, owner: Any, _: Any = None) -> Any:
+        return owner.__dict__["_kept"] if owner is not None else self
+
+
+class Block(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Model(nn.Module):
+    described = Described()
+    level = 5.0
+
+    def __init__(self, run: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.linear, self.block = nn.Linear(4, 4), Block()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.register_buffer("mean", torch.full((4,), 2.0))
+        self.register_parameter("gain", None)
+        self.scale, self.name = 2.0, "scale"
+        self.plain, self.slots, self.config = Plain(), Slots(), Config()
+        self.sizes, self.table, self.names = [1.0, 2.0], {"a": 2.0}, {"a"}
+        self.nested = {"outer": [{"inner": 2.0}]}
+        self.array, self.offset = np.array([1.0, 2.0]), torch.full((4,), 2.0)
+        self.activation, self.partial = torch.tanh, functools.partial(torch.mul, 2.0)
+        self.closed = closed(2.0)
+        self.threshold, self.graded = torch.tensor(1.0), nn.Parameter(torch.ones(4))
+        self.graded.grad = torch.ones(4)
+        self._kept, self._run = 2.0, [run]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._run[0](self, self.linear(x))
+
+
+def closed(scale: float) -> Callable[..., Any]:
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        return x * scale
+
+    def change(value: float) -> None:
+        nonlocal scale
+        scale = value
+
+    apply.change = change  # type: ignore[attr-defined]
+    return apply
+
+
+def defaulted(x: torch.Tensor, factor: float = 2.0, *, more: float = 1.0) -> torch.Tensor:
+    return x * factor + more
+
+
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args) * SETTINGS["scale"]
+
+    return wrapper
+
+
+@wrapped
+def decorated(x: torch.Tensor) -> torch.Tensor:
+    return x + SCALE
+
+
+def put(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda model: setattr(model, name, value)
+
+
+def set_global(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda _: globals().__setitem__(name, value)
+
+
+def by_default(m: Any, x: torch.Tensor) -> Any:
+    return x if getattr(m, "extra", None) is None else x * m.extra
+
+
+def caught(m: Any, x: torch.Tensor) -> Any:
+    try:
+        return x * m.extra
+    except AttributeError:
+        return x
+
+
+def joined(m: Any, x: torch.Tensor) -> Any:
+    for layer in m.layers:
+        x = layer(x)
+    return x
+
+
+def matched(m: Any, x: torch.Tensor) -> Any:
+    match m.config:
+        case Config(scale=2.0):
+            return x
+        case _:
+            return -x
+
+
+def entered(m: Any, x: torch.Tensor) -> Any:
+    with contextlib.nullcontext(m.table["a"]) as factor:
+        return x * factor
+
+
+def generated(m: Any, x: torch.Tensor) -> Any:
+    return x * sum(value for value in m.sizes)
+
+
+Run: TypeAlias = Callable[[Any, torch.Tensor], Any]
+Change: TypeAlias = Callable[[Any], object]
+FACTS: dict[str, tuple[Run, Change]] = {
+    "a number": (lambda m, x: x * m.scale, put("scale", 3.0)),
+    "the type of a number": (lambda m, x: x * (2 if isinstance(m.scale, float) else 3), put("scale", 2)),
+    "a number by a computed name": (lambda m, x: x * getattr(m, m.name), put("scale", 3.0)),
+    "the name itself": (lambda m, x: x * getattr(m, m.name), put("name", "level")),
+    "a number behind a default": (by_default, put("extra", 3.0)),
+    "an attribute that was absent": (lambda m, x: x * 2 if hasattr(m, "extra") else x, put("extra", 3.0)),
+    "an attribute whose absence was caught": (caught, put("extra", 3.0)),
+    "an attribute in vars()": (lambda m, x: x * vars(m)["scale"], put("scale", 3.0)),
+    "an attribute in __dict__": (lambda m, x: x * m.__dict__.get("scale"), put("scale", 3.0)),
+    "an attribute of the class": (lambda m, x: x * m.level, lambda m: setattr(type(m), "level", 3.0)),
+    "one that hides that of the class": (lambda m, x: x * m.level, put("level", 3.0)),
+    "a descriptor's": (lambda m, x: x * m.described, put("_kept", 3.0)),
+    "a plain object's": (lambda m, x: x * m.plain.value, lambda m: setattr(m.plain, "value", 3.0)),
+    "a property's": (lambda m, x: x * m.plain.twice, lambda m: setattr(m.plain, "value", 3.0)),
+    "one made by __getattr__": (lambda m, x: x * m.plain.computed, lambda m: setattr(m.plain, "hidden", 4.0)),
+    "a plain class's": (lambda m, x: x * m.plain.shared, lambda _: setattr(Plain, "shared", 3.0)),
+    "another plain object": (lambda m, x: m.plain(x), put("plain", lambda x: x)),
+    "the truth of an object": (lambda m, x: x if m.plain else -x, lambda m: m.plain.parts["a"].clear()),
+    "a slot": (lambda m, x: x * m.slots.value, lambda m: setattr(m.slots, "value", 3.0)),
+    "a config's": (lambda m, x: x * m.config.scale, lambda m: setattr(m.config, "scale", 3.0)),
+    "a config's None": (
+        lambda m, x: x if m.config.mask is None else x * m.config.mask,
+        lambda m: setattr(m.config, "mask", 3.0),
+    ),
+    "an enum": (
+        lambda m, x: x if m.config.mode is Mode.PLAIN else -x,
+        lambda m: setattr(m.config, "mode", Mode.DOUBLE),
+    ),
+    "a dtype": (lambda m, x: x.to(m.config.dtype), lambda m: setattr(m.config, "dtype", torch.float64)),
+    "a config as a dict": (
+        lambda m, x: x * dataclasses.asdict(m.config)["scale"],
+        lambda m: put("scale", 3.0)(m.config),
+    ),
+    "a pattern": (matched, lambda m: setattr(m.config, "scale", 3.0)),
+    "an element": (lambda m, x: x * m.sizes[1], lambda m: m.sizes.__setitem__(1, 3.0)),
+    "a length": (lambda m, x: x * len(m.sizes), lambda m: m.sizes.append(3.0)),
+    "a sum": (lambda m, x: x * sum(m.sizes), lambda m: m.sizes.append(3.0)),
+    "a generator's sum": (generated, lambda m: m.sizes.append(3.0)),
+    "a star": (lambda m, x: x * max(*m.sizes), lambda m: m.sizes.append(3.0)),
+    "unpacking": (lambda m, x: next(x * a + b for a, b in [m.sizes]), lambda m: m.sizes.reverse()),
+    "an order": (lambda m, x: x * next(reversed(m.sizes)), lambda m: m.sizes.reverse()),
+    "an entry": (lambda m, x: x * m.table["a"], lambda m: m.table.update(a=3.0)),
+    "an entry by get": (lambda m, x: x * m.table.get("b", 2.0), lambda m: m.table.update(b=3.0)),
+    "a key": (lambda m, x: -x if "b" in m.table else x, lambda m: m.table.update(b=3.0)),
+    "keys": (lambda m, x: x * len(list(m.table)), lambda m: m.table.update(b=3.0)),
+    "items": (lambda m, x: [x * v for _, v in m.table.items()][-1], lambda m: m.table.update(b=3.0)),
+    "a set": (lambda m, x: -x if "b" in m.names else x, lambda m: m.names.add("b")),
+    "a truth": (lambda m, x: -x if m.table else x, lambda m: m.table.clear()),
+    "a comparison": (lambda m, x: -x if m.sizes == [1.0, 2.0] else x, lambda m: m.sizes.append(3.0)),
+    "a nest": (
+        lambda m, x: x * m.nested["outer"][0]["inner"],
+        lambda m: m.nested["outer"][0].update(inner=3.0),
+    ),
+    "an array": (lambda m, x: x * float(m.array.sum()), lambda m: m.array.__setitem__(0, 7.0)),
+    "a tensor's element": (lambda m, x: x if m.threshold.item() > 0 else -x, lambda m: m.threshold.fill_(-1)),
+    "a module added to a list": (joined, lambda m: m.layers.append(nn.Linear(4, 4))),
+    "modules in another order": (joined, lambda m: m.layers.insert(0, m.layers.pop(1))),
+    "the number of modules": (lambda m, x: x * len(m.layers), lambda m: m.layers.append(nn.Linear(4, 4))),
+    "a module by slice": (lambda m, x: m.layers[-1:][0](x), lambda m: m.layers.append(nn.Linear(4, 4))),
+    "children": (lambda m, x: x * len(list(m.children())), lambda m: m.add_module("more", nn.Linear(4, 4))),
+    "a parameter that was None": (lambda m, x: x if m.gain is None else x * m.gain, put("gain", nn.Parameter(X[0]))),
+    "a buffer made None": (lambda m, x: x if m.mean is None else x * m.mean, put("mean", None)),
+    "a plain tensor made None": (lambda m, x: x if m.offset is None else x * m.offset, put("offset", None)),
+    "which parameters are trained": (
+        lambda m, x: x * sum(1 for p in m.parameters() if p.requires_grad),
+        lambda m: m.linear.weight.requires_grad_(False),
+    ),
+    "a gradient that was there": (
+        lambda m, x: x if m.graded.grad is None else -x,
+        lambda m: setattr(m.graded, "grad", None),
+    ),
+    "a function": (lambda m, x: m.activation(x), put("activation", torch.sigmoid)),
+    "a partial function": (lambda m, x: m.partial(x), put("partial", functools.partial(torch.mul, 3.0))),
+    "a closure": (lambda m, x: m.closed(x), lambda m: m.closed.change(3.0)),
+    "a method replaced": (lambda m, x: x * len(m.plain), lambda _: setattr(Plain, "__len__", lambda _: 5)),
+    "a method on an instance": (lambda m, x: x * len(m.extra_repr()), put("extra_repr", lambda: "x")),
+    "a global": (lambda _, x: x * SCALE, set_global("SCALE", 3.0)),
+    "a global dict": (lambda _, x: x * SETTINGS["scale"], lambda _: SETTINGS.update(scale=3.0)),
+    "a global list": (lambda _, x: x * len(SETTINGS["names"]), lambda _: SETTINGS["names"].append("c")),
+    "a global namespace": (lambda _, x: x * OPTIONS.scale, lambda _: setattr(OPTIONS, "scale", 3.0)),
+    "a global function": (lambda _, x: decorated(x), set_global("decorated", torch.neg)),
+    "a global of a helper's": (lambda _, x: decorated(x), set_global("SCALE", 3.0)),
+    "a global of a wrapper's": (lambda _, x: decorated(x), lambda _: SETTINGS.update(scale=3.0)),
+    "a default": (lambda _, x: defaulted(x), lambda _: setattr(defaulted, "__defaults__", (3.0,))),
+    "a keyword's default": (lambda _, x: defaulted(x), lambda _: defaulted.__kwdefaults__.update(more=3.0)),  # type: ignore[union-attr]
+    "a function of another module's": (
+        lambda _, x: nn.functional.relu(x),
+        lambda _: setattr(nn.functional, "relu", torch.neg),
+    ),
+    "the default dtype": (
+        lambda _, x: x if torch.get_default_dtype() is torch.float32 else -x,
+        lambda _: torch.set_default_dtype(torch.float64),
+    ),
+    "a hook for all modules": (joined, lambda _: torchs.register_module_forward_hook(lambda *a: a[2] * 2)),
+    "a part's forward": (lambda m, x: m.block(x), lambda _: setattr(Block, "forward", lambda _, x: x)),
+    "a mapped function": (
+        lambda m, x: [*map(lambda layer: layer(x) * SCALE, m.layers)][-1],  # noqa: C417 - a function that C calls
+        set_global("SCALE", 3.0),
+    ),
+    "a sorting key": (
+        lambda m, x: x * min(m.sizes, key=lambda v: v * SCALE),
+        set_global("SCALE", -1.0),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Any:
+    state = {name: globals()[name] for name in ("SCALE", "decorated", "STEPS")}
+    settings, seen = {**SETTINGS, "names": ["a", "b"]}, list(SEEN)
+    hooks = dict(torchs._global_forward_hooks)
+    forward, length, relu = Block.forward, Plain.__len__, nn.functional.relu
+    yield
+    globals().update(state)
+    SETTINGS.update(settings)
+    SEEN[:] = seen
+    MASKS.clear()
+    OPTIONS.scale, Plain.shared, Model.level, nn.functional.relu = 2.0, 2.0, 5.0, relu
+    Block.forward = forward  # type: ignore[method-assign]
+    Plain.__len__ = length  # type: ignore[method-assign]
+    defaulted.__defaults__, defaulted.__kwdefaults__ = (2.0,), {"more": 1.0}
+    torchs._global_forward_hooks.clear()
+    torchs._global_forward_hooks.update(hooks)
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_a_fact_that_changes_after_the_capture_makes_the_original_run(fact: str) -> None:
+    run, change = FACTS[fact]
+    torch.manual_seed(0)
+    model = Model(run)
+    module = fxlib.capture(model)
+    before = model(X)
+    assert torch.equal(module(X), before)
+    assert not module._fxlib.broken(grad_enabled=True)
+    change(model)
+    after = model(X)
+    assert torch.equal(module(X), after)
+    assert before.dtype != after.dtype or not torch.equal(before, after)
+    assert module._fxlib.broken(grad_enabled=True)
+
+
+@functools.lru_cache
+def cached(size: int) -> torch.Tensor:
+    return torch.ones(size).cumsum(0)
+
+
+def count_globally(_: Any, x: torch.Tensor) -> Any:
+    global STEPS  # noqa: PLW0603 - as a program may
+    STEPS += 1
+    return x * STEPS
+
+
+def remember(_: Any, x: torch.Tensor) -> Any:
+    SEEN.append(x)
+    return x
+
+
+def mask(_: Any, x: torch.Tensor) -> Any:
+    if 4 not in MASKS:
+        MASKS[4] = torch.ones(4).cumsum(0)
+    return x * MASKS[4]
+
+
+def mask_by_setdefault(_: Any, x: torch.Tensor) -> Any:
+    return x * MASKS.setdefault(4, torch.ones(4))
+
+
+def count_in_an_object(m: Any, x: torch.Tensor) -> Any:
+    m.plain.value += 1
+    return x * m.plain.value
+
+
+def count_by_name(m: Any, x: torch.Tensor) -> Any:
+    setattr(m.slots, "value", m.slots.value + 1)  # noqa: B010
+    return x * m.slots.value
+
+
+def count_in_a_class(_: Any, x: torch.Tensor) -> Any:
+    Plain.shared += 1
+    return x * Plain.shared
+
+
+def count_in_a_function(_: Any, x: torch.Tensor) -> Any:
+    defaulted.calls = getattr(defaulted, "calls", 0) + 1  # type: ignore[attr-defined]
+    return x
+
+
+def count_in_a_closure(m: Any, x: torch.Tensor) -> Any:
+    m.closed.change(3.0)
+    return m.closed(x)
+
+
+def keep_in_a_default(_: Any, x: torch.Tensor, kept: list[Any] = []) -> Any:  # noqa: B006
+    kept.append(x)
+    return x
+
+
+def write_to_an_array(m: Any, x: torch.Tensor) -> Any:
+    m.array[0] += 1
+    return x * float(m.array[0])
+
+
+def sort_in_place(m: Any, x: torch.Tensor) -> Any:
+    m.sizes.sort(reverse=True)
+    return x * m.sizes[0]
+
+
+NUMBERS = iter(range(100))
+
+
+def take_the_next(_: Any, x: torch.Tensor) -> Any:
+    return x * next(NUMBERS)
+
+
+def ask_the_clock(_: Any, x: torch.Tensor) -> Any:
+    return x * time.perf_counter()
+
+
+def make_a_generator(_: Any, x: torch.Tensor) -> Any:
+    return x * torch.rand(4, generator=torch.Generator().manual_seed(0))
+
+
+def compare_results(_: Any, x: torch.Tensor) -> Any:
+    return x if x.contiguous() is x else -x
+
+
+def change_what_was_sent(_: Any, x: torch.Tensor) -> Any:
+    MASKS["plain"] = x  # type: ignore[index]
+    return x
+
+
+REFUSED = [
+    count_globally, remember, mask, mask_by_setdefault, count_in_an_object, count_by_name, count_in_a_class,
+    count_in_a_function, count_in_a_closure, keep_in_a_default, write_to_an_array, sort_in_place, take_the_next,
+    ask_the_clock, make_a_generator, compare_results, change_what_was_sent,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", REFUSED, ids=lambda run: run.__name__)
+def test_what_outlives_the_forward_is_refused_with_its_line_and_undone(run: Run) -> None:
+    torch.manual_seed(0)
+    model, fresh = Model(run), Model(run)
+    fresh.load_state_dict(model.state_dict())
+    state = (STEPS, list(SEEN), dict(MASKS), Plain.shared, model.plain.value, model.array.tolist(), model.sizes[:])
+    with pytest.raises(CaptureError, match=r"test_facts.py:\d+"):
+        fxlib.capture(model)
+    assert state == (
+        STEPS, list(SEEN), dict(MASKS), Plain.shared, model.plain.value, model.array.tolist(), model.sizes,
+    )  # fmt: skip
+    assert isinstance(model(X), torch.Tensor)
+    assert count_in_a_function is not run or defaulted.__dict__.pop("calls") == 1
+
+
+CACHED: list[Run] = [
+    lambda _, x: x * cached(4),
+    lambda _, x: x * next(map(cached, [4])),
+    lambda _, x: x * functools.partial(cached, 4)(),
+]
+
+
+@pytest.mark.parametrize("run", CACHED)
+def test_a_helper_that_caches_what_it_makes_is_left_clean(run: Run) -> None:
+    cached.cache_clear()
+    model = Model(run)
+    with contextlib.suppress(CaptureError):
+        module = fxlib.capture(model)
+        assert torch.equal(module(X), model(X))
+    assert type(cached(4)) is torch.Tensor
+    assert torch.equal(model(X), model(X))

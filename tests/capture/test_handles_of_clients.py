@@ -1,0 +1,121 @@
+"""Calls through handles that a model holds, a gRPC stub and a Ray actor, are scheduled as those of RPC are."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from torch import nn
+from typing_extensions import override
+
+import fxlib
+from fxlib import wire
+from fxlib.runtime import is_issue, is_wait
+from tests.capture import grpc_store
+from tests.capture.grpc_store import StoreStub
+
+ROWS = torch.tensor([3.0, 1.0, 4.0, 1.0])
+
+
+class Ranker(nn.Module):
+    def __init__(self, users: StoreStub, items: StoreStub) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.users, self.stubs = users, [items]
+        self.bottom = nn.Linear(4, 4)
+
+    @override
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        user = grpc_store.lookup(self.users, rows)
+        item = grpc_store.lookup(self.stubs[0], rows + 1.0)
+        return torch.as_tensor(self.bottom(x)) + user * item
+
+
+def together(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A server that answers once so many calls are with it at the same time."""
+    gate = threading.Barrier(count)
+
+    def answer(rows: torch.Tensor) -> torch.Tensor:
+        gate.wait(timeout=20.0)
+        return rows * 2.0
+
+    return answer
+
+
+def doubled(rows: torch.Tensor) -> torch.Tensor:
+    return rows * 2.0
+
+
+def test_calls_of_a_grpc_stub_are_in_flight_together_with_the_same_results() -> None:
+    log: list[str] = []
+    with grpc_store.serving(log, together(2)) as stub:
+        model = Ranker(stub, stub)
+        faster = fxlib.optimize(fxlib.capture(model))
+        assert sum(map(is_issue, faster.graph.nodes)) == 2
+        found = faster(torch.ones(4), ROWS)  # blocking calls would wait for each other, and time out
+    assert log == ["Lookup"] * 2
+    assert torch.equal(found, model.bottom(torch.ones(4)) + 2.0 * ROWS * (2.0 * (ROWS + 1.0)))
+
+
+def test_each_stub_is_a_destination_by_the_name_of_its_attribute() -> None:
+    with grpc_store.serving([], doubled) as users, grpc_store.serving([], doubled) as items:
+        captured = fxlib.capture(Ranker(users, items))
+        profile = fxlib.profile(captured, [(torch.ones(4), ROWS)])
+        faster = fxlib.optimize(captured, profile=profile)
+    reached = [call.to for call in profile.calls]
+    assert len(set(reached)) == 2
+    assert not any("0x" in to for to in reached)
+    assert [call.to for call in faster.meta["rewrite"].calls] == reached
+
+
+def test_a_schedule_with_stubs_travels_as_data_and_is_bound_to_the_models_own() -> None:
+    with grpc_store.serving([], doubled) as stub:
+        model = Ranker(stub, stub)
+        captured = fxlib.capture(model)
+        message = wire.serialize(wire.encode(fxlib.optimize(captured), beside=captured).graph)
+        bound = wire.decode(wire.parse(message), root=captured)
+        assert sum(map(is_wait, bound.graph.nodes)) == 2
+        assert torch.equal(bound(torch.ones(4), ROWS), model(torch.ones(4), ROWS))
+
+
+def test_an_error_of_a_stub_is_raised_at_the_wait() -> None:
+    def fails(rows: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such row")
+
+    with grpc_store.serving([], fails) as stub:
+        faster = fxlib.optimize(fxlib.capture(Ranker(stub, stub)))
+        with pytest.raises(grpc.RpcError):
+            faster(torch.ones(4), ROWS)
+
+
+@pytest.mark.cluster
+def test_calls_of_a_ray_actor_are_in_flight_together_with_the_same_results() -> None:
+    import ray
+
+    from tests.capture import ray_tables
+
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": ":".join(sys.path)}},
+    )
+    try:
+        kind: Any = ray_tables.Table
+        actors = [kind.options(num_cpus=0.1).remote() for _ in range(2)]
+        model = ray_tables.Sums(*actors)
+        captured = fxlib.capture(model)
+        x = torch.arange(4.0)
+        expected = model(x)
+        profile = fxlib.profile(captured, [(x,)])
+        faster = fxlib.optimize(captured, profile=profile)
+        assert sum(map(is_issue, faster.graph.nodes)) == 2
+        assert torch.equal(faster(x), expected)
+        assert all(call.service_s.median >= ray_tables.SERVICE_S for call in profile.calls)
+    finally:
+        ray.shutdown()

@@ -1,0 +1,75 @@
+"""Numbers, flags, strings and None that a server returns beside tensors: used in the program, and in every rewrite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.rpc import rpc_async, rpc_sync
+
+import fxlib
+from fxlib import wire
+from fxlib.errors import ContractError
+from fxlib.runtime import ops
+from fxlib.verify import verify
+
+pytestmark = pytest.mark.usefixtures("world")
+ROWS = torch.arange(6)
+
+
+def _described(rows: Tensor) -> tuple[Any, ...]:
+    return torch.empty(rows.shape[0], 2), {"scale": 0.5, "count": 3, "done": True, "unit": "ms", "error": None}
+
+
+@fxlib.remote(
+    reads="tables",
+    returns=(None, {"scale": None, "count": None, "done": None, "unit": None, "error": None}),
+)
+def looked_up(rows: Tensor) -> tuple[Any, ...]:
+    numbers = {"scale": 0.25, "count": int(rows.sum()), "done": True, "unit": "ms", "error": None}
+    return rows.float()[:, None] + torch.ones(2), numbers
+
+
+class Scales(nn.Module):
+    """Uses numbers of a result in arithmetic, sends one on, and decides by what the contract declares."""
+
+    def __init__(self, *, decides: bool) -> None:
+        super().__init__()
+        self.decides = decides
+
+    def forward(self, rows: Tensor) -> Tensor:
+        later = rpc_async("ps1", looked_up, args=(rows + 1,))
+        found, numbers = rpc_sync("ps0", looked_up, args=(rows,))
+        total = found * numbers["scale"] + numbers["count"]
+        if self.decides and numbers["done"] and numbers["unit"] == "ms" and numbers["error"] is None:
+            total = total * 2 if rows.shape[0] > 1 else total
+        other, more = later.wait()
+        return total + other / (more["count"] + 1)
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_numbers_of_results_are_values_of_the_graph_and_of_every_rewrite(how: Any) -> None:
+    model = Scales(decides=how == "export")
+    contract = fxlib.Contract(reads=frozenset({"tables"}), returns=_described)
+    contracts = {f"{__name__}:looked_up": contract} if how == "export" else None
+    captured = fxlib.capture(model, sample_inputs=[ROWS], how=how, contracts=contracts)
+    sent = wire.decode(wire.parse(wire.serialize(wire.encode(captured).graph)), root=captured)
+    scheduled = fxlib.optimize(captured, recipe="schedule")
+    assert any(node.target in (ops.issue_call, ops.start_call) for node in scheduled.graph.nodes)
+    for module in (captured, sent, scheduled):
+        for rows in (ROWS, ROWS + 10):
+            assert torch.equal(module(rows), model(rows))
+    assert verify(model, scheduled, [ROWS])
+
+
+def test_a_flag_that_a_contract_declares_is_looked_at() -> None:
+    contract = fxlib.Contract(
+        reads=frozenset({"tables"}), returns=lambda rows: (_described(rows)[0], {**_described(rows)[1], "done": False})
+    )
+    captured = fxlib.capture(
+        Scales(decides=True), sample_inputs=[ROWS], how="export", contracts={f"{__name__}:looked_up": contract}
+    )
+    with pytest.raises(ContractError, match="the contract declares False in the result, and it is True"):
+        captured(ROWS)

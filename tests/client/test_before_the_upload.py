@@ -1,0 +1,237 @@
+"""What is wrong with a question is known before anything is sent; and nobody is blamed for what fxlib made."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed import rpc
+
+import fxlib
+from fxlib import Client, Profile, Reason, Server, Workload
+from fxlib.client.sample_run import run_sample
+from fxlib.client.unserved import UnservedError, check_measurable
+from fxlib.errors import FxlibWarning
+from fxlib.keeping import state_kept
+from fxlib.v1 import jobs_pb2
+from tests.capture import feature_store
+from tests.client.models import Clicks, workload
+from tests.client.scripted import Scripted
+
+
+def feature(ids: Tensor) -> Tensor:
+    """Stands for a remote function that only the job has."""
+    return ids.float()
+
+
+class Local(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.top = nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.top(self.norm(x))
+
+
+class Asks(nn.Module):
+    def forward(self, ids: Tensor) -> Tensor:
+        return rpc.rpc_sync("ps0", feature, args=(ids,)) + 1
+
+
+def secret(x: Tensor) -> Tensor:
+    return x + 1
+
+
+class Keeps(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return secret(x)
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Client]:
+    with fxlib.connect(address, patience_s=60) as opened:
+        yield opened
+
+
+def ask(client: Client, model: nn.Module, described: Workload, **asked: Any) -> fxlib.Result:
+    return client.optimize(model, described, progress=False, **asked)
+
+
+def nothing_was_sent(service: Scripted) -> bool:
+    return not service.blobs and not service.requests
+
+
+def test_an_error_of_the_model_is_its_own_traceback_and_nothing_is_sent(service: Scripted, client: Client) -> None:
+    model = Local()
+    with pytest.raises(RuntimeError, match="running_mean") as raised:
+        ask(client, model, Workload.describe([torch.randn(8, 5)]))
+    assert any(
+        "self.top(self.norm(x))" in (frame.line or "") for frame in traceback.extract_tb(raised.value.__traceback__)
+    )
+    assert "runs once before anything is sent" in raised.value.__notes__[0]
+    assert nothing_was_sent(service)
+
+
+def test_an_error_of_the_loss_is_told_at_once(service: Scripted, client: Client) -> None:
+    described = Workload(batches=[torch.randn(8, 4)], targets=[torch.zeros(3, 1)], loss="bce_with_logits")
+    with pytest.raises(ValueError, match="must be the same as input size"):
+        ask(client, Local(), described)
+    assert nothing_was_sent(service)
+
+
+def test_the_sample_leaves_the_model_as_it_was(client: Client) -> None:
+    model, x = Local(), torch.randn(8, 4)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.top.weight.grad = torch.ones(1, 4)
+    drawn = torch.get_rng_state()
+    ask(client, model, Workload(batches=[x]))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert torch.equal(model.top.weight.grad, torch.ones(1, 4))
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_a_model_that_calls_servers_makes_no_call_of_its_own(service: Scripted, client: Client) -> None:
+    assert ask(client, Clicks(), workload()).reason is Reason.NOT_FASTER  # without RPC, a call would raise
+    assert service.requests
+
+
+def test_a_model_that_ran_here_is_not_blamed_for_the_trial(service: Scripted, client: Client) -> None:
+    service.job.result.reason_code = "ORIGINAL_FAILS"
+    service.job.result.reason = Reason.ORIGINAL_FAILS.sentence("KeyError: 'x'")
+    told = ask(client, Local(), Workload(batches=[torch.randn(8, 4)]))
+    assert (told.reason, told.explanation) == (Reason.STAND_IN_FAILS, Reason.STAND_IN_FAILS.sentence("KeyError: 'x'"))
+    assert ask(client, Clicks(), workload()).reason is Reason.ORIGINAL_FAILS
+
+
+@pytest.mark.parametrize(
+    "recipe, message",
+    [
+        ("fastest", "no recipe is called 'fastest'"),
+        (["overlap"], "no pass is called 'overlap'"),
+        ([("overlap_calls", {"speed": 9})], "has no option 'speed'"),
+    ],
+)
+def test_a_recipe_that_nobody_knows_is_told_before_the_upload(
+    service: Scripted, client: Client, recipe: Any, message: str
+) -> None:
+    with pytest.warns(FxlibWarning, match=message):
+        ask(client, Clicks(), workload(), recipe=recipe)
+    assert nothing_was_sent(service)
+
+
+def test_a_recipe_of_a_newer_service_is_asked_for(service: Scripted, client: Client) -> None:
+    service.capabilities.recipes.append("fastest")
+    assert ask(client, Clicks(), workload(), recipe="fastest").reason is Reason.NOT_FASTER
+
+
+def test_code_that_only_the_launcher_has_is_told_before_the_upload(service: Scripted, client: Client) -> None:
+    model = fxlib.capture(Keeps(), wrap=[secret])
+    result = ask(client, model, Workload(batches=[torch.randn(2)]))
+    assert (result.reason, result.module) == (Reason.OPAQUE_CODE, model)
+    assert "secret'" in result.explanation
+    assert nothing_was_sent(service)
+
+
+def test_a_function_that_no_worker_has_is_told_before_the_upload(service: Scripted, client: Client) -> None:
+    described = Workload(batches=[torch.arange(4)], servers=[Server(name="ps0")])
+    service.capabilities.workers.append(jobs_pb2.WorkerInfo(worker_id="w", torch_version=torch.__version__))
+    refused = ask(client, Asks(), described)
+    assert refused.reason is Reason.NO_SERVER
+    assert "feature' on 'ps0' (measure the job with fxlib.profile" in refused.explanation
+    assert nothing_was_sent(service)
+    assert ask(client, Asks(), described, profile=Profile()).reason is Reason.NOT_FASTER
+    service.capabilities.workers[0].allowed_modules.append("my.features")  # which may import what declares it
+    assert ask(client, Asks(), described).reason is Reason.NOT_FASTER
+
+
+class Draws(nn.Module):
+    """Draws from a generator of its own and from NumPy's, and writes to tensors in containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.sums = torch.Generator().manual_seed(3), {"all": (torch.zeros(1), [torch.zeros(1)])}
+        self.more = [torch.ones(1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, (second,) = self.sums["all"]
+        first.add_(1)
+        second.add_(1)
+        self.more[0] = self.more[0] + 1
+        self.more.append(first)
+        return x + torch.rand(1, generator=self.own) + float(np.random.rand())  # noqa: NPY002 - as programs do
+
+
+def test_state_kept_puts_back_generators_and_what_is_in_containers() -> None:
+    model = Draws()
+    first, (second,) = model.sums["all"]
+    kept = model.more[0]
+    np.random.seed(0)  # noqa: NPY002
+    outputs = []
+    for _ in range(2):
+        with state_kept(model):
+            outputs.append(model(torch.ones(2)))
+    assert torch.equal(*outputs)
+    assert (first.item(), second.item()) == (0.0, 0.0)
+    assert [id(each) for each in model.more] == [id(kept)]
+
+
+RAN: list[int] = []
+
+
+def counted(x: Tensor) -> Tensor:
+    RAN.append(len(x))
+    return x + 1
+
+
+class Counts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return counted(x)
+
+
+@pytest.mark.parametrize("is_rpc_up", [False, True])
+def test_code_that_may_call_servers_is_not_run_by_the_sample(monkeypatch: pytest.MonkeyPatch, is_rpc_up: bool) -> None:
+    RAN.clear()
+    model = fxlib.capture(Counts(), wrap=[counted])
+    monkeypatch.setattr(rpc.api, "_is_current_rpc_agent_set", lambda: is_rpc_up)
+    assert run_sample(model, Workload(batches=[torch.ones(2)])) is not is_rpc_up
+    assert ([] if is_rpc_up else [2]) == RAN
+
+
+class Fetches(nn.Module):
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self.address = address
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return feature_store.get(self.address, rows) + 1
+
+
+def test_a_registered_client_is_refused_only_where_no_worker_may_know_it(service: Scripted, client: Client) -> None:
+    service.capabilities.workers.append(jobs_pb2.WorkerInfo(worker_id="w", torch_version=torch.__version__))
+    described = Workload(batches=[torch.arange(4)])
+    with feature_store.serving() as store:
+        model = fxlib.capture(Fetches(store.address))
+        refused = ask(client, model, described)
+        assert refused.reason is Reason.OPAQUE_CODE
+        assert "feature_store.get'" in refused.explanation
+        service.capabilities.workers[0].allowed_modules.append("my.features")  # which may register it
+        assert ask(client, model, described).reason is Reason.NOT_FASTER
+
+
+def test_a_server_that_the_workload_does_not_name_is_told_before_the_upload(service: Scripted, client: Client) -> None:
+    refused = ask(client, Asks(), Workload(batches=[torch.arange(4)]))
+    assert refused.reason is Reason.NO_SERVER
+    assert "calls to 'ps0', which is none of the workload's servers" in refused.explanation
+    assert nothing_was_sent(service)
+
+
+def test_tensors_that_no_trial_could_hold_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxlib.client.unserved.DEVICES", frozenset({"cuda"}))  # the other way round: there is no other
+    with pytest.raises(UnservedError, match="elsewhere: cpu") as raised:
+        check_measurable(fxlib.capture(nn.Linear(4, 4)), Workload(batches=[torch.zeros(2, 4)]))
+    assert raised.value.reason is Reason.NO_DEVICE

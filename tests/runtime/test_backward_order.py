@@ -1,0 +1,142 @@
+"""Programs to which the order in which backward runs shows: a rewrite that changes it leaves them to the original."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import rpc
+
+import fxlib
+from fxlib.errors import FxlibWarning
+from fxlib.runtime import CapturedModule
+from tests.random_programs.simulation import count, simulated
+
+
+class Branches(nn.Module):
+    """What needs the remote result stands first, and what a rewrite has it wait behind stands last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach()  # the uses of what takes a gradient keep their order
+        rows: torch.Tensor = rpc.rpc_sync("ps0", count, args=(x,))
+        first = self.first(rows * x).tanh()
+        second = self.second(x).tanh() + self.third(x).sigmoid()
+        return first + second
+
+
+class InLine(Branches):
+    """The same, with all in the line of the remote result: nothing moves but its issue."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach()
+        hidden = self.first(self.third(x).relu()).tanh()
+        rows: torch.Tensor = rpc.rpc_sync("ps0", count, args=(x,))
+        return self.second(rows * hidden)
+
+
+def plain(module: nn.Module, x: torch.Tensor) -> None:
+    module(x).square().mean().backward()
+
+
+def penalized(module: nn.Module, x: torch.Tensor) -> None:
+    """Add the squares of the loss' slopes to the loss."""
+    loss = module(x).square().mean()
+    slopes = torch.autograd.grad(loss, list(module.parameters()), create_graph=True)
+    (loss + sum(each.square().sum() for each in slopes)).backward()
+
+
+def steps(module: nn.Module, step: Callable[[nn.Module, torch.Tensor], None], many: int) -> list[bytes]:
+    """Run steps; return, for each, every bit of the parameters' gradients."""
+    found: list[bytes] = []
+    for number in range(many):
+        torch.manual_seed(number)
+        module.zero_grad()
+        with simulated(0):
+            step(module, torch.randn(2, 4))
+        found.append(b"".join(each.grad.numpy().tobytes() for each in module.parameters() if each.grad is not None))
+    return found
+
+
+def rewritten(model: nn.Module, *, reorders: bool) -> CapturedModule:
+    module = fxlib.optimize(fxlib.capture(model))
+    assert isinstance(module, CapturedModule)
+    assert module._program.reorders_backward is reorders
+    return module
+
+
+def draw(gradient: torch.Tensor) -> torch.Tensor:
+    """Add noise, as private training does."""
+    return gradient + torch.randn_like(gradient)
+
+
+def write_noise(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad += torch.randn_like(parameter.grad)
+
+
+@pytest.mark.parametrize("how", ["hook", "hook after accumulation"])
+def test_hooks_that_draw_from_one_generator_run_in_the_programs_order(how: str) -> None:
+    model = Branches()
+    module = rewritten(model, reorders=True)
+    undisturbed = steps(model, plain, 2)
+    assert steps(module, plain, 2) == undisturbed
+    for each in model.parameters():
+        each.register_hook(draw) if how == "hook" else each.register_post_accumulate_grad_hook(write_noise)
+    with pytest.warns(FxlibWarning, match="have hooks"):
+        assert steps(module, plain, 3) == steps(model, plain, 3) != undisturbed
+
+
+def test_one_hook_alone_is_no_reason_and_neither_are_hooks_where_only_calls_move() -> None:
+    model, in_line = Branches(), InLine()
+    model.first.weight.register_hook(draw)
+    for each in in_line.parameters():
+        each.register_hook(draw)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert steps(rewritten(model, reorders=True), plain, 3) == steps(model, plain, 3)
+        assert steps(rewritten(in_line, reorders=False), plain, 3) == steps(in_line, plain, 3)
+
+
+def test_hooks_that_are_removed_are_no_reason_any_more() -> None:
+    model = Branches()
+    module = rewritten(model, reorders=True)
+    hooks = [each.register_hook(draw) for each in model.parameters()]
+    with pytest.warns(FxlibWarning, match="have hooks"):
+        steps(module, plain, 1)
+    for each in hooks:
+        each.remove()
+    assert module._fxlib.conditions.backward_shows(()) == ""
+
+
+def test_after_a_backward_that_made_a_graph_the_original_runs_with_its_second_derivatives() -> None:
+    model = Branches()
+    module = rewritten(model, reorders=True)
+    assert steps(module, plain, 1) == steps(model, plain, 1)
+    with pytest.warns(FxlibWarning, match="create_graph") as caught:
+        found = steps(module, penalized, 4)
+    assert found[1:] == steps(model, penalized, 4)[1:]
+    assert sum("second derivatives of this step" in str(each.message) for each in caught) == 1
+
+
+def test_second_derivatives_are_the_same_where_only_calls_move() -> None:
+    model = InLine()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert steps(rewritten(model, reorders=False), penalized, 3) == steps(model, penalized, 3)
+
+
+def test_what_is_learnt_of_hooks_costs_a_look_at_a_number_while_none_is_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = rewritten(Branches(), reorders=True)
+    steps(module, plain, 2)
+    monkeypatch.setattr("fxlib.runtime.backward_order._has_hooks", lambda _: pytest.fail("looked at parameters again"))
+    steps(module, plain, 3)

@@ -1,0 +1,208 @@
+"""A model that could not be captured, or whose own forward runs, has its gradients pushed all the same."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import rpc
+
+import fxlib
+from fxlib.contracts import Contract
+from fxlib.errors import FxlibError, FxlibWarning
+from fxlib.gradients import push_gradients
+from fxlib.runtime import plain_forward, remote_call
+from fxlib.runtime.plain_forward import train_as_written
+from tests.runtime.remote_functions import NAME, add, read
+
+pytestmark = pytest.mark.usefixtures("servers")
+ROWS = torch.tensor([1, 2])
+
+
+class Weighs(nn.Module):
+    """Neither tracing nor export takes it: it decides by a value that a server told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+        self.fails: Any = False
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        a = rpc.rpc_sync("ps0", read, args=("a", rows))
+        if float(a.detach().sum()) > 1e6 or self.fails:
+            raise ValueError("too much")
+        b = rpc.rpc_sync("ps0", read, args=("b", rows))
+        return self.weight * a + b * 3
+
+
+def pushed() -> list[str]:
+    return remote_call("ps0", f"{NAME}:read_log", (), {}, None)
+
+
+def refused(model: nn.Module, **contracts: Contract) -> nn.Module:
+    train_as_written(model, contracts)
+    return model
+
+
+def test_a_refused_model_pushes_what_the_program_would_in_its_order() -> None:
+    model = refused(Weighs())
+    for _ in range(2):
+        model(ROWS).sum().backward()
+        push_gradients(model)
+        assert pushed() == ["a [2.0, 2.0]", "b [3.0, 3.0]"]
+    push_gradients(model)
+    assert pushed() == []
+    with torch.no_grad():
+        assert not model(ROWS).requires_grad
+    assert torch.equal(model(ROWS), Weighs()(ROWS))
+
+
+def test_the_client_s_refused_model_trains_on(unreachable: fxlib.Client) -> None:
+    model = Weighs()
+    workload = fxlib.Workload(batches=[ROWS], servers=[fxlib.Server(name="ps0")])
+    with pytest.warns(FxlibWarning, match="training goes on with the original module"):
+        result = unreachable.optimize(model, workload, progress=False)
+    assert result.module is model
+    result.module(ROWS).sum().backward()
+    push_gradients(nn.Sequential(result.module))
+    assert pushed() == ["a [2.0, 2.0]", "b [3.0, 3.0]"]
+
+
+@pytest.fixture
+def unreachable() -> fxlib.Client:
+    return fxlib.connect("localhost:1", patience_s=0.1)
+
+
+def test_a_forward_that_raised_leaves_nothing_and_watches_nothing() -> None:
+    model: Any = refused(Weighs())
+    model.fails = True
+    with pytest.raises(ValueError, match="too much"):
+        model(ROWS)
+    assert plain_forward._thread.watch is None
+    assert not rpc.rpc_sync("ps0", read, args=("a", ROWS)).requires_grad
+    push_gradients(model)
+    assert pushed() == []
+
+
+class Adds:
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+class Method(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rref: Any = rpc.remote("ps0", Adds)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.rref.rpc_sync().add(x) * 2
+
+
+def test_a_method_has_the_contract_that_the_workload_states() -> None:
+    model = Method()
+    train_as_written(model, {".add": Contract(reads=frozenset(["weight"]), gradient=f"{NAME}:take_gradient")})
+    model(torch.ones(2)).sum().backward()
+    (entry,) = plain_forward._TRAINED[model].tape.take()
+    assert (entry.call.gradient, entry.call.index) == (f"{NAME}:take_gradient", 0)
+    assert torch.equal(entry.call.gradient_of_result(), torch.full((2,), 2.0))
+
+
+class Issues(nn.Module):
+    def forward(self, rows: torch.Tensor) -> Any:
+        issued = rpc.rpc_async("ps0", read, args=("a", rows))
+        return issued.wait() * torch.ones(1, requires_grad=True) + rpc.rpc_sync("ps0", add, args=(rows,))
+
+
+def test_gradients_that_go_nowhere_are_a_warning_once() -> None:
+    model = refused(Issues())
+    model(ROWS).sum().backward()
+    with pytest.warns(FxlibWarning, match=r"go nowhere: .*:read, .*:add\."):
+        push_gradients(model)
+    model(ROWS).sum().backward()
+    push_gradients(model)
+    assert pushed() == []
+
+
+def test_a_captured_module_whose_original_runs_pushes_for_it() -> None:
+    class Reads(nn.Module):
+        def forward(self, rows: torch.Tensor) -> Any:
+            return rpc.rpc_sync("ps0", read, args=("a", rows)) * 2
+
+    captured = fxlib.capture(Reads())
+    captured.eval()
+    captured(ROWS).sum().backward()
+    push_gradients(captured)
+    assert pushed() == ["a [2.0, 2.0]"]
+
+
+def test_what_the_original_issues_itself_is_not_silently_missing() -> None:
+    captured = fxlib.capture(Issues())
+    captured.eval()
+    captured(ROWS)
+    with pytest.raises(FxlibError, match="which does not track gradients"):
+        push_gradients(captured)
+
+
+def test_a_model_that_is_gone_is_forgotten() -> None:
+    model = refused(Weighs())
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+class OwnLoop(nn.Module):
+    """Pushes by itself: it keeps its rows, and asks for their gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+        self.rows: Any = None
+        self.interrupts = False
+
+    def forward(self, rows: torch.Tensor) -> None:
+        self.rows = rpc.rpc_sync("ps0", read, args=("a", rows)).requires_grad_()
+        if self.interrupts:
+            raise KeyboardInterrupt
+        self.loss = (self.weight * self.rows).sum()
+
+
+def test_a_program_that_pushes_by_itself_finds_the_gradients_of_its_rows() -> None:
+    plain: Any = OwnLoop()
+    model: Any = refused(OwnLoop())
+    for each in (plain, model):
+        each(ROWS)
+        each.loss.backward()
+    assert torch.equal(model.rows.grad, plain.rows.grad)
+    push_gradients(model)  # a forward that returns nothing is one, too
+    assert pushed() == ["a [2.0, 2.0]"]
+
+
+def test_a_copy_of_a_refused_model_is_an_ordinary_module() -> None:
+    model = refused(Weighs())
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert not twin(ROWS).detach().equal(torch.zeros(2))
+    twin(ROWS).sum().backward()
+    model(ROWS).sum().backward()
+    push_gradients(model)
+    assert pushed() == ["a [2.0, 2.0]", "b [3.0, 3.0]"]
+
+
+def test_after_an_interrupt_nothing_is_watched() -> None:
+    model: Any = refused(OwnLoop())
+    model.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        model(ROWS)
+    rows = rpc.rpc_sync("ps0", read, args=("a", ROWS))
+    assert not rows.requires_grad
+    model.interrupts = False
+    model(ROWS)
+    model.loss.backward()
+    push_gradients(model)
+    assert pushed() == ["a [2.0, 2.0]"]
