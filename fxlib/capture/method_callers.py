@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch.distributed import rpc
 from torch.fx import Proxy
 
-from fxlib.capture.recorder import original_code
+from fxlib.capture.observers import original_code
 
 _FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
 GIVEN = 2

@@ -71,7 +71,7 @@ class RemoteTracer(Tracer):
     ) -> None:
         """Set up one capture; `end` is the frame at which the user's frames end."""
         self.recorder = recorder
-        recorder.tracer = self
+        recorder.use(self)
         self.tensor_attrs = {}
         self.calls, self.places, self.leaves, self.end = calls, places, leaves, end
         self.added: list[str] = []
