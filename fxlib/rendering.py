@@ -18,6 +18,7 @@ def render(result: Report) -> str:
         _variants(result),
         _candidates(result),
         _calls(result),
+        _undeclared(result),
         _passes(result),
         _diffs(result),
         _notes(result),
@@ -132,6 +133,16 @@ def _call(call: CallReport) -> list[str]:
         seconds(call.exposed_before_s),
         seconds(call.exposed_after_s),
         "; ".join(filter(None, [f"{why} ({call.remedy})" if call.remedy else why, _limit(call)])),
+    ]
+
+
+def _undeclared(result: Report) -> list[str]:
+    """Say what missing declarations are worth."""
+    if not result.undeclared:
+        return []
+    return [
+        "remote functions that declare nothing; what reads= would be worth by the cost model, if it is true of them",
+        *(f"  {each}" for each in result.undeclared),
     ]
 
 

@@ -63,6 +63,30 @@ class CallReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Undeclared:
+    """What one remote function, or several together, would be worth if their contracts said that they only read."""
+
+    functions: tuple[str, ...]
+    """Names of the functions; more than one in one entry: all that declare nothing."""
+    calls: int
+    """How often the program calls them."""
+    gain: float
+    """Gain that the cost model expects over the plan without these contracts (0.48: 48% more samples per second)."""
+    remedy: str = ""
+    """The declaration, ready to be pasted."""
+    measured: bool = True
+    """Whether by a profile of the program; else the gain is the forward's, by estimates."""
+
+    def __str__(self) -> str:
+        """One line."""
+        several = len(self.functions) > 1
+        who = f"all {len(self.functions)} undeclared functions" if several else self.functions[0]
+        how = "" if self.measured else " of the forward, by estimates: there is no profile"
+        text = f"{who} ({self.calls} call{'s' * (self.calls != 1)}): with reads=: {self.gain:+.0%} expected{how}"
+        return f"{text} ({self.remedy})" if self.remedy else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PassReport:
     """What one pass did: changes made, seconds taken, and what it declined, with reasons."""
 
@@ -123,6 +147,8 @@ class Report:
     bound_s: float | None = None
     """Seconds per step that no schedule can beat, by the cost model."""
     candidates: tuple[Candidate, ...] = ()
+    undeclared: tuple[Undeclared, ...] = ()
+    """Remote functions that declare nothing, and what the cost model expects of declaring them; most first."""
     blocks: int = 0
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     hardware: str = ""

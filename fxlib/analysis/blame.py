@@ -14,6 +14,7 @@ from fxlib.analysis.resources import (
     contract_of_call,
     destination,
     function_name,
+    methods_sent,
     names_a_function,
     takes_contract,
 )
@@ -103,7 +104,9 @@ class Blame:
 
 def remedy_for(call: Node) -> str:
     """Return the declaration that would free a call without a contract, ready to be pasted."""
-    name = function_name(call)
+    name, sent = function_name(call), methods_sent(call)
+    if sent:
+        return f'declare @fxlib.remote(reads="...") on {sent[0]}, or for all methods at once on {name}'
     if takes_contract(call) and not names_a_function(call):
         return f'pass contract=fxlib.Contract(reads="...") to fxlib.register_call, or contracts={{"{name}": ...}}'
     if not names_a_function(call):

@@ -38,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _facts(found: Analysis) -> dict[str, Any]:
     from fxlib.inspection.tensors import number
+    from fxlib.result import plain
 
     return {
         "nodes": [
@@ -64,4 +65,5 @@ def _facts(found: Analysis) -> dict[str, Any]:
         "peak_node": found.peak_node,
         "device": None if found.device is None else found.device.name,
         "seconds": found.seconds,
+        "undeclared": plain(found.undeclared),
     }

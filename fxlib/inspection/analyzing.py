@@ -23,6 +23,8 @@ from fxlib.inspection.reasons import Unknown, Why
 from fxlib.inspection.simulate import Simulated, simulate
 from fxlib.inspection.tensors import Size, TensorFacts, facts_of, number, tensors_in
 from fxlib.profiles import Profile
+from fxlib.result import Undeclared
+from fxlib.undeclared import undeclared
 
 META = "figures"
 """Where `Analysis.annotate` leaves what is known of a node: in its `meta`. No pass reads it."""
@@ -76,6 +78,8 @@ class Analysis:
     device: Device | None = None
     seconds: float | None = None
     """Of one forward on the device, remote calls that no profile knows left out."""
+    undeclared: tuple[Undeclared, ...] = ()
+    """Remote functions that declare nothing, and what the cost model expects of declaring them; most first."""
 
     @property
     def flops(self) -> int:
@@ -157,6 +161,7 @@ def analyze(
         peak_node=max(held.live_bytes, key=held.live_bytes.__getitem__).name if held.live_bytes else "",
         device=described,
         seconds=None if simulated is None else simulated.seconds,
+        undeclared=undeclared(module, profile=profile),
     )
 
 

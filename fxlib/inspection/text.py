@@ -25,6 +25,9 @@ def render(analysis: Analysis) -> str:
     lines += ["", f"the {len(rows)} nodes with most to do", *table([heads, *rows], right=(2, 3, 4, 5))]
     if analysis.unknown:
         lines += ["", "unknown", *(f"  {name}: {why}" for name, why in analysis.unknown.items())]
+    if analysis.undeclared:
+        heading = "remote functions that declare nothing; what reads= would be worth by the cost model, if it is true of them"
+        lines += ["", heading, *(f"  {each}" for each in analysis.undeclared)]
     return "\n".join(lines)
 
 

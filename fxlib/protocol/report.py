@@ -12,7 +12,18 @@ from fxlib.jobs import Blob
 from fxlib.protocol.bijection import Bijection
 from fxlib.protocol.plain import amount, finite, plain, plain_lines
 from fxlib.reasons import Declined, Reason
-from fxlib.result import Action, CallReport, Candidate, Decision, Estimate, PassReport, Report, Span, Timeline
+from fxlib.result import (
+    Action,
+    CallReport,
+    Candidate,
+    Decision,
+    Estimate,
+    PassReport,
+    Report,
+    Span,
+    Timeline,
+    Undeclared,
+)
 from fxlib.trial import TrialOptions
 from fxlib.v1 import graph_pb2, jobs_pb2
 
@@ -47,6 +58,7 @@ def report_to_proto(
         phase_seconds=report.phase_seconds,
         bound_s=report.bound_s,
         candidates=[_candidate_to_proto(each) for each in report.candidates],
+        undeclared=[_undeclared_to_proto(each) for each in report.undeclared],
         variants=[
             jobs_pb2.VariantResult(name=name, result=report_to_proto(each, graph=(variant_graphs or {}).get(name)))
             for name, each in report.variants.items()
@@ -87,6 +99,7 @@ def report_from_proto(proto: jobs_pb2.JobResult) -> Report:
         timeline_bound=_timeline(proto, "timeline_bound"),
         bound_s=_optional(proto, "bound_s"),
         candidates=tuple(_candidate_from_proto(each) for each in proto.candidates),
+        undeclared=tuple(map(_undeclared_from_proto, proto.undeclared)),
         blocks=proto.blocks,
         phase_seconds={
             plain(name): amount(seconds, "JobResult.phase_seconds") for name, seconds in proto.phase_seconds.items()
@@ -227,6 +240,25 @@ def _candidate_from_proto(proto: jobs_pb2.Candidate) -> Candidate:
         predicted_step_s=amount(proto.predicted_step_s, where) if proto.HasField("predicted_step_s") else None,
         gain=_gain(proto.gain, where) if proto.HasField("gain") else None,
         verdict=plain(proto.verdict),
+    )
+
+
+def _undeclared_to_proto(each: Undeclared) -> jobs_pb2.Undeclared:
+    return jobs_pb2.Undeclared(
+        functions=each.functions, calls=each.calls, gain=each.gain, remedy=each.remedy, measured=each.measured
+    )
+
+
+def _undeclared_from_proto(proto: jobs_pb2.Undeclared) -> Undeclared:
+    where = "JobResult.undeclared"
+    if not proto.functions:
+        raise WireError("names no function", where=where)
+    return Undeclared(
+        functions=tuple(map(plain, proto.functions)),
+        calls=proto.calls,
+        gain=finite(proto.gain, where),
+        remedy=plain(proto.remedy),
+        measured=proto.measured,
     )
 
 

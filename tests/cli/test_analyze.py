@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 import fxlib as library
+from tests.analysis.sketch import Sketch
 from tests.cli.conftest import Run
 
 
@@ -35,6 +37,24 @@ def test_a_picture(fxlib: Run, file: str, tmp_path: Path) -> None:
     path = tmp_path / "net.html"
     assert fxlib("draw", file, "--input", "16x8", "-o", str(path)).code == 0
     assert "float32[16, 4]" in path.read_text()
+
+
+def test_what_missing_declarations_are_worth(fxlib: Run, tmp_path: Path) -> None:
+    sketch = Sketch("x")
+    x = sketch.inputs[0]
+    module = sketch.returns(sketch.call("read", x), sketch.call("call", x, contract=None))
+    path = str(tmp_path / "calls.fxg")
+    library.save(module, path)
+
+    (told,) = library.analyze(module, [torch.zeros(3)]).undeclared
+
+    shown = fxlib("analyze", path, "--input", "3")
+    assert "reads= would be worth" in shown.out
+    assert f"  {told}" in shown.out
+    (listed,) = json.loads(fxlib("analyze", path, "--input", "3", "--json").out)["undeclared"]
+    assert listed["functions"] == ["shop:call"]
+    assert listed["gain"] == pytest.approx(told.gain)
+    assert told.gain > 0.0
 
 
 @pytest.mark.slow

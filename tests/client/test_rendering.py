@@ -7,7 +7,7 @@ from torch import nn
 
 from fxlib.reasons import Declined, Reason
 from fxlib.rendering import render, seconds
-from fxlib.result import CallReport, Candidate, Estimate, PassReport, Report, Result, Timeline
+from fxlib.result import CallReport, Candidate, Estimate, PassReport, Report, Result, Timeline, Undeclared
 
 REPORT = Report(
     decision="adopt",
@@ -97,6 +97,13 @@ phases: qps 12.50 s"""
 
 def test_a_full_result() -> None:
     assert str(Result.of(REPORT, module=nn.Identity(), job_id="17", cached=True)) == EXPECTED
+
+
+def test_what_missing_declarations_are_worth_is_shown() -> None:
+    missing = Undeclared(functions=("my.ps:lookup",), calls=26, gain=0.482, remedy="declare it")
+    shown = render(replace(REPORT, undeclared=(missing,)))
+    assert "\n  my.ps:lookup (26 calls): with reads=: +48% expected (declare it)\n" in shown
+    assert Report.to_dict(replace(REPORT, undeclared=(missing,)))["undeclared"][0]["gain"] == 0.482
 
 
 def test_diffs_are_shown_where_there_are_any() -> None:

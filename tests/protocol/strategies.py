@@ -11,7 +11,7 @@ from fxlib.contracts import Contract
 from fxlib.jobs import Blob, Event, Failure, Job
 from fxlib.profiles import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread, TensorShape
 from fxlib.reasons import Declined, Reason
-from fxlib.result import CallReport, Candidate, Estimate, PassReport, Report, Span, Timeline
+from fxlib.result import CallReport, Candidate, Estimate, PassReport, Report, Span, Timeline, Undeclared
 from fxlib.trial import TrialOptions
 from fxlib.workload import OPTIMIZERS, Dense, Optimizer, RemoteObject, Server, Table, Workload
 
@@ -147,6 +147,14 @@ calls = st.builds(
     limit_detail=line,
 )
 candidates = st.builds(Candidate, name=line, predicted_step_s=st.none() | amount, gain=st.none() | gains, verdict=line)
+undeclared = st.builds(
+    Undeclared,
+    functions=st.lists(line, min_size=1, max_size=2).map(tuple),
+    calls=size,
+    gain=st.floats(-1, 1e6),
+    remedy=line,
+    measured=st.booleans(),
+)
 declined = st.builds(Declined, node=word, reason=reasons, detail=line, remedy=line)
 passes = st.builds(
     PassReport,
@@ -175,6 +183,7 @@ reports = st.builds(
     timeline_bound=st.none() | timelines,
     bound_s=st.none() | amount,
     candidates=st.lists(candidates, max_size=3).map(tuple),
+    undeclared=st.lists(undeclared, max_size=2).map(tuple),
     blocks=size,
     phase_seconds=st.dictionaries(word, amount, max_size=3),
     hardware=line,

@@ -16,6 +16,7 @@ from fxlib.errors import PassError
 from fxlib.profiles import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from fxlib.reasons import Reason
 from fxlib.result import Report
+from tests.capture.servers import double
 from tests.workers.cases import DIM, Lookups, lookup_workload, request
 from tests.workers.convnet import ConvNet, images
 from workers.folder import JobFolder
@@ -88,6 +89,19 @@ def test_with_a_profile_no_draft_is_expected_to_beat_the_bound(lookups: GraphMod
     assert limit_s is not None
     assert 0.0 < limit_s <= (made[0].candidate.predicted_step_s or 0.0)
     assert all(each.report.timeline_bound for each in made)
+
+
+def undeclared(x: torch.Tensor) -> torch.Tensor:
+    return rpc.rpc_sync("ps0", double, args=(x,)) + rpc.rpc_sync("ps0", double, args=(x,))
+
+
+def test_what_is_kept_says_what_a_missing_declaration_is_worth(tmp_path: Path) -> None:
+    folder = request(tmp_path / "job", fxlib.capture(undeclared), lookup_workload())
+    rewrite(folder)
+    told = folder.read_rewrite()
+    assert told.reason is Reason.NOTHING_CHANGED
+    assert told.undeclared[0].functions == ("tests.capture.servers:double",)
+    assert told.explanation.endswith(f"; {told.undeclared[0]}")
 
 
 def test_a_list_of_passes_makes_one_draft(lookups: GraphModule) -> None:

@@ -74,6 +74,8 @@ def rewrite(folder: JobFolder) -> None:
     calls = any(is_call(node) or is_issue(node) for node in original.graph.nodes)
     reason = Reason.NOTHING_TO_GAIN if drafts else Reason.NOTHING_CHANGED if calls else Reason.NO_CALLS
     said = reason.sentence(f"{max(found.headroom or 0.0, 0.0):.1%}" if drafts else "")
+    if found.recipe.undeclared and (best := found.recipe.undeclared[0]).gain > 0.0:
+        said = f"{said}; {best}"
     folder.write_rewrite(replace(found.recipe, reason=reason, explanation=said, phase_seconds=took))
 
 

@@ -19,8 +19,9 @@ from fxlib.candidates import candidates
 from fxlib.errors import FxlibError
 from fxlib.passes import DeadCode, MergeReads, SplitCalls
 from fxlib.profiles import Profile
-from fxlib.result import Candidate, Report
+from fxlib.result import Candidate, Report, Undeclared
 from fxlib.runtime.credits import limit_in_flight
+from fxlib.undeclared import undeclared
 from fxlib.workload import Workload
 from workers.draft import Draft
 
@@ -77,18 +78,22 @@ def draft(
     done = plan(recipe)
     first, *variants = candidates(recipe, profile, has_calls=bool(done.calls))
     limit = _bound(partial(plan, diffs=False), profile)
+    missing = undeclared(
+        original, recipe, contracts=workload.contracts, assume=workload.assume, profile=profile, workload=workload
+    )
+    report = partial(_report, limit=limit, missing=missing)
     drafts: dict[str, Draft] = {}
     for name, rewrite in [(first.name, done), *(_varied(plan, variants) if done.changed else ())]:
         if rewrite.changed:
             encoded = wire.encode(rewrite.module, beside=original)
             expected_s = predict(rewrite.module, profile).step_s if profile else None
-            report = _report(rewrite, limit, Candidate(name=name, predicted_step_s=expected_s))
-            made = Draft(graph=wire.serialize(encoded.graph), report=report, values=encoded.blobs)
+            told = report(rewrite, Candidate(name=name, predicted_step_s=expected_s))
+            made = Draft(graph=wire.serialize(encoded.graph), report=told, values=encoded.blobs)
             drafts.setdefault(_program(rewrite.module), made)
     ranked = sorted(drafts.values(), key=lambda each: each.candidate.predicted_step_s or 0.0)
     return Drafts(
         ranked=tuple(ranked),
-        recipe=_report(done, limit),
+        recipe=report(done),
         headroom=_headroom(original, recipe, partial(plan, diffs=False), profile),
     )
 
@@ -131,7 +136,9 @@ def _bound(plan: Callable[[recipes.Recipe], recipes.Rewrite], profile: Profile |
     return bound(plan(_SPLIT).module, profile)
 
 
-def _report(rewrite: recipes.Rewrite, limit: Bound | None, *candidates: Candidate) -> Report:
+def _report(
+    rewrite: recipes.Rewrite, *candidates: Candidate, limit: Bound | None, missing: tuple[Undeclared, ...]
+) -> Report:
     return Report(
         decision="keep_original",
         reason=None,
@@ -143,4 +150,5 @@ def _report(rewrite: recipes.Rewrite, limit: Bound | None, *candidates: Candidat
         timeline_bound=limit.timeline if limit else None,
         bound_s=limit.step_s if limit else None,
         candidates=candidates,
+        undeclared=missing,
     )
