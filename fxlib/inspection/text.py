@@ -26,7 +26,7 @@ def render(analysis: Analysis) -> str:
     if analysis.unknown:
         lines += ["", "unknown", *(f"  {name}: {why}" for name, why in analysis.unknown.items())]
     if analysis.undeclared:
-        heading = "remote functions that declare nothing; what reads= would be worth by the cost model, if it is true of them"
+        heading = "remote functions that declare nothing; what reads= would be worth, by the cost model"
         lines += ["", heading, *(f"  {each}" for each in analysis.undeclared)]
     return "\n".join(lines)
 
