@@ -21,6 +21,7 @@ from fxlib.capture.observers import (
     functions_in,
     is_fx,
     is_observed,
+    original_code,
 )
 from fxlib.capture.record import STATELESS, VALUES, Record
 from fxlib.runtime.capture_guards import (
@@ -171,6 +172,8 @@ class Observations:
     def _getter(self, name: str, owner: Any) -> None:
         with suspended():
             value = getattr(owner, name, Mark.ABSENT)
+        if name == "__code__" and isinstance(owner, FunctionType):
+            value = original_code(owner)
         if not isinstance(value, (MethodType, BuiltinFunctionType, *VALUES)):
             self._record.fact(Kind.GETTER, owner, name, value)
 

@@ -13,6 +13,7 @@ import functools
 import gc
 import inspect
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Protocol
@@ -45,10 +46,12 @@ class Listener(Protocol):
 
 
 class _Current:
-    """The listener of the capture that runs: instrumented code asks for it, and may outlive the capture."""
+    """The listener of the capture that runs: instrumented code asks for it, and outlives the capture."""
 
     listener: Listener | None = None
     functions: ObservedFunctions | None = None
+    capture: int = 0
+    """How many captures have begun. Instrumented code keeps that, as no listener may live on in it."""
 
 
 def _observer(name: str) -> Observer:
@@ -70,16 +73,21 @@ def _called(function: Any, *operands: Any) -> Any:
     return listener.observe("called", (function, *operands))
 
 
-def _entry(function: FunctionType | None, scope: dict[str, Any], names: tuple[str, ...]) -> Observer:
+def _entry(function: FunctionType | None, names: tuple[str, ...]) -> Observer:
     """Return the observer of a function's beginning: what it reads by name is noted, the first time."""
-    begun: Listener | None = None
+    begun = 0
+    held = None if function is None else weakref.ref(function)  # the code of a function may not keep it
 
     def enter() -> None:
         nonlocal begun
         listener = _Current.listener
-        if listener is not None and listener is not begun and listener.listens(function):
-            begun = listener
-            listener.observe("begun", (function, scope, names))
+        if (
+            listener is not None
+            and begun != _Current.capture
+            and listener.listens(own := None if held is None else held())
+        ):
+            begun = _Current.capture
+            listener.observe("begun", (own, sys._getframe(1).f_globals, names))
 
     return enter
 
@@ -108,7 +116,7 @@ class ObservedFunctions:
         """Functions that cache their results, by id, and how often they have missed."""
         self._also = also
         self._classes: set[type] = set()
-        self._ran: set[CodeType] = set()
+        self._ran: dict[int, CodeType] = {}
         self._imported = set(sys.modules)
 
     @contextlib.contextmanager
@@ -120,6 +128,7 @@ class ObservedFunctions:
         gc.disable()  # what runs at a collection is none of the forward's
         try:
             _Current.listener, _Current.functions = listener, self
+            _Current.capture += 1
             for function in self._also:
                 self.discover_function(function)
             listener.begin()
@@ -132,25 +141,26 @@ class ObservedFunctions:
                 gc.enable()
             _Current.listener = _Current.functions = None
             codes = (each.code for each in profiler.getstats() if isinstance(each.code, CodeType))
-            self._ran = {each for each in codes if _is_users(each) and not is_instrumented(each)}
+            self._ran = {id(each): each for each in codes if _is_users(each) and not is_instrumented(each)}
             for function, code in self.swapped.items():
                 function.__code__ = code
 
-    def met_late(self, own: set[CodeType]) -> tuple[FunctionType, ...] | None:
+    def met_late(self, own: set[int]) -> tuple[FunctionType, ...] | None:
         """Return functions to be observed from the start of another attempt; None if this one has seen all.
 
         They come from where nobody looked, such as a table of hooks, or ran while a module was imported.
 
         Args:
-            own: the code of the tracer, which is none of the program's.
+            own: ids of the tracer's code, which is none of the program's.
         """
+        ran = [each for each in self._ran.values() if id(each) not in own and _elsewhere.get(id(each)) is not each]
         files = {getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - self._imported}
-        codes = self._ran - own
-        ran_at_import = {each for each in codes if each.co_filename in files}
-        codes -= ran_at_import
-        found = [each for each in gc.get_referrers(*codes) if type(each) is FunctionType] if codes else []
-        found = [each for each in found if not _is_generated_elsewhere(each)]
-        return (*self._also, *found) if IS_KNOWN and (found or ran_at_import) else None
+        codes = [each for each in ran if each.co_filename not in files]
+        functions = [each for each in gc.get_referrers(*codes) if type(each) is FunctionType] if codes else []
+        found = [each for each in functions if not _is_generated_elsewhere(each)]
+        users = {id(each.__code__) for each in found}
+        _elsewhere.update({id(each.__code__): each.__code__ for each in functions if id(each.__code__) not in users})
+        return (*self._also, *found) if IS_KNOWN and (found or len(codes) < len(ran)) else None
 
     def note_cache(self, value: Any) -> None:
         """Note a function with a cache of its results: what it keeps of a capture is forgotten."""
@@ -159,16 +169,21 @@ class ObservedFunctions:
             self.caches.setdefault(id(value), (value, value.cache_info().misses))
 
     def discover_class(self, kind: type) -> None:
-        """Observe the methods of a class and of its bases."""
+        """Observe what a class and its bases define, in so far as it runs without being looked up by name.
+
+        What instrumented code looks up, it observes then. In another attempt all is observed from the start.
+        """
         if kind in self._classes:
             return
         self._classes.add(kind)
         for base in kind.__mro__:
             if base.__flags__ & HEAP_TYPE and not is_fx(base.__module__):
-                for value in list(base.__dict__.values()):
+                whole = bool(self._also) or base.__module__.startswith("torch.nn.modules.")
+                for name, value in list(base.__dict__.items()):
                     self.note_cache(value)
-                    for function in functions_in(value):
-                        self.discover_function(function)
+                    if whole or name.startswith("__") or name == "forward":
+                        for function in functions_in(value):
+                            self.discover_function(function)
 
     def discover_function(self, function: FunctionType) -> None:
         """Observe a function, if it is one to be observed."""
@@ -177,29 +192,29 @@ class ObservedFunctions:
             return
         if not is_observed(code) or _is_generated_elsewhere(function):
             return
-        made, names = _instrumented(code, function.__globals__)
+        made, names = _instrumented(code)
         self.swapped[function] = code
-        function.__code__ = _with_entry(made, _entry(function, function.__globals__, names))
+        function.__code__ = _with_entry(made, _entry(function, names))
 
 
-def _instrumented(code: CodeType, scope: dict[str, Any]) -> tuple[CodeType, tuple[str, ...]]:
+def _instrumented(code: CodeType) -> tuple[CodeType, tuple[str, ...]]:
     """Return the code with observers, but that of its beginning, and the global names that it reads."""
-    key = code, code.co_filename
-    if key in _of_torch:
-        return _of_torch[key]
-
-    def nested(inner: CodeType) -> CodeType:
-        made, names = _instrumented(inner, scope)
-        return _with_entry(made, _entry(None, scope, names))
-
-    made = instrumented(code, _OBSERVERS, nested), globals_of(code)
-    if code.co_filename.startswith(_MODULES):
-        _of_torch[key] = made
-    return made
+    key = id(code)
+    if key not in _made:
+        weakref.finalize(code, _made.pop, key, None).atexit = False
+        _made[key] = instrumented(code, _OBSERVERS, _nested), globals_of(code)
+    return _made[key]
 
 
-_of_torch: dict[tuple[CodeType, str], tuple[CodeType, tuple[str, ...]]] = {}
-"""The instrumented code of torch's own modules, which every capture needs."""
+def _nested(code: CodeType) -> CodeType:
+    made, names = _instrumented(code)
+    return _with_entry(made, _entry(None, names))
+
+
+_made: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
+"""What instrumented code was made of code, by id: captures of one class follow one another, and all need torch's."""
+_elsewhere: weakref.WeakValueDictionary[int, CodeType] = weakref.WeakValueDictionary()
+"""Code that has run in captures, of functions that were generated for classes which are not the user's, by id."""
 
 
 def is_observed(code: CodeType | None) -> bool:

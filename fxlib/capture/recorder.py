@@ -148,7 +148,7 @@ class Recorder:
     def met_late(self) -> tuple[FunctionType, ...] | None:
         """Return functions to be observed from the start of another attempt; None if this one has seen all."""
         bases = type(self._record.tracer).__mro__
-        return self._functions.met_late({each.__code__ for base in bases for each in all_functions(base)})
+        return self._functions.met_late({id(each.__code__) for base in bases for each in all_functions(base)})
 
     def refuse_leaks(self) -> None:
         """See to it that no stand-in is left anywhere, as the original would meet it.

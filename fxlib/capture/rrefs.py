@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import _RemoteModule
@@ -27,7 +29,8 @@ class RRefPlaces:
         self._looked_up: dict[int, None] = {}
         for prefix, module in local_modules(root):
             for name, value in module.__dict__.items():
-                self._note(f"{prefix}.{name}" if prefix else name, value, (Entry(module.__dict__, name, value),))
+                if not _is_plain(value):
+                    self._note(f"{prefix}.{name}" if prefix else name, value, (Entry(module.__dict__, name, value),))
             for name, child in module._modules.items():
                 if isinstance(child, _RemoteModule):
                     path = f"{prefix}.{name}" if prefix else name
@@ -62,18 +65,27 @@ class RRefPlaces:
                 self._note(f"{path}_{entry.key}", entry.value, (*way, entry))
 
 
+def _is_plain(value: object) -> bool:
+    """Whether a value holds no RRefs, as far as its type and its size tell; most do not."""
+    return type(value) in _PLAIN or isinstance(value, torch.Tensor) or (type(value) in _CONTAINERS and not value)
+
+
 def _entries(value: Any) -> Iterator[Entry]:
     if isinstance(value, nn.Module):
         return
     if isinstance(value, (list, tuple)):
-        yield from (Entry(value, index, item, size=len(value)) for index, item in enumerate(value))
+        elements = ((index, item) for index, item in enumerate(value) if not _is_plain(item))
+        yield from (Entry(value, index, item, size=len(value)) for index, item in elements)
     elif isinstance(value, Mapping):
-        yield from (Entry(value, key, item, size=len(value)) for key, item in value.items())
+        items = ((key, item) for key, item in value.items() if not _is_plain(item))
+        yield from (Entry(value, key, item, size=len(value)) for key, item in items)
     elif type(value).__module__.partition(".")[0] not in _LIBRARIES and isinstance(
         held := getattr(value, "__dict__", None), dict
     ):
         yield from (Entry(held, key, item) for key, item in held.items())
 
 
+_PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
+_CONTAINERS = frozenset({dict, list, tuple, set, OrderedDict})
 _LIBRARIES = frozenset({"builtins", "torch", "numpy"})
 """Packages whose objects hold no RRefs of the user's."""

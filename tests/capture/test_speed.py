@@ -40,6 +40,15 @@ def test_a_node_takes_no_more_than_a_few_times_that_of_stock_tracing() -> None:
     assert ours < 6 * stock  # about 2.5 on a quiet machine
 
 
+def test_a_small_model_takes_no_more_than_a_few_times_that_of_stock_tracing() -> None:
+    model = Chain(8)
+    rounds = [(seconds(fxlib.capture, model), seconds(torch.fx.symbolic_trace, model)) for _ in range(10)]
+    ours, stock = (min(column) for column in zip(*rounds, strict=True))
+
+    print(f"ms: capture {ours * 1e3:.1f}, symbolic_trace {stock * 1e3:.1f}")
+    assert ours < 10 * stock  # about 3 on a quiet machine
+
+
 def test_the_time_grows_with_the_number_of_remote_calls_alone() -> None:
     def calling(count: int) -> Any:
         return lambda x: sum(rpc_sync(f"ps{i % 2}", servers.lookup, ("t", x)) for i in range(count))

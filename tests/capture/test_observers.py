@@ -1,0 +1,111 @@
+"""Which functions run from instrumented code: however a function is reached, what it reads is a fact."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torchs
+
+import fxlib
+from fxlib.capture.observers import ObservedFunctions
+
+X = torch.linspace(-2, 2, 12).view(3, 4)
+
+
+class Inner(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+SCALE = {"scale": 2.0}
+
+
+def hook(module: nn.Module, args: Any, result: torch.Tensor) -> torch.Tensor:
+    return result * SCALE["scale"]
+
+
+def hook_in(package: str) -> FunctionType:
+    """Return a function as if it was made from a text, in a module of this name."""
+    return FunctionType(hook.__code__.replace(co_filename="<string>"), {"__name__": package, "SCALE": dict(SCALE)})
+
+
+def test_a_function_is_found_whose_code_equals_that_of_others_which_are_not_the_users() -> None:
+    hooks = [hook_in("mine"), *(hook_in("torch.made") for _ in range(7))]
+    handles = [torchs.register_module_forward_hook(each) for each in hooks]
+    try:
+        model = Outer()
+        captured = fxlib.capture(model)
+        assert torch.equal(captured(X), model(X))
+
+        hooks[0].__globals__["SCALE"]["scale"] = 3.0
+
+        assert torch.equal(captured(X), model(X))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_instrumented_code_keeps_no_model_and_no_function_alive() -> None:
+    def define() -> tuple[nn.Module, Callable[..., Any]]:
+        class Made(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return max((x * each for each in (1.0, 2.0)), key=id)
+
+        return Made(), Made.forward
+
+    model, forward = define()
+    fxlib.capture(model)
+    held = weakref.ref(model), weakref.ref(forward)
+
+    del model, forward
+    gc.collect()
+
+    assert [each() for each in held] == [None, None]
+
+
+class Asks(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.helper(x) * type(self).helper.__code__.co_argcount
+
+    def helper(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def unused(self) -> None:
+        """Never runs."""
+
+
+def test_a_method_has_its_own_code_after_a_capture_that_has_looked_at_it() -> None:
+    before = Asks.helper.__code__
+
+    captured = fxlib.capture(Asks())
+
+    assert Asks.helper.__code__ is before
+    assert torch.equal(captured(X), Asks()(X))
+
+
+def test_methods_that_nothing_looks_up_are_not_instrumented() -> None:
+    helper: Any = Asks.helper
+    functions, others = ObservedFunctions(), ObservedFunctions((helper,))
+    try:
+        functions.discover_class(Asks)
+        assert Asks.forward in functions.swapped
+        assert not {Asks.helper, Asks.unused} & functions.swapped.keys()
+
+        others.discover_class(Asks)
+        assert Asks.unused in others.swapped  # when something was met late, nobody knows what else will be
+    finally:
+        for function, code in (*functions.swapped.items(), *others.swapped.items()):
+            function.__code__ = code
