@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from itertools import chain
 
 import torch
@@ -18,9 +18,9 @@ from fxlib.client.expressions import bodies
 from fxlib.client.request import Prepared
 from fxlib.errors import PassError, RemoteError
 from fxlib.reasons import Reason
-from fxlib.runtime import ops
+from fxlib.runtime import is_wait, ops
+from fxlib.runtime.calls import client_of
 from fxlib.v1 import graph_pb2, jobs_pb2
-from fxlib.wire.targets import registered
 from fxlib.workload import Workload
 
 _SERVED = ("fxlib.", "torch", "_operator:", "builtins:")
@@ -74,7 +74,7 @@ def check_served(
         RemoteError: the service cannot be asked.
     """
     _check_recipe(prepared.request.recipe, capabilities, connection, deadline)
-    if opaque := sorted(set(_opaque(prepared, _clients(capabilities.workers)))):
+    if opaque := sorted(set(_opaque(prepared))):
         raise UnservedError(Reason.OPAQUE_CODE, ", ".join(opaque))
     if prepared.request.HasField("profile"):
         return
@@ -100,33 +100,41 @@ def _check_recipe(
             raise
 
 
-def _clients(workers: Sequence[jobs_pb2.WorkerInfo]) -> Container[str]:
-    """Return the functions of registered clients, where a module that an operator allowed may register them, too."""
-    may_know = not workers or any(worker.allowed_modules for worker in workers)
-    return registered() if may_know else ()
+def _opaque(prepared: Prepared) -> Iterator[str]:
+    """Yield the code in the graphs that only this process has, in words.
 
-
-def _opaque(prepared: Prepared, clients: Container[str]) -> Iterator[str]:
-    """Yield the code in the graphs that only this process has, in words; functions of `clients` are not."""
+    Functions of registered clients, and the handles that these are given, are replayed.
+    """
     graph = wire.parse(prepared.blobs[prepared.request.graph.sha256])
+    clients = {label for each in graph.clients for label in (each.blocking, each.issue, each.wait)}
     for place, module in enumerate(graph.modules):
         if module.WhichOneof("kind") != "graph":
             continue
         rrefs = prepared.workload.rrefs if place == len(graph.modules) - 1 else {}
-        for node in module.graph.nodes:
+        given = _given_to(clients, graph, module)
+        for index, node in enumerate(module.graph.nodes):
             target = graph.targets[node.target]
             kind = target.WhichOneof("kind")
-            if kind in _OPAQUE and getattr(target, kind) in clients:
-                continue
-            if kind in _OPAQUE:
+            if kind in _OPAQUE and getattr(target, kind) not in clients:
                 yield f"function {getattr(target, kind)!r}"
             elif node.op == graph_pb2.OPCODE_CALL_MODULE and (called := _module_at(graph, module, target.path)):
                 yield f"module {target.path!r} of class {called}"
-            elif node.op == graph_pb2.OPCODE_GET_ATTR and target.path not in rrefs:
+            elif node.op == graph_pb2.OPCODE_GET_ATTR and target.path not in rrefs and index not in given:
                 *_, name = target.path.split(".")
                 owner = _owner_of(graph, module, target.path)
                 if any(each.name == name and each.value.WhichOneof("kind") == "opaque" for each in owner.attributes):
                     yield f"attribute {target.path!r}"
+
+
+def _given_to(labels: Container[str], graph: graph_pb2.Graph, module: graph_pb2.Module) -> set[int]:
+    """Return the nodes that are given to functions of these labels, and to nothing else."""
+    given: dict[bool, set[int]] = {True: set(), False: set()}
+    for node in module.graph.nodes:
+        target = graph.targets[node.target]
+        is_one = target.WhichOneof("kind") == "opaque_function" and target.opaque_function in labels
+        values = (*node.args, *(each.value for each in node.kwargs))
+        given[is_one] |= {each.node for each in values if each.WhichOneof("kind") == "node"}
+    return given[True] - given[False]
 
 
 def _owner_of(graph: graph_pb2.Graph, module: graph_pb2.Module, path: str) -> graph_pb2.Module:
@@ -152,7 +160,9 @@ def _unserved(prepared: Prepared, workers: Iterable[jobs_pb2.WorkerInfo]) -> Ite
     for _, body in bodies(prepared.captured):
         for node in body.graph.nodes:
             to, function = _called(node)
-            if to and to not in servers:
+            if (client := client_of(node)) is not None and unknown and not is_wait(node):
+                yield f"{client.function!r} of the client {client.name!r}"
+            elif to and to not in servers:
                 yield f"calls to {to!r}, which is none of the workload's servers"
             elif unknown and ":" in function and not function.startswith(_SERVED):
                 yield f"{function!r} on {to or 'any server'!r}"

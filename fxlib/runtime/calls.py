@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.fx import Node
 from torch.fx.node import has_side_effect
 
 from fxlib.contracts import Contract
-from fxlib.errors import ContractError
+from fxlib.errors import ContractError, OpaqueError
 from fxlib.runtime import batches, collectives, ops
 
 Operator = Callable[..., Any]
@@ -48,6 +49,8 @@ class CallKind:
     @property
     def function(self) -> str:
         """Name of the blocking function, "package.module:qualname"; empty if there is none."""
+        if isinstance(self.blocking, ClientFunction):
+            return self.blocking.client.function
         return "" if self.blocking is None else f"{self.blocking.__module__}:{self.blocking.__qualname__}"
 
     def destination(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -69,6 +72,107 @@ class CallKind:
     def operators(self) -> tuple[Operator, ...]:
         """All operators of the kind."""
         return tuple(each for each in (self.blocking, self.issue, self.wait, self.start) if each is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """A client of the user's own, as a process knows it that lacks its code.
+
+    Attributes:
+        name: what reports call it.
+        function: the function that blocks, "package.module:qualname".
+        labels: what its functions go by on the wire: blocking, issue, wait.
+        parameters: of the first two: name, kind, whether it has a default, and that default where it is a text.
+        to: the parameter that says whom a call reaches.
+    """
+
+    name: str
+    function: str
+    labels: tuple[str, str, str]
+    parameters: tuple[tuple[str, int, bool, str], ...]
+    to: str | None
+
+    @classmethod
+    def of(cls, kind: CallKind) -> Client:
+        """Describe a registered client, or one that is known by a description."""
+        if isinstance(kind.blocking, ClientFunction):
+            return kind.blocking.client
+        assert kind.blocking is not None  # noqa: S101 - clients have one
+        blocking, issue, wait = (f"{each.__module__}.{each.__qualname__}" for each in kind.operators)
+        parameters = signature_of(kind.blocking).parameters.values()
+        return cls(
+            name=kind.name,
+            function=kind.function,
+            labels=(blocking, issue, wait),
+            parameters=tuple(
+                (
+                    each.name,
+                    int(each.kind),
+                    each.default is not each.empty,
+                    each.default if isinstance(each.default, str) else "",
+                )
+                for each in parameters
+            ),
+            to=kind.to,
+        )
+
+    @property
+    def kind(self) -> CallKind:
+        """The kind of its calls, on stand-ins for its functions."""
+        blocking, issue, wait = (ClientFunction(self, place) for place in range(len(self.labels)))
+        return CallKind(name=self.name, blocking=blocking, issue=issue, wait=wait, to=self.to, is_client=True)
+
+
+class ClientFunction:
+    """Stands in a graph for a function of a client whose code this process lacks; equal to others for the same.
+
+    Args:
+        client: the client.
+        place: which of its functions: 0 blocks, 1 issues, 2 waits.
+    """
+
+    def __init__(self, client: Client, place: int) -> None:
+        self.client = client
+        self.place = place
+        # torch.fx names what it calls in generated code by these.
+        self.__name__ = self.__qualname__ = f"client_{re.sub(r'[^0-9A-Za-z_]', '_', self.label)}"
+
+    @property
+    def label(self) -> str:
+        """What the function goes by on the wire."""
+        return self.client.labels[self.place]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The parameters of the function, with the defaults that are texts; None stands for any other."""
+        return inspect.Signature(
+            [
+                inspect.Parameter(
+                    name, inspect._ParameterKind(kind), default=(text or None) if has_default else inspect._empty
+                )
+                for name, kind, has_default, text in self.client.parameters
+            ]
+        )
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            OpaqueError: always.
+        """
+        raise OpaqueError(
+            f"function {self.label!r} of the client {self.client.name!r} is not registered in this process",
+            hint="Import the module that registers it.",
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClientFunction) and (self.client, self.place) == (other.client, other.place)
+
+    def __hash__(self) -> int:
+        return hash((self.label, self.place))
+
+    def __deepcopy__(self, memo: object) -> ClientFunction:
+        return self
 
 
 @functools.cache
@@ -119,8 +223,13 @@ def kind_of(node: Node) -> CallKind | None:
         return None
     if is_wait(node):
         issue = node.args[0] if node.args else None
+        if isinstance(node.target, ClientFunction):  # several clients may share one wait
+            known = issue.target if isinstance(issue, Node) and is_issue(issue) else None
+            return (known if isinstance(known, ClientFunction) else node.target).client.kind
         found = _ISSUE.get(issue.target) if isinstance(issue, Node) and is_issue(issue) else None  # type: ignore[arg-type]
         return found or next(kind for kind in _KINDS if kind.wait is node.target)
+    if isinstance(node.target, ClientFunction):
+        return node.target.client.kind
     return _BLOCKING.get(node.target) or _ISSUE.get(node.target)  # type: ignore[arg-type]
 
 
@@ -132,17 +241,21 @@ def client_of(node: Node) -> CallKind | None:
 
 def is_call(node: Node) -> bool:
     """Whether the node is a call in its blocking form."""
-    return node.op == "call_function" and node.target in _BLOCKING
+    return node.op == "call_function" and (node.target in _BLOCKING or _stands_for(node.target, 0))
 
 
 def is_issue(node: Node) -> bool:
     """Whether the node issues a call."""
-    return node.op == "call_function" and node.target in _ISSUE
+    return node.op == "call_function" and (node.target in _ISSUE or _stands_for(node.target, 1))
 
 
 def is_wait(node: Node) -> bool:
     """Whether the node waits for a call."""
-    return node.op == "call_function" and node.target in _WAIT
+    return node.op == "call_function" and (node.target in _WAIT or _stands_for(node.target, 2))
+
+
+def _stands_for(target: object, place: int) -> bool:
+    return isinstance(target, ClientFunction) and target.place == place
 
 
 REMOTE_CALL = register(

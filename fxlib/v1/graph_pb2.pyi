@@ -57,7 +57,7 @@ class Contract(_message.Message):
     def __init__(self, pure: _Optional[bool] = ..., reads: _Optional[_Iterable[str]] = ..., writes: _Optional[_Iterable[str]] = ..., commutes: _Optional[bool] = ..., gradient: _Optional[str] = ..., batched_by: _Optional[str] = ..., returns: _Optional[_Union[Value, _Mapping]] = ..., batchable: _Optional[bool] = ..., part: _Optional[str] = ..., part_at: _Optional[int] = ...) -> None: ...
 
 class Graph(_message.Message):
-    __slots__ = ("format", "modules", "tensors", "storages", "targets", "contracts", "texts")
+    __slots__ = ("format", "modules", "tensors", "storages", "targets", "contracts", "texts", "clients")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     MODULES_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class Graph(_message.Message):
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     CONTRACTS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
     format: int
     modules: _containers.RepeatedCompositeFieldContainer[Module]
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
@@ -72,7 +73,38 @@ class Graph(_message.Message):
     targets: _containers.RepeatedCompositeFieldContainer[Target]
     contracts: _containers.RepeatedCompositeFieldContainer[Contract]
     texts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, format: _Optional[int] = ..., modules: _Optional[_Iterable[_Union[Module, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., storages: _Optional[_Iterable[_Union[Storage, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., contracts: _Optional[_Iterable[_Union[Contract, _Mapping]]] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
+    clients: _containers.RepeatedCompositeFieldContainer[Client]
+    def __init__(self, format: _Optional[int] = ..., modules: _Optional[_Iterable[_Union[Module, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., storages: _Optional[_Iterable[_Union[Storage, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., contracts: _Optional[_Iterable[_Union[Contract, _Mapping]]] = ..., texts: _Optional[_Iterable[str]] = ..., clients: _Optional[_Iterable[_Union[Client, _Mapping]]] = ...) -> None: ...
+
+class Client(_message.Message):
+    __slots__ = ("name", "function", "blocking", "issue", "wait", "parameters", "to")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKING_FIELD_NUMBER: _ClassVar[int]
+    ISSUE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    function: str
+    blocking: str
+    issue: str
+    wait: str
+    parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
+    to: str
+    def __init__(self, name: _Optional[str] = ..., function: _Optional[str] = ..., blocking: _Optional[str] = ..., issue: _Optional[str] = ..., wait: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., to: _Optional[str] = ...) -> None: ...
+
+class Parameter(_message.Message):
+    __slots__ = ("name", "kind", "optional", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    OPTIONAL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: int
+    optional: bool
+    text: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[int] = ..., optional: _Optional[bool] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Module(_message.Message):
     __slots__ = ("graph", "leaf", "opaque", "parallel", "training", "parameters", "buffers", "children", "attributes")

@@ -1,5 +1,6 @@
 """GraphModules on the wire: exact, deterministic, without pickle, and without executing anything that is received."""
 
+from fxlib.wire.clients import client_functions
 from fxlib.wire.decode import decode
 from fxlib.wire.encode import FORMAT, Encoded, encode
 from fxlib.wire.handles import handles_in
@@ -18,6 +19,7 @@ __all__ = [
     "OpaqueFunction",
     "OpaqueModule",
     "OpaqueRRef",
+    "client_functions",
     "decode",
     "decode_value",
     "digest",

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import TreeSpec
 
+from fxlib.runtime.calls import ClientFunction
 from fxlib.runtime.data_parallel import body_of
 from fxlib.wire.opaque import OpaqueFunction, tuple_label
 from fxlib.wire.operators import operator_name
@@ -74,6 +75,8 @@ class Labels:
             return
         if isinstance(function, OpaqueFunction):
             label = f".{function.slot}" if function.method else function.slot
+        elif isinstance(function, ClientFunction):
+            label = function.label
         elif (label := self._registered.get(id(function), "")) == "":
             label = base = label_of(function)
             count = 1

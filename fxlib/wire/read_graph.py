@@ -15,6 +15,7 @@ from fxlib.runtime.guards import GuardedCodeGen
 from fxlib.runtime.reliance import FOLDED, RANK
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels
+from fxlib.wire.clients import functions_of, read_client
 from fxlib.wire.contracts import read_contract
 from fxlib.wire.faults import Fault
 from fxlib.wire.guards import read_guards
@@ -54,6 +55,9 @@ class GraphReader:
         self._contracts: list[Contract] = [read_contract(each) for each in graph.contracts]
         self._texts = list(graph.texts)
         callables = {**registered(), **(own.functions if own is not None else {}), **more}
+        if own is None:
+            described = [functions_of(read_client(each)) for each in graph.clients]
+            callables = {label: each for functions in described for label, each in functions.items()} | callables
         self._targets = [_target(each, callables, own) for each in graph.targets]
         self._methods = {
             index for index, each in enumerate(graph.targets) if each.WhichOneof("kind") == "opaque_method"

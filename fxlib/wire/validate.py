@@ -11,6 +11,7 @@ from fxlib.wire import leaves
 from fxlib.wire.check_graph import BodyChecker, check_target
 from fxlib.wire.check_tensors import check_storages, check_tensor
 from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.clients import check_client
 from fxlib.wire.contracts import check_contract
 from fxlib.wire.data_parallel import check_data_parallel
 from fxlib.wire.encode import FORMAT
@@ -39,6 +40,7 @@ def validate(graph: pb.Graph, limits: Limits = DEFAULT) -> None:
     _each("tensors", graph.tensors, lambda tensor: check_tensor(tensor, graph, limits))
     _each("targets", graph.targets, check_target)
     _each("contracts", graph.contracts, lambda contract: check_contract(contract, limits))
+    _each("clients", graph.clients, lambda client: check_client(client, limits))
     _each("texts", graph.texts, lambda text: check_comment(text, limits))
     _each("modules", graph.modules, lambda module: _check_module(module, graph, limits))
     _each("graph", [graph], lambda whole: _check_tree(whole, limits))

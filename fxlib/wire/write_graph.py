@@ -10,10 +10,12 @@ from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from fxlib.contracts import Contract
 from fxlib.errors import WireError
 from fxlib.runtime.attributes import read_attribute
+from fxlib.runtime.calls import Client, client_of
 from fxlib.runtime.guards import GuardedCodeGen
 from fxlib.runtime.reliance import FOLDED, RANK
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels, known_name
+from fxlib.wire.clients import write_client
 from fxlib.wire.contracts import write_contract
 from fxlib.wire.faults import Fault
 from fxlib.wire.guards import write_guards
@@ -44,6 +46,7 @@ class Tables:
         self._targets: dict[object, int] = {}
         self._contracts: dict[bytes, int] = {}
         self._texts: dict[str, int] = {}
+        self._clients: set[Client] = set()
 
     def target(self, node: Node) -> int:
         """Return the index of the node's target."""
@@ -54,6 +57,8 @@ class Tables:
             index = self._targets[key] = len(self._graph.targets)
             kind, name = self._name(node)
             self._graph.targets.add(**{kind: name})
+            if (client := client_of(node)) is not None:
+                self._add_client(Client.of(client))
         return index
 
     def contract(self, contract: Contract) -> int:
@@ -73,6 +78,11 @@ class Tables:
             index = self._texts[text] = len(self._graph.texts)
             self._graph.texts.append(clean_comment(text))
         return index
+
+    def _add_client(self, client: Client) -> None:
+        if client not in self._clients:
+            self._clients.add(client)
+            write_client(self._graph.clients.add(), client)
 
     def _name(self, node: Node) -> tuple[str, str]:
         target: Any = node.target

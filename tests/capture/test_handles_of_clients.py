@@ -14,8 +14,10 @@ from torch import nn
 from typing_extensions import override
 
 import fxlib
-from fxlib import wire
-from fxlib.runtime import is_issue, is_wait
+from fxlib import recipes, wire
+from fxlib.errors import OpaqueError, WireError
+from fxlib.runtime import is_call, is_issue, is_wait
+from fxlib.runtime.calls import ClientFunction
 from tests.capture import grpc_store
 from tests.capture.grpc_store import StoreStub
 
@@ -81,6 +83,34 @@ def test_a_schedule_with_stubs_travels_as_data_and_is_bound_to_the_models_own() 
         bound = wire.decode(wire.parse(message), root=captured)
         assert sum(map(is_wait, bound.graph.nodes)) == 2
         assert torch.equal(bound(torch.ones(4), ROWS), model(torch.ones(4), ROWS))
+
+
+def test_calls_are_scheduled_by_a_process_that_lacks_the_clients_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    with grpc_store.serving([], doubled) as stub:
+        captured = fxlib.capture(Ranker(stub, stub))
+        sent = wire.encode(captured).graph
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr("fxlib.wire.read_graph.registered", dict)
+            received = wire.decode(sent)
+            assert all(isinstance(node.target, ClientFunction) for node in filter(is_call, received.graph.nodes))
+            answer = wire.encode(recipes.apply(received, "schedule").module, beside=received).graph
+        bound = wire.decode(answer, root=captured)
+        assert [node.target for node in bound.graph.nodes if is_issue(node)] == [grpc_store.lookup_later] * 2
+        assert torch.equal(bound(torch.ones(4), ROWS), captured(torch.ones(4), ROWS))
+        with pytest.raises(OpaqueError, match="lookup' of the client 'gRPC store'"):
+            received(torch.ones(4), ROWS)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("function", "os.system"), ("function", ".remote"), ("issue", "a\nb"), ("to", "nobody"), ("name", '"""')],
+)
+def test_a_description_of_a_client_that_says_more_than_names_is_refused(field: str, value: str) -> None:
+    with grpc_store.serving([], doubled) as stub:
+        graph = wire.encode(fxlib.capture(Ranker(stub, stub))).graph
+    setattr(graph.clients[0], field, value)
+    with pytest.raises(WireError, match=r"clients\[0\]"):
+        wire.decode(graph)
 
 
 def test_an_error_of_a_stub_is_raised_at_the_wait() -> None:

@@ -213,12 +213,13 @@ class Fetches(nn.Module):
 
 def test_a_registered_client_is_refused_only_where_no_worker_may_know_it(service: Scripted, client: Client) -> None:
     service.capabilities.workers.append(jobs_pb2.WorkerInfo(worker_id="w", torch_version=torch.__version__))
-    described = Workload(batches=[torch.arange(4)])
+    described = Workload(batches=[torch.arange(4)], mode="forward")
     with feature_store.serving() as store:
         model = fxlib.capture(Fetches(store.address))
         refused = ask(client, model, described)
-        assert refused.reason is Reason.OPAQUE_CODE
-        assert "feature_store.get'" in refused.explanation
+        assert refused.reason is Reason.NO_SERVER
+        assert "feature_store:get' of the client 'features'" in refused.explanation
+        assert ask(client, model, described, profile=fxlib.profile(model, described)).reason is Reason.NOT_FASTER
         service.capabilities.workers[0].allowed_modules.append("my.features")  # which may register it
         assert ask(client, model, described).reason is Reason.NOT_FASTER
 

@@ -26,6 +26,7 @@ from workers.folder import JobFolder
 from workers.trial.cluster import connected
 from workers.trial.conduct import Order, conduct
 from workers.trial.failures import InterruptedTrialError, shorten
+from workers.trial.replay.clients import with_remote_calls
 from workers.trial.trainer import Material
 
 _ALIVE_S: Final = 5.0
@@ -85,7 +86,7 @@ def _run(job: JobFolder, settings: TrialSettings, channel: Channel, *, profile: 
             ),
             drafts=folder.drafts(),
             plan_anew=partial(plan_anew, name, folder) if name in profile and folder.profile() is None else None,
-            profile=folder.profile(),
+            profile=with_remote_calls(folder.profile(), folder.original.read_bytes()),
         )
         for name, folder in folders.items()
         if reports[name].reason is None

@@ -135,7 +135,7 @@ def _opaque(module: GraphModule, node: Node, rrefs: Container[str]) -> Iterator[
         yield f"function {target.slot!r}"
     elif node.op == "call_module" and isinstance(called := module.get_submodule(str(target)), OpaqueModule):
         yield f"module {target!r} of class {called.label}"
-    elif node.op == "get_attr" and target not in rrefs and _is_opaque(module, str(target)):
+    elif node.op == "get_attr" and node.users and target not in rrefs and _is_opaque(module, str(target)):
         yield f"attribute {target!r}"
 
 

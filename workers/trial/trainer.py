@@ -30,6 +30,7 @@ from workers.trial.member import Member, Place
 from workers.trial.nearness import Nearness
 from workers.trial.objects import Bound, Needs, bind, needs_of
 from workers.trial.replay.calibration import calibrate
+from workers.trial.replay.clients import make_remote_calls
 from workers.trial.replay.naming import as_captured, stand_in
 from workers.trial.replay.script import Script
 from workers.trial.state import State
@@ -72,6 +73,8 @@ class Trainer(Member):
         self._batches = batches_of(self._workload)
         self._writes_inputs = False
         original = wire.decode(wire.parse(material.original), blobs=material.blobs, seed=self._workload.seed)
+        self._clients = wire.client_functions(original)
+        make_remote_calls([original])
         self._modules: dict[Arm, GraphModule] = {ORIGINAL: original}
         self._state = State(original)
         return needs_of([original], self._workload)
@@ -110,7 +113,8 @@ class Trainer(Member):
     def admit(self, arm: Arm, graph: bytes, values: Mapping[str, bytes]) -> Needs:
         """Build a candidate on the original's parameters; return what it needs of the trial's world."""
         root = self._modules[ORIGINAL]
-        candidate = wire.decode(wire.parse(graph), blobs=values, root=root)
+        candidate = wire.decode(wire.parse(graph), blobs=values, root=root, functions=self._clients)
+        make_remote_calls([candidate])
         needs = needs_of([candidate], self._workload)
         stand_in(candidate, self._script)
         self._modules[arm] = candidate

@@ -18,6 +18,7 @@ from fxlib.runtime.batches import IN_ORDER
 from fxlib.runtime.items import is_batch, items_of
 from fxlib.runtime.record import call_name
 from workers.trial.objects import fetches_of
+from workers.trial.replay.clients import reached_by
 from workers.trial.replay.script import Script
 from workers.trial.replay.stage import Replayed, ReplayedTogether
 
@@ -35,8 +36,9 @@ def stand_in(module: GraphModule, script: Script) -> None:
 
 
 def as_captured(timeline: Timeline) -> Timeline:
-    """Return a timeline that calls remote functions by their own names again."""
-    return replace(timeline, spans=tuple(replace(span, name=span.name.partition("#")[0]) for span in timeline.spans))
+    """Return a timeline that calls remote functions, and what clients reach, by their own names again."""
+    spans = (replace(each, name=each.name.partition("#")[0], to=reached_by(each.to)) for each in timeline.spans)
+    return replace(timeline, spans=tuple(spans))
 
 
 class _Cast:

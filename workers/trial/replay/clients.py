@@ -1,0 +1,93 @@
+"""Calls of clients that only the job has, turned into calls of `torch.distributed.rpc`, which replay answers.
+
+What such a call reaches is a server of the trial by the same name, written as names of workers are. Handles stay
+behind: of a stub or an actor, servers are told the attribute that holds it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from torch.fx import GraphModule, Node, map_arg
+
+from fxlib import wire
+from fxlib.profiles import Profile
+from fxlib.runtime import ops
+from fxlib.runtime.calls import CallKind, ClientFunction, client_of, is_call, is_issue, is_wait
+
+_PREFIX: Final = "client:"
+_LONGEST: Final = 120
+
+
+def worker_name(reached: str) -> str:
+    """Return the name of the server that stands for what a client reaches."""
+    return (_PREFIX + re.sub(r"[^0-9A-Za-z_-]", lambda found: f":{ord(found[0]):x}:", reached))[:_LONGEST]
+
+
+def reached_by(worker: str) -> str:
+    """Return what a client reaches for which a server of this name stands; any other name as it is."""
+    if not worker.startswith(_PREFIX):
+        return worker
+    return re.sub(r":([0-9a-f]+):", lambda found: chr(int(found[1], 16)), worker.removeprefix(_PREFIX))
+
+
+def with_remote_calls(profile: Profile | None, graph: bytes) -> Profile | None:
+    """Return a profile as it would be if clients of a graph called servers of `torch.distributed.rpc`."""
+    functions = {client.function for client in wire.parse(graph).clients}
+    if profile is None or not functions:
+        return profile
+    calls = tuple(
+        replace(call, to=worker_name(call.to)) if call.function in functions else call for call in profile.calls
+    )
+    reached = {worker_name(old.to): old.to for old in profile.calls if old.function in functions}
+    known = profile.server_by_name
+    servers = [replace(known[old], name=new) for new, old in reached.items() if old in known]
+    return replace(profile, calls=calls, servers=(*profile.servers, *servers))
+
+
+def make_remote_calls(modules: Iterable[GraphModule]) -> None:
+    """Have graphs call servers in place of clients whose code, or whose handle, stayed with the job."""
+    for module in modules:
+        for body in [each for each in module.modules() if isinstance(each, GraphModule)]:
+            if _turned(body):
+                body.recompile()
+
+
+def _turned(body: GraphModule) -> bool:
+    kinds = {node: kind for node in body.graph.nodes if (kind := client_of(node)) and _stays_away(node, body)}
+    for node in kinds:
+        if is_wait(node):
+            node.target = ops.wait
+    for node, kind in kinds.items():
+        if is_call(node) or is_issue(node):
+            _turn(node, kind, body)
+    return bool(kinds)
+
+
+def _stays_away(node: Node, body: GraphModule) -> bool:
+    if isinstance(node.target, ClientFunction):
+        return True
+    issue = node.args[0] if is_wait(node) and node.args else node
+    if not isinstance(issue, Node) or client_of(issue) is None:
+        return False
+    return any(_is_handle(each, body) for each in issue.all_input_nodes)
+
+
+def _is_handle(node: Node, body: GraphModule) -> bool:
+    found: object = body if node.op == "get_attr" else None
+    for name in str(node.target).split(".") if found is not None else ():
+        found = getattr(found, name, None)
+    return isinstance(found, wire.OpaqueAttribute)
+
+
+def _turn(node: Node, kind: CallKind, body: GraphModule) -> None:
+    def told(each: Node) -> Any:
+        return str(each.target) if _is_handle(each, body) else each
+
+    args, kwargs = map_arg((node.args, node.kwargs), told)
+    to = worker_name(kind.reached(node))
+    node.target = ops.remote_call if is_call(node) else ops.issue_call
+    node.args, node.kwargs = (to, kind.function, tuple(args), dict(kwargs), None), {}
