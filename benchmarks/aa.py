@@ -29,8 +29,8 @@ from benchmarks.report import Case, Row, main
 from fxlib import ps, wire
 from fxlib.protocol import workload_to_proto
 from fxlib.reasons import Reason
-from fxlib.result import Candidate, Report
-from fxlib.workload import Server, Table, Workload
+from fxlib.spec.report import Candidate, Report
+from fxlib.spec.workload import Server, Table, Workload
 from workers.config import TrialSettings
 from workers.draft import Draft
 from workers.statistics import ConfidenceSequence

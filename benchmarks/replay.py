@@ -23,12 +23,13 @@ from torch.fx import GraphModule
 import fxlib
 from benchmarks.report import Case, Row, main, ratio_interval, row
 from examples.dlrm.model import DENSE_FEATURES, DLRM, SPARSE_FEATURES, tables
-from fxlib import ps, recipes, wire
-from fxlib.profiles import Profile
+from fxlib import ps, wire
 from fxlib.protocol import profile_from_proto, profile_to_proto, workload_to_proto
 from fxlib.ps.local import local
+from fxlib.recipes import recipes
+from fxlib.spec.profile import Profile
+from fxlib.spec.workload import Optimizer, Server, Workload
 from fxlib.v1 import profile_pb2
-from fxlib.workload import Optimizer, Server, Workload
 from workers.config import TrialSettings
 from workers.trial.arms import ORIGINAL
 from workers.trial.cluster import connected

@@ -12,28 +12,28 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fxlib.bisect import Culprit, bisect
     from fxlib.capture import capture
     from fxlib.client import Client, Handle, Tls, connect
-    from fxlib.contracts import Contract, remote
+    from fxlib.equivalence.bisect import Culprit, bisect
+    from fxlib.equivalence.verify import verify
     from fxlib.errors import FxlibError
-    from fxlib.files import load, save
-    from fxlib.folder import to_folder
-    from fxlib.gradients import drop_gradients, push_gradients
     from fxlib.inspection import analyze, draw
-    from fxlib.passes.decompose import decompose
-    from fxlib.profiles import Profile
+    from fxlib.passes.local.decompose.decompose import decompose
     from fxlib.profiling import load_profile, profile, save_profile
     from fxlib.reasons import Reason
-    from fxlib.recipes import optimize
-    from fxlib.report import write_report
-    from fxlib.result import Result, Usage
+    from fxlib.recipes.recipes import optimize
+    from fxlib.render.html import write_report
     from fxlib.rules import Rule, register_guard
     from fxlib.runtime.clients import register_call
+    from fxlib.runtime.push_gradients import drop_gradients, push_gradients
     from fxlib.runtime.variants import usage
-    from fxlib.trial import TrialOptions
-    from fxlib.verify import verify
-    from fxlib.workload import (
+    from fxlib.serialization.files import load, save
+    from fxlib.serialization.package import to_folder
+    from fxlib.spec.contract import Contract, remote
+    from fxlib.spec.profile import Profile
+    from fxlib.spec.report import Result, Usage
+    from fxlib.spec.trial import TrialOptions
+    from fxlib.spec.workload import (
         Batch,
         BatchSpec,
         Dense,
@@ -95,28 +95,28 @@ __all__ = [
 __version__ = version("fxlib")
 
 _HOMES = {
-    "fxlib.bisect": ("Culprit", "bisect"),
+    "fxlib.equivalence.bisect": ("Culprit", "bisect"),
     "fxlib.capture": ("capture",),
     "fxlib.client": ("Client", "Handle", "Tls", "connect"),
-    "fxlib.contracts": ("Contract", "remote"),
+    "fxlib.spec.contract": ("Contract", "remote"),
     "fxlib.errors": ("FxlibError",),
-    "fxlib.files": ("load", "save"),
-    "fxlib.folder": ("to_folder",),
-    "fxlib.gradients": ("drop_gradients", "push_gradients"),
+    "fxlib.serialization.files": ("load", "save"),
+    "fxlib.serialization.package": ("to_folder",),
+    "fxlib.runtime.push_gradients": ("drop_gradients", "push_gradients"),
     "fxlib.inspection": ("analyze", "draw"),
-    "fxlib.passes.decompose": ("decompose",),
-    "fxlib.profiles": ("Profile",),
+    "fxlib.passes.local.decompose.decompose": ("decompose",),
+    "fxlib.spec.profile": ("Profile",),
     "fxlib.profiling": ("load_profile", "profile", "save_profile"),
     "fxlib.reasons": ("Reason",),
-    "fxlib.report": ("write_report",),
-    "fxlib.recipes": ("optimize",),
-    "fxlib.result": ("Result", "Usage"),
+    "fxlib.render.html": ("write_report",),
+    "fxlib.recipes.recipes": ("optimize",),
+    "fxlib.spec.report": ("Result", "Usage"),
     "fxlib.rules": ("Rule", "register_guard"),
     "fxlib.runtime.clients": ("register_call",),
     "fxlib.runtime.variants": ("usage",),
-    "fxlib.trial": ("TrialOptions",),
-    "fxlib.verify": ("verify",),
-    "fxlib.workload": (
+    "fxlib.spec.trial": ("TrialOptions",),
+    "fxlib.equivalence.verify": ("verify",),
+    "fxlib.spec.workload": (
         "Batch",
         "BatchSpec",
         "Dense",

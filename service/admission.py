@@ -11,13 +11,13 @@ from fxlib import wire
 from fxlib.protocol import blobs_of
 from fxlib.v1 import graph_pb2, jobs_pb2
 from fxlib.wire import parse
-from service import checks
+from service import content_checks
 from service.blobs.base import Blob, BlobStore
+from service.check_pool import Examiners
 from service.config import Limits
 from service.convert import blob_from_proto
 from service.errors import Code, ServiceError, Violation
-from service.examiners import Examiners
-from service.fields import DEFAULT_NAME, DEFAULT_NAMESPACE, check_submission
+from service.field_checks import DEFAULT_NAME, DEFAULT_NAMESPACE, check_submission
 from service.job import Job
 
 _MAX_VIOLATIONS: Final = 50
@@ -72,11 +72,11 @@ class Admission:
     def _examine(self, request: jobs_pb2.OptimizeRequest, digest: str) -> Job:
         if not request.HasField("graph"):
             raise ServiceError(Code.INVALID_REQUEST, violations=[Violation(field="graph", problem="is not set")])
-        checks.complete_trial(request)
-        checks.check_workload(request.workload)
-        checks.check_profile(request)
-        checks.check_variants(request)
-        key = checks.cache_key(request)
+        content_checks.complete_trial(request)
+        content_checks.check_workload(request.workload)
+        content_checks.check_profile(request)
+        content_checks.check_variants(request)
+        key = content_checks.cache_key(request)
         self._check_present({f"workload.blobs[{i}]": ref for i, ref in enumerate(blobs_of(request.workload))})
         self._check_graph(request.graph, "graph", request.recipe)
         if request.workload.loss.WhichOneof("kind") == "graph":
@@ -107,7 +107,7 @@ class Admission:
         if blob.size > self._limits.graph_bytes:
             problem = f"has {blob.size} bytes, and a graph may have {self._limits.graph_bytes}"
             raise ServiceError(Code.INVALID_GRAPH, violations=[Violation(field=field, problem=problem)])
-        weights = checks.check_graph(self._blobs.read_all(blob), field, self.graph_limits, recipe)
+        weights = content_checks.check_graph(self._blobs.read_all(blob), field, self.graph_limits, recipe)
         self._check_present({f"{field}.storages[{index}]": ref for index, ref in enumerate(weights)})
 
     def _check_present(self, refs: dict[str, graph_pb2.BlobRef]) -> None:

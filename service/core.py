@@ -16,19 +16,19 @@ from service.background import Background
 from service.blobs.base import BlobStore
 from service.config import Config
 from service.dispatch import Dispatcher
-from service.fleet import Fleet
+from service.events import Hub
 from service.gauges import Gauges
-from service.hub import Hub
-from service.intake import Intake, Twins
 from service.leases import Leases
 from service.ledger import Ledger
 from service.metrics import Metrics
-from service.models import Figures, ModelBoard
+from service.model_figures import Figures, ModelBoard
 from service.retention import Retention
 from service.servicers.blobs import BlobServicer
 from service.servicers.optimizer import OptimizerServicer
 from service.servicers.workers import WorkerServicer
 from service.stores.base import JobStore
+from service.submit import Intake, Twins
+from service.workers import Fleet
 
 _REMEMBERED_PER_LABEL = 4
 _DAY_S = 24 * 3600.0

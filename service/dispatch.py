@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from service.background import Background
-from service.doorbell import Doorbell
 from service.errors import Code, ServiceError
-from service.fleet import Fleet
 from service.job import Job, State
 from service.leases import Lease, Leases
 from service.ledger import Ledger
-from service.machine import Claimed, Completed, Failed, LeaseExpired, Released, Reported, Transition
+from service.lifecycle import Claimed, Completed, Failed, LeaseExpired, Released, Reported, Transition
 from service.stores.base import Head, Worker
+from service.wakeups import Doorbell
+from service.workers import Fleet
 
 _SWEEP_S: Final = 0.5
 _LATE_S: Final = 1.0

@@ -11,11 +11,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from service.fleet import Fleet
-from service.hub import Hub
+from service.events import Hub
 from service.job import State
-from service.models import ModelBoard
+from service.model_figures import ModelBoard
 from service.stores.base import JobStore
+from service.workers import Fleet
 
 _TORCH_VERSIONS: Final = 20
 

@@ -10,9 +10,9 @@ from typing import ParamSpec, TypeVar
 
 from service.background import Background
 from service.errors import Code, ServiceError
-from service.hub import Hub
+from service.events import Hub
 from service.job import Job
-from service.machine import Input, Transition, decide
+from service.lifecycle import Input, Transition, decide
 from service.stores.base import JobStore
 
 P = ParamSpec("P")

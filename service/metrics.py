@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from fxlib.reasons import Reason
 from fxlib.v1 import jobs_pb2
-from service.fields import PHASES
+from service.field_checks import PHASES
 from service.job import Job, State
-from service.machine import Transition
-from service.models import Figures, ModelBoard
+from service.lifecycle import Transition
+from service.model_figures import Figures, ModelBoard
 from service.retention import Forgotten
 
 OTHER: Final = "other"

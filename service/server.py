@@ -18,10 +18,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from fxlib.errors import FxlibError
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
 from service.blobs.folder import FolderBlobStore
-from service.boundary import Boundary
 from service.config import Address, Config
 from service.core import Core, make_core
-from service.ownership import Ownership
+from service.data_lock import Ownership
+from service.interceptor import Boundary
 from service.stores.sql import SqlJobStore
 from service.tls import server_credentials
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Final
 
 from service.errors import Code, ServiceError
-from service.hub import Hub, Subscription
+from service.events import Hub, Subscription
 from service.job import Event
 from service.ledger import Ledger
 

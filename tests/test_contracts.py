@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import fxlib
-from fxlib.contracts import Contract, contract_of
 from fxlib.errors import ContractError
+from fxlib.spec.contract import Contract, contract_of
 
 
 @fxlib.remote(writes="tables", part="table")

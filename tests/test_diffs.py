@@ -1,8 +1,8 @@
 """Diffs of generated code: readable, and of bounded size whatever the graph."""
 
 from fxlib import protocol
-from fxlib.diffs import MAX_ALIGNED, MAX_COLUMNS, MAX_LINES, diff_of
-from fxlib.result import PassReport, Report
+from fxlib.passes.infra.diff import MAX_ALIGNED, MAX_COLUMNS, MAX_LINES, diff_of
+from fxlib.spec.report import PassReport, Report
 
 
 def lines(count: int) -> list[str]:

@@ -22,7 +22,8 @@ def test_every_public_name_is_there(name: str) -> None:
 
 def test_a_function_is_not_hidden_by_the_submodule_of_its_name() -> None:
     program = (
-        "import fxlib.capture, fxlib.verify, fxlib.capture.api; print(fxlib.capture.__name__, fxlib.verify.__name__)"
+        "import fxlib.capture, fxlib.equivalence.verify, fxlib.capture.api; "
+        "print(fxlib.capture.__name__, fxlib.verify.__name__)"
     )
     assert python(program) == "capture verify"
 

@@ -15,11 +15,11 @@ from fxlib.errors import FxlibError, RemoteError
 from fxlib.v1 import jobs_pb2, workers_pb2
 from workers import logs
 from workers.config import Config
-from workers.hold import CancelledError, Hold, HoldOverError, ShutdownError
 from workers.host_lock import HostLock
-from workers.job import Workshop
-from workers.keeper import delete
-from workers.link import Link, failure_of
+from workers.lease import CancelledError, Hold, HoldOverError, ShutdownError
+from workers.process.reaper import delete
+from workers.run_job import Workshop
+from workers.service_client import Link, failure_of
 from workers.trials import Trials
 
 _PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)

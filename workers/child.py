@@ -107,7 +107,7 @@ class Child:
         with theirs:
             number = theirs.fileno()
             self._keeper = subprocess.Popen(
-                [*_python("workers.keeper"), str(self.folder), str(root), str(number), *_python(module)],
+                [*_python("workers.process.reaper"), str(self.folder), str(root), str(number), *_python(module)],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr,
                 pass_fds=[number],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fxlib.result import Candidate, Report
+from fxlib.spec.report import Candidate, Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

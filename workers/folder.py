@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fxlib import wire
-from fxlib.profiles import Profile
 from fxlib.protocol import (
     profile_from_proto,
     profile_to_proto,
@@ -28,10 +27,11 @@ from fxlib.protocol import (
     trial_from_proto,
     workload_from_proto,
 )
-from fxlib.result import Report
-from fxlib.trial import TrialOptions
+from fxlib.spec.profile import Profile
+from fxlib.spec.report import Report
+from fxlib.spec.trial import TrialOptions
+from fxlib.spec.workload import Workload
 from fxlib.v1 import jobs_pb2, profile_pb2
-from fxlib.workload import Workload
 from workers.draft import Draft
 
 

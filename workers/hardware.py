@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from fxlib.hardware import cores, processor
+from fxlib.utils.hardware import cores, processor
 
 
 def fingerprint(ray_address: str = "") -> str:

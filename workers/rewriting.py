@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from fxlib.reasons import Reason
-from fxlib.result import Report
+from fxlib.spec.report import Report
 from workers.child import Child, ChildEndedError, Message
 from workers.config import REWRITE_JOB, REWRITE_LIMITS, REWRITE_MODULES, RewriteLimits
 from workers.folder import JobFolder

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fxlib.result import Estimate
+from fxlib.spec.report import Estimate
 
 _SCALES: Final = np.geomspace(0.001, 0.5, 6)
 """Log-ratios for which the bets are made: from differences of 0.1% to differences of half."""

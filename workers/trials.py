@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from fxlib.reasons import Reason
-from fxlib.result import Report
+from fxlib.spec.report import Report
 from workers import logs
 from workers.child import Child, ChildEndedError, Message
 from workers.config import TRIAL_SETTINGS, TrialSettings

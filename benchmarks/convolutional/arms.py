@@ -16,8 +16,8 @@ from torch import nn
 from torch.fx.experimental.optimization import fuse
 
 import fxlib
-from fxlib import recipes
-from fxlib.candidates import candidates
+from fxlib.recipes import recipes
+from fxlib.recipes.variants import candidates
 from tests.models.zoo import randomize
 
 Forward = Callable[[torch.Tensor], torch.Tensor]

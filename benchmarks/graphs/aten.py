@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
-from fxlib.analysis.inplace import SCATTERS
+from fxlib.analysis.operators.in_place import SCATTERS
 
 aten = torch.ops.aten
 SHAPE = (8, 8)

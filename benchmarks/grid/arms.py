@@ -17,11 +17,12 @@ from benchmarks.grid import paper
 from benchmarks.grid.cells import BLOCKING, COMPUTE, FXLIB, PAPER, Cell
 from benchmarks.grid.expert import Expert, Way, ways
 from benchmarks.grid.model import BATCH, DENSE, ROWS, Blocking, Towers, interact, server_name
-from fxlib import ps, recipes
-from fxlib.analysis.bound import bound
-from fxlib.analysis.simulate import predict
-from fxlib.contracts import contract_of
-from fxlib.workload import Optimizer, Workload
+from fxlib import ps
+from fxlib.analysis.cost.bound import bound
+from fxlib.analysis.cost.simulate import predict
+from fxlib.recipes import recipes
+from fxlib.spec.contract import contract_of
+from fxlib.spec.workload import Optimizer, Workload
 
 CHECKED_STEPS = 3
 LR = 1e-4

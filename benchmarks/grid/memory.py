@@ -26,10 +26,10 @@ import fxlib
 from benchmarks.grid.cells import BLOCKING, FXLIB
 from benchmarks.report import Case, Row, row
 from fxlib import ps
-from fxlib.analysis.simulate import predict
+from fxlib.analysis.cost.simulate import predict
 from fxlib.ps.local import local
-from fxlib.recipes import Recipe, from_passes
-from fxlib.workload import Server, Table, Workload
+from fxlib.recipes.recipes import Recipe, from_passes
+from fxlib.spec.workload import Server, Table, Workload
 
 LOOKUPS, ROWS, DIM, BATCH, SERVERS = 16, 4096, 128, 4096, 2
 ROUNDS = 7

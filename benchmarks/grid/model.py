@@ -10,7 +10,7 @@ from torch.distributed.rpc import rpc_sync
 
 from benchmarks.grid.cells import MOST_LOOKUPS, Cell
 from fxlib import ps
-from fxlib.workload import Server, Table
+from fxlib.spec.workload import Server, Table
 
 DENSE, DIM, ROWS, BATCH = 13, 32, 1000, 128
 

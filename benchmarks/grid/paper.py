@@ -11,9 +11,9 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.passes.base import GraphPass, PassResult, register_pass
-from fxlib.passes.split_calls import split
-from fxlib.recipes import Recipe
+from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.remote.split_calls import split
+from fxlib.recipes.recipes import Recipe
 from fxlib.runtime import is_call, ops
 
 

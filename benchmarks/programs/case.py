@@ -24,9 +24,9 @@ from torch.distributed import rpc
 import fxlib
 from benchmarks.programs import catalogue, world
 from benchmarks.programs.catalogue import Program
-from fxlib.losses import scalar
-from fxlib.nests import leaves
-from fxlib.workload import Batch, Workload
+from fxlib.spec.losses import scalar
+from fxlib.spec.workload import Batch, Workload
+from fxlib.utils.pytree import leaves
 
 ORIGINAL: Final = "original"
 STEPS: Final = 5

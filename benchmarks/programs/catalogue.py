@@ -21,7 +21,7 @@ from torch.distributed.nn import RemoteModule
 from torch.nn.parallel import DistributedDataParallel
 
 import fxlib
-from fxlib.workload import Batch, Mode
+from fxlib.spec.workload import Batch, Mode
 
 INSTALLED: Final = "torch"
 """Where a path begins that is that of a module of the installed torch."""

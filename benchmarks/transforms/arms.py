@@ -19,8 +19,8 @@ from torch.fx import GraphModule, symbolic_trace
 import fxlib
 from benchmarks.graphs.chain import Chain, StockChain
 from benchmarks.transforms.contests import CONTESTS, Contest, of_model
-from fxlib import recipes
-from fxlib.drafts import draft_of
+from fxlib.passes.infra.copy import draft_of
+from fxlib.recipes import recipes
 
 SCHEDULE: Final = "schedule"
 """The contest of the whole recipe against tracing."""

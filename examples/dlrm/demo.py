@@ -26,8 +26,8 @@ from examples.dlrm.training import LR, compute_step, race, train, training_step
 from fxlib import ps
 from fxlib.cli.children import die_with_parent
 from fxlib.ps.local import local
-from fxlib.result import Result
-from fxlib.workload import Optimizer, Server
+from fxlib.spec.report import Result
+from fxlib.spec.workload import Optimizer, Server
 
 ROWS, DIM, HIDDEN, BATCH, BATCHES = 1000, 16, 512, 256, 8
 READY, END_S = "fxlib: the service is at ", 20.0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.rpc import rpc_sync
 
 from fxlib import ps
-from fxlib.workload import Server, Table
+from fxlib.spec.workload import Server, Table
 
 DENSE_FEATURES = 13
 SPARSE_FEATURES = 26

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from fxlib.result import Result
-from fxlib.timeline import chrome_trace, figure, timelines_of
+from fxlib.render.timeline import chrome_trace, figure, timelines_of
+from fxlib.spec.report import Result
 
 CURVE_WIDTH, CURVE_HEIGHT = 1100, 220
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import fxlib
 from examples.dlrm.model import DLRM
 from fxlib import ps
-from fxlib.workload import Server
+from fxlib.spec.workload import Server
 
 LR = 0.001
 Batches = Sequence[fxlib.Batch]

@@ -20,29 +20,29 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from fxlib.capture import source
-from fxlib.capture.ambient import generators_unused
 from fxlib.capture.declarations import Declarations
-from fxlib.capture.eager import EagerCalls
 from fxlib.capture.faults import fault, unswallowed
-from fxlib.capture.hooks import install
 from fxlib.capture.intercept import Interception, is_capturing
 from fxlib.capture.metadata import annotate
-from fxlib.capture.rebinding import protect_old_values
-from fxlib.capture.recorder import Recorder
-from fxlib.capture.remote import RemoteCalls
+from fxlib.capture.recording.recorder import Recorder
+from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.samples import Given, bind
 from fxlib.capture.state import unchanged
-from fxlib.capture.tracer import RemoteTracer, tracer_for
-from fxlib.capture.tracked import refuse_out
-from fxlib.contracts import Contract
+from fxlib.capture.trace.eager import EagerCalls
+from fxlib.capture.trace.hooks import install
+from fxlib.capture.trace.rebinding import protect_old_values
+from fxlib.capture.trace.remote import RemoteCalls
+from fxlib.capture.trace.tracer import RemoteTracer, tracer_for
+from fxlib.capture.trace.tracked import refuse_out
 from fxlib.errors import CaptureError, FxlibError, FxlibWarning
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.conditions import Asked
 from fxlib.runtime.data_parallel import keep_body
+from fxlib.runtime.guards.conditions import Asked
 from fxlib.runtime.paths import submodule
 from fxlib.runtime.state import FunctionModel
 from fxlib.runtime.walk import local_modules
+from fxlib.spec.contract import Contract
 
 _one_at_a_time = threading.Lock()
 Model = nn.Module | Callable[..., Any]
@@ -197,7 +197,7 @@ def _capture_inside(captured: CapturedModule, options: Options) -> None:
 
 
 def _exported(model: Model, options: Options, sample_inputs: Given | None, dynamic_shapes: Any) -> CapturedModule:
-    from fxlib.capture.export import export  # loads sympy, which no other way to capture needs
+    from fxlib.capture.export.export import export  # loads sympy, which no other way to capture needs
 
     forward, written = (model.forward, type(model).forward) if isinstance(model, nn.Module) else (model, model)
     declarations = Declarations(options.contracts or {}, written)

@@ -10,10 +10,10 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxlib.batches import Batch
 from fxlib.capture.api import capture
 from fxlib.capture.samples import Given
-from fxlib.contracts import Contract
+from fxlib.spec.contract import Contract
+from fxlib.spec.inputs import Batch
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram, ShapesCollection
@@ -31,7 +31,7 @@ def as_module(model: Model) -> nn.Module:
     """
     if isinstance(model, nn.Module):
         return model
-    from fxlib.capture.export import of_program  # loads sympy
+    from fxlib.capture.export.export import of_program  # loads sympy
 
     return of_program(model)
 

@@ -11,13 +11,13 @@ import torch
 from torch.distributed import rpc
 from torch.fx import Node, Proxy
 
-from fxlib.capture import known, source
+from fxlib.capture import builtin_contracts, source
 from fxlib.capture.intercept import suspended
-from fxlib.capture.method_callers import class_of_method
-from fxlib.contracts import Contract, contract_of
+from fxlib.capture.trace.method_callers import class_of_method
 from fxlib.errors import CaptureError
 from fxlib.runtime import ops
 from fxlib.runtime.calls import CallKind
+from fxlib.spec.contract import Contract, contract_of
 
 _TYPE_QUERY_TIMEOUT_S = 10.0
 
@@ -47,7 +47,7 @@ class Declarations:
 
     def of_function(self, name: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Contract | None:
         """Return the contract of a function called by name, or None if it is unknown."""
-        return self._stated_for(name) or contract_of(function) or known.of_function(name, kwargs)
+        return self._stated_for(name) or contract_of(function) or builtin_contracts.of_function(name, kwargs)
 
     def of_client(self, kind: CallKind) -> Contract | None:
         """Return the contract of a registered client's calls, or None if it is unknown."""
@@ -64,8 +64,8 @@ class Declarations:
             if method in base.__dict__:
                 stated = self._stated_for(f"{base.__module__}:{base.__qualname__}.{method}")
                 declared = stated or contract_of(base.__dict__[method]) or contract_of(getattr(base, method))
-                return declared or known.of_method(cls, method)
-        return known.of_method(cls, method)
+                return declared or builtin_contracts.of_method(cls, method)
+        return builtin_contracts.of_method(cls, method)
 
     def of_method_called(self, method: Callable[..., Any], rref: Any, helpers: Contract | None) -> Contract | None:
         """Return the contract of a method that a helper calls on the object behind an RRef.
@@ -76,7 +76,12 @@ class Declarations:
         stated = self._stated_for(f".{name}")
         if cls is not None:
             stated = self._stated_for(f"{cls.__module__}:{cls.__qualname__}.{name}") or stated
-        own = stated or helpers or contract_of(method) or (known.of_method(cls, name) if cls is not None else None)
+        own = (
+            stated
+            or helpers
+            or contract_of(method)
+            or (builtin_contracts.of_method(cls, name) if cls is not None else None)
+        )
         if own is None or own is helpers:
             return own
         # What it says of the method's arguments is not so of those that the helper is given.

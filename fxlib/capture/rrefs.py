@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import _RemoteModule
 
-from fxlib.runtime.conditions import Entry
+from fxlib.runtime.guards.conditions import Entry
 from fxlib.runtime.walk import local_modules
 
 _DEPTH = 4

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fxlib.batches import Batch
 from fxlib.errors import CaptureError
+from fxlib.spec.inputs import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

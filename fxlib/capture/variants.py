@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxlib.batches import Batch
 from fxlib.capture.api import Options, capture
 from fxlib.capture.coerce import sizes_that_differ
 from fxlib.errors import CaptureError, FxlibWarning
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.guards import GuardedCodeGen
+from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.walk import local_modules
-from fxlib.variant import Variant
-from fxlib.workload import Workload
+from fxlib.spec.inputs import Batch
+from fxlib.spec.variant import Variant
+from fxlib.spec.workload import Workload
 
 _SINGLETONS = (None, True, False)
 _FLAG_SETTERS = ("train", "eval")

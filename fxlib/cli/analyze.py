@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _facts(found: Analysis) -> dict[str, Any]:
     from fxlib.inspection.tensors import number
-    from fxlib.result import plain
+    from fxlib.spec.report import plain
 
     return {
         "nodes": [

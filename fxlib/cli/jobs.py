@@ -16,7 +16,7 @@ NAME = "jobs"
 if TYPE_CHECKING:
     from fxlib.cli.options import Commands
     from fxlib.client import Client
-    from fxlib.jobs import Job
+    from fxlib.spec.job import Job
 
 _SHOWN = 5
 """How many of the jobs that an abbreviation could mean are named."""
@@ -74,7 +74,7 @@ def _add_action(actions: Commands, name: str, summary: str, run: Callable[[argpa
 
 
 def _list(options: argparse.Namespace) -> int:
-    from fxlib.rendering import table
+    from fxlib.spec.report_text import table
 
     with client_of(options) as client:
         found = client.jobs(
@@ -96,7 +96,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _row(job: Job) -> list[str]:
-    from fxlib.rendering import interval, seconds
+    from fxlib.spec.report_text import interval, seconds
 
     decision, gain = ("-", "-") if job.report is None else (job.report.decision, interval(job.report.gain))
     took = (job.finished_at - job.created_at).total_seconds() if job.finished_at and job.created_at else None
@@ -141,7 +141,7 @@ def _id_of(given: str, client: Client) -> str:
 
 
 def _print(job: Job, *, as_json: bool) -> None:
-    from fxlib.rendering import render
+    from fxlib.spec.report_text import render
 
     if as_json:
         print(_as_json(job))
@@ -164,7 +164,7 @@ def _print(job: Job, *, as_json: bool) -> None:
 
 
 def _as_json(job: Job) -> str:
-    from fxlib.result import plain
+    from fxlib.spec.report import plain
 
     return json.dumps(plain(job))
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fxlib.cli.options import Commands
-    from fxlib.profiles import Profile
-    from fxlib.result import Result
-    from fxlib.workload import Workload
+    from fxlib.spec.profile import Profile
+    from fxlib.spec.report import Result
+    from fxlib.spec.workload import Workload
 
 _FACTORY_HINT = "Write pkg.mod:factory, for a function that takes nothing and returns (model, workload)."
 
@@ -135,8 +135,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_recipe(options: argparse.Namespace, passes: Sequence[Step]) -> None:
     """End with exit code 2 if there is no such recipe, pass or option, before a model is made, which may take long."""
-    from fxlib import recipes
     from fxlib.errors import PassError
+    from fxlib.recipes import recipes
 
     try:
         recipes.from_passes(passes) if passes else recipes.get(options.recipe)
@@ -169,7 +169,7 @@ def _write(result: Result, path: str) -> None:
 def _made(name: str) -> tuple[nn.Module, Workload]:
     from torch import nn
 
-    from fxlib.workload import Workload
+    from fxlib.spec.workload import Workload
 
     made = called(name, f"FACTORY {name}", _FACTORY_HINT)
     match made:

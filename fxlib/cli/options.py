@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from fxlib.switch import DEFAULT_ADDRESS, SERVICE, service_address
+from fxlib.config import DEFAULT_ADDRESS, SERVICE, service_address
 
 if TYPE_CHECKING:
     from fxlib.client import Client

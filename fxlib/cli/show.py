@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from fxlib.cli.options import Commands
-    from fxlib.contracts import Contract
-    from fxlib.profiles import Profile
+    from fxlib.spec.contract import Contract
+    from fxlib.spec.profile import Profile
 
 
 def add_to(commands: Commands) -> None:
@@ -85,7 +85,7 @@ def _show_diffs(module: GraphModule, recipe: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from fxlib import recipes
+    from fxlib.recipes import recipes
 
     console = Console(highlight=False, soft_wrap=True)
     for report in recipes.apply(module, recipe, diffs=True).passes:
@@ -117,7 +117,7 @@ def _facts(module: GraphModule) -> dict[str, object]:
 
 
 def _text(module: GraphModule) -> str:
-    from fxlib.rendering import table
+    from fxlib.spec.report_text import table
 
     nodes = list(module.graph.nodes)
     counted = ", ".join(f"{count} {op}" for op, count in Counter(node.op for node in nodes).items())
@@ -141,7 +141,7 @@ def _calls(module: GraphModule) -> list[Node]:
 
 def _call(node: Node) -> list[str]:
     from fxlib.runtime import is_issue
-    from fxlib.runtime.items import is_batch, items_of
+    from fxlib.runtime.batched_items import is_batch, items_of
 
     to, function = (str(value) for value in (*node.args, "", "")[:2])
     if is_batch(node):

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
 from fxlib.errors import LimitError, RejectedError, WireError
-from fxlib.jobs import Blob
 from fxlib.protocol import blob_to_proto
+from fxlib.spec.job import Blob
 from fxlib.v1 import blobs_pb2, graph_pb2
 
 CHUNK_BYTES = 1 << 20

@@ -13,26 +13,26 @@ from torch.distributed import rpc
 from typing_extensions import Unpack
 
 from fxlib.capture.coerce import Model, as_module
-from fxlib.client.agreement import Turn, ask_together, withdraw
-from fxlib.client.ask import Inquiry, Outcome, ask, kept
-from fxlib.client.board import Board, Group
 from fxlib.client.connection import Connection, Tls
 from fxlib.client.deadline import Deadline
 from fxlib.client.discovery import Discovery
-from fxlib.client.follow import follow, get_job
+from fxlib.client.group_consensus import Turn, ask_together, withdraw
 from fxlib.client.handle import Handle
 from fxlib.client.progress import Progress, Silent, display
+from fxlib.client.rendezvous import Board, Group
 from fxlib.client.request import Asked, Prepared, Question, captured_of, prepare
 from fxlib.client.sample_run import run_sample
+from fxlib.client.session import Inquiry, Outcome, ask, kept
 from fxlib.client.unserved import check_measurable
+from fxlib.client.watch_job import follow, get_job
+from fxlib.config import DISABLE, disabled, service_address
 from fxlib.errors import CaptureError, FxlibWarning, WorkloadError
-from fxlib.jobs import Event, Job, State
 from fxlib.protocol import job_from_proto, state_to_proto
-from fxlib.result import Result
-from fxlib.runtime.plain_forward import train_as_written
-from fxlib.switch import DISABLE, disabled, service_address
+from fxlib.runtime.gradients.plain_forward import train_as_written
+from fxlib.spec.job import Event, Job, State
+from fxlib.spec.report import Result
+from fxlib.spec.workload import Workload
 from fxlib.v1 import jobs_pb2
-from fxlib.workload import Workload
 
 _PAGE = 200
 

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxlib.batches import Batch, BatchSpec, describe
 from fxlib.capture.variants import capture_variant
-from fxlib.client.ask import Outcome
 from fxlib.client.request import Prepared, Question, prepare
+from fxlib.client.session import Outcome
 from fxlib.client.variants import collectives_of, profile_of
 from fxlib.errors import FxlibError
-from fxlib.result import Result
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.guards import GuardedCodeGen
+from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.walk import local_modules
-from fxlib.variant import MAX_VARIANTS, Variant
-from fxlib.workload import Workload
+from fxlib.spec.inputs import Batch, BatchSpec, describe
+from fxlib.spec.report import Result
+from fxlib.spec.variant import MAX_VARIANTS, Variant
+from fxlib.spec.workload import Workload
 
 _SINGLETONS = (None, True, False)
 

@@ -9,11 +9,11 @@ from threading import Thread
 
 from torch import nn
 
-from fxlib.client.agreement import Turn
-from fxlib.client.ask import Outcome, kept
 from fxlib.client.discovery import Discovery
+from fxlib.client.group_consensus import Turn
+from fxlib.client.session import Outcome, kept
 from fxlib.errors import FxlibWarning
-from fxlib.result import Result
+from fxlib.spec.report import Result
 
 
 class Handle:

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxlib.client.expressions import Numbers, bodies, callable_key
-from fxlib.contracts import Contract
+from fxlib.client.value_numbering import Numbers, bodies, callable_key
 from fxlib.runtime import create, fetch, is_call, is_issue, is_wait, issue_call, issue_fetch, remote_call, start_call
+from fxlib.runtime.batched_items import is_batch, items_of
 from fxlib.runtime.calls import client_of
-from fxlib.runtime.items import is_batch, items_of
 from fxlib.runtime.ops import TRACKERS
+from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
 from fxlib.wire.write_modules import fits
 

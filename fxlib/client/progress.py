@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol, Self, TextIO
 
-from fxlib.jobs import TERMINAL, Event
+from fxlib.spec.job import TERMINAL, Event
 
 
 class Progress(Protocol):

@@ -14,12 +14,12 @@ from fxlib import protocol, wire
 from fxlib.capture.coerce import Model, as_graph
 from fxlib.client.variants import PreparedVariant, prepare_variants
 from fxlib.errors import WorkloadError
-from fxlib.profiles import Profile
-from fxlib.result import Report
-from fxlib.runtime.reliance import Mark, marks_of
-from fxlib.trial import TrialOptions
+from fxlib.runtime.guards.folded_weights import Mark, marks_of
+from fxlib.spec.profile import Profile
+from fxlib.spec.report import Report
+from fxlib.spec.trial import TrialOptions
+from fxlib.spec.workload import Workload
 from fxlib.v1 import jobs_pb2
-from fxlib.workload import Workload
 
 _TRIAL = TrialOptions()
 _MAX_SENT_NODES = 50_000

@@ -8,17 +8,17 @@ from torch import nn
 from torch.distributed import rpc
 from torch.fx import GraphModule
 
-from fxlib.analysis.behaviour import Behaviours
-from fxlib.analysis.resources import COLLECTIVES
-from fxlib.batches import Batch
-from fxlib.client.expressions import bodies
-from fxlib.keeping import state_kept
-from fxlib.losses import scalar
-from fxlib.nests import mapped
+from fxlib.analysis.effects.node_kinds import Behaviours
+from fxlib.analysis.effects.resources import COLLECTIVES
+from fxlib.client.value_numbering import bodies
 from fxlib.profiling.api import calls_that_may_write, copy_of
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
-from fxlib.workload import Workload
+from fxlib.runtime.preserve_state import state_kept
+from fxlib.spec.inputs import Batch
+from fxlib.spec.losses import scalar
+from fxlib.spec.workload import Workload
+from fxlib.utils.pytree import mapped
 
 
 def run_sample(captured: GraphModule, workload: Workload) -> bool:

@@ -11,17 +11,17 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxlib import protocol, wire
-from fxlib.analysis.process_groups import groups_of, own_code_in
+from fxlib.analysis.effects.process_groups import groups_of, own_code_in
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
-from fxlib.client.expressions import bodies
 from fxlib.client.request import Prepared
+from fxlib.client.value_numbering import bodies
 from fxlib.errors import PassError, RemoteError
 from fxlib.reasons import Reason
 from fxlib.runtime import is_wait, ops
 from fxlib.runtime.calls import client_of
+from fxlib.spec.workload import Workload
 from fxlib.v1 import graph_pb2, jobs_pb2
-from fxlib.workload import Workload
 
 _SERVED = ("fxlib.", "torch", "_operator:", "builtins:")
 """Where the functions are from that each server of a trial has."""

@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from torch.fx import GraphModule
 
 from fxlib import protocol, wire
-from fxlib.analysis.resources import COLLECTIVES, destination, function_name
+from fxlib.analysis.effects.resources import COLLECTIVES, destination, function_name
 from fxlib.capture.variants import capture_variant, mode_of
-from fxlib.client.screen import screen
+from fxlib.client.answer_policy import screen
 from fxlib.errors import FxlibError, FxlibWarning, WireError
-from fxlib.profiles import CallProfile, Profile
-from fxlib.result import Report
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
+from fxlib.runtime.guards.folded_weights import Mark, marks_of
 from fxlib.runtime.record import call_name
-from fxlib.runtime.reliance import Mark, marks_of
+from fxlib.spec.profile import CallProfile, Profile
+from fxlib.spec.report import Report
+from fxlib.spec.variant import Variant
+from fxlib.spec.workload import Workload
 from fxlib.v1 import jobs_pb2
-from fxlib.variant import Variant
-from fxlib.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

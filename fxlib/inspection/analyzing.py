@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.behaviour import Behaviour
-from fxlib.analysis.effects import Effects
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.node_kinds import Behaviour
 from fxlib.capture.coerce import Model, as_graph, samples_of
 from fxlib.inspection.device import Device, load_device
 from fxlib.inspection.effects import words_of
@@ -22,9 +22,9 @@ from fxlib.inspection.propagate import Propagation, Run
 from fxlib.inspection.reasons import Unknown, Why
 from fxlib.inspection.simulate import Simulated, simulate
 from fxlib.inspection.tensors import Size, TensorFacts, facts_of, number, tensors_in
-from fxlib.profiles import Profile
-from fxlib.result import Undeclared
-from fxlib.undeclared import undeclared
+from fxlib.recipes.undeclared import undeclared
+from fxlib.spec.profile import Profile
+from fxlib.spec.report import Undeclared
 
 META = "figures"
 """Where `Analysis.annotate` leaves what is known of a node: in its `meta`. No pass reads it."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fxlib.hardware import memory_bytes, processor
 from fxlib.inspection.cases import NODES, Work, cases, copies, graphs
 from fxlib.inspection.device import Bandwidth, Device, Peak
 from fxlib.inspection.fitting import fit
 from fxlib.inspection.operations import Operation, Operations
 from fxlib.inspection.tensors import number
 from fxlib.inspection.work import WORK
+from fxlib.utils.hardware import memory_bytes, processor
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _FEWEST_ROUNDS = 3

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fxlib.capture.coerce import Model
 from fxlib.errors import FxlibError
-from fxlib.files import write_whole
 from fxlib.inspection.analyzing import Analysis, analyze
 from fxlib.inspection.graphviz import dot_text, svg
 from fxlib.inspection.inputs import Given
 from fxlib.inspection.page import page
+from fxlib.serialization.files import write_whole
 
 _FORMS: Mapping[str, Callable[[Analysis], str]] = {".html": page, ".svg": svg, ".dot": dot_text}
 

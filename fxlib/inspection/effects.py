@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from torch.fx import Node
 
-from fxlib.analysis.behaviour import Part
-from fxlib.analysis.effects import Effects
-from fxlib.analysis.resources import GENERATOR, PEERS, PROCESS, REDUCTIONS, Resource, ServerState, Storage
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.node_kinds import Part
+from fxlib.analysis.effects.resources import GENERATOR, PEERS, PROCESS, REDUCTIONS, Resource, ServerState, Storage
 
 _NAMES: Mapping[Resource, str] = {
     GENERATOR: "the random generators",

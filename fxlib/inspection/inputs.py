@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicC
 from torch.utils import _pytree as pytree
 
 from fxlib.errors import FxlibError
-from fxlib.runtime.guards import GuardedCodeGen, TensorGuard, ValueGuard
+from fxlib.runtime.guards.export_guards import GuardedCodeGen, TensorGuard, ValueGuard
 
 Given = Sequence[Any] | Mapping[str, Any] | None
 _HINT = "Pass them as `inputs`, by position or by name (in a shell: --input)."

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from fxlib.analysis.inplace import is_view
+from fxlib.analysis.operators.in_place import is_view
 from fxlib.inspection.tensors import Size, bytes_of, count_of, memory_of, tensors_in
 from fxlib.inspection.work import LOOKUPS, flops_of, window_of, work_of
 

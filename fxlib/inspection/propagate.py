@@ -25,18 +25,18 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn.utils.stateless import _reparametrize_module
 
-from fxlib.analysis.behaviour import Behaviour, Part
-from fxlib.analysis.location import location_of
+from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.errors import FxlibError
 from fxlib.inspection.operations import Operation, Operations
 from fxlib.inspection.reasons import Unknown, Why
 from fxlib.inspection.stand_ins import stand_in
-from fxlib.profiles import Profile
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
+from fxlib.runtime.batched_items import is_item
 from fxlib.runtime.calls import is_wait
-from fxlib.runtime.items import is_item
 from fxlib.runtime.structure import check_plain, check_structure, check_tensor
+from fxlib.spec.profile import Profile
+from fxlib.utils.location import location_of
 
 _BY_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 _UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError)

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from fxlib.analysis.behaviour import Behaviour, Part
+from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.inspection.device import Device
 from fxlib.inspection.operations import Operation
 from fxlib.inspection.propagate import Run
 from fxlib.inspection.tensors import number
-from fxlib.profiles import CallProfile, Profile
-from fxlib.runtime.items import is_batch, waits_of
+from fxlib.runtime.batched_items import is_batch, waits_of
 from fxlib.runtime.record import call_name
+from fxlib.spec.profile import CallProfile, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

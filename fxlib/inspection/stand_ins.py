@@ -8,13 +8,13 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from fxlib.analysis.resources import contract_of_call, function_name, names_a_function
+from fxlib.analysis.effects.resources import contract_of_call, function_name, names_a_function
 from fxlib.errors import ContractError
 from fxlib.inspection.reasons import Unknown, Why
-from fxlib.profiles import Opaque, Profile, Result, TensorShape
+from fxlib.runtime.batched_items import is_item, item_of
 from fxlib.runtime.calls import client_of
-from fxlib.runtime.items import is_item, item_of
 from fxlib.runtime.record import call_name
+from fxlib.spec.profile import Opaque, Profile, Result, TensorShape
 
 
 def stand_in(call: Node, values: dict[Node, Any], profile: Profile | None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxlib.inspection.analyzing import Analysis, NodeFigures
 from fxlib.inspection.tensors import Size, number
-from fxlib.rendering import seconds, table
+from fxlib.spec.report_text import seconds, table
 
 _LONGEST = 20
 

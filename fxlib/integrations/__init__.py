@@ -11,9 +11,9 @@ from typing_extensions import Unpack
 from fxlib.client import connect
 from fxlib.client.request import Asked
 from fxlib.errors import WorkloadError
-from fxlib.gradients import drop_gradients, push_gradients
-from fxlib.result import Result
-from fxlib.workload import Workload
+from fxlib.runtime.push_gradients import drop_gradients, push_gradients
+from fxlib.spec.report import Result
+from fxlib.spec.workload import Workload
 
 
 class Training:

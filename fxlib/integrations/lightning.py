@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from fxlib.client.request import Asked
 from fxlib.integrations import Training
-from fxlib.workload import Workload
+from fxlib.spec.workload import Workload
 
 
 def callback(

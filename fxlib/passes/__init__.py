@@ -1,21 +1,21 @@
 """Transforms of a GraphModule, one to a file. Importing the package registers them all."""
 
-from fxlib.passes.base import REGISTRY, GraphPass, PassResult, register_pass
-from fxlib.passes.channels_last import ChannelsLast
-from fxlib.passes.coalesce_calls import CoalesceCalls
-from fxlib.passes.coalesce_writes import CoalesceWrites
-from fxlib.passes.common_subexpressions import CommonSubexpressions
-from fxlib.passes.dead_code import DeadCode
-from fxlib.passes.decompose import Decompose
-from fxlib.passes.fold_constants import FoldConstants
-from fxlib.passes.fold_norms import FoldNorms
-from fxlib.passes.fold_pairs import FoldPairs
-from fxlib.passes.merge_reads import MergeReads
-from fxlib.passes.overlap_calls import OverlapCalls
-from fxlib.passes.reinplace import Reinplace
-from fxlib.passes.rewrite_rules import RewriteRules
-from fxlib.passes.send_gradients import SendGradients
-from fxlib.passes.split_calls import SplitCalls
+from fxlib.passes.infra.base import REGISTRY, GraphPass, PassResult, register_pass
+from fxlib.passes.local.channels_last.channels_last import ChannelsLast
+from fxlib.passes.local.common_subexpressions import CommonSubexpressions
+from fxlib.passes.local.dead_code import DeadCode
+from fxlib.passes.local.decompose.decompose import Decompose
+from fxlib.passes.local.fold_constants.fold_constants import FoldConstants
+from fxlib.passes.local.fold_norms.fold_norms import FoldNorms
+from fxlib.passes.local.reinplace.reinplace import Reinplace
+from fxlib.passes.local.rewrite_rules import RewriteRules
+from fxlib.passes.remote.coalesce_calls import CoalesceCalls
+from fxlib.passes.remote.coalesce_writes import CoalesceWrites
+from fxlib.passes.remote.fold_pairs import FoldPairs
+from fxlib.passes.remote.merge_reads import MergeReads
+from fxlib.passes.remote.overlap_calls import OverlapCalls
+from fxlib.passes.remote.send_gradients import SendGradients
+from fxlib.passes.remote.split_calls import SplitCalls
 
 __all__ = [
     "REGISTRY",

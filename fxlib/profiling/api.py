@@ -12,19 +12,19 @@ import torch
 from torch.distributed import autograd as dist_autograd
 from torch.fx import GraphModule
 
-from fxlib.batches import Batch, draw
 from fxlib.capture.coerce import Model, as_graph
 from fxlib.errors import WorkloadError
-from fxlib.gradients import push_gradients
-from fxlib.keeping import copied, state_kept
-from fxlib.losses import scalar
-from fxlib.profiles import Profile
 from fxlib.profiling.measure import contract_of, measure
 from fxlib.profiling.optimizer import optimizer_s, parameters_in
 from fxlib.profiling.runs import STEPS, WARMUPS, batches_of
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
+from fxlib.runtime.preserve_state import copied, state_kept
+from fxlib.runtime.push_gradients import push_gradients
 from fxlib.runtime.record import current_recording
-from fxlib.workload import Workload
+from fxlib.spec.inputs import Batch, draw
+from fxlib.spec.losses import scalar
+from fxlib.spec.profile import Profile
+from fxlib.spec.workload import Workload
 
 _STEPS_THAT_WRITE = 1
 

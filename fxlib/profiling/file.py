@@ -9,12 +9,12 @@ from google.protobuf.message import DecodeError
 
 from fxlib import protocol
 from fxlib.errors import LimitError, WireError
-from fxlib.files import write_whole
-from fxlib.profiles import Profile
+from fxlib.serialization.files import write_whole
+from fxlib.spec.profile import Profile
 from fxlib.v1 import profile_pb2
 
 MARK = b"\x93FXP\r\n\x1a\n"
-"""Begins every file; see `fxlib.files.MARK`."""
+"""Begins every file; see `fxlib.serialization.files.MARK`."""
 
 MAX_BYTES = 64 << 20
 

@@ -12,14 +12,14 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxlib.errors import FxlibError
-from fxlib.profiling.alone import timed
-from fxlib.profiling.describing import message_bytes, value_bytes
+from fxlib.profiling.message_sizes import message_bytes, value_bytes
 from fxlib.profiling.samples import Forward, PushSample
+from fxlib.profiling.single_call import timed
 from fxlib.runtime import ops
+from fxlib.runtime.batched_items import is_batch
 from fxlib.runtime.calls import is_call, is_issue, is_wait
-from fxlib.runtime.flight import Tracked, current_flight
-from fxlib.runtime.gradients import as_it_is
-from fxlib.runtime.items import is_batch
+from fxlib.runtime.forward_context import Tracked, current_flight
+from fxlib.runtime.gradients.containers import as_it_is
 from fxlib.runtime.record import call_name
 
 _CALIBRATION = 1_000

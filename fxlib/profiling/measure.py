@@ -13,15 +13,15 @@ import torch
 from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.resources import contract_of_call, function_name
-from fxlib.contracts import Contract
-from fxlib.hardware import cores, processor
-from fxlib.profiles import CallProfile, Profile, TensorShape
+from fxlib.analysis.effects.resources import contract_of_call, function_name
 from fxlib.profiling.runs import STEPS, WARMUPS, Runs
 from fxlib.profiling.servers import Probed, Read, probe, unprobed
 from fxlib.profiling.sharing import NOTEWORTHY, own_s, undisturbed
 from fxlib.profiling.summary import calls_of, least_share, nodes_of, rest_s, waking
 from fxlib.runtime import is_issue, ops
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import CallProfile, Profile, TensorShape
+from fxlib.utils.hardware import cores, processor
 
 _NO_CONTRACTS: Mapping[str, Contract] = {}
 

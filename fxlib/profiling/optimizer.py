@@ -8,9 +8,9 @@ from statistics import median
 import torch
 from torch import nn
 
-from fxlib.optimizers import build
 from fxlib.runtime.walk import local_modules
-from fxlib.workload import Optimizer
+from fxlib.spec.optimizers import build
+from fxlib.spec.workload import Optimizer
 
 _REPEATS = 5
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
-from fxlib.profiles import Result
+from fxlib.spec.profile import Result
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from torch.distributed import rpc
 
 from fxlib import batch
 from fxlib.errors import FxlibError
-from fxlib.profiles import CallProfile, ServerProfile
 from fxlib.runtime import functions, ops
+from fxlib.spec.profile import CallProfile, ServerProfile
 
 TOGETHER = (2, 4, 8, 16, 32)
 """How many equal reads are sent at once."""

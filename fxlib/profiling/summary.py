@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from fxlib.analysis.resources import function_name
-from fxlib.profiles import CallProfile, NodeProfile, Opaque, Push, Spread
+from fxlib.analysis.effects.resources import function_name
 from fxlib.profiling.samples import CallSample, Forward, PushSample, StepSample
 from fxlib.profiling.sharing import handling_s
+from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Push, Spread
 
 
 def nodes_of(forwards: Sequence[Forward]) -> tuple[NodeProfile, ...]:

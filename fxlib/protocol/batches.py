@@ -13,9 +13,9 @@ from google.protobuf.message import DecodeError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fxlib.batches import Batch, BatchSpec, Tensors
 from fxlib.errors import WireError, WorkloadError
 from fxlib.protocol.dtypes import dtype_from_text, dtype_to_text
+from fxlib.spec.inputs import Batch, BatchSpec, Tensors
 from fxlib.v1 import graph_pb2, workload_pb2
 from fxlib.wire.nests import read_nest, write_nest
 

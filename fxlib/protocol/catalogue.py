@@ -8,8 +8,8 @@ import textwrap
 from dataclasses import MISSING, Field, fields
 from itertools import pairwise
 
-from fxlib.passes.base import REGISTRY, GraphPass
-from fxlib.recipes import RECIPES
+from fxlib.passes.infra.base import REGISTRY, GraphPass
+from fxlib.recipes.recipes import RECIPES
 from fxlib.v1 import jobs_pb2
 
 

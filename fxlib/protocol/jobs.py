@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fxlib.errors import WireError
-from fxlib.jobs import Event, Failure, Job, State
 from fxlib.protocol.bijection import Bijection
 from fxlib.protocol.plain import finite, plain
 from fxlib.protocol.report import blob_from_proto, report_from_proto, report_to_proto, variant_graphs_of
+from fxlib.spec.job import Event, Failure, Job, State
 from fxlib.v1 import jobs_pb2
 
 _STATES = Bijection[State, "jobs_pb2.JobState"](

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from fxlib.errors import LimitError, WireError
-from fxlib.profiles import MIN_BYTES_PER_S, CallProfile, NodeProfile, Profile, Push, ServerProfile, Spread
 from fxlib.protocol.plain import amount, plain
 from fxlib.protocol.returned import returned_from_proto, returned_to_proto
+from fxlib.spec.profile import MIN_BYTES_PER_S, CallProfile, NodeProfile, Profile, Push, ServerProfile, Spread
 from fxlib.v1 import profile_pb2
 
 MAX_CALLS = 100_000

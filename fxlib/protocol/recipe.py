@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TypeAlias, TypeGuard
 
-from fxlib import recipes
 from fxlib.errors import PassError
-from fxlib.passes.base import GraphPass, Need
+from fxlib.passes.infra.base import GraphPass, Need
 from fxlib.protocol.rules import rule_to_proto, rules_from_proto
 from fxlib.protocol.values import value_from_proto, value_to_proto
+from fxlib.recipes import recipes
 from fxlib.rules import Rule
 from fxlib.v1 import jobs_pb2
 

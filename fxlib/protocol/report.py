@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import get_args
 
 from fxlib.errors import WireError
-from fxlib.jobs import Blob
 from fxlib.protocol.bijection import Bijection
 from fxlib.protocol.plain import amount, finite, plain, plain_lines
 from fxlib.reasons import Declined, Reason
-from fxlib.result import (
+from fxlib.spec.job import Blob
+from fxlib.spec.report import (
     Action,
     CallReport,
     Candidate,
@@ -24,7 +24,7 @@ from fxlib.result import (
     Timeline,
     Undeclared,
 )
-from fxlib.trial import TrialOptions
+from fxlib.spec.trial import TrialOptions
 from fxlib.v1 import graph_pb2, jobs_pb2
 
 _DECISIONS = Bijection[Decision, "jobs_pb2.Decision"](

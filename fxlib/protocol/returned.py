@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 
 from fxlib.errors import LimitError, WireError
-from fxlib.profiles import Opaque, Result, TensorShape
 from fxlib.protocol.dtypes import dtype_from_text, dtype_to_text
 from fxlib.protocol.values import value_from_proto, value_to_proto
+from fxlib.spec.profile import Opaque, Result, TensorShape
 from fxlib.v1 import profile_pb2
 from fxlib.wire.limits import DEFAULT
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxlib.trial import TrialOptions
+from fxlib.spec.trial import TrialOptions
 from fxlib.v1 import jobs_pb2
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxlib.contracts import Contract
+from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2
 from fxlib.wire.check_values import Place, check_value
 from fxlib.wire.contracts import check_contract, read_contract, write_contract

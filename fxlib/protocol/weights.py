@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxlib.errors import PassError
-from fxlib.passes.base import GraphPass
-from fxlib.recipes import Recipe
+from fxlib.passes.infra.base import GraphPass
+from fxlib.recipes.recipes import Recipe
 from fxlib.v1 import graph_pb2
 
 

@@ -13,19 +13,9 @@ from fxlib.errors import WireError
 from fxlib.protocol.batches import batch_from_bytes, batch_to_bytes, blob_ref, spec_from_proto, spec_to_proto
 from fxlib.protocol.bijection import Bijection
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
-from fxlib.servers import ServiceTimePer, TableOptimizer
+from fxlib.spec.servers import ServiceTimePer, TableOptimizer
+from fxlib.spec.workload import Assume, BatchSpec, Dense, Mode, Optimizer, RemoteObject, Server, Table, Workload
 from fxlib.v1 import graph_pb2, workload_pb2
-from fxlib.workload import (
-    Assume,
-    BatchSpec,
-    Dense,
-    Mode,
-    Optimizer,
-    RemoteObject,
-    Server,
-    Table,
-    Workload,
-)
 
 _MODES = Bijection[Mode, "workload_pb2.StepMode"](
     {

@@ -22,11 +22,11 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from fxlib import batch
-from fxlib.contracts import remote
 from fxlib.errors import WorkloadError
 from fxlib.ps.placement import place
 from fxlib.ps.state import EmbeddingTable, ServerState
-from fxlib.servers import Server, ServiceTimePer
+from fxlib.spec.contract import remote
+from fxlib.spec.servers import Server, ServiceTimePer
 
 __all__ = [
     "check_meeting",

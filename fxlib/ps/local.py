@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch.distributed import rpc
 
-from fxlib.servers import Server
+from fxlib.spec.servers import Server
 
 _END_S = 10.0
 

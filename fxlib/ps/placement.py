@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxlib.servers import Server, ServiceTimePer, Table
+from fxlib.spec.servers import Server, ServiceTimePer, Table
 
 
 def place(

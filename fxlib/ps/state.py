@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from fxlib.errors import WorkloadError
 from fxlib.ps.optimizers import RowOptimizer
-from fxlib.workload import Dense, Server, Table
+from fxlib.spec.workload import Dense, Server, Table
 
 Held = TypeVar("Held")
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.inference import records_gradients
-from fxlib.analysis.layouts import layout_of
+from fxlib.analysis.effects.records_gradients import records_gradients
+from fxlib.analysis.shapes.layouts import layout_of
 from fxlib.errors import PassError
 
 

@@ -8,12 +8,12 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from fxlib.analysis.effects import Effects
-from fxlib.analysis.forms import form_of
-from fxlib.analysis.inference import records_gradients
-from fxlib.analysis.motion import Motion
-from fxlib.analysis.operators import nodes_in
-from fxlib.analysis.sharing import Sharing
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.motion import Motion
+from fxlib.analysis.effects.records_gradients import records_gradients
+from fxlib.analysis.effects.sharing import Sharing
+from fxlib.analysis.operators.access import nodes_in
+from fxlib.analysis.operators.canonical import form_of
 from fxlib.reasons import Declined, Reason
 from fxlib.rules.guards import Match
 from fxlib.rules.rule import Rule

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.forms import Form, form_of
+from fxlib.analysis.operators.canonical import Form, form_of
 from fxlib.errors import PassError
 from fxlib.rules.guards import Guard, guard_named
 from fxlib.rules.snippet import Snippet, inputs_in

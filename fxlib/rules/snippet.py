@@ -10,10 +10,10 @@ import torch
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.node import map_arg
 
-from fxlib.analysis.aliases import Aliases
-from fxlib.analysis.behaviour import Behaviours, Part
-from fxlib.analysis.forms import as_function, form_of
-from fxlib.analysis.operators import nodes_in
+from fxlib.analysis.effects.aliases import Aliases
+from fxlib.analysis.effects.node_kinds import Behaviours, Part
+from fxlib.analysis.operators.access import nodes_in
+from fxlib.analysis.operators.canonical import as_function, form_of
 from fxlib.errors import PassError
 
 MAX_NODES = 256

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 from torch.fx import Node
 from torch.fx.node import has_side_effect
 
-from fxlib.contracts import Contract
 from fxlib.errors import ContractError, OpaqueError
 from fxlib.runtime import batches, collectives, ops
+from fxlib.spec.contract import Contract
 
 Operator = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.fx.node import has_side_effect
 
-from fxlib.runtime.flight import current_flight
+from fxlib.runtime.forward_context import current_flight
 
 
 class Landing(Protocol):

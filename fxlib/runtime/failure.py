@@ -18,7 +18,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from fxlib.runtime.items import is_batch, is_item, item_of
+from fxlib.runtime.batched_items import is_batch, is_item, item_of
 from fxlib.runtime.ops import remote_call
 
 

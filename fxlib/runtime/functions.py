@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from fxlib import contracts
 from fxlib.errors import ContractError
+from fxlib.spec import contract
 
 RemoteFunction = Callable[..., Any]
 
@@ -84,7 +84,7 @@ def resolve(name: str) -> RemoteFunction:
     Raises:
         ContractError: no table holds the name in this process.
     """
-    function = _TABLE.get(name) or contracts.declared(name)
+    function = _TABLE.get(name) or contract.declared(name)
     if function is None and name.startswith(("torch", "_operator:", "builtins:")):
         function = _own_functions().get(name)
     if function is None:

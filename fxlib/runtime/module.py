@@ -14,23 +14,23 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import PythonCode
 from typing_extensions import override
 
-from fxlib.contracts import Contract
 from fxlib.errors import CaptureError, WireError
 from fxlib.runtime import failure, ops
+from fxlib.runtime.batched_items import is_item, item_of
 from fxlib.runtime.calls import is_issue, is_wait
-from fxlib.runtime.capture_guards import Facts
-from fxlib.runtime.companions import Companions, Expected
-from fxlib.runtime.conditions import Asked, Conditions, Entry, parameters_of
-from fxlib.runtime.flight import THREAD, Flight
-from fxlib.runtime.guards import GuardedCodeGen
-from fxlib.runtime.items import is_item, item_of
-from fxlib.runtime.plain_forward import tracked_calls
+from fxlib.runtime.forward_context import THREAD, Flight
+from fxlib.runtime.gradients.plain_forward import tracked_calls
+from fxlib.runtime.guards.capture_facts import Facts
+from fxlib.runtime.guards.conditions import Asked, Conditions, Entry, parameters_of
+from fxlib.runtime.guards.export_guards import GuardedCodeGen
+from fxlib.runtime.guards.folded_weights import Mark
+from fxlib.runtime.module_state import Companions, Expected
 from fxlib.runtime.record import current_recording
-from fxlib.runtime.reliance import Mark
-from fxlib.runtime.shadows import shadowed
+from fxlib.runtime.shadowed_names import shadowed
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
 from fxlib.runtime.variants import Hindrance
 from fxlib.runtime.walk import local_modules, remote_modules
+from fxlib.spec.contract import Contract
 
 
 class CapturedModule(GraphModule):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _pytree as pytree
 
-from fxlib.nests import has_tensors, is_state
+from fxlib.utils.pytree import has_tensors, is_state
 
 _IMMEDIATE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size)
 _SHARED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, torch.nn.Module)

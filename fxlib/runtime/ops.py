@@ -21,8 +21,8 @@ from torch.distributed.rpc import rref_proxy
 from fxlib.runtime import functions
 from fxlib.runtime.credits import current_credits
 from fxlib.runtime.deadlines import DEADLINES
-from fxlib.runtime.flight import current_flight
-from fxlib.runtime.tracking import Destination, track
+from fxlib.runtime.forward_context import current_flight
+from fxlib.runtime.gradients.tracking import Destination, track
 
 # `rpc_async` returns a `torch._C.Future`, of which `torch.futures.Future` is a subclass.
 Future: TypeAlias = "torch._C.Future[Any]"
@@ -142,7 +142,7 @@ def send_gradient(  # noqa: PLR0917 - as all operators: positional, in the docum
     """Track a gradient as `track_gradient` does, with the same errors, and let it travel with others.
 
     `fxlib.push_gradients` then sends neighbours to one server in one message, and those to several servers side by
-    side (`fxlib.runtime.pushes`).
+    side (`fxlib.runtime.gradients.pushes`).
     """
     return _track(result, (to, gradient, args, kwargs, timeout, index), together=True)
 

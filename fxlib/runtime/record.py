@@ -17,10 +17,10 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from fxlib.result import Span, Timeline
 from fxlib.runtime import calls, ops
+from fxlib.runtime.batched_items import is_batch, waits_of
 from fxlib.runtime.batches import issue_batch
-from fxlib.runtime.items import is_batch, waits_of
+from fxlib.spec.report import Span, Timeline
 
 BLOCKED = frozenset(("call", "wait"))
 """Kinds of spans in which the trainer's thread stands still for a call."""

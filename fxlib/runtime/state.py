@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph
 
-from fxlib.runtime.reliance import sources_of
+from fxlib.runtime.guards.folded_weights import sources_of
 
 _NEVER = object()
 _TABLES = ("_parameters", "_buffers", "_modules")

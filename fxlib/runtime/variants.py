@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from fxlib.errors import WorkloadError
-from fxlib.result import Usage
 from fxlib.runtime.state import lend_state
-from fxlib.variant import MAIN, MAX_VARIANTS
+from fxlib.spec.report import Usage
+from fxlib.spec.variant import MAIN, MAX_VARIANTS
 
 if TYPE_CHECKING:
     from fxlib.runtime.module import CapturedModule

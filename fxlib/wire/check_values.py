@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fxlib.servers import is_worker_name
+from fxlib.spec.servers import is_worker_name
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import constants
 from fxlib.wire.faults import Fault, excess

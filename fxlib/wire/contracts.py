@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fxlib.contracts import Contract
 from fxlib.errors import ContractError
+from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.check_values import Place, check_value
 from fxlib.wire.faults import Fault

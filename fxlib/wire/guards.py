@@ -1,11 +1,11 @@
-"""What a graph asks of its inputs, into the wire format and back; see `fxlib.runtime.guards`."""
+"""What a graph asks of its inputs, into the wire format and back; see `fxlib.runtime.guards.export_guards`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fxlib.runtime.guards import OPERATIONS, Guard, InputGuards, TensorGuard, ValueGuard, symbols_of
-from fxlib.runtime.value_conditions import MAX_STEPS, OPERATORS, Reference, Step, ValueCondition
+from fxlib.runtime.guards.export_guards import OPERATIONS, Guard, InputGuards, TensorGuard, ValueGuard, symbols_of
+from fxlib.runtime.guards.value_conditions import MAX_STEPS, OPERATORS, Reference, Step, ValueCondition
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import constants
 from fxlib.wire.check_values import Place, check_value

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fxlib.batches import Tensors
-from fxlib.nests import is_open, is_registered
+from fxlib.spec.inputs import Tensors
+from fxlib.utils.pytree import is_open, is_registered
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.check_values import Place, check_value
 from fxlib.wire.faults import Fault

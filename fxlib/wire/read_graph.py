@@ -8,11 +8,11 @@ from typing import Any
 from torch.fx import Graph, Node
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 
-from fxlib.contracts import Contract
 from fxlib.errors import WireError
 from fxlib.runtime.attributes import read_attribute
-from fxlib.runtime.guards import GuardedCodeGen
-from fxlib.runtime.reliance import FOLDED, RANK
+from fxlib.runtime.guards.export_guards import GuardedCodeGen
+from fxlib.runtime.guards.folded_weights import FOLDED, RANK
+from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels
 from fxlib.wire.clients import functions_of, read_client

@@ -12,9 +12,9 @@ from torch.fx import Graph, GraphModule
 
 from fxlib.errors import WireError
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.capture_guards import Facts, names_grad_mode
-from fxlib.runtime.conditions import Asked, Entry
 from fxlib.runtime.data_parallel import described
+from fxlib.runtime.guards.capture_facts import Facts, names_grad_mode
+from fxlib.runtime.guards.conditions import Asked, Entry
 from fxlib.runtime.walk import local_modules
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import leaves

@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fxlib.comparison import same_bits
 from fxlib.errors import LimitError, WireError
+from fxlib.utils.compare import same_bits
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.constants import DTYPES
 from fxlib.wire.write_tensors import DATA, contiguous_strides

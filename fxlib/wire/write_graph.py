@@ -7,12 +7,12 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 
-from fxlib.contracts import Contract
 from fxlib.errors import WireError
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.calls import Client, client_of
-from fxlib.runtime.guards import GuardedCodeGen
-from fxlib.runtime.reliance import FOLDED, RANK
+from fxlib.runtime.guards.export_guards import GuardedCodeGen
+from fxlib.runtime.guards.folded_weights import FOLDED, RANK
+from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels, known_name
 from fxlib.wire.clients import write_client

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from fxlib.errors import WireError
 from fxlib.runtime.data_parallel import described
-from fxlib.runtime.reliance import sources_of
+from fxlib.runtime.guards.folded_weights import sources_of
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import leaves
 from fxlib.wire.callables import Labels, bodies, label_of

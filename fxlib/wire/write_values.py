@@ -12,7 +12,7 @@ from torch.fx import Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.passes.shape_prop import TensorMetadata
 
-from fxlib.nests import python_number
+from fxlib.utils.pytree import python_number
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import DEFAULT

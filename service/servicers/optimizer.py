@@ -12,16 +12,16 @@ from fxlib.protocol import catalogue_to_proto
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc
 from service.config import Limits
 from service.convert import event_to_proto, filter_from_proto, job_to_line, job_to_proto, worker_to_proto
-from service.fields import check_listing
-from service.fleet import Fleet
-from service.hub import Hub
-from service.intake import Intake
+from service.events import Hub
+from service.field_checks import check_listing
 from service.job import Job, State
 from service.ledger import Ledger
-from service.machine import Cancelled
+from service.lifecycle import Cancelled
 from service.servicers.context import Context
 from service.stores.base import Filter
+from service.submit import Intake
 from service.watch import watch
+from service.workers import Fleet
 
 _PAGE: Final = 50
 _MAX_PAGE: Final = 500

@@ -10,14 +10,14 @@ from typing_extensions import override
 from fxlib.reasons import Reason
 from fxlib.v1 import jobs_pb2, workers_pb2, workers_pb2_grpc
 from service.admission import Admission
-from service.checks import check_result
 from service.config import Limits
+from service.content_checks import check_result
 from service.convert import worker_from_proto
 from service.dispatch import Dispatcher, Grant
 from service.errors import invalid
-from service.fields import check_failure, check_report, check_worker, clip
+from service.field_checks import check_failure, check_report, check_worker, clip
 from service.job import Failure
-from service.machine import Completed, Failed, Released, Reported
+from service.lifecycle import Completed, Failed, Released, Reported
 from service.servicers.context import Context, seconds_left
 
 _MARGIN_S: Final = 0.5

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.job import Event, Job, State
-from service.machine import Transition
+from service.lifecycle import Transition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

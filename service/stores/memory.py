@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from service.job import Event, Job, State
-from service.machine import Transition
+from service.lifecycle import Transition
 from service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Worker
 
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fxlib.errors import FxlibError
 from service.job import Event, Job, State
-from service.machine import Transition
+from service.lifecycle import Transition
 from service.stores import schema
 from service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Worker
 from service.stores.engine import make_engine

@@ -8,12 +8,12 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, Node
 
-from fxlib import recipes
-from fxlib.contracts import Contract
 from fxlib.reasons import Reason
-from fxlib.recipes import Rewrite
+from fxlib.recipes import recipes
+from fxlib.recipes.recipes import Rewrite
 from fxlib.runtime import CapturedModule, create, fetch, issue_call, remote_call, wait
 from fxlib.runtime.collectives import collective
+from fxlib.spec.contract import Contract
 
 READ = Contract(reads=frozenset({"table"}))
 WRITE = Contract(writes=frozenset({"table"}))

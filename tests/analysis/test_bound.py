@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx import GraphModule, Node
 
-from fxlib import recipes
-from fxlib.analysis.bound import bound
-from fxlib.analysis.costs import Costs
-from fxlib.analysis.dependencies import Dependencies
-from fxlib.analysis.simulate import predict, simulate
-from fxlib.contracts import Contract
-from fxlib.profiles import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
+from fxlib.analysis.cost.bound import bound
+from fxlib.analysis.cost.costs import Costs
+from fxlib.analysis.cost.simulate import predict, simulate
+from fxlib.analysis.effects.dependencies import Dependencies
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from tests.analysis.sketch import WRITE, Sketch
 from tests.analysis.test_simulate import MS, call, profile, server, two_lookups
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fxlib import recipes
 from fxlib.analysis import Dependencies, Effects
 from fxlib.reasons import Reason
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from tests.analysis.sketch import READ, WRITE, Sketch, reason, schedule
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import fxlib
-from fxlib import recipes
 from fxlib.analysis import Effects
 from fxlib.reasons import Reason
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.data_parallel import DataParallel, DataParallelOptions
 from tests.analysis.sketch import Sketch, schedule

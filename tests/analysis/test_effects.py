@@ -9,9 +9,9 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis import Effects
-from fxlib.analysis.behaviour import Part
-from fxlib.analysis.resources import GENERATOR, PEERS, PROCESS, ServerState, Storage
-from fxlib.contracts import PURE, Contract
+from fxlib.analysis.effects.node_kinds import Part
+from fxlib.analysis.effects.resources import GENERATOR, PEERS, PROCESS, ServerState, Storage
+from fxlib.spec.contract import PURE, Contract
 from tests.analysis.sketch import READ, WRITE, Sketch
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from fxlib import recipes
-from fxlib.profiles import CallProfile, NodeProfile, Profile, ServerProfile, Spread, TensorShape
 from fxlib.reasons import Reason
-from fxlib.result import CallReport
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
+from fxlib.spec.profile import CallProfile, NodeProfile, Profile, ServerProfile, Spread, TensorShape
+from fxlib.spec.report import CallReport
 from tests.analysis.sketch import WRITE, Sketch
 
 

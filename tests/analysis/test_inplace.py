@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.fx import Graph, Node
 
-from fxlib.analysis import vocabulary as words
-from fxlib.analysis.inplace import commutes, is_elementwise, is_exact, variant_of
+from fxlib.analysis.operators import operator_tables as words
+from fxlib.analysis.operators.in_place import commutes, is_elementwise, is_exact, variant_of
 
 Overload = torch._ops.OpOverload[..., Any]
 SHAPE = (3, 19, 21)

@@ -18,9 +18,9 @@ from torch.fx import Graph
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from fxlib.analysis.catalogue import Operator, facts_of
-from fxlib.analysis.modules import module_operator
-from fxlib.analysis.operators import operator_of, written_arguments
+from fxlib.analysis.operators.access import operator_of, written_arguments
+from fxlib.analysis.operators.leaf_modules import module_operator
+from fxlib.analysis.operators.schemas import Operator, facts_of
 
 
 def facts(target: Any, *args: Any, **kwargs: Any) -> Operator | None:

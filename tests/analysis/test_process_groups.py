@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from fxlib.analysis.process_groups import Groups
+from fxlib.analysis.effects.process_groups import Groups
 
 Sizes = Mapping[str, tuple[int, ...]]
 

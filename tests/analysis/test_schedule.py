@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fxlib import recipes
-from fxlib.analysis.simulate import predict
+from fxlib.analysis.cost.simulate import predict
 from fxlib.errors import PassError
-from fxlib.profiles import Profile
 from fxlib.reasons import Reason
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule, limit_in_flight
+from fxlib.spec.profile import Profile
 from tests.analysis.sketch import Sketch, names
 from tests.analysis.test_bound import random_profile, random_program
 from tests.analysis.test_simulate import MS, SCHEDULE, call, profile, server, two_lookups

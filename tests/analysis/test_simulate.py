@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from fxlib import ps, recipes
-from fxlib.analysis.costs import Costs
-from fxlib.analysis.simulate import Simulation, predict
-from fxlib.profiles import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread
+from fxlib import ps
+from fxlib.analysis.cost.costs import Costs
+from fxlib.analysis.cost.simulate import Simulation, predict
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule, send_gradient, track_gradient
+from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread
 from tests.analysis.sketch import Sketch
 
 MS = 1e-3

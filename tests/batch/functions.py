@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fxlib import batch
-from fxlib.contracts import remote
+from fxlib.spec.contract import remote
 
 NAME = "tests.batch.functions"
 LOG: list[str] = []

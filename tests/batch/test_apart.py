@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxlib.apart import apart
+from fxlib.batch.isolation import apart
 
 Pair = namedtuple("Pair", "whole, part")  # noqa: PYI024 - as a server might return
 

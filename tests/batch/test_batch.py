@@ -11,7 +11,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from fxlib import batch
-from fxlib.workload import Server
+from fxlib.spec.workload import Server
 from tests.batch import functions
 from tests.runtime.world import rpc_world
 

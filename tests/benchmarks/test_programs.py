@@ -10,7 +10,7 @@ from torch import nn
 from benchmarks.programs.__main__ import rows
 from benchmarks.programs.case import Found
 from benchmarks.programs.catalogue import PROGRAMS, Program
-from fxlib.workload import Batch
+from fxlib.spec.workload import Batch
 
 
 def program(**given: str) -> Program:

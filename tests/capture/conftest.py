@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fxlib.workload import Server
+from fxlib.spec.workload import Server
 from tests.runtime.world import rpc_world
 
 

@@ -14,12 +14,12 @@ from typing_extensions import override
 
 import fxlib
 from fxlib import wire
-from fxlib.client.screen import screen
-from fxlib.contracts import Contract
+from fxlib.client.answer_policy import screen
 from fxlib.errors import ContractError, WireError
 from fxlib.reasons import Reason
-from fxlib.result import CallReport
 from fxlib.runtime import is_call, is_issue, is_wait
+from fxlib.spec.contract import Contract
+from fxlib.spec.report import CallReport
 from tests.capture import feature_store as features
 from tests.capture.feature_store import Store, join
 from tests.capture.feature_store import get as renamed

@@ -235,7 +235,7 @@ def test_what_no_trial_can_hold_is_known_before_anything_is_sent(
     make: Callable[[], nn.Module], trainers: int, reason: Reason, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reason is Reason.OPAQUE_CODE:  # of as many ranks as the workload says
-        monkeypatch.setattr("fxlib.analysis.process_groups.Groups.misfit", lambda *_: "")
+        monkeypatch.setattr("fxlib.analysis.effects.process_groups.Groups.misfit", lambda *_: "")
     workload = Workload(batches=[(torch.ones(2, 4), torch.ones(2, dtype=torch.long))], trainers=trainers)
     captured = fxlib.capture(make())
     with pytest.raises(UnservedError, match=said) as raised:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import fxlib
-from fxlib import nests, wire
+from fxlib import wire
 from fxlib.errors import CaptureError
+from fxlib.utils import pytree
 
 
 class Layer:
@@ -81,7 +82,7 @@ def test_objects_travel_as_their_parts_and_come_back_as_the_programs_own() -> No
     assert type(alone) is not Answer
     assert alone.cache.layers[0].length == 3
     assert alone.cache.name == "cache"
-    tensors = [name for name, leaf in nests.leaves(alone, "out") if isinstance(leaf, Tensor)]
+    tensors = [name for name, leaf in pytree.leaves(alone, "out") if isinstance(leaf, Tensor)]
     assert tensors == ["out['logits']", "out['cache']['layers'][0]['keys']", "out['cache']['layers'][1]['keys']"]
 
 

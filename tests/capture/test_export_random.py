@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import fxlib
-from fxlib import recipes, wire
-from fxlib.keeping import state_kept
+from fxlib import wire
+from fxlib.recipes import recipes
+from fxlib.runtime.preserve_state import state_kept
 from tests.capture.random_modules import Program, Step, programs
 
 _REINPLACED = recipes.from_passes([("common_subexpressions", {}), ("reinplace", {})])

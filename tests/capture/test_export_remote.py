@@ -12,9 +12,9 @@ from torch.distributed.rpc import rpc_async, rpc_sync
 from torch.export import Dim
 
 import fxlib
+from fxlib.equivalence.verify import verify
 from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import ops
-from fxlib.verify import verify
 from tests.capture import servers
 from tests.capture.checks import assert_same, targets
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed import rpc
 
 import fxlib
-from fxlib.contracts import Contract, contract_of, remote
 from fxlib.errors import ContractError
 from fxlib.runtime import functions
+from fxlib.spec.contract import Contract, contract_of, remote
 from tests.capture.servers import Arithmetic, Table, double
 
 

@@ -13,7 +13,8 @@ from torch.distributed.nn import RemoteModule
 from torch.fx import GraphModule
 
 import fxlib
-from fxlib import recipes, wire
+from fxlib import wire
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule, is_issue, is_wait
 from fxlib.wire import OpaqueRRef
 from tests.capture.checks import same

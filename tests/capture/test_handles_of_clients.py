@@ -14,8 +14,9 @@ from torch import nn
 from typing_extensions import override
 
 import fxlib
-from fxlib import recipes, wire
+from fxlib import wire
 from fxlib.errors import OpaqueError, WireError
+from fxlib.recipes import recipes
 from fxlib.runtime import is_call, is_issue, is_wait
 from fxlib.runtime.calls import ClientFunction
 from tests.capture import grpc_store

@@ -13,8 +13,9 @@ from torch.distributed import rpc
 from torch.fx import Node
 
 import fxlib
-from fxlib import recipes, wire
-from fxlib.capture.method_callers import class_of_method, method_called
+from fxlib import wire
+from fxlib.capture.trace.method_callers import class_of_method, method_called
+from fxlib.recipes import recipes
 from fxlib.runtime import is_call, is_issue, is_wait
 from tests.capture import servers
 from tests.capture.checks import targets

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as torchs
 
 import fxlib
-from fxlib.capture.observers import ObservedFunctions
+from fxlib.capture.recording.observers import ObservedFunctions
 
 X = torch.linspace(-2, 2, 12).view(3, 4)
 

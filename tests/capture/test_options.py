@@ -10,9 +10,9 @@ from torch.distributed.rpc import rpc_async, rpc_sync
 from torch.fx import Node, Proxy, Tracer
 
 import fxlib
-from fxlib.contracts import PURE, Contract
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
+from fxlib.spec.contract import PURE, Contract
 from tests.capture import servers
 from tests.capture.servers import double
 

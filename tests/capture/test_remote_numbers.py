@@ -11,9 +11,9 @@ from torch.distributed.rpc import rpc_async, rpc_sync
 
 import fxlib
 from fxlib import wire
+from fxlib.equivalence.verify import verify
 from fxlib.errors import ContractError
 from fxlib.runtime import ops
-from fxlib.verify import verify
 
 pytestmark = pytest.mark.usefixtures("world")
 ROWS = torch.arange(6)

@@ -13,8 +13,8 @@ from torch import nn
 
 import fxlib as library
 from fxlib import Workload
-from fxlib.profiles import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from fxlib.ps.local import local
+from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from tests.cli.conftest import Run
 from tests.client.models import Clicks, workload
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from torch.fx import GraphModule
 
-from fxlib import protocol, recipes
-from fxlib.result import Report
+from fxlib import protocol
+from fxlib.recipes import recipes
+from fxlib.spec.report import Report
 from fxlib.v1 import workers_pb2
 from tests.client.real import adopt
 

@@ -16,12 +16,13 @@ import grpc
 import torch
 from torch.fx import GraphModule
 
-from fxlib import protocol, recipes, wire
+from fxlib import protocol, wire
 from fxlib.client.blobs import upload
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
 from fxlib.reasons import Reason
-from fxlib.result import Estimate, Report
+from fxlib.recipes import recipes
+from fxlib.spec.report import Estimate, Report
 from fxlib.v1 import blobs_pb2, graph_pb2, jobs_pb2, workers_pb2, workers_pb2_grpc
 
 Answer = Callable[[workers_pb2.Lease, GraphModule], tuple[Report, GraphModule]]

@@ -17,7 +17,7 @@ from fxlib import Client, Profile, Reason, Server, Workload
 from fxlib.client.sample_run import run_sample
 from fxlib.client.unserved import UnservedError, check_measurable
 from fxlib.errors import FxlibWarning
-from fxlib.keeping import state_kept
+from fxlib.runtime.preserve_state import state_kept
 from fxlib.v1 import jobs_pb2
 from tests.capture import feature_store
 from tests.client.models import Clicks, workload

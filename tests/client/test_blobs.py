@@ -10,7 +10,7 @@ from fxlib.client.blobs import CHUNK_BYTES, PART_BYTES, download, upload
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
 from fxlib.errors import LimitError, RejectedError, WireError
-from fxlib.jobs import Blob
+from fxlib.spec.job import Blob
 from tests.client.scripted import Scripted
 
 

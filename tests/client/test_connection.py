@@ -8,9 +8,9 @@ import pytest
 
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
-from fxlib.client.follow import follow, get_job
+from fxlib.client.watch_job import follow, get_job
 from fxlib.errors import RejectedError, ServiceUnavailableError
-from fxlib.jobs import Event
+from fxlib.spec.job import Event
 from tests.client.real import free_port
 from tests.client.scripted import RUNNING, SUCCEEDED, Scripted, event, serving
 from tests.undisturbed import undisturbed

@@ -10,7 +10,7 @@ from torch import nn
 
 import fxlib
 from fxlib import Client, Workload, wire
-from fxlib.distance import relative_error
+from fxlib.equivalence.distance import relative_error
 from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.protocol import RecipeLike
 from tests.client.models import Clicks, workload

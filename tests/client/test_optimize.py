@@ -15,8 +15,8 @@ from torch.fx import GraphModule
 import fxlib
 from fxlib import Client, Profile, Server, Workload, protocol, wire
 from fxlib.errors import FxlibWarning, WorkloadError
-from fxlib.profiles import NodeProfile
 from fxlib.runtime import is_call
+from fxlib.spec.profile import NodeProfile
 from fxlib.v1 import graph_pb2
 from tests.client.models import Clicks, workload
 from tests.client.scripted import FAILED, RUNNING, Scripted, event

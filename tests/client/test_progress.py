@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from fxlib.client.progress import Lines, display
-from fxlib.jobs import Event
+from fxlib.spec.job import Event
 
 
 class FakeTerminal(io.StringIO):

@@ -76,7 +76,7 @@ def test_ranks_with_other_programs_adopt_nothing_and_ask_nothing(service: Script
 
 def ask_and_fail_to_bind(address: str) -> dict[str, Any]:
     refuse = mock.Mock(side_effect=WireError("not here") if dist.get_rank() == 1 else None)
-    with mock.patch("fxlib.client.ask.screen", refuse):
+    with mock.patch("fxlib.client.session.screen", refuse):
         return ask(address)
 
 

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from torch import nn
 
 from fxlib.reasons import Declined, Reason
-from fxlib.rendering import render, seconds
-from fxlib.result import CallReport, Candidate, Estimate, PassReport, Report, Result, Timeline, Undeclared
+from fxlib.spec.report import CallReport, Candidate, Estimate, PassReport, Report, Result, Timeline, Undeclared
+from fxlib.spec.report_text import render, seconds
 
 REPORT = Report(
     decision="adopt",

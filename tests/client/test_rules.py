@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import fxlib
 from fxlib import Client, Rule, Workload
 from fxlib.errors import FxlibWarning
-from fxlib.result import Result
+from fxlib.spec.report import Result
 from tests.cli.gates import Gates, any_rules
 from tests.client.asked import as_asked
 from tests.client.real import real_service, scripted_worker

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fxlib
 from fxlib import ps
-from fxlib.client.screen import screen
+from fxlib.client.answer_policy import screen
 from fxlib.errors import WireError
 from fxlib.runtime import create, functions, issue_batch, remote_call, wait_item
 from fxlib.runtime.collectives import collective

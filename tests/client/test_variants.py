@@ -16,8 +16,8 @@ from fxlib.capture.variants import capture_variant, mode_of
 from fxlib.client.request import Question, prepare
 from fxlib.client.variants import profile_of
 from fxlib.errors import CaptureError, FxlibWarning, WorkloadError
-from fxlib.profiles import CallProfile, Profile, Spread, TensorShape
 from fxlib.runtime import CapturedModule, is_call, is_issue
+from fxlib.spec.profile import CallProfile, Profile, Spread, TensorShape
 from fxlib.v1 import graph_pb2, jobs_pb2
 from tests.client.scripted import Scripted
 

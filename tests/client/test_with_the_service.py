@@ -11,7 +11,7 @@ import pytest
 import fxlib
 from fxlib import Client
 from fxlib.errors import FxlibWarning, RejectedError
-from fxlib.jobs import Event
+from fxlib.spec.job import Event
 from tests.client.models import Clicks, workload
 from tests.client.real import adopt, free_port, real_service, scripted_worker
 

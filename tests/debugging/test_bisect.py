@@ -12,11 +12,11 @@ from torch.fx import GraphModule
 from typing_extensions import override
 
 import fxlib
-from fxlib import recipes
 from fxlib.errors import PassError
 from fxlib.passes import REGISTRY, DeadCode
-from fxlib.passes.base import GraphPass, PassResult, register_pass
-from fxlib.recipes import Recipe
+from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.recipes import recipes
+from fxlib.recipes.recipes import Recipe
 from tests.passes.test_verify import Model
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxlib
-from fxlib.result import Report, Span, Timeline
-from fxlib.timeline import chrome_trace, lanes, pack, page
+from fxlib.render.timeline import chrome_trace, lanes, pack, page
+from fxlib.spec.report import Report, Span, Timeline
 
 TIMES = st.floats(0, 10, allow_nan=False)
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 import fxlib
 from fxlib.errors import ContractError, FxlibError
 from fxlib.inspection import Analysis, NodeFigures, analyze
-from fxlib.profiles import CallProfile, Profile, Spread, TensorShape
+from fxlib.spec.profile import CallProfile, Profile, Spread, TensorShape
 from tests.inspection.servers import lookup_rows, row_like
 from tests.models import zoo
 from tests.undisturbed import undisturbed

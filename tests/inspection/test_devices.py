@@ -16,7 +16,7 @@ from fxlib.inspection import Device, analyze, calibrate, devices, load_device, s
 from fxlib.inspection.device import Bandwidth, Peak
 from fxlib.inspection.fitting import fit
 from fxlib.inspection.work import WORK
-from fxlib.profiles import Profile
+from fxlib.spec.profile import Profile
 from tests.passes.reads import call, coalesced, three_reads
 
 PLAIN = Device(

@@ -20,8 +20,8 @@ from fxlib.client.blobs import upload
 from fxlib.client.deadline import Deadline
 from fxlib.client.request import Question, captured_of, prepare
 from fxlib.errors import RemoteError
-from fxlib.jobs import Event
-from fxlib.workload import Workload
+from fxlib.spec.job import Event
+from fxlib.spec.workload import Workload
 from tests.workers.cases import alive
 from workers.child import FOLDER
 

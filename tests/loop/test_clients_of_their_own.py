@@ -18,7 +18,7 @@ import fxlib
 from fxlib.client import Client
 from fxlib.reasons import Reason
 from fxlib.runtime import is_issue
-from fxlib.workload import Workload
+from fxlib.spec.workload import Workload
 from tests.capture import grpc_store, ray_tables
 from tests.workers.trying import SETTINGS
 from workers.trial.cluster import connected

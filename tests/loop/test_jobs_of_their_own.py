@@ -12,8 +12,8 @@ from torch.distributed import rpc
 import fxlib
 from fxlib.client import Client
 from fxlib.reasons import Reason
-from fxlib.result import Result
-from fxlib.workload import Server, Workload
+from fxlib.spec.report import Result
+from fxlib.spec.workload import Server, Workload
 from tests.loop import own_functions
 from tests.loop.processes import Service, Worker
 from tests.runtime.world import rpc_world

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fxlib
-from fxlib import recipes
+from fxlib.recipes import recipes
 from tests.models import zoo
 from tests.passes.nets import changes, graph_runs
 

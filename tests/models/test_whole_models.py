@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import fxlib
-from fxlib import nests, wire
+from fxlib import wire
 from fxlib.errors import FxlibWarning
 from fxlib.runtime import CapturedModule
+from fxlib.utils import pytree
 from tests.models import zoo
 
 NAMES = [pytest.param(name, marks=() if name in zoo.models(heavy=False) else pytest.mark.slow) for name in zoo.models()]
@@ -19,7 +20,7 @@ _TRAINED.remove("wav2vec2")
 
 def _outputs(module: torch.nn.Module, inputs: zoo.Inputs) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    return [leaf for _, leaf in nests.leaves(module(*inputs)) if isinstance(leaf, torch.Tensor)]
+    return [leaf for _, leaf in pytree.leaves(module(*inputs)) if isinstance(leaf, torch.Tensor)]
 
 
 def _assert_alike(module: torch.nn.Module, other: torch.nn.Module, inputs: zoo.Inputs) -> None:

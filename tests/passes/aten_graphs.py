@@ -10,9 +10,9 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from fxlib import recipes
 from fxlib.reasons import Reason
-from fxlib.recipes import Rewrite
+from fxlib.recipes import recipes
+from fxlib.recipes.recipes import Rewrite
 
 aten = torch.ops.aten
 Model = Callable[..., Any]

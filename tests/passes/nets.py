@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 import fxlib
-from fxlib import recipes
-from fxlib.recipes import Rewrite
+from fxlib.recipes import recipes
+from fxlib.recipes.recipes import Rewrite
 from tests.models.zoo import randomize
 
 Options = Mapping[str, object]

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from fxlib import recipes
-from fxlib.contracts import Contract
 from fxlib.passes import CoalesceCalls, SplitCalls
-from fxlib.profiles import CallProfile, Opaque, Profile, ServerProfile, Spread
-from fxlib.recipes import Recipe, Rewrite
-from fxlib.runtime.items import is_batch, waits_of
+from fxlib.recipes import recipes
+from fxlib.recipes.recipes import Recipe, Rewrite
+from fxlib.runtime.batched_items import is_batch, waits_of
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import CallProfile, Opaque, Profile, ServerProfile, Spread
 from tests.analysis.sketch import Sketch
 
 READ = Contract(reads=frozenset({"table"}), batchable=True)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import fxlib
-from fxlib import recipes
-from fxlib.recipes import Rewrite
+from fxlib.recipes import recipes
+from fxlib.recipes.recipes import Rewrite
 from fxlib.rules import Rule
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))

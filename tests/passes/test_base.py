@@ -12,10 +12,10 @@ from torch import nn
 from torch.fx import GraphModule
 from typing_extensions import override
 
-from fxlib import recipes
 from fxlib.errors import PassError
 from fxlib.passes import REGISTRY, GraphPass, PassResult, SplitCalls, register_pass
 from fxlib.reasons import Declined, Reason
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from tests.analysis.sketch import Sketch, names
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fxlib import recipes
-from fxlib.candidates import candidates
-from fxlib.profiles import CallProfile, Opaque, Profile, ServerProfile, Spread
+from fxlib.recipes import recipes
+from fxlib.recipes.variants import candidates
+from fxlib.spec.profile import CallProfile, Opaque, Profile, ServerProfile, Spread
 
 
 def test_the_recipe_itself_comes_first() -> None:

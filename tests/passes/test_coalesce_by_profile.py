@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.fx import GraphModule
 
-from fxlib.contracts import PURE, Contract
-from fxlib.profiles import CallProfile, NodeProfile, Profile
 from fxlib.reasons import Reason
-from fxlib.workload import Workload
+from fxlib.spec.contract import PURE, Contract
+from fxlib.spec.profile import CallProfile, NodeProfile, Profile
+from fxlib.spec.workload import Workload
 from tests.analysis.sketch import Sketch
 from tests.passes.reads import MANY, READ, batches, call, coalesced, server, three_reads
 

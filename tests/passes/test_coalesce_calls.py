@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from fxlib import recipes
-from fxlib.analysis.dependencies import DEPENDENCIES, Dependencies
-from fxlib.contracts import Contract
+from fxlib.analysis.effects.dependencies import DEPENDENCIES, Dependencies
 from fxlib.passes import CoalesceCalls, SplitCalls
-from fxlib.profiles import Profile
 from fxlib.reasons import Reason
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.items import waits_of
-from fxlib.workload import Workload
+from fxlib.runtime.batched_items import waits_of
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import Profile
+from fxlib.spec.workload import Workload
 from tests.analysis.sketch import WRITE, Sketch
 from tests.passes.reads import COUNT, MANY, READ, batches, call, coalesced, server, three_reads
 

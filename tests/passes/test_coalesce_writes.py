@@ -11,13 +11,13 @@ import torch
 from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
-from fxlib import recipes
-from fxlib.contracts import Contract
 from fxlib.passes import CoalesceWrites, SplitCalls
-from fxlib.profiles import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
-from fxlib.recipes import Recipe
+from fxlib.recipes import recipes
+from fxlib.recipes.recipes import Recipe
+from fxlib.runtime.batched_items import is_batch, waits_of
 from fxlib.runtime.batches import IN_ORDER, issue_batch, wait_item
-from fxlib.runtime.items import is_batch, waits_of
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from tests.analysis.sketch import READ as ALONE
 from tests.analysis.sketch import Sketch
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 import fxlib
-from fxlib import recipes
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from tests.analysis.sketch import Sketch
 from tests.passes.nets import applied, changes, reasons

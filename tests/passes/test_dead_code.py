@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxlib import recipes
-from fxlib.analysis import receivers
-from fxlib.analysis.catalogue import Operator
-from fxlib.analysis.operators import operator_of
+from fxlib.analysis.operators import receivers
+from fxlib.analysis.operators.access import operator_of
+from fxlib.analysis.operators.schemas import Operator
 from fxlib.passes import DeadCode
+from fxlib.recipes import recipes
 from tests.analysis.sketch import Sketch, names
 
 

@@ -14,9 +14,9 @@ from torch.fx import GraphModule
 from torch.nn import functional as F
 
 import fxlib
-from fxlib import recipes
 from fxlib.errors import PassError
-from fxlib.recipes import Rewrite
+from fxlib.recipes import recipes
+from fxlib.recipes.recipes import Rewrite
 from tests.passes.rule_programs import Program, targets, why_not
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxlib
-from fxlib import recipes
 from fxlib.errors import FxlibWarning, PassError
+from fxlib.recipes import recipes
 from tests.passes.nets import IMAGE, SOUND, applied, made, reasons
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from fxlib import recipes
-from fxlib.contracts import Contract
 from fxlib.passes import MergeReads, SplitCalls
-from fxlib.profiles import CallProfile, Opaque, Profile, Spread, TensorShape
 from fxlib.reasons import Reason
-from fxlib.recipes import Recipe, Rewrite
+from fxlib.recipes import recipes
+from fxlib.recipes.recipes import Recipe, Rewrite
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import CallProfile, Opaque, Profile, Spread, TensorShape
 from tests.analysis.sketch import READ, WRITE, Sketch, names
 
 

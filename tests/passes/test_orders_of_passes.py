@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import fxlib
-from fxlib import recipes
+from fxlib.recipes import recipes
 
 
 class Scaled(nn.Module):

@@ -13,9 +13,9 @@ from torch.distributed.rpc import remote, rpc_async, rpc_sync
 from torch.futures import collect_all, wait_all
 
 import fxlib
-from fxlib.result import CallReport
 from fxlib.runtime import CapturedModule, is_issue, is_wait
-from fxlib.workload import Server
+from fxlib.spec.report import CallReport
+from fxlib.spec.workload import Server
 from tests.capture import servers
 from tests.capture.servers import Table, double, lookup
 from tests.runtime.world import rpc_world
@@ -93,7 +93,7 @@ def by_hand(captured: CapturedModule) -> torch.fx.GraphModule:
     steps: list[tuple[str, dict[str, object]]] = [
         (name, {}) for name in ("dead_code", "split_calls", "overlap_calls", "fold_pairs")
     ]
-    return fxlib.optimize(captured, fxlib.recipes.from_passes(steps))
+    return fxlib.optimize(captured, fxlib.recipes.recipes.from_passes(steps))
 
 
 @pytest.mark.parametrize("calls", CALLS)

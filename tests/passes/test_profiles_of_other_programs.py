@@ -13,13 +13,14 @@ from torch import nn
 from torch.distributed import rpc
 
 import fxlib
-from fxlib import ps, recipes
-from fxlib.analysis.bound import bound
-from fxlib.analysis.simulate import predict
+from fxlib import ps
+from fxlib.analysis.cost.bound import bound
+from fxlib.analysis.cost.simulate import predict
 from fxlib.errors import WorkloadError
-from fxlib.profiles import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread
+from fxlib.recipes import recipes
 from fxlib.runtime import is_call
-from fxlib.runtime.items import is_batch
+from fxlib.runtime.batched_items import is_batch
+from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread
 
 
 class Clicks(nn.Module):

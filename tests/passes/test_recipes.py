@@ -10,9 +10,9 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 import fxlib
-from fxlib import recipes
-from fxlib.drafts import differs, draft_of
 from fxlib.errors import PassError
+from fxlib.passes.infra.copy import differs, draft_of
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from tests.analysis.sketch import Sketch, names
 

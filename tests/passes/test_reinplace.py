@@ -9,9 +9,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.shape_prop import ShapeProp
 
-from fxlib import recipes
-from fxlib.analysis.catalogue import facts_of
+from fxlib.analysis.operators.schemas import facts_of
 from fxlib.reasons import Reason
+from fxlib.recipes import recipes
 from fxlib.runtime import issue_call, wait
 from tests.passes.aten_graphs import Model, X, aten, built, functional, reasons, reinplaced, same, written
 

@@ -12,7 +12,7 @@ from torch.fx.passes.reinplace import reinplace as stock_reinplace
 from torch.utils import _pytree as pytree
 
 from benchmarks.graphs.aten import of_model, reused
-from fxlib import recipes
+from fxlib.recipes import recipes
 from tests.models import zoo
 
 LIGHT = ("mobilenet_wd4", "squeezenet_v1_1", "shufflenet_g1_wd4", "resnet20_cifar10", "densenet40_k12_cifar10")

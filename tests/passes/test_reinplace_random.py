@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from torch.fx import GraphModule
 
-from fxlib import recipes
+from fxlib.recipes import recipes
 from tests.passes.aten_programs import SHAPE, programs
 
 Seen = tuple[list[tuple[torch.Tensor, tuple[int, ...]]], list[torch.Tensor], list[tuple[int, int]]]

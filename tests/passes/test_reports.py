@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxlib import recipes
-from fxlib.contracts import Contract
 from fxlib.reasons import Reason
-from fxlib.result import CallReport
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
+from fxlib.spec.contract import Contract
+from fxlib.spec.report import CallReport
 from tests.analysis.sketch import READ, WRITE, Sketch, names
 
 

@@ -97,4 +97,4 @@ def test_rules_that_let_a_program_grow_for_ever_end_with_an_error() -> None:
 )
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(PassError, match="rewrite_rules"):
-        fxlib.recipes.from_passes([("rewrite_rules", options)])
+        fxlib.recipes.recipes.from_passes([("rewrite_rules", options)])

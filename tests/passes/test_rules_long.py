@@ -20,8 +20,9 @@ from torch.fx.subgraph_rewriter import replace_pattern
 from torch.nn import functional as F
 
 import fxlib
-from fxlib import Rule, recipes
+from fxlib import Rule
 from fxlib.passes import RewriteRules
+from fxlib.recipes import recipes
 from fxlib.rules import matching
 from tests.passes.rule_programs import found, ruled
 from tests.undisturbed import undisturbed
@@ -83,7 +84,7 @@ def test_a_node_with_a_thousand_inputs_is_given_them_at_once(monkeypatch: pytest
         given.append(arguments)
         return map_arg(arguments, change)
 
-    monkeypatch.setattr("fxlib.passes.succession.map_arg", counted)
+    monkeypatch.setattr("fxlib.passes.infra.replace_values.map_arg", counted)
     graph = Graph()
     x = graph.placeholder("x")
     graph.output(tuple(graph.call_function(torch.exp, (x,)) for _ in range(1000)))

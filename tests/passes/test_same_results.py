@@ -12,9 +12,9 @@ from torch.distributed import rpc
 from torch.nn import functional as F
 
 import fxlib
-from fxlib import recipes
-from fxlib.contracts import Contract
 from fxlib.errors import FxlibWarning
+from fxlib.recipes import recipes
+from fxlib.spec.contract import Contract
 from tests.analysis.sketch import Sketch, names, schedule
 from tests.random_programs.simulation import count, failing_read, simulated
 

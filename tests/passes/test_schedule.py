@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from fxlib import recipes
-from fxlib.contracts import PURE, Contract
 from fxlib.reasons import Reason
+from fxlib.recipes import recipes
 from fxlib.runtime import calls
+from fxlib.spec.contract import PURE, Contract
 from tests.analysis.sketch import READ, WRITE, Sketch, names, reason, schedule
 from tests.hash_seeds import printed_under_each
 

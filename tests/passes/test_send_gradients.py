@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import fxlib
-from fxlib import recipes, wire
+from fxlib import wire
 from fxlib.passes import SendGradients
 from fxlib.reasons import Reason
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule, send_gradient, track_gradient
-from fxlib.workload import Workload
+from fxlib.spec.workload import Workload
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME
 

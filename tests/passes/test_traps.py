@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed import rpc
 
 import fxlib
-from fxlib import recipes
+from fxlib.recipes import recipes
 from fxlib.runtime import is_issue, is_wait
-from fxlib.workload import Server
+from fxlib.spec.workload import Server
 from tests.analysis.sketch import Sketch, names, schedule
 from tests.passes import shop
 from tests.runtime.world import rpc_world

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import fxlib
-from fxlib import recipes
-from fxlib.analysis.simulate import predict
-from fxlib.profiles import CallProfile, Opaque, Profile, ServerProfile, Spread
+from fxlib.analysis.cost.simulate import predict
+from fxlib.recipes import recipes
+from fxlib.recipes.undeclared import MOST, undeclared
 from fxlib.runtime import CapturedModule
-from fxlib.undeclared import MOST, undeclared
+from fxlib.spec.profile import CallProfile, Opaque, Profile, ServerProfile, Spread
 from tests.analysis.sketch import READ, Sketch
 from tests.capture import servers
 from tests.capture.servers import Table, remote_method

@@ -10,8 +10,8 @@ from torch import nn
 
 import fxlib
 from fxlib import verify
+from fxlib.equivalence.verify import stands_in
 from fxlib.errors import PassError
-from fxlib.verify import stands_in
 
 
 class Model(nn.Module):

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed import rpc
 
 import fxlib
-from fxlib.contracts import remote
-from fxlib.profiles import Profile
+from fxlib.spec.contract import remote
+from fxlib.spec.profile import Profile
 
 _TURN = threading.Lock()
 _NAPS: list[float] = []

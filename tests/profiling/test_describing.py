@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fxlib.profiles import CallProfile, Opaque, Profile, Spread
-from fxlib.profiling.describing import is_told, structure_of
+from fxlib.profiling.message_sizes import is_told, structure_of
 from fxlib.protocol import profile_from_proto, profile_to_proto
+from fxlib.spec.profile import CallProfile, Opaque, Profile, Spread
 
 Pair = namedtuple("Pair", "rows count")  # noqa: PYI024 - as a server may return
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 
 import fxlib
 from fxlib.errors import FxlibError, LimitError, WireError
-from fxlib.profiles import NodeProfile, Profile
 from fxlib.profiling import file
+from fxlib.spec.profile import NodeProfile, Profile
 from tests.protocol import strategies as some
 
 

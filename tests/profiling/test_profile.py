@@ -10,9 +10,10 @@ from torch import nn
 from torch.distributed import rpc
 
 import fxlib
-from fxlib import Batch, Contract, Profile, Workload, ps, recipes
+from fxlib import Batch, Contract, Profile, Workload, ps
 from fxlib.errors import FxlibError, WorkloadError
-from fxlib.profiles import Opaque, TensorShape
+from fxlib.recipes import recipes
+from fxlib.spec.profile import Opaque, TensorShape
 from tests.profiling import remote_functions as far
 from tests.profiling.clicks import Clicks, batch, digests, workload, world
 from tests.runtime.graphs import Program

@@ -11,8 +11,8 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib import batch as batching
-from fxlib.profiles import Profile
 from fxlib.profiling import servers as probing
+from fxlib.spec.profile import Profile
 from tests.profiling import remote_functions as far
 from tests.undisturbed import undisturbed
 

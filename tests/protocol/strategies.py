@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from fxlib.batches import Batch, BatchSpec, Tensors
-from fxlib.contracts import Contract
-from fxlib.jobs import Blob, Event, Failure, Job
-from fxlib.profiles import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread, TensorShape
 from fxlib.reasons import Declined, Reason
-from fxlib.result import CallReport, Candidate, Estimate, PassReport, Report, Span, Timeline, Undeclared
-from fxlib.trial import TrialOptions
-from fxlib.workload import OPTIMIZERS, Dense, Optimizer, RemoteObject, Server, Table, Workload
+from fxlib.spec.contract import Contract
+from fxlib.spec.inputs import Batch, BatchSpec, Tensors
+from fxlib.spec.job import Blob, Event, Failure, Job
+from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread, TensorShape
+from fxlib.spec.report import CallReport, Candidate, Estimate, PassReport, Report, Span, Timeline, Undeclared
+from fxlib.spec.trial import TrialOptions
+from fxlib.spec.workload import OPTIMIZERS, Dense, Optimizer, RemoteObject, Server, Table, Workload
 
 text = st.text("ab ×\n", max_size=4)
 word = st.sampled_from(["a", "bc", "def_0", "weight", "x1"])

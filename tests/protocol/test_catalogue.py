@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fxlib import passes, recipes
+from fxlib import passes
 from fxlib.errors import PassError
-from fxlib.passes.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
 from fxlib.protocol import catalogue_to_proto
+from fxlib.recipes import recipes
 
 OWN = {name for name, kind in passes.REGISTRY.items() if kind.__module__.startswith("fxlib.")}
 

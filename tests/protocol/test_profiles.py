@@ -7,7 +7,7 @@ import torch
 
 from fxlib import Profile, protocol
 from fxlib.errors import FxlibError, LimitError, WireError
-from fxlib.profiles import CallProfile, NodeProfile, Opaque, ServerProfile, Spread, TensorShape
+from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, ServerProfile, Spread, TensorShape
 from fxlib.v1 import profile_pb2
 
 PROFILE = Profile(

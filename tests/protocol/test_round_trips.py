@@ -7,13 +7,13 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 
 from fxlib import protocol
-from fxlib.batches import Batch, BatchSpec
-from fxlib.contracts import Contract
-from fxlib.jobs import Blob, Event, Job
-from fxlib.profiles import Profile
-from fxlib.result import Report
-from fxlib.trial import TrialOptions
-from fxlib.workload import Workload
+from fxlib.spec.contract import Contract
+from fxlib.spec.inputs import Batch, BatchSpec
+from fxlib.spec.job import Blob, Event, Job
+from fxlib.spec.profile import Profile
+from fxlib.spec.report import Report
+from fxlib.spec.trial import TrialOptions
+from fxlib.spec.workload import Workload
 from tests.protocol import strategies as some
 
 M = TypeVar("M", bound=Message)

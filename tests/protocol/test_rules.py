@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fxlib.errors import FxlibError, LimitError, PassError, WireError
 from fxlib.passes import RewriteRules
 from fxlib.protocol import recipe_from_proto, recipe_to_proto
-from fxlib.recipes import Recipe
+from fxlib.recipes.recipes import Recipe
 from fxlib.rules import Rule
 from fxlib.v1 import jobs_pb2
 from tests.passes.rule_programs import ruled, targets

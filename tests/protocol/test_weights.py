@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import fxlib
-from fxlib import recipes, wire
+from fxlib import wire
 from fxlib.errors import PassError
 from fxlib.protocol import check_weights
+from fxlib.recipes import recipes
 from fxlib.v1 import graph_pb2
 
 

@@ -14,12 +14,12 @@ from torch.distributed import rpc
 from torch.nn import functional as F
 
 from fxlib import batch, ps
-from fxlib.contracts import contract_of
 from fxlib.errors import ContractError, WorkloadError
 from fxlib.ps import state
 from fxlib.ps.state import ServerState
 from fxlib.runtime import functions
-from fxlib.workload import Dense, Server, Table
+from fxlib.spec.contract import contract_of
+from fxlib.spec.workload import Dense, Server, Table
 from tests.runtime.world import rpc_world
 from tests.undisturbed import undisturbed
 

@@ -22,8 +22,8 @@ from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
 import fxlib
-from fxlib import recipes
 from fxlib.ps.local import end_with_parent
+from fxlib.recipes import recipes
 from fxlib.runtime import functions, is_call
 from tests.random_programs import running, simulation
 from tests.random_programs.programs import NOISE, Program, random_program

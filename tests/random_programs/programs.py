@@ -12,8 +12,8 @@ from torch import nn
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from fxlib.contracts import contract_of
 from fxlib.runtime import CapturedModule, functions, ops
+from fxlib.spec.contract import contract_of
 from tests.random_programs import simulation as servers
 
 

@@ -10,14 +10,16 @@ from unittest import mock
 
 import pytest
 
-from fxlib import batch, recipes
-from fxlib.analysis import duplicates, sequences
-from fxlib.contracts import PURE
+from fxlib import batch
+from fxlib.analysis.effects import duplicates
 from fxlib.errors import PassError
-from fxlib.passes import CoalesceCalls, CoalesceWrites, MergeReads, SplitCalls, coalesce_calls
-from fxlib.recipes import Recipe
+from fxlib.passes import CoalesceCalls, CoalesceWrites, MergeReads, SplitCalls
+from fxlib.passes.remote import coalesce_calls, write_sequences
+from fxlib.recipes import recipes
+from fxlib.recipes.recipes import Recipe
+from fxlib.runtime.batched_items import is_batch, items_of
 from fxlib.runtime.batches import IN_ORDER, BatchInFlight
-from fxlib.runtime.items import is_batch, items_of
+from fxlib.spec.contract import PURE
 from tests.random_programs.programs import random_program
 from tests.random_programs.running import differences, outcome
 from tests.random_programs.simulation import simulated
@@ -72,7 +74,7 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {
         BatchInFlight, "result", _first_result
     ),
     "writes go on after one has failed": lambda: mock.patch.object(batch, "run_in_order", batch.run),
-    "writes travel with what needs the first": lambda: mock.patch.object(sequences._Group, "pass_by"),
+    "writes travel with what needs the first": lambda: mock.patch.object(write_sequences._Group, "pass_by"),
     "reads are merged whatever is written in between": lambda: mock.patch.object(duplicates, "levels", _no_levels),
     "reads are merged whatever becomes of the results": lambda: mock.patch.object(
         duplicates._Results, "hindrance", return_value=None

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fxlib import recipes
+from fxlib.recipes import recipes
 from fxlib.runtime import issue_call, remote_call
-from fxlib.workload import Server
+from fxlib.spec.workload import Server
 from tests.random_programs.programs import Program, differentiable_program, random_program
 from tests.random_programs.running import Outcome, differences, distributed_outcome, outcome, real_servers
 from tests.random_programs.simulation import SERVERS

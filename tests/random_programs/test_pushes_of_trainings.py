@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxlib import recipes
 from fxlib.errors import FxlibWarning
-from fxlib.runtime import autograd_node, pushes
+from fxlib.recipes import recipes
+from fxlib.runtime.gradients import autograd_node, pushes
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import Training, World, random_training, run
 

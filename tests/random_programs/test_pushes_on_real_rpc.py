@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from torch.distributed import rpc
 
-from fxlib.workload import Server
+from fxlib.spec.workload import Server
 from tests.random_programs.running import RealServers, real_servers
 from tests.random_programs.simulation import SERVERS
 from tests.random_programs.test_pushes_of_trainings import differences

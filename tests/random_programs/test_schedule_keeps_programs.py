@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxlib import recipes
-from fxlib.analysis import aliases, dependencies
-from fxlib.analysis.behaviour import Part
-from fxlib.analysis.dependencies import Dependencies, Why
-from fxlib.analysis.effects import NodeEffects
+from fxlib.analysis.effects import aliases, dependencies
+from fxlib.analysis.effects.dependencies import Dependencies, Why
+from fxlib.analysis.effects.model import NodeEffects
+from fxlib.analysis.effects.node_kinds import Part
 from fxlib.errors import PassError
+from fxlib.recipes import recipes
 from tests.random_programs.programs import random_program
 from tests.random_programs.running import differences, outcome
 from tests.random_programs.simulation import simulated

@@ -15,9 +15,9 @@ from torch.distributed import rpc
 import fxlib
 from fxlib import ps
 from fxlib.capture.variants import capture_variant
-from fxlib.recipes import with_variants
+from fxlib.recipes.recipes import with_variants
 from fxlib.runtime import CapturedModule
-from fxlib.workload import Server, Table, Variant, Workload
+from fxlib.spec.workload import Server, Table, Variant, Workload
 from tests.runtime.world import rpc_world
 
 DIM, ROWS, BATCH = 4, 20, 3

@@ -13,11 +13,11 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 import fxlib
-from fxlib.contracts import contract_of
 from fxlib.errors import FxlibError
 from fxlib.runtime import CapturedModule, functions, ops
-from fxlib.runtime.companions import Companions
-from fxlib.runtime.tape import Tape
+from fxlib.runtime.gradients.tape import Tape
+from fxlib.runtime.module_state import Companions
+from fxlib.spec.contract import contract_of
 from tests.random_programs import simulation
 from tests.random_programs.simulation import SERVERS
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from fxlib.runtime.deadlines import DEADLINES
-from fxlib.workload import Server
+from fxlib.spec.workload import Server
 from tests.runtime.pushing import log
 from tests.runtime.world import rpc_world
 

@@ -11,8 +11,8 @@ import torch
 from torch.distributed import rpc
 from torch.fx import Node
 
-from fxlib.gradients import push_gradients
 from fxlib.runtime import CapturedModule, send_gradient
+from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME, read_log
 

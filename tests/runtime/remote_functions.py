@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from fxlib import batch
-from fxlib.contracts import remote
 from fxlib.runtime import functions
+from fxlib.spec.contract import remote
 
 _LOG: list[str] = []
 _GATE, _OVER = threading.Semaphore(0), threading.Semaphore(0)

@@ -13,9 +13,9 @@ from torch.distributed import rpc
 from fxlib import batch
 from fxlib.errors import ContractError, FxlibWarning
 from fxlib.runtime import issue_batch, record, refusals, remote_call, wait_item
+from fxlib.runtime.batched_items import waits_of
 from fxlib.runtime.batches import NamedCall
 from fxlib.runtime.deadlines import DEADLINES
-from fxlib.runtime.items import waits_of
 from tests.batch import functions
 from tests.runtime.graphs import Program
 

@@ -12,7 +12,7 @@ import torch
 from fxlib.runtime import limit_in_flight
 from fxlib.runtime.credits import Credits, tensor_bytes
 from fxlib.runtime.deadlines import Deadlines
-from fxlib.runtime.flight import THREAD, Flight
+from fxlib.runtime.forward_context import THREAD, Flight
 
 
 class Future:

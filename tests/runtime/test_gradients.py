@@ -16,12 +16,12 @@ from torch import nn
 from torch.fx import Node
 
 from fxlib.errors import ContractError, FxlibError
-from fxlib.gradients import push_gradients
 from fxlib.runtime import CapturedModule, remote_call, send_gradient, track_gradient
-from fxlib.runtime.autograd_node import Backward
-from fxlib.runtime.autograd_node import tracked as taking
-from fxlib.runtime.gradients import as_it_is, owned
-from fxlib.runtime.tape import UNPUSHED_FORWARDS
+from fxlib.runtime.gradients.autograd_node import Backward
+from fxlib.runtime.gradients.autograd_node import tracked as taking
+from fxlib.runtime.gradients.containers import as_it_is, owned
+from fxlib.runtime.gradients.tape import UNPUSHED_FORWARDS
+from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.graphs import Program
 from tests.runtime.pushing import model
 from tests.runtime.remote_functions import NAME

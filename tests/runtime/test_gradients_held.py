@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxlib.gradients import push_gradients
 from fxlib.runtime import track_gradient
-from fxlib.runtime.autograd_node import Backward, tracked
+from fxlib.runtime.gradients.autograd_node import Backward, tracked
+from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.graphs import Program
 from tests.runtime.pushing import ROWS, log
 from tests.runtime.remote_functions import NAME

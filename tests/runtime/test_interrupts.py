@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fxlib.gradients import drop_gradients, push_gradients
 from fxlib.runtime.deadlines import DEADLINES
-from fxlib.runtime.interrupts import uninterrupted
+from fxlib.runtime.gradients.interrupts import uninterrupted
+from fxlib.runtime.push_gradients import drop_gradients, push_gradients
 from tests.runtime.pushing import BOTH, backward, log, model, step
 
 pytestmark = pytest.mark.usefixtures("servers", "empty_logs")
@@ -22,7 +22,12 @@ ALL = (["a [1.0, 1.0]", "b [2.0, 2.0]"], ["c [3.0, 3.0]"])
 NONE: tuple[list[str], list[str]] = ([], [])
 
 
-_WHERE = ("fxlib/gradients.py", "fxlib/runtime/pushes.py", "fxlib/runtime/interrupts.py", "fxlib/batch.py")
+_WHERE = (
+    "fxlib/runtime/push_gradients.py",
+    "fxlib/runtime/gradients/pushes.py",
+    "fxlib/runtime/gradients/interrupts.py",
+    "fxlib/batch/__init__.py",
+)
 """Not where locks are taken: a tracer interrupts at the end of a block, before its lock is released; no signal does."""
 
 

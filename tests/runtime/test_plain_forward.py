@@ -14,11 +14,12 @@ from torch import nn
 from torch.distributed import rpc
 
 import fxlib
-from fxlib.contracts import Contract
 from fxlib.errors import FxlibError, FxlibWarning
-from fxlib.gradients import push_gradients
-from fxlib.runtime import plain_forward, remote_call
-from fxlib.runtime.plain_forward import train_as_written
+from fxlib.runtime import remote_call
+from fxlib.runtime.gradients import plain_forward
+from fxlib.runtime.gradients.plain_forward import train_as_written
+from fxlib.runtime.push_gradients import push_gradients
+from fxlib.spec.contract import Contract
 from tests.runtime.remote_functions import NAME, add, read
 
 pytestmark = pytest.mark.usefixtures("servers")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fxlib import batch
-from fxlib.gradients import push_gradients
-from fxlib.result import Span
 from fxlib.runtime import CapturedModule, record, send_gradient, track_gradient
+from fxlib.runtime.push_gradients import push_gradients
+from fxlib.spec.report import Span
 from tests.runtime.graphs import Program
 from tests.runtime.pushing import BOTH, ROWS, TWO, backward, log, messages, model, step
 from tests.runtime.remote_functions import NAME, read_log

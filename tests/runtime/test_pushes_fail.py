@@ -12,9 +12,9 @@ import torch
 from torch.distributed import rpc
 
 from fxlib.errors import FxlibError
-from fxlib.gradients import push_gradients
 from fxlib.runtime import send_gradient, track_gradient
 from fxlib.runtime.deadlines import DEADLINES
+from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.graphs import Program
 from tests.runtime.pushing import ROWS, backward, log, messages, model
 from tests.runtime.remote_functions import NAME

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxlib.gradients import push_gradients
 from fxlib.runtime import CapturedModule, send_gradient
+from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.graphs import Program
 from tests.runtime.pushing import backward, log
 from tests.runtime.remote_functions import NAME

@@ -10,9 +10,9 @@ import pytest
 
 from fxlib import batch
 from fxlib.errors import FxlibWarning
-from fxlib.gradients import push_gradients
 from fxlib.runtime import issue_batch, refusals, wait_item
 from fxlib.runtime.batches import IN_ORDER, NamedCall
+from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.pushing import TWO, backward, log, messages, model, step
 from tests.runtime.remote_functions import NAME, Older
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 import fxlib
 from fxlib.errors import FxlibWarning, WireError
-from fxlib.runtime.reliance import marks_of
+from fxlib.runtime.guards.folded_weights import marks_of
 from tests.passes.nets import made
 
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(1))

@@ -21,7 +21,7 @@ from torch.distributed import rpc
 
 import fxlib.ps
 from fxlib.ps.local import end_with_parent
-from fxlib.workload import Server
+from fxlib.spec.workload import Server
 
 NAMES = ("ps0", "ps1")
 SIZE = len(NAMES) + 1

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 from service.job import Job
-from service.machine import Claimed, Completed, Input, decide, submit
+from service.lifecycle import Claimed, Completed, Input, decide, submit
 from service.stores.base import JobStore
 
 NUMBERS = count(1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from service.admission import Admission
-from service.examiners import Examiners
+from service.check_pool import Examiners
 from tests.service.support import make_service, request, submit
 
 

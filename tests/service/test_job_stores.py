@@ -8,7 +8,7 @@ import pytest
 
 from service.errors import ServiceError
 from service.job import Failure, State
-from service.machine import Answered, Cancelled, Failed, Released, Reported, decide
+from service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide
 from service.stores.base import Filter, JobStore, QueueFullError, Stats, Worker
 from service.stores.memory import MemoryJobStore
 from service.stores.sql import SqlJobStore

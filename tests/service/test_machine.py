@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from service.errors import Code, ServiceError
 from service.job import Failure, Job, State
-from service.machine import (
+from service.lifecycle import (
     MAX_ATTEMPTS,
     MAX_EVENTS,
     Answered,

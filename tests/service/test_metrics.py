@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 from fxlib.v1 import jobs_pb2
 from service.blobs.memory import MemoryBlobStore
 from service.core import Core
-from service.models import Figures, ModelBoard
+from service.model_figures import Figures, ModelBoard
 from service.stores.memory import MemoryJobStore
 from tests.service.support import answer, claim, make_service, request, submit, work, worker
 

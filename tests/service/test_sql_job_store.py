@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fxlib.errors import FxlibError
 from service.errors import ServiceError
-from service.machine import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
+from service.lifecycle import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
 from service.stores.base import Filter, JobStore, QueueFullError
 from service.stores.memory import MemoryJobStore
 from service.stores.sql import SqlJobStore

@@ -9,8 +9,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxlib import wire
-from fxlib.contracts import Contract
 from fxlib.runtime import issue_batch, wait_item
+from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from tests.wire.spoiled import refusal
 from tests.wire.support import graph_of, round_trip

@@ -10,8 +10,9 @@ from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
 import fxlib
-from fxlib import files, wire
+from fxlib import wire
 from fxlib.errors import LimitError, WireError
+from fxlib.serialization import files
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from torch import nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 
 from fxlib import wire
-from fxlib.contracts import Contract
 from fxlib.errors import WireError
 from fxlib.runtime import issue_call, wait
+from fxlib.spec.contract import Contract
 
 LIMITS = wire.Limits(weights_bytes=1 << 20)
 NUMBERS = [0, 1, 2, 3, 5, 17, 127, 255, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, -1, -(1 << 63)]

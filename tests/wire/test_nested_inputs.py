@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import MappingKey
 
 import fxlib
-from fxlib import nests, protocol, wire
-from fxlib.batches import Batch, BatchSpec, Tensors, draw
+from fxlib import protocol, wire
 from fxlib.errors import WireError, WorkloadError
+from fxlib.spec.inputs import Batch, BatchSpec, Tensors, draw
+from fxlib.utils import pytree
 from fxlib.v1 import graph_pb2, workload_pb2
 
 
@@ -108,7 +109,7 @@ def test_a_container_of_a_registered_class_reaches_an_exported_graph_through_a_s
     arrived = _sent(fxlib.Workload(batches=[batch]).real_batches[0])
     found = wire.decode(wire.encode(captured).graph)(*arrived.inputs)
     assert torch.equal(found.sum, batch[0] + batch[1]["left"])
-    assert dict(nests.leaves(found, "output")).keys() == {"output['sum']", "output['right']"}
+    assert dict(pytree.leaves(found, "output")).keys() == {"output['sum']", "output['right']"}
 
 
 def test_a_tensor_that_stands_twice_arrives_as_one() -> None:

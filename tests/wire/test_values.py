@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import fxlib
-from fxlib import recipes, wire
+from fxlib import wire
 from fxlib.errors import FxlibWarning, WireError
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.reliance import marks_of
+from fxlib.runtime.guards.folded_weights import marks_of
 
 INFERENCE = "inference"
 

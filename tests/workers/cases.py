@@ -12,11 +12,12 @@ from torch.distributed import rpc
 from torch.fx import GraphModule
 
 import fxlib
-from fxlib import ps, recipes, wire
+from fxlib import ps, wire
 from fxlib.protocol import blob_ref, recipe_to_proto, trial_to_proto, workload_to_proto
-from fxlib.result import Candidate, Report
+from fxlib.recipes import recipes
+from fxlib.spec.report import Candidate, Report
+from fxlib.spec.workload import Server, Table, Workload
 from fxlib.v1 import jobs_pb2
-from fxlib.workload import Server, Table, Workload
 from workers.draft import Draft
 from workers.folder import JobFolder
 

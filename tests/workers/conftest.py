@@ -11,8 +11,8 @@ import pytest
 from torch import nn
 
 from fxlib import TrialOptions
-from fxlib.result import Report
-from fxlib.workload import Workload
+from fxlib.spec.report import Report
+from fxlib.spec.workload import Workload
 from tests.workers.cases import fill
 from tests.workers.trying import ALLOWED, QUICK, SETTINGS, Try
 from workers.trial.cluster import connected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fxlib.workload import Workload
+from fxlib.spec.workload import Workload
 
 
 class ConvNet(nn.Module):

@@ -11,7 +11,7 @@ from torch.distributed import rpc
 import fxlib
 from fxlib import TrialOptions
 from fxlib.reasons import Reason
-from fxlib.workload import Workload
+from fxlib.spec.workload import Workload
 from tests.workers import remote_code
 from tests.workers.cases import Reducing, draft_of, lookup_workload, reduced, request
 from tests.workers.hybrid import hybrid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fxlib.reasons import Reason
-from fxlib.result import Candidate, Report
+from fxlib.spec.report import Candidate, Report
 from workers.draft import Draft
 from workers.trial.contest import Contest
 from workers.trial.failures import CandidateError, TrialError

@@ -11,11 +11,12 @@ from torch.distributed import rpc
 from torch.fx import GraphModule
 
 import fxlib
-from fxlib import ps, recipes, wire
+from fxlib import ps, wire
 from fxlib.errors import PassError
-from fxlib.profiles import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from fxlib.reasons import Reason
-from fxlib.result import Report
+from fxlib.recipes import recipes
+from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
+from fxlib.spec.report import Report
 from tests.capture.servers import double
 from tests.workers.cases import DIM, Lookups, lookup_workload, request
 from tests.workers.convnet import ConvNet, images

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from fxlib.v1 import workers_pb2
 from tests.workers.clock import Clock, shown_to
-from workers.hold import CancelledError, Hold, LeaseLostError, ShutdownError
+from workers.lease import CancelledError, Hold, LeaseLostError, ShutdownError
 
 LEASE = workers_pb2.Lease(job_id="job", token="token", duration_s=0.15)
 
@@ -113,7 +113,7 @@ def test_shutdown_is_over() -> None:
 
 def test_lines_are_sent_in_order_and_not_too_thickly() -> None:
     service = Service()
-    with shown_to(Clock(), "workers.hold"), hold(service) as held:
+    with shown_to(Clock(), "workers.lease"), hold(service) as held:
         held.tell("rewrite", "begun")
         for pair in range(100):
             held.tell("qps", f"pair {pair}", pair / 100)

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from fxlib.errors import RejectedError, WireError
-from fxlib.jobs import Blob
 from fxlib.protocol import blob_ref
 from fxlib.reasons import Reason
-from fxlib.result import Estimate, Report
+from fxlib.spec.job import Blob
+from fxlib.spec.report import Estimate, Report
 from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2
 from tests.workers.cases import Lookups, lookup_workload, request
 from workers.config import Config
 from workers.folder import JobFolder
-from workers.hold import Hold, ShutdownError
 from workers.host_lock import HostLock
-from workers.job import Workshop
-from workers.link import Link
+from workers.lease import Hold, ShutdownError
 from workers.progress import Tell
+from workers.run_job import Workshop
+from workers.service_client import Link
 
 
 class FakeLink:

@@ -10,10 +10,10 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib import ps, wire
-from fxlib.analysis.process_groups import Groups
-from fxlib.contracts import PURE, Contract
+from fxlib.analysis.effects.process_groups import Groups
 from fxlib.runtime import CapturedModule, remote_call
-from fxlib.workload import Workload
+from fxlib.spec.contract import PURE, Contract
+from fxlib.spec.workload import Workload
 from workers.trial.objects import needs_of
 
 WORKLOAD = Workload(batches=[torch.zeros(1)], mode="forward")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fxlib.reasons import Reason
-from fxlib.result import Candidate, Report
-from fxlib.trial import TrialOptions
+from fxlib.spec.report import Candidate, Report
+from fxlib.spec.trial import TrialOptions
 from tests.workers.clock import Clock, shown_to
 from workers.draft import Draft
 from workers.trial.arms import ORIGINAL, Arm

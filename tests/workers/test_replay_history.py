@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxlib.contracts import PURE, Contract
+from fxlib.spec.contract import PURE, Contract
 from workers.trial.replay.history import History
 
 TABLES = Contract(reads=frozenset({"tables"}))

@@ -9,11 +9,11 @@ from torch.fx import Graph, GraphModule, Node
 
 import fxlib
 from fxlib import ps
-from fxlib.contracts import Contract, contract_of
-from fxlib.profiles import Opaque, Spread
 from fxlib.runtime import functions, issue_batch, ops, wait_item
+from fxlib.runtime.batched_items import items_of
 from fxlib.runtime.batches import NamedCall
-from fxlib.runtime.items import items_of
+from fxlib.spec.contract import Contract, contract_of
+from fxlib.spec.profile import Opaque, Spread
 from tests.workers import remote_code
 from workers.trial.replay.naming import stand_in
 from workers.trial.replay.script import Line, Script

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxlib.profiles import Opaque, ServerProfile, Spread
+from fxlib.spec.profile import Opaque, ServerProfile, Spread
 from tests.undisturbed import undisturbed
 from workers.trial.replay.pace import ALONE, Pace, Turn, Wire, at
 from workers.trial.replay.script import Line

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxlib.profiles import Opaque, TensorShape
+from fxlib.spec.profile import Opaque, TensorShape
 from workers.trial.replay.replies import computed_from, reply_of, told
 from workers.trial.replay.stage import Replayed
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxlib.contracts import Contract
 from fxlib.errors import LimitError
-from fxlib.profiles import CallProfile, Opaque, Profile, Push, Result, Spread, TensorShape
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import CallProfile, Opaque, Profile, Push, Result, Spread, TensorShape
 from workers.trial.replay.script import Script, leaves_of, lines_of, reply_bytes, strangers_of
 
 ROWS = TensorShape(shape=(4, 2), dtype=torch.float32)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from fxlib import batch
-from fxlib.contracts import Contract, contract_of
 from fxlib.errors import WorkloadError
-from fxlib.profiles import Opaque, Result, ServerProfile, Spread, TensorShape
-from fxlib.profiling.describing import message_bytes
+from fxlib.profiling.message_sizes import message_bytes
+from fxlib.spec.contract import Contract, contract_of
+from fxlib.spec.profile import Opaque, Result, ServerProfile, Spread, TensorShape
 from workers.trial.replay import stage
 from workers.trial.replay.pace import Pace
 from workers.trial.replay.script import Line, Script

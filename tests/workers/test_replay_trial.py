@@ -13,13 +13,14 @@ from torch.distributed import rpc
 from torch.fx import Graph, GraphModule
 
 import fxlib
-from fxlib import recipes, wire
-from fxlib.contracts import Contract
-from fxlib.profiles import Opaque, Profile
+from fxlib import wire
 from fxlib.protocol import workload_to_proto
+from fxlib.recipes import recipes
 from fxlib.runtime import functions, issue_batch, remote_call
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import Opaque, Profile
+from fxlib.spec.workload import RemoteObject, Workload
 from fxlib.wire import OpaqueRRef
-from fxlib.workload import RemoteObject, Workload
 from tests.undisturbed import undisturbed
 from tests.workers import remote_code
 from tests.workers.trying import SETTINGS

@@ -14,9 +14,9 @@ from torch import nn
 
 from fxlib import wire
 from fxlib.reasons import Reason
-from fxlib.result import Report
 from fxlib.runtime import is_issue
-from fxlib.workload import Workload
+from fxlib.spec.report import Report
+from fxlib.spec.workload import Workload
 from tests.capture import feature_store
 from tests.workers.cases import Lookups, alive, lookup_workload, request
 from workers.config import RewriteLimits
@@ -123,7 +123,7 @@ def test_a_process_that_is_killed_is_a_reason(root: Path) -> None:
         for pid in alive(str(folder.path)):
             if (
                 "workers.sandbox" in psutil.Process(pid).cmdline()
-                and "workers.keeper" not in psutil.Process(pid).cmdline()
+                and "workers.process.reaper" not in psutil.Process(pid).cmdline()
             ):
                 os.kill(pid, signal.SIGSEGV)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fxlib.reasons import Reason
-from fxlib.trial import TrialOptions
+from fxlib.spec.trial import TrialOptions
 from tests.workers.clock import Clock, shown_to
 from tests.workers.test_race import contest, report_of
 from workers.draft import Draft

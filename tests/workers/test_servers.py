@@ -8,7 +8,7 @@ import torch
 from fxlib import ps
 from fxlib.errors import WorkloadError
 from fxlib.runtime import functions
-from fxlib.workload import Optimizer, RemoteObject, Server, Table
+from fxlib.spec.workload import Optimizer, RemoteObject, Server, Table
 from workers.trial import servers
 
 TABLES = Server(name="ps0", tables=(Table(name="t", rows=5, dim=2),))

@@ -13,13 +13,13 @@ from torch.fx import Graph, GraphModule
 
 import fxlib
 from fxlib import wire
-from fxlib.profiles import Profile, TensorShape
 from fxlib.protocol import workload_from_proto
 from fxlib.reasons import Reason
 from fxlib.runtime import remote_call
+from fxlib.spec.profile import Profile, TensorShape
+from fxlib.spec.workload import RemoteObject, Server, Workload
 from fxlib.v1.workload_pb2 import Workload as Message
 from fxlib.wire import OpaqueRRef
-from fxlib.workload import RemoteObject, Server, Workload
 from tests.workers.weighed import Weighed, recorded, weighed_profile, workload
 from workers.trial.failures import TrialError
 from workers.trial.objects import needs_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fxlib.reasons import Reason
-from fxlib.trial import TrialOptions
+from fxlib.spec.trial import TrialOptions
 from tests.workers.clock import Clock, shown_to
 from workers.trial.arms import Arm
 from workers.trial.speed import Speed, measure

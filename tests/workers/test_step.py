@@ -8,9 +8,9 @@ from torch import nn
 
 import fxlib
 from fxlib.errors import WorkloadError
-from fxlib.losses import scalar
-from fxlib.optimizers import build
-from fxlib.workload import Batch, BatchSpec, Optimizer, Tensors, Workload
+from fxlib.spec.losses import scalar
+from fxlib.spec.optimizers import build
+from fxlib.spec.workload import Batch, BatchSpec, Optimizer, Tensors, Workload
 from workers.trial.inputs import batches_of, copy_of, samples_in
 from workers.trial.objects import Bound
 from workers.trial.state import State

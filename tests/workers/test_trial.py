@@ -11,8 +11,8 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib.reasons import Reason
-from fxlib.variant import MAIN
-from fxlib.workload import RemoteObject, Server, Workload
+from fxlib.spec.variant import MAIN
+from fxlib.spec.workload import RemoteObject, Server, Workload
 from tests.workers import remote_code
 from tests.workers.cases import Lookups, fill, lookup_workload
 from tests.workers.trying import ALLOWED, MEASURED, PATIENT, QUICK, Calls, Try, calls_workload

@@ -8,9 +8,9 @@ import pytest
 
 import fxlib
 from fxlib import TrialOptions
-from fxlib.profiles import Profile
 from fxlib.reasons import Reason
-from fxlib.variant import MAIN
+from fxlib.spec.profile import Profile
+from fxlib.spec.variant import MAIN
 from tests.workers.cases import Lookups, Wrong, descendants, draft_of, fill, lookup_workload, request
 from tests.workers.trying import BRISK
 from workers.folder import JobFolder

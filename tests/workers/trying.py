@@ -11,8 +11,8 @@ from torch.distributed import rpc
 
 from fxlib import TrialOptions
 from fxlib.reasons import Reason
-from fxlib.result import Report
-from fxlib.workload import Server, Workload
+from fxlib.spec.report import Report
+from fxlib.spec.workload import Server, Workload
 from workers.config import TrialSettings
 
 ALLOWED: Final = "tests.workers.remote_code"

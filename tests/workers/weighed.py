@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.distributed import rpc
 
-from fxlib.profiles import CallProfile, Profile, Push, Result, ServerProfile, Spread, TensorShape
-from fxlib.workload import Server, Workload
+from fxlib.spec.profile import CallProfile, Profile, Push, Result, ServerProfile, Spread, TensorShape
+from fxlib.spec.workload import Server, Workload
 from tests.workers import remote_code
 
 ROWS = TensorShape(shape=(8, 4), dtype=torch.float32)

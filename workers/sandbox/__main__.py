@@ -16,8 +16,8 @@ import psutil
 from fxlib import wire
 from fxlib.protocol import check_weights, recipe_from_proto, trial_from_proto
 from fxlib.reasons import Reason
-from fxlib.result import Report
 from fxlib.runtime import functions, is_call, is_issue
+from fxlib.spec.report import Report
 from workers.child import Channel, ChildEndedError
 from workers.config import REWRITE_JOB, REWRITE_LIMITS, REWRITE_MODULES, RewriteLimits
 from workers.folder import JobFolder

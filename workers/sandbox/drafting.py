@@ -11,18 +11,19 @@ from typing import Final
 
 from torch.fx import GraphModule
 
-from fxlib import recipes, wire
-from fxlib.analysis.bound import Bound, bound
-from fxlib.analysis.costs import Costs
-from fxlib.analysis.simulate import predict
-from fxlib.candidates import candidates
+from fxlib import wire
+from fxlib.analysis.cost.bound import Bound, bound
+from fxlib.analysis.cost.costs import Costs
+from fxlib.analysis.cost.simulate import predict
 from fxlib.errors import FxlibError
 from fxlib.passes import DeadCode, MergeReads, SplitCalls
-from fxlib.profiles import Profile
-from fxlib.result import Candidate, Report, Undeclared
+from fxlib.recipes import recipes
+from fxlib.recipes.undeclared import undeclared
+from fxlib.recipes.variants import candidates
 from fxlib.runtime.credits import limit_in_flight
-from fxlib.undeclared import undeclared
-from fxlib.workload import Workload
+from fxlib.spec.profile import Profile
+from fxlib.spec.report import Candidate, Report, Undeclared
+from fxlib.spec.workload import Workload
 from workers.draft import Draft
 
 _VARIANTS_S: Final = 30.0

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from fxlib.errors import FxlibError
-from fxlib.profiles import Profile
-from fxlib.variant import MAIN
+from fxlib.spec.profile import Profile
+from fxlib.spec.variant import MAIN
 from workers.child import FOLDER, Channel, ChildEndedError
 from workers.config import TRIAL_SETTINGS, TrialSettings
 from workers.draft import Draft

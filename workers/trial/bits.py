@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch.utils import _pytree as pytree
 
-from fxlib import nests
+from fxlib.utils import pytree as nests
 
 
 def digest(value: object) -> str:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
-from fxlib.profiles import Profile
 from fxlib.reasons import Reason
-from fxlib.result import CallReport, Report, Timeline
 from fxlib.runtime import exposed_s
-from fxlib.trial import TrialOptions
-from fxlib.variant import MAIN
-from fxlib.workload import Workload
+from fxlib.spec.profile import Profile
+from fxlib.spec.report import CallReport, Report, Timeline
+from fxlib.spec.trial import TrialOptions
+from fxlib.spec.variant import MAIN
+from fxlib.spec.workload import Workload
 from workers.config import TrialSettings
 from workers.draft import Draft
 from workers.progress import Tell

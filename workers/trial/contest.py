@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fxlib.result import Candidate, Estimate, Report
+from fxlib.spec.report import Candidate, Estimate, Report
 from workers.draft import Draft
 from workers.trial.arms import Arm
 from workers.trial.failures import TrialError

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from fxlib.result import Estimate
+from fxlib.spec.report import Estimate
 from workers.statistics import ConfidenceSequence
 from workers.trial.arms import ORIGINAL, Arm
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from fxlib.batches import draw
-from fxlib.nests import mapped
-from fxlib.workload import Batch, Workload
+from fxlib.spec.inputs import draw
+from fxlib.spec.workload import Batch, Workload
+from fxlib.utils.pytree import mapped
 
 
 def batches_of(workload: Workload) -> tuple[Batch, ...]:

@@ -16,7 +16,7 @@ from torch import distributed
 from torch.distributed import rpc
 
 from fxlib.runtime import functions
-from fxlib.workload import Optimizer, RemoteObject, Server
+from fxlib.spec.workload import Optimizer, RemoteObject, Server
 from workers.limits import limit_files, limit_processes
 from workers.trial import servers
 from workers.trial.failures import tells

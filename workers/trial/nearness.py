@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fxlib.distance import relative_error
+from fxlib.equivalence.distance import relative_error
 from workers.trial.arms import Arm
 
 

@@ -10,16 +10,16 @@ from torch import nn
 from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.process_groups import Groups, groups_of, own_code_in
-from fxlib.analysis.resources import FETCHES, contract_of_call, function_name
-from fxlib.assumptions import assumed_of
-from fxlib.batches import Batch
-from fxlib.contracts import Contract
+from fxlib.analysis.effects.process_groups import Groups, groups_of, own_code_in
+from fxlib.analysis.effects.resources import FETCHES, contract_of_call, function_name
+from fxlib.passes.infra.annotate import assumed_of
 from fxlib.runtime import calls, ops
-from fxlib.runtime.items import is_batch, is_item, items_of
+from fxlib.runtime.batched_items import is_batch, is_item, items_of
 from fxlib.runtime.record import call_name
+from fxlib.spec.contract import Contract
+from fxlib.spec.inputs import Batch
+from fxlib.spec.workload import Workload
 from fxlib.wire import OpaqueAttribute, OpaqueFunction, OpaqueModule
-from fxlib.workload import Workload
 
 RRefs = Mapping[str, "rpc.RRef[Any]"]
 

@@ -9,8 +9,8 @@ from math import isfinite
 from typing import Final
 
 from fxlib.reasons import Reason
-from fxlib.result import Estimate
-from fxlib.trial import TrialOptions
+from fxlib.spec.report import Estimate
+from fxlib.spec.trial import TrialOptions
 from workers.trial.arms import ORIGINAL, Arm
 from workers.trial.blocks import RunBlock, steps_per_block
 from workers.trial.contest import Contest

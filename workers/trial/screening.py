@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fxlib.reasons import Reason
-from fxlib.trial import TrialOptions
+from fxlib.spec.trial import TrialOptions
 from workers.progress import Tell
 from workers.trial.arms import MOVED, ORIGINAL, Arm
 from workers.trial.blocks import BLOCK_S

@@ -16,9 +16,9 @@ from torch.distributed import autograd as dist_autograd
 
 from fxlib import ps
 from fxlib.errors import ContractError, WorkloadError
-from fxlib.optimizers import build
 from fxlib.runtime import functions
-from fxlib.workload import Optimizer, RemoteObject, Server
+from fxlib.spec.optimizers import build
+from fxlib.spec.workload import Optimizer, RemoteObject, Server
 from workers.trial.bits import digest, digest_all, leaves
 from workers.trial.replay import stage
 from workers.trial.replay.stage import ReplayedObject

@@ -8,10 +8,10 @@ from typing import Any, Final, Protocol
 
 from fxlib import wire
 from fxlib.errors import FxlibError
-from fxlib.profiles import Profile
 from fxlib.protocol import workload_to_proto
 from fxlib.reasons import Reason
-from fxlib.workload import RemoteObject, Server, Workload
+from fxlib.spec.profile import Profile
+from fxlib.spec.workload import RemoteObject, Server, Workload
 from workers.trial.failures import TrialError
 from workers.trial.objects import Needs
 from workers.trial.replay.script import Line, Script, lines_of, strangers_of

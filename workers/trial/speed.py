@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fxlib.reasons import Reason
-from fxlib.result import Estimate
-from fxlib.trial import TrialOptions
+from fxlib.spec.report import Estimate
+from fxlib.spec.trial import TrialOptions
 from workers.statistics import ConfidenceSequence, rate
 from workers.trial.arms import ORIGINAL, Arm
 from workers.trial.blocks import RunBlock, steps_per_block

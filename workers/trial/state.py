@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxlib.comparison import same_bits
-from fxlib.keeping import put_back
+from fxlib.runtime.preserve_state import put_back
+from fxlib.utils.compare import same_bits
 from workers.trial.bits import digest_all
 
 

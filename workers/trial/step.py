@@ -13,12 +13,12 @@ from torch import nn
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
-from fxlib.gradients import push_gradients
-from fxlib.losses import scalar
-from fxlib.optimizers import build
 from fxlib.runtime.deadlines import DEADLINES
+from fxlib.runtime.push_gradients import push_gradients
 from fxlib.runtime.record import current_recording
-from fxlib.workload import Batch, Workload
+from fxlib.spec.losses import scalar
+from fxlib.spec.optimizers import build
+from fxlib.spec.workload import Batch, Workload
 from workers.trial import servers
 from workers.trial.objects import Bound
 

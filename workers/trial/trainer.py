@@ -12,14 +12,14 @@ from torch.distributed import rpc
 from torch.fx import GraphModule
 
 from fxlib import wire
-from fxlib.profiles import Profile
 from fxlib.profiling.measure import measure
 from fxlib.profiling.runs import STEPS
 from fxlib.protocol import workload_from_proto
-from fxlib.result import Timeline
 from fxlib.runtime.record import record
+from fxlib.spec.profile import Profile
+from fxlib.spec.report import Timeline
+from fxlib.spec.workload import Batch
 from fxlib.v1 import workload_pb2
-from fxlib.workload import Batch
 from workers.trial import peers, servers
 from workers.trial.alignment import elsewhere
 from workers.trial.arms import MOVED, ORIGINAL, Arm

@@ -14,10 +14,10 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fxlib.profiles import Profile
 from fxlib.protocol import workload_to_proto
 from fxlib.reasons import Reason
-from fxlib.workload import Workload
+from fxlib.spec.profile import Profile
+from fxlib.spec.workload import Workload
 from workers.config import TrialSettings
 from workers.trial.arms import ORIGINAL, Arm, fails
 from workers.trial.failures import CandidateError, InterruptedTrialError, Raised, TrialError, shorten

@@ -11,7 +11,7 @@ import torch
 from torch.distributed import rpc
 
 from fxlib import batch
-from fxlib.profiling.alone import arrival
+from fxlib.profiling.single_call import arrival
 from workers.trial.replay import stage
 from workers.trial.replay.pace import Wire
 from workers.trial.replay.script import Line, Script

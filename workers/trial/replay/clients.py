@@ -14,9 +14,9 @@ from typing import Any, Final
 from torch.fx import GraphModule, Node, map_arg
 
 from fxlib import wire
-from fxlib.profiles import Profile
 from fxlib.runtime import ops
 from fxlib.runtime.calls import CallKind, ClientFunction, client_of, is_call, is_issue, is_wait
+from fxlib.spec.profile import Profile
 
 _PREFIX: Final = "client:"
 _LONGEST: Final = 120

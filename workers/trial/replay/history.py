@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from fxlib.contracts import Contract
+from fxlib.spec.contract import Contract
 from workers.trial.replay.replies import joined
 
 _ANY: Final = "*"

@@ -12,11 +12,11 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from fxlib.errors import ContractError
-from fxlib.result import Timeline
 from fxlib.runtime import functions, ops
+from fxlib.runtime.batched_items import is_batch, items_of
 from fxlib.runtime.batches import IN_ORDER
-from fxlib.runtime.items import is_batch, items_of
 from fxlib.runtime.record import call_name
+from fxlib.spec.report import Timeline
 from workers.trial.objects import fetches_of
 from workers.trial.replay.clients import reached_by
 from workers.trial.replay.script import Script

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from fxlib.profiles import ServerProfile, Spread
+from fxlib.spec.profile import ServerProfile, Spread
 from workers.trial.replay.script import Line
 
 _LEAST_SLEEP_S: Final = 20e-6

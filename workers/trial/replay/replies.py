@@ -13,7 +13,7 @@ import torch
 from torch.distributed import rpc
 from torch.utils import _pytree as pytree
 
-from fxlib.profiles import Opaque, Result, TensorShape
+from fxlib.spec.profile import Opaque, Result, TensorShape
 from workers.trial.bits import digest
 
 SCALE: Final = 0.1

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from fxlib.contracts import Contract
 from fxlib.errors import LimitError
-from fxlib.profiles import CallProfile, Opaque, Profile, Result, ServerProfile, Spread, TensorShape
-from fxlib.servers import is_worker_name
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import CallProfile, Opaque, Profile, Result, ServerProfile, Spread, TensorShape
+from fxlib.spec.servers import is_worker_name
 
 MAX_REPLY_BYTES: Final = 1 << 30
 """Of all tensors of one reply."""

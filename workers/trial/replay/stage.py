@@ -12,10 +12,10 @@ from torch.distributed import autograd as dist_autograd
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fxlib import batch
-from fxlib.contracts import Contract
 from fxlib.errors import WorkloadError
-from fxlib.profiles import ServerProfile, TensorShape
-from fxlib.profiling.describing import message_bytes
+from fxlib.profiling.message_sizes import message_bytes
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import ServerProfile, TensorShape
 from workers.trial.bits import digest, tensors
 from workers.trial.replay.history import History
 from workers.trial.replay.pace import ALONE, Pace, Turn, Wire, sleep_until

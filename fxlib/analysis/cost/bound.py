@@ -1,0 +1,266 @@
+"""The length of a step that no schedule of a program can beat, by the cost model.
+
+Each term is less than or equal to the length of every step that `cost.simulate` makes of any legal order of
+the program, its calls sent singly or coalesced:
+
+- *compute*: the trainer's thread does all local work itself, and issues at least one message to each destination for
+  the calls that may be coalesced, and one for each call that may not. A message takes its issue and a wait.
+- *critical path*: a legal order respects every dependency, so the forward lasts as long as the longest chain of them,
+  a call taking its issue, its service with nothing else in its way, and its wait. Coalescing shortens such chains, so
+  a call that may share a message has an issue only on the way to its own answer, and a call that may travel in the
+  message of an earlier one does not wait for that one's answer. Loss, backward, the rest and the pushes follow, which
+  take at least the issue and the service of the longest of them.
+- *server*: a server's workers share its work evenly at best. Each call is at least the work that it adds to a batch,
+  and a batch is at least the longest of its calls.
+- *transfer*: each link carries all bytes that cross it, one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.cost.costs import CallCost, Costs, issue_of, work_s
+from fxlib.analysis.cost.gradient_messages import gradients
+from fxlib.analysis.effects.dependencies import Dependencies, Why
+from fxlib.analysis.effects.node_kinds import Part
+from fxlib.spec.profile import Profile, Push, Spread
+from fxlib.spec.report import Span, Timeline
+
+_IN_TURN = frozenset({Why.SERVER, Why.COMMIT})
+"""Causes for which a call has to come after another's answer, unless one message carries both, in program order."""
+_AT_ISSUE = frozenset({Why.GRADIENT, Why.RANDOM})
+"""Causes for which a node has to come after a blocking call's issue, but not after its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The bound and its terms, each a bound by itself, in seconds per step."""
+
+    step_s: float
+    compute_s: float
+    critical_path_s: float
+    server_s: float
+    transfer_s: float
+    limiting: str
+    """The term that is the largest: "compute", "critical path", "server" or "transfer"."""
+    timeline: Timeline = field(repr=False)
+    """A step of that length, for a picture: the calls of the critical path in flight, and the work on the thread."""
+
+
+def bound(module: GraphModule, profile: Profile | None, *, typical: bool = False) -> Bound:
+    """Bound the step of a captured module, or of one whose calls are split, by what the program was measured to take.
+
+    Nodes and edges are looked at once. Each part counts with the least that was seen of it, or with what is `typical`
+    of it: then it bounds what `fxlib.analysis.cost.simulate.predict` says of the program's legal orders.
+    """
+    costs = Costs.by(module, profile if profile is None or typical else fastest(profile))
+    dependencies = Dependencies.of(module)
+    return _Terms(dependencies, costs).bound()
+
+
+def fastest(profile: Profile) -> Profile:
+    """Return a profile in which everything takes the least that was seen."""
+    share = profile.least_share
+
+    def least(push: Push | None) -> Push | None:
+        if push is None:
+            return None
+        return replace(
+            push,
+            ready_s=push.ready_s * share,
+            issue_s=push.issue_s * share,
+            service_s=Spread.of([push.service_s.least]),
+        )
+
+    return replace(
+        profile,
+        calls=tuple(
+            replace(
+                call,
+                issue_s=call.issue_s * share,
+                wait_s=call.wait_s * share,
+                wake_s=0.0,
+                service_s=Spread.of([call.service_s.least]),
+                push=least(call.push),
+            )
+            for call in profile.calls
+        ),
+        nodes=tuple(replace(node, seconds=node.seconds * share) for node in profile.nodes),
+        loss_s=profile.loss_s * share,
+        backward_s=profile.backward_s * share,
+        rest_s=profile.rest_s * share,
+    )
+
+
+class _Terms:
+    """What all terms are made of."""
+
+    def __init__(self, dependencies: Dependencies, costs: Costs) -> None:
+        self._dependencies = dependencies
+        self._costs = costs
+        self._nodes = dependencies.effects.nodes
+        joined = (message for node, message in costs.messages.items() if self._is_joined(node))
+        self._calls = [(message.to, call) for message in joined for call in message.calls]
+        self._pushes = gradients(self._nodes, costs)
+        self._after_s = costs.loss_s + costs.backward_s + costs.rest_s
+        self._work_s = sum(costs.seconds[node] for node in self._nodes if not self._is_call(node))
+
+    def bound(self) -> Bound:
+        terms = {
+            "compute": self._compute_s(),
+            "critical path": self._critical_path_s(),
+            "server": self._server_s(),
+            "transfer": self._transfer_s(),
+        }
+        limiting = max(terms, key=terms.__getitem__)
+        return Bound(
+            step_s=terms[limiting],
+            compute_s=terms["compute"],
+            critical_path_s=terms["critical path"],
+            server_s=terms["server"],
+            transfer_s=terms["transfer"],
+            limiting=limiting,
+            timeline=self._timeline(terms[limiting]),
+        )
+
+    def _is_call(self, node: Node) -> bool:
+        return node in self._costs.messages or node in self._costs.results
+
+    def _compute_s(self) -> float:
+        handling_s = sum(sum(each) for each in self._fewest(lambda call: call.issue_s + call.wait_s).values())
+        pushes_s = sum(max(issues) for issues in self._push_issues().values())
+        return self._work_s + handling_s + self._after_s + pushes_s
+
+    def _critical_path_s(self) -> float:
+        """Return the longest path through the dependencies, and what must come after it."""
+        costs, effects = self._costs, self._dependencies.effects
+        issued: list[float] = []
+        ends: list[float] = []
+        sent: list[float] = []
+        """When the call was issued that a node makes, issues or waits for."""
+        for place, node in enumerate(self._nodes):
+            start = 0.0
+            for source, why in self._dependencies.before(place):
+                waits = effects.per_node[place].part is Part.WAIT or self._nodes[source] in costs.results
+                early = why in _AT_ISSUE or (why is Why.SERVER and effects.per_node[place].part is Part.LOCAL)
+                if why in _IN_TURN and self._may_follow(node, self._nodes[source]):
+                    start = max(start, sent[source])
+                else:
+                    start = max(start, ends[source] if waits and not early else issued[source])
+            out_s = start + self._issue_s(node)
+            issued.append(start if self._shares_issue(node) else out_s)
+            ends.append(out_s + self._answer_s(node))
+            is_wait = effects.per_node[place].part is Part.WAIT
+            sent.append(sent[effects.index[issue_of(node)]] if is_wait else issued[-1])
+        forward_s = max(
+            (end if self._is_joined(node) else out for node, out, end in zip(self._nodes, issued, ends, strict=True)),
+            default=0.0,
+        )
+        pushes = [each.push.issue_s + each.push.service_s.median for each in self._pushes]
+        return forward_s + self._after_s + max(pushes, default=0.0)
+
+    def _may_follow(self, node: Node, other: Node) -> bool:
+        """Whether a call may share the message of an earlier one, and so need not wait for the answer to that."""
+        message = self._costs.messages.get(node)
+        earlier = self._costs.messages.get(issue_of(other)) if other in self._costs.results else None
+        if message is None or earlier is None or message.to != earlier.to:
+            return False
+        return all(map(_may_coalesce, (*message.calls, *earlier.calls)))
+
+    def _is_joined(self, node: Node) -> bool:
+        """Whether somebody waits for what the node sends: the forward then lasts until its answer."""
+        return node not in self._costs.messages or any(user in self._costs.results for user in (node, *node.users))
+
+    def _shares_issue(self, node: Node) -> bool:
+        """Whether the node issues a call that may travel in a message issued for another, at no issue of its own."""
+        message = self._costs.messages.get(node)
+        return message is not None and all(map(_may_coalesce, message.calls))
+
+    def _issue_s(self, node: Node) -> float:
+        """How long a node takes until whatever does not need its answer can follow."""
+        message = self._costs.messages.get(node)
+        if message is not None:
+            return min(call.issue_s for call in message.calls)
+        return 0.0 if node in self._costs.results else self._costs.seconds[node]
+
+    def _answer_s(self, node: Node) -> float:
+        """How long it takes from there to its answer: at least its cheapest call's service; of a wait, the wait."""
+        message, call = self._costs.messages.get(node), self._costs.results.get(node)
+        service_s = 0.0 if message is None else min(call.service_s for call in message.calls)
+        return service_s + (0.0 if call is None else min(call.wait_s, self._costs.seconds[node]))
+
+    def _server_s(self) -> float:
+        """Return the longest that one server is busy with the step, and what must come after that."""
+        costs = self._costs
+        busy: list[float] = [0.0]
+        for calls in self._by_destination().values():
+            server = costs.servers[calls[0].to]
+            works = [work_s(call, server) for call in calls]
+            further = [each for each in (server.per_item_s, server.per_turn_s) if each is not None]
+            added = [min(each, *further) if further else each for each in works]
+            fixed = [each for each, call in zip(works, calls, strict=True) if not _may_coalesce(call)]
+            least = sum(fixed) + sum(each for each, call in zip(added, calls, strict=True) if _may_coalesce(call))
+            busy.append(max(*works, least / server.concurrency) + min(call.issue_s for call in calls))
+        return max(busy) + self._after_s
+
+    def _transfer_s(self) -> float:
+        """Return how long the links carry what the step sends and receives."""
+        costs = self._costs
+        best = max((server.bytes_per_s for server in costs.servers.values()), default=1.0)
+        ways = [0.0]
+        for direction in ("request_bytes", "response_bytes"):
+            total_s = 0.0
+            for to, calls in self._by_destination().items():
+                # No call has its bytes on the way for longer than it takes, however slow its link was found to be.
+                sizes = [(getattr(call, direction), call.service_s) for call in calls]
+                ways.append(sum(min(size / costs.servers[to].bytes_per_s, least_s) for size, least_s in sizes))
+                total_s += sum(min(size / best, least_s) for size, least_s in sizes)
+            ways.append(total_s)
+        return max(ways) + self._after_s
+
+    def _by_destination(self) -> dict[str, list[CallCost]]:
+        found: dict[str, list[CallCost]] = {}
+        for to, call in self._calls:
+            found.setdefault(to, []).append(call)
+        return found
+
+    def _fewest(self, cost: Callable[[CallCost], float]) -> dict[str, list[float]]:
+        """Return what the fewest possible messages cost, by destination: one for all calls that may be coalesced."""
+        found: dict[str, list[float]] = {}
+        for to, calls in self._by_destination().items():
+            together = [cost(call) for call in calls if _may_coalesce(call)]
+            found[to] = [
+                *([max(together)] if together else []),
+                *(cost(each) for each in calls if not _may_coalesce(each)),
+            ]
+        return found
+
+    def _push_issues(self) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for each in self._pushes:
+            found.setdefault(each.call.to, []).append(each.push.issue_s)
+        return found
+
+    def _timeline(self, step_s: float) -> Timeline:
+        """Draw a step of that length: its phases from the end backwards, and every call as early as can be."""
+        costs = self._costs
+        spans = [
+            Span(kind="in_flight", name=call.call, to=to, start_s=0.0, end_s=min(call.service_s, step_s))
+            for to, call in self._calls
+        ]
+        end = step_s
+        for kind, seconds in (("optimizer", costs.rest_s), ("backward", costs.backward_s), ("loss", costs.loss_s)):
+            if seconds:
+                spans.append(Span(kind=kind, name="", to="", start_s=end - seconds, end_s=end))
+            end -= seconds
+        spans.append(Span(kind="forward", name="", to="", start_s=0.0, end_s=end))
+        return Timeline(spans=tuple(sorted(spans, key=lambda span: span.start_s)), step_s=step_s)
+
+
+def _may_coalesce(call: CallCost) -> bool:
+    """Whether the contract lets the call travel with others, by whatever program."""
+    contract = call.contract
+    return contract is not None and (contract.batchable or (contract.is_read and contract.batched_by is not None))

@@ -1,0 +1,187 @@
+"""Which values of a graph may share memory: classes that only ever grow, found in one pass over the graph.
+
+Two values are in one class if one may be a view of the other, a container of it, or the very same tensor. A class does
+not know about time, so it is never too small. Inputs may share memory with one another, and so are one class. Inputs
+are taken to lie apart from parameters and buffers, unless the graph itself writes to any of these: then all memory
+that comes from outside is one class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import getitem
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.effects.node_kinds import Behaviour, Part
+from fxlib.analysis.effects.resources import COLLECTIVES
+from fxlib.analysis.operators.access import shared_arguments, written_arguments
+from fxlib.analysis.operators.leaf_modules import attribute
+from fxlib.analysis.operators.schemas import Operator, facts_of
+from fxlib.runtime import issue_batch, ops
+
+REMOTE: frozenset[object] = COLLECTIVES | frozenset({ops.remote_call, ops.issue_call, ops.start_call, issue_batch})
+"""Calls whose results have crossed a wire, even those to this very process: no memory of their arguments."""
+
+
+class Aliases:
+    """The classes of one graph. A class is an int; `OUTSIDE` is that of the inputs."""
+
+    OUTSIDE = 0
+
+    def __init__(
+        self,
+        module: GraphModule,
+        nodes: Sequence[Node],
+        behaviours: Sequence[Behaviour],
+        *,
+        distinct_inputs: bool = False,
+    ) -> None:
+        """Join what may share memory, in time proportional to nodes and edges.
+
+        With `distinct_inputs`, it is known that inputs, parameters and buffers lie apart if they did at capture.
+        """
+        self._distinct = distinct_inputs
+        self._parents = [self.OUTSIDE]
+        self._nodes: dict[Node, int] = {}
+        self._state: dict[object, int] = {}
+        self._entered: set[Operator] = set()
+        self._held: dict[int, int] = {}
+        """Where in `_state` the tensors of those operators are, by identity."""
+        self._explicit: dict[Node, list[Node]] = {}
+        self._several: dict[Node, bool] = {}
+        self._items: dict[tuple[Node, int], int] = {}
+        for node, behaviour in zip(nodes, behaviours, strict=True):
+            self._nodes[node] = self._new()
+            self._place(module, node, behaviour)
+            if behaviour.operator is not None and behaviour.operator.writes:
+                self._explicit[node] = list(written_arguments(node, behaviour.operator))
+        self._input_writers = {node for node, written in self._explicit.items() if self._are_inputs(written)}
+        if not distinct_inputs and self._outside_is_written():
+            for each in self._state.values():
+                self._join(each, self.OUTSIDE)
+
+    def of(self, node: Node) -> int:
+        """Return the class of a node's value."""
+        return self._find(self._nodes[node])
+
+    def replace(self, node: Node, by: Node) -> None:
+        """Let another node stand for one that the graph has no more."""
+        self._nodes[by] = self._nodes.pop(node)
+
+    def of_state(self, tensors: Iterable[torch.Tensor]) -> set[int]:
+        """Return the classes of parameters and buffers that a module reads or writes by itself."""
+        found: set[int] = set()
+        for tensor in tensors:
+            known = self._held.get(id(tensor)) or self._state.get(_memory(tensor))
+            if known is not None:
+                found.add(self._find(known))
+        return found
+
+    def outside(self) -> set[int]:
+        """Return all classes of memory that comes from outside the graph."""
+        return {self._find(each) for each in (self.OUTSIDE, *self._state.values())}
+
+    def writes_input(self, node: Node) -> bool:
+        """Whether the node writes memory that the caller gave, as opposed to the module's own."""
+        return node in self._input_writers
+
+    def _place(self, module: GraphModule, node: Node, behaviour: Behaviour) -> None:
+        own, operator = self._nodes[node], behaviour.operator
+        if behaviour.part is Part.INPUT:
+            self._join(own, self._input(node) if self._distinct else self.OUTSIDE)
+        elif behaviour.part is Part.STATE:
+            self._join(own, self._state_of(attribute(module, str(node.target))))
+        elif behaviour.part is Part.FENCE:
+            self._join_all(own, node.all_input_nodes)
+            self._join(own, self.OUTSIDE)
+        elif behaviour.part is Part.CALL:
+            self._join_all(own, () if node.target in REMOTE else node.all_input_nodes)
+        elif behaviour.part is Part.WAIT:
+            issue = node.all_input_nodes[0]
+            self._join_all(own, () if issue.target in REMOTE else issue.all_input_nodes)
+        elif node.target is getitem and (item := self._item(node)) is not None:
+            self._join(own, item)
+        elif operator is not None and operator.shares:
+            self._join_all(own, shared_arguments(node, operator))
+        if operator is not None and operator.state and operator not in self._entered:
+            self._enter(operator)
+
+    def _input(self, node: Node) -> int:
+        """Return the class of one input, which is that of the inputs that shared its memory at capture."""
+        value = node.meta.get("val")
+        key = ("input", value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else node
+        return self._state.setdefault(key, self._nodes[node])
+
+    def _item(self, node: Node) -> int | None:
+        """Return the class of one of several results, if each of them has memory of its own and a name of its own."""
+        several, index = node.args
+        if not isinstance(several, Node):
+            return None
+        if several not in self._several:
+            self._several[several] = _is_several(several)
+        if not self._several[several] or not isinstance(index, int):
+            return None
+        count = len(several.target._schema.returns)  # type: ignore[union-attr]
+        return self._items.setdefault((several, index % count), self._nodes[node])
+
+    def _enter(self, operator: Operator) -> None:
+        """Know a module's own state by its memory, so that a `get_attr` of the same tensor meets it."""
+        self._entered.add(operator)
+        for tensor in operator.state:
+            self._held[id(tensor)] = self._state_of(tensor)
+
+    def _state_of(self, value: object) -> int:
+        key = _memory(value)
+        if key not in self._state:
+            self._state[key] = self._new()
+        return self._state[key]
+
+    def _are_inputs(self, values: Iterable[Node]) -> bool:
+        return any(self.of(value) == self._find(self.OUTSIDE) for value in values)
+
+    def _outside_is_written(self) -> bool:
+        outside = self.outside()
+        return any(self.of(value) in outside for written in self._explicit.values() for value in written)
+
+    def _new(self) -> int:
+        made = len(self._parents)
+        self._parents.append(made)
+        return made
+
+    def _find(self, item: int) -> int:
+        parents = self._parents
+        while parents[item] != item:
+            parents[item] = parents[parents[item]]
+            item = parents[item]
+        return item
+
+    def _join(self, one: int, other: int) -> None:
+        one, other = self._find(one), self._find(other)
+        self._parents[max(one, other)] = min(one, other)
+
+    def _join_all(self, one: int, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._join(one, self._nodes[node])
+
+
+def _is_several(value: Node) -> bool:
+    """Whether a node's value is a tuple of fresh tensors that nobody uses as a whole."""
+    if not isinstance(value.target, torch._ops.OpOverload):
+        return False
+    found = facts_of(value.target)
+    if found is None or found.shares or len(value.target._schema.returns) < 2:
+        return False
+    return all(user.target is getitem and isinstance(user.args[1], int) for user in value.users)
+
+
+def _memory(value: object) -> object:
+    """Return what two tensors over the same memory have in common."""
+    if isinstance(value, torch.Tensor):
+        try:
+            address = value.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, or a wrapper
+            address = 0
+        return ("memory", address) if address else id(value)
+    return id(value)

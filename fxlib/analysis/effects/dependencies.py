@@ -1,0 +1,258 @@
+"""What must stay before what: the graph's own edges, and those that its effects ask for.
+
+The order edges are as few as keep the order: between a resource's last writer and those who touch it since, from use to
+use of a gradient's account, around fences, and from all that lies between two writes on servers to the second of them.
+So there are in proportion as many as nodes, arguments and effects, and the whole is built in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.effects.gradient_order import GradientUses
+from fxlib.analysis.effects.model import Effects, NodeEffects
+from fxlib.analysis.effects.node_kinds import Part
+from fxlib.analysis.effects.resources import (
+    COLLECTIVES,
+    Generator,
+    Peers,
+    Process,
+    Reductions,
+    Resource,
+    ServerState,
+    is_collective,
+)
+
+
+class Why(IntEnum):
+    """The cause of a dependency."""
+
+    DATA = 0
+    FENCE = 1
+    MEMORY = 2
+    RANDOM = 3
+    SERVER = 4
+    COMMIT = 5
+    GRADIENT = 6
+
+
+_BITS = 3
+_CAUSE = (1 << _BITS) - 1
+DEPENDENCIES = "dependencies"
+"""Where passes that run one after another leave what they found, for the next of them: in `module.meta`."""
+_FALLIBLE = frozenset({Part.CALL, Part.ISSUE, Part.WAIT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependencies:
+    """For each node, by its place in the program, the places of nodes that must come before it."""
+
+    effects: Effects
+    edges: list[list[int]] = field(repr=False)
+    """Encoded by `_BITS`; read them through `before`."""
+    _sources: list[list[int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Decode the edges once for all who ask."""
+        object.__setattr__(self, "_sources", [[edge >> _BITS for edge in own] for own in self.edges])
+
+    @classmethod
+    def of(cls, module: GraphModule) -> Dependencies:
+        """Analyse a module's graph, in time proportional to its nodes and edges.
+
+        Where `module.meta` has a place for it (`DEPENDENCIES`), what was found is kept there until the graph changes.
+        """
+        kept = module.meta.get(DEPENDENCIES)
+        if kept is not None and kept[0] == _seen(module):
+            found: Dependencies = kept[1]
+            return found
+        effects = Effects.of(module)
+        made = cls(effects=effects, edges=_Builder(module, effects).build())
+        made.keep(module)
+        return made
+
+    def keep(self, module: GraphModule) -> None:
+        """Leave them for the next pass, where `module.meta` has a place for it, until the graph changes."""
+        if DEPENDENCIES in module.meta:
+            module.meta[DEPENDENCIES] = _seen(module), self
+
+    def gathered(self, order: Sequence[int], heads: Mapping[int, int], nodes: Sequence[Node]) -> Dependencies:
+        """Return those of the program after some issues have become one, and all nodes were put into another order.
+
+        What came before one of these issues comes before all of them, and the order of the rest is the one that it was.
+
+        Args:
+            order: of all places; those of issues that became one stand next to each other, and it keeps the edges.
+            heads: the last of the issues that each of them has become one with, by place; others are left out.
+            nodes: of the program as it is now, in its order.
+        """
+        left = [place for place in order if heads.get(place, place) == place]
+        now = {place: at for at, place in enumerate(left)}
+        moved = [now[heads.get(place, place)] for place in range(len(order))]
+        edges: list[list[int]] = [[] for _ in left]
+        for place in order:
+            at = moved[place]
+            own = [moved[edge >> _BITS] << _BITS | edge & _CAUSE for edge in self.edges[place]]
+            edges[at].extend([edge for edge in own if edge >> _BITS != at])
+        return Dependencies(effects=self.effects.gathered(order, heads, nodes), edges=edges)
+
+    def before(self, place: int) -> Iterator[tuple[int, Why]]:
+        """Yield each place that must come before `place`, and why. Some may come twice, for different causes."""
+        for edge in self.edges[place]:
+            yield edge >> _BITS, Why(edge & _CAUSE)
+
+    def sources(self, place: int) -> list[int]:
+        """Return the places that must come before `place`; for reading alone."""
+        return self._sources[place]
+
+
+@dataclass(slots=True)
+class _Access:
+    """Who touched a resource last: the latest write, and the reads since."""
+
+    writer: int | None = None
+    readers: list[int] = field(default_factory=list)
+
+
+class _Builder:
+    """One walk over the program, remembering at each point the last of everything."""
+
+    def __init__(self, module: GraphModule, effects: Effects) -> None:
+        self._effects = effects
+        self._uses = GradientUses(module, effects)
+        self._edges: list[list[int]] = []
+        self._fence = -1
+        self._commit = -1
+        self._access: dict[Resource, _Access] = {}
+        self._account: dict[Hashable, int] = {}
+        self._servers = _ServerWrites()
+        self._meets_peers = any(
+            node.target in COLLECTIVES or (does.joins and does.part is Part.LOCAL)
+            for node, does in zip(effects.nodes, effects.per_node, strict=True)
+        )
+        self._hazards: list[int] = []
+        """What may fail, since the last collective or fence; kept if there are collectives."""
+
+    def build(self) -> list[list[int]]:
+        effects, index = self._effects, self._effects.index
+        for place, (node, does) in enumerate(zip(effects.nodes, effects.per_node, strict=True)):
+            own = [index[value] << _BITS for value in node.all_input_nodes]
+            self._edges.append(own)
+            if does.part is Part.INPUT:
+                continue
+            if self._fence >= 0:
+                own.append(self._edge(self._fence, Why.FENCE))
+            if does.part is Part.FENCE:
+                self._close(place, own)
+                continue
+            if does.commits:
+                since = max(self._fence, self._commit)
+                own.extend(self._edge(each, Why.COMMIT) for each in range(max(since, 0), place))
+                self._commit = place
+            elif does.joins:
+                own.extend(self._edge(each, Why.COMMIT) for each in self._hazards)
+                self._hazards.clear()
+            if does.reads or does.writes:
+                self._touch(place, does, own)
+            self._use(place, node, own)
+            if self._meets_peers and self._may_fail(place):
+                self._hazards.append(place)
+        return self._edges
+
+    def _may_fail(self, place: int) -> bool:
+        """Whether a peer may run the node while this process fails at it: calls, and work that raises for values."""
+        does, operator = self._effects.per_node[place], self._effects.behaviours[place].operator
+        if does.part is Part.LOCAL:
+            return operator is None or operator.raises
+        return does.part in _FALLIBLE and not is_collective(self._effects.nodes[place])
+
+    def _close(self, place: int, own: list[int]) -> None:
+        """A fence comes after all since the last one, and stands for all of it from then on."""
+        own.extend(self._edge(each, Why.FENCE) for each in range(self._fence + 1, place))
+        self._fence = place
+        self._access.clear()
+        self._account.clear()
+        self._hazards.clear()
+        self._servers = _ServerWrites()
+
+    def _touch(self, place: int, does: NodeEffects, own: list[int]) -> None:
+        completes = does.part is Part.WAIT  # adds no conflict of its own: whoever conflicts with the call waits for it
+        for resource in does.reads:
+            if isinstance(resource, ServerState):
+                if not completes and (writer := self._servers.last(resource)) >= 0:
+                    own.append(self._edge(writer, Why.SERVER))
+                continue
+            access = self._last_to_touch(resource)
+            if not completes and access.writer is not None:
+                own.append(self._edge(access.writer, _cause(resource)))
+            access.readers.append(place)
+        for resource in does.writes:
+            if isinstance(resource, ServerState):
+                if completes and self._servers.latest >= 0:
+                    own.append(self._edge(self._servers.latest, Why.SERVER))
+                self._servers.note(resource, place)
+                continue
+            access = self._last_to_touch(resource)
+            earlier = access.readers if access.writer is None else [access.writer, *access.readers]
+            own.extend(self._edge(each, _cause(resource)) for each in earlier if each != place)
+            self._access[resource] = _Access(writer=place)
+
+    def _last_to_touch(self, resource: Resource) -> _Access:
+        found = self._access.get(resource)
+        if found is None:
+            self._access[resource] = found = _Access()
+        return found
+
+    def _use(self, place: int, node: Node, own: list[int]) -> None:
+        for account in self._uses.accounts_used(node, self._effects.behaviours[place]):
+            last = self._account.get(account, -1)
+            if last >= 0 and last != place:
+                own.append(self._edge(last, Why.GRADIENT))
+            self._account[account] = place
+
+    @staticmethod
+    def _edge(place: int, why: Why) -> int:
+        return place << _BITS | why
+
+
+class _ServerWrites:
+    """The latest write that may conflict with a read of some server's state.
+
+    Writes, and the waits for them, keep their order among themselves, so the latest one stands for all before it.
+    """
+
+    def __init__(self) -> None:
+        self.latest = -1
+        self._by_state: dict[ServerState, int] = {}
+        self._by_server: dict[str | None, int] = {}
+        self._by_name: dict[str | None, int] = {}
+
+    def note(self, state: ServerState, place: int) -> None:
+        self.latest = self._by_state[state] = place
+        self._by_server[state.server] = self._by_name[state.name] = place
+
+    def last(self, state: ServerState) -> int:
+        """Return the place of the latest write that may have changed the state; -1 if there is none."""
+        server, name = state.server, state.name
+        if server is None and name is None:
+            return self.latest
+        if server is None:
+            return max(self._by_name.get(name, -1), self._by_name.get(None, -1))
+        if name is None:
+            return max(self._by_server.get(server, -1), self._by_server.get(None, -1))
+        either = (state, ServerState(server), ServerState(None, name), ServerState())
+        return max(self._by_state.get(each, -1) for each in either)
+
+
+def _seen(module: GraphModule) -> list[tuple[object, ...]]:
+    return [(node, node.target, node.args, node.kwargs) for node in module.graph.nodes]
+
+
+def _cause(resource: Resource) -> Why:
+    if isinstance(resource, (Process, Peers, Reductions)):
+        return Why.SERVER
+    return Why.RANDOM if isinstance(resource, Generator) else Why.MEMORY

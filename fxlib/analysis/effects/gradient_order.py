@@ -1,0 +1,174 @@
+"""Which nodes use which tensors that take a gradient, so that their order can be kept.
+
+Autograd runs backward in the reverse order in which forward made its nodes, and adds up the gradients of a tensor in
+that order: swapping two uses changes the last bits of the sum. A use belongs to an *account*, in which one gradient is
+added up: a parameter, a value, or all that a container holds. What may return its argument itself (`contiguous`,
+dropout in eval mode) shares the account of its argument; where that may be one of several (a list), their accounts
+become one. Where memory is written in place, autograd rebuilds the history of its views when they are next used, so all
+the aliases share one account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.node_kinds import Behaviour, Part
+from fxlib.analysis.effects.resources import FETCHES, Storage
+from fxlib.analysis.operators import operator_tables as words
+from fxlib.analysis.operators.leaf_modules import attribute
+from fxlib.analysis.operators.schemas import Operator
+from fxlib.runtime import ops
+from fxlib.wire import OpaqueAttribute, OpaqueRRef
+
+_USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})
+_HELD = "held"
+"""The account of all parameters and of what this process fetches from itself, which may be one of them."""
+
+
+class GradientUses:
+    """The accounts that each node of a graph adds to in backward."""
+
+    def __init__(self, module: GraphModule, effects: Effects) -> None:
+        """Follow gradients through the graph, in its order."""
+        self._module = module
+        self._effects = effects
+        self._takes: dict[Node, bool] = {}
+        self._accounts: dict[Node, Hashable] = {}
+        self._written = {
+            each.alias_class: each for of in effects.per_node for each in of.writes if isinstance(each, Storage)
+        }
+        self._modules: dict[Operator, tuple[Hashable, ...]] = {}
+        self._held: set[Hashable] = set()
+        self._joined: dict[Hashable, Hashable] = {}
+        """Accounts that are one with another, and that one."""
+        if any(node.target in FETCHES and self._fetches_own(node) for node in effects.nodes):
+            self._held.update(self._account_of_state(each) for each in module.parameters())
+        for node, behaviour in zip(effects.nodes, effects.behaviours, strict=True):
+            inputs = node.all_input_nodes
+            self._takes[node] = self._takes_gradient(node, inputs, behaviour)
+            self._accounts[node] = self._account(node, inputs, behaviour)
+            if self._held and self._fetches_own(node.all_input_nodes[0] if behaviour.part is Part.WAIT else node):
+                self._held.add(self._accounts[node])
+
+    def accounts_used(self, node: Node, behaviour: Behaviour) -> list[Hashable]:
+        """Return the accounts to which the node's backward adds."""
+        part, operator, takes = behaviour.part, behaviour.operator, self._takes
+        if part is Part.LOCAL:
+            if not takes[node] and (operator is None or not operator.writes):
+                return []
+        elif part not in _USERS:
+            return []
+        # What tracks a gradient copies the arguments of the call without their history, and uses the result alone.
+        inputs = node.all_input_nodes[:1] if node.target in ops.TRACKERS else node.all_input_nodes
+        used = [self._accounts[value] for value in inputs if takes[value]]
+        if operator is not None and operator.state:
+            used.extend(self._accounts_of_module(operator))
+        if self._held and not self._held.isdisjoint(used):
+            used.append(_HELD)
+        return list(map(self._root, used)) if self._joined else used
+
+    def takes_gradient(self, node: Node) -> bool:
+        """Whether the node's value may take a gradient."""
+        return self._takes[node]
+
+    def _takes_gradient(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour) -> bool:
+        known, operator = _declared(node), behaviour.operator
+        if behaviour.part is Part.STATE:
+            value = attribute(self._module, str(node.target))
+            if isinstance(value, OpaqueAttribute):
+                return not isinstance(value, OpaqueRRef)
+            return _may_be_unfrozen(value) or bool(known) or getattr(value, "requires_grad", False)
+        if known is not None:
+            return known
+        if operator is None:
+            return True
+        if not operator.gradient:
+            return False
+        return bool(operator.state or operator.writes) or any(map(self._takes.__getitem__, inputs))
+
+    def _account(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour) -> Hashable:
+        operator = behaviour.operator
+        if self._written and (alias_class := self._effects.aliases.of(node)) in self._written:
+            return self._written[alias_class]
+        if behaviour.part is Part.STATE:
+            return self._account_of_state(attribute(self._module, str(node.target)))
+        if operator is None or not operator.same or not inputs:
+            return node
+        if operator.name == "getitem" and _indexes_a_tensor(node):
+            return node
+        account = self._accounts[inputs[0]]
+        if len(inputs) > 1 and operator.name not in words.RETURN_FIRST:
+            for each in inputs[1:]:
+                if self._takes[each]:
+                    self._join(account, self._accounts[each])
+        return account
+
+    def _join(self, one: Hashable, other: Hashable) -> None:
+        """Know that two accounts are one."""
+        one, other = self._root(one), self._root(other)
+        if one != other:
+            self._joined[other] = one
+
+    def _root(self, account: Hashable) -> Hashable:
+        """Return the account that stands for all that are one with it."""
+        path = []
+        while account in self._joined:
+            path.append(account)
+            account = self._joined[account]
+        self._joined.update(dict.fromkeys(path, account))
+        return account
+
+    def _fetches_own(self, node: Node) -> bool:
+        """Whether the node fetches what this process may own itself, a parameter for one."""
+        if node.target not in FETCHES or not isinstance(rref := node.args[0], Node) or rref.op != "get_attr":
+            return False
+        try:
+            return bool(getattr(attribute(self._module, str(rref.target)), "is_owner", _unknown)())
+        except Exception:  # noqa: BLE001 - whatever stands for an RRef of another process
+            return True
+
+    def _accounts_of_module(self, operator: Operator) -> tuple[Hashable, ...]:
+        """Return the accounts of a module's parameters; modules are called over and over."""
+        if operator not in self._modules:
+            parameters = (tensor for tensor in operator.state if isinstance(tensor, torch.nn.Parameter))
+            self._modules[operator] = tuple(self._account_of_state(tensor) for tensor in parameters)
+        return self._modules[operator]
+
+    def _account_of_state(self, value: object) -> Hashable:
+        """Return the account of what the module holds, whether a node or a submodule uses it."""
+        if self._written and isinstance(value, torch.Tensor):
+            shared = self._effects.aliases.of_state([value]) & self._written.keys()
+            if shared:
+                return self._written[min(shared)]
+        return id(value)
+
+
+def _unknown() -> bool:
+    return True
+
+
+def _may_be_unfrozen(value: object) -> bool:
+    """Whether it is a parameter that may take a gradient by the time of a step, whatever it did at capture."""
+    return isinstance(value, torch.nn.Parameter) and (value.is_floating_point() or value.is_complex())
+
+
+def _indexes_a_tensor(node: Node) -> bool:
+    """Whether the index could not be one of a tuple, list or dict, so that the result is a tensor of its own."""
+    index: object = node.args[1] if len(node.args) > 1 else None
+    return index is None or index is ... or isinstance(index, tuple)
+
+
+def _declared(node: Node) -> bool | None:
+    """Return what is known of the node's value without looking at the graph."""
+    known = node.meta.get("requires_grad")
+    if isinstance(known, bool):
+        return known
+    tensor = node.meta.get("tensor_meta")
+    dtype = None if tensor is None else getattr(tensor, "dtype", None)
+    if isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex):
+        return False
+    return None

@@ -1,0 +1,214 @@
+"""The one model of what nodes do to the world; every pass asks it, and none has rules of its own.
+
+A node reads and writes resources: a server's state, a tensor's memory through all its aliases, the random generators.
+Local work that touches none of them has no effect at all. A fence touches everything. The two halves of a call are one
+effect: it begins at the issue and is over at the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.effects.aliases import Aliases
+from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
+from fxlib.analysis.effects.resources import (
+    COLLECTIVES,
+    GENERATOR,
+    PEERS,
+    PROCESS,
+    REDUCTIONS,
+    Resource,
+    ServerState,
+    Storage,
+    may_run_here,
+    reads_and_writes,
+    starts_at_once,
+)
+from fxlib.analysis.operators.access import written_arguments
+from fxlib.analysis.operators.schemas import Operator
+from fxlib.capture import builtin_contracts
+from fxlib.reasons import Reason
+
+_STARTS = frozenset({Part.CALL, Part.ISSUE})
+_CALLS = _STARTS | {Part.WAIT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeEffects:
+    """What one node does. Memory that nobody in the graph writes is left out: reading it conflicts with nothing."""
+
+    part: Part
+    reads: frozenset[Resource] = frozenset()
+    writes: frozenset[Resource] = frozenset()
+    fence: Reason | None = None
+    writes_input: bool = False
+    """Whether it writes what the caller gave."""
+    joins: bool = False
+    """Whether it begins what the peers of a process group take part in, each of them once."""
+
+    @property
+    def commits(self) -> bool:
+        """Whether it does something that cannot be taken back: on a server, or to an input."""
+        if self.writes_input:
+            return True
+        starts = self.part is Part.CALL or self.part is Part.ISSUE
+        return starts and any(isinstance(each, ServerState) for each in self.writes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """The effects of all nodes of one graph, in its order."""
+
+    nodes: Sequence[Node]
+    index: dict[Node, int] = field(repr=False)
+    behaviours: Sequence[Behaviour] = field(repr=False)
+    aliases: Aliases = field(repr=False)
+    per_node: Sequence[NodeEffects] = field(repr=False)
+
+    @classmethod
+    def of(cls, module: GraphModule) -> Effects:
+        """Analyse a module's graph, in time proportional to its nodes and edges."""
+        nodes = list(module.graph.nodes)
+        lookup = Behaviours(module)
+        behaviours = [lookup.of(node) for node in nodes]
+        aliases = Aliases(module, nodes, behaviours)
+        analyst = _Analyst(aliases, nodes, behaviours)
+        return cls(
+            nodes=nodes,
+            index={node: place for place, node in enumerate(nodes)},
+            behaviours=behaviours,
+            aliases=aliases,
+            per_node=[analyst.describe(node, each) for node, each in zip(nodes, behaviours, strict=True)],
+        )
+
+    def gathered(self, order: Sequence[int], heads: Mapping[int, int], nodes: Sequence[Node]) -> Effects:
+        """Return those of the program after some issues have become one: see `Dependencies.gathered`."""
+        together: dict[int, list[int]] = {}
+        for place, head in heads.items():
+            together.setdefault(head, []).append(place)
+        left = [place for place in order if heads.get(place, place) == place]
+        per_node = [self.per_node[place] for place in left]
+        for at, place in enumerate(left):
+            if place in together:
+                per_node[at] = _union([self.per_node[each] for each in together[place]])
+                self.aliases.replace(self.nodes[place], nodes[at])
+        return Effects(
+            nodes=nodes,
+            index={node: place for place, node in enumerate(nodes)},
+            behaviours=[self.behaviours[place] for place in left],
+            aliases=self.aliases,
+            per_node=per_node,
+        )
+
+    def __getitem__(self, node: Node) -> NodeEffects:
+        return self.per_node[self.index[node]]
+
+
+def _union(issues: Sequence[NodeEffects]) -> NodeEffects:
+    reads, writes = ([getattr(each, name) for each in issues] for name in ("reads", "writes"))
+    joins = any(each.joins for each in issues)
+    return NodeEffects(part=Part.ISSUE, reads=frozenset().union(*reads), writes=frozenset().union(*writes), joins=joins)
+
+
+class _Analyst:
+    """Turns behaviours into effects, once it is known which memory is written at all."""
+
+    def __init__(self, aliases: Aliases, nodes: Sequence[Node], behaviours: Sequence[Behaviour]) -> None:
+        self._aliases = aliases
+        self._known: dict[tuple[object, ...], NodeEffects] = {}
+        self._written: dict[int, Storage] = {}
+        self._state: dict[Operator, tuple[int, ...]] = {}
+        self._written_state: dict[Operator, list[int]] = {}
+        pairs = list(zip(nodes, behaviours, strict=True))
+        for node, behaviour in pairs:
+            operator = behaviour.operator
+            if operator is not None and (operator.writes or operator.written_state):
+                for each in self._writes(node, operator):
+                    self._written.setdefault(each, Storage(each))
+        self._classes = {node: each for node in nodes if (each := aliases.of(node)) in self._written}
+        outside = aliases.outside()
+        self._outside = [self._written[each] for each in outside if each in self._written]
+        self._visited = any(each.part in _STARTS and may_run_here(node) for node, each in pairs)
+        self._from_outside = {node for node in nodes if aliases.of(node) in outside} if self._visited else set()
+
+    def describe(self, node: Node, behaviour: Behaviour) -> NodeEffects:
+        part, operator = behaviour.part, behaviour.operator
+        if part is Part.FENCE:
+            return NodeEffects(part=part, fence=behaviour.fence)
+        if part in _CALLS:
+            return self._call(node, part)
+        reads = self._reads(node, operator) if self._written and part is Part.LOCAL else ()
+        writes = tuple(self._writes(node, operator)) if self._written else ()
+        random = operator is not None and operator.random
+        speaks = operator is not None and operator.reduces, operator is not None and operator.joins
+        given = bool(writes) and self._aliases.writes_input(node)
+        visited = self._visited and self._reads_process(node, operator)
+        key = (part, reads, writes, random, given, visited, *speaks)
+        found = self._known.get(key)
+        if found is None:
+            touched: frozenset[Resource] = frozenset(map(self._written.__getitem__, reads))
+            written: frozenset[Resource] = frozenset(map(self._written.__getitem__, writes))
+            touched |= {PROCESS} if visited else frozenset()
+            written |= {GENERATOR} if random else frozenset()
+            reduces, joins = speaks
+            written |= {REDUCTIONS} if reduces else frozenset()
+            written |= {PEERS} if joins else frozenset()
+            self._known[key] = found = NodeEffects(
+                part=part, reads=touched, writes=written, writes_input=given, joins=joins
+            )
+        return found
+
+    def _call(self, node: Node, part: Part) -> NodeEffects:
+        issue = node.all_input_nodes[0] if part is Part.WAIT else node
+        reads, writes = reads_and_writes(issue)
+        touched: set[Resource] = {*reads, *(self._written[each] for each in self._reads(issue, None))}
+        written: set[Resource] = {*writes}
+        if issue.target in COLLECTIVES and part is not Part.WAIT:
+            written |= {PEERS, REDUCTIONS}
+        if may_run_here(issue):
+            touched |= {GENERATOR, *self._outside}
+            written.add(PEERS)
+            if part is not Part.WAIT or starts_at_once(issue):  # a call to this very process is over when it is issued
+                written.add(PROCESS)
+        elif part is not Part.WAIT and any(each.name == builtin_contracts.GENERATOR for each in writes):
+            touched.add(GENERATOR)
+        joins = part is not Part.WAIT and PEERS in written
+        return NodeEffects(part=part, reads=frozenset(touched), writes=frozenset(written), joins=joins)
+
+    def _reads_process(self, node: Node, operator: Operator | None) -> bool:
+        """Whether the node reads what a call that runs in this process may have changed."""
+        if operator is None:
+            return False
+        return bool(operator.state) or any(value in self._from_outside for value in node.all_input_nodes)
+
+    def _reads(self, node: Node, operator: Operator | None) -> tuple[int, ...]:
+        """Return the classes of written memory that the node reads."""
+        if not self._written:
+            return ()
+        classes = self._classes
+        found = tuple([classes[value] for value in node.all_input_nodes if value in classes])
+        if operator is None or not operator.state:
+            return found
+        return (*found, *self._state_read(operator))
+
+    def _state_read(self, operator: Operator) -> tuple[int, ...]:
+        """Return the classes of written memory among what a module holds; modules are called over and over."""
+        if operator not in self._state:
+            self._state[operator] = tuple(sorted(self._aliases.of_state(operator.state) & self._written.keys()))
+        return self._state[operator]
+
+    def _writes(self, node: Node, operator: Operator | None) -> Sequence[int]:
+        if operator is None or not (operator.writes or operator.written_state):
+            return ()
+        found = [self._aliases.of(value) for value in written_arguments(node, operator)]
+        if operator.written_state:
+            found.extend(self._state_written(operator))
+        return found
+
+    def _state_written(self, operator: Operator) -> list[int]:
+        if operator not in self._written_state:
+            self._written_state[operator] = sorted(self._aliases.of_state(operator.written_state))
+        return self._written_state[operator]

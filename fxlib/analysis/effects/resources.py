@@ -1,0 +1,163 @@
+"""What a node can read or write besides its own values: the things that effects are about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from torch.fx import Node
+
+from fxlib.runtime import functions, ops
+from fxlib.runtime.batched_items import is_batch, is_item, item_of
+from fxlib.runtime.calls import COLLECTIVE, FETCH, client_of, is_wait, kind_of
+from fxlib.spec.contract import Contract
+
+
+class Storage(NamedTuple):
+    """Memory of tensors in this process: one class of aliases. A tuple, which hashes faster: every use is looked up."""
+
+    alias_class: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """The state of the random generators."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What this process keeps outside of the graph: a call that runs here may write parameters, buffers, inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """A named part of a server's state. None stands for any server, or for any part."""
+
+    server: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The other members of process groups, who meet this process's collectives in one order, whatever the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reductions:
+    """What backward does with the members of process groups, in the reverse of the order of the forward."""
+
+
+Resource: TypeAlias = Storage | Generator | Process | ServerState | Peers | Reductions
+
+GENERATOR = Generator()
+PROCESS = Process()
+PEERS = Peers()
+REDUCTIONS = Reductions()
+ANY_STATE = ServerState()
+FETCHES: frozenset[object] = frozenset({FETCH.blocking, FETCH.issue})
+COLLECTIVES: frozenset[object] = frozenset({COLLECTIVE.blocking, COLLECTIVE.issue})
+_NAMED: frozenset[object] = frozenset({ops.remote_call, ops.issue_call, ops.start_call, ops.create})
+"""Operators whose first arguments are a destination and a function's name."""
+
+
+def contract_of_call(node: Node) -> Contract | None:
+    """Return the contract that a call, its issue, or an RRef's creation carries; None if nothing is known.
+
+    That of a batch is the union of its calls' contracts.
+    """
+    contract = node.meta.get("contract")
+    return contract if isinstance(contract, Contract) else None
+
+
+def destination(node: Node) -> str | None:
+    """Return the server that a call goes to, or None when only the run can tell."""
+    if (client := client_of(node)) is not None:
+        to = client.destination(node.args, node.kwargs)
+    else:
+        to = node.args[0] if names_a_function(node) or is_batch(node) else None
+    return to if isinstance(to, str) else None
+
+
+def speaks_to(node: Node) -> str:
+    """Return in words whom a call reaches: a server, what computes it, a process group, or a client by its name."""
+    if (client := client_of(node)) is not None:
+        return client.reached(node)
+    if node.target in COLLECTIVES:
+        return f"process group {collective_arguments(node)[-1]}"
+    return str(node.args[0]) if node.args else ""
+
+
+def collective_arguments(node: Node) -> tuple[object, ...]:
+    """Return what a collective's operator is called with; the last is the group's name."""
+    given = node.args[1]
+    return given if isinstance(given, tuple) else ()
+
+
+def names_a_function(node: Node) -> bool:
+    """Whether the node calls a remote function by its name, as opposed to a client of the user's own."""
+    return node.target in _NAMED
+
+
+def takes_contract(node: Node) -> bool:
+    """Whether the node makes or begins a call whose contract may be stated under its `function_name`."""
+    return names_a_function(node) or (client_of(node) is not None and not is_wait(node))
+
+
+def function_name(node: Node) -> str:
+    """Return the name of the function that a call or an issue names, or what the node calls where it names none."""
+    if (client := client_of(node)) is not None:
+        return client.function
+    if node.target in COLLECTIVES:
+        return str(node.args[0])
+    if node.target in FETCHES:
+        return "fetch"
+    if names_a_function(node):
+        return str(node.args[1])
+    if is_item(node):
+        return item_of(node).function
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def methods_sent(node: Node) -> tuple[str, ...]:
+    """Return the names under which a contract may be stated of the method that a call hands to a helper to be called.
+
+    Capture gives the call that contract where it knows the helper: see `fxlib.capture.trace.method_callers`.
+    """
+    sent = node.args[2] if names_a_function(node) else ()
+    first = sent[0] if isinstance(sent, tuple) and sent else None
+    if not isinstance(first, Node) or first.target is not functions.resolve:
+        return ()
+    name = str(first.args[0])
+    return (name, f".{name.rpartition('.')[2]}")
+
+
+def is_collective(node: Node) -> bool:
+    """Whether the node is a functional collective, or one half of it."""
+    return kind_of(node) is COLLECTIVE
+
+
+def reads_and_writes(node: Node) -> tuple[frozenset[ServerState], frozenset[ServerState]]:
+    """Return what a call does to the state of servers. A call without a contract may write anything anywhere."""
+    contract, server = contract_of_call(node), destination(node)
+    if node.target in FETCHES:
+        return frozenset({ServerState(server=None)}), frozenset()  # the value behind an RRef may be any server's state
+    if node.target in COLLECTIVES:
+        return frozenset(), frozenset()
+    if contract is None:
+        return frozenset(), frozenset({ANY_STATE})
+    reads = frozenset(ServerState(server, _part(name)) for name in contract.reads)
+    return reads, frozenset(ServerState(server, _part(name)) for name in contract.writes)
+
+
+def may_run_here(call: Node) -> bool:
+    """Whether a call or an issue is of unknown code, which may be told to run in this very process."""
+    return contract_of_call(call) is None and call.target not in FETCHES and call.target not in COLLECTIVES
+
+
+def starts_at_once(issue: Node) -> bool:
+    """Whether nobody waits for a call to this very process where it is issued: the program's own, and clients'."""
+    return issue.target is ops.start_call or client_of(issue) is not None
+
+
+def _part(name: str) -> str | None:
+    return None if name == "*" else name

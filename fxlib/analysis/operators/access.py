@@ -1,0 +1,109 @@
+"""What one node's operator does to its arguments, with the arguments it has: the facts that need no graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from torch.fx import Node
+
+from fxlib.analysis.operators import operator_tables as words
+from fxlib.analysis.operators.schemas import Operator, facts_of, flags_of
+
+_SWITCHES = words.FLAGS | {"out"}
+"""Arguments that change what an operator does."""
+
+
+def operator_of(node: Node) -> Operator | None:
+    """Return what a `call_function` or `call_method` node does with its own arguments; None if it may do anything."""
+    found = facts_of(node.target)
+    return _as_called(found, node) if found is not None and depends_on_arguments(node) else found
+
+
+def depends_on_arguments(node: Node) -> bool:
+    """Whether another node with the same target may do something else."""
+    return bool(flags_of(node.target)) or not _SWITCHES.isdisjoint(node.kwargs)
+
+
+def _as_called(found: Operator, node: Node) -> Operator:
+    """Take account of `out=`, `inplace=`, `training=` and the like."""
+    name = found.name
+    return _variant(
+        found,
+        out=node.kwargs.get("out") is not None,
+        in_place=_is_on(node, "inplace"),
+        idle=_flag(node, "training") is False or _flag(node, "train") is False,
+        renormalizes=name in words.RENORMALIZE and _is_on(node, "max_norm"),
+        plain=name == "getattr" and node.args[1] in words.PLAIN_ATTRIBUTES,
+        indexes=name == "getitem" and len(node.all_input_nodes) > 1,
+    )
+
+
+@functools.cache
+def _variant(
+    found: Operator, *, out: bool, in_place: bool, idle: bool, renormalizes: bool, plain: bool, indexes: bool
+) -> Operator:
+    writes = found.writes
+    if idle and found.name in words.RUNNING_STATISTICS:
+        writes = frozenset()
+    writes |= {"out"} if out else frozenset()
+    writes |= {0, "input"} if in_place else frozenset()
+    writes |= {1, "weight"} if renormalizes else frozenset()
+    returns_argument = out or in_place
+    return replace(
+        found,
+        writes=writes,
+        shares=(found.shares or returns_argument) and not plain,
+        shared=None if returns_argument else found.shared,
+        same=(found.same or returns_argument) and not plain,
+        random=found.random and not idle,
+        raises=found.raises or indexes,  # by the values of its index
+        gradient=found.gradient and not plain,
+    )
+
+
+def written_arguments(node: Node, found: Operator) -> Iterator[Node]:
+    """Yield the nodes whose memory the operator writes when called as in `node`."""
+    return _at(node, found.writes)
+
+
+def shared_arguments(node: Node, found: Operator) -> Iterable[Node]:
+    """Return the nodes with whose memory the operator's result may share, if it shares any."""
+    return node.all_input_nodes if found.shared is None else _at(node, found.shared)
+
+
+def _at(node: Node, places: Iterable[int | str]) -> Iterator[Node]:
+    for place in places:
+        if isinstance(place, str):
+            value = node.kwargs.get(place)
+        else:
+            value = node.args[place] if place < len(node.args) else None
+        yield from nodes_in(value)
+
+
+def nodes_in(value: object) -> Iterator[Node]:
+    """Yield the nodes in one argument, however nested."""
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from nodes_in(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from nodes_in(each)
+    elif isinstance(value, slice):
+        yield from nodes_in((value.start, value.stop, value.step))
+
+
+def _is_on(node: Node, name: str) -> bool:
+    value = _flag(node, name)
+    return value is not None and value is not False
+
+
+def _flag(node: Node, name: str) -> object:
+    """Value of an argument that changes what the operator does; None if it is not given."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    place = flags_of(node.target).get(name)
+    return node.args[place] if place is not None and place < len(node.args) else None

@@ -1,0 +1,272 @@
+"""What torch publishes, by target: each operator's facts, as its schema and `operator_tables.py` have them.
+
+Schemas say which arguments an operator writes, whether its result is a view of them, and whether it draws random
+numbers. They are silent on composite operators (`einsum` may return a view and does not say so): those are taken to
+return their arguments unless they are listed. What torch does not publish is unknown.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import math
+import operator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+from torch.nn import functional as F
+
+from fxlib.analysis.operators import operator_tables as words
+from fxlib.runtime import functions
+from fxlib.runtime.attributes import read_attribute
+from fxlib.runtime.structure import check_plain, check_structure, check_tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Operator:
+    """One operator. Arguments are named by position or keyword."""
+
+    name: str
+    shares: bool = False
+    """The result may share memory with an argument."""
+    shared: frozenset[int | str] | None = None
+    """The arguments with which it may; None where that may be any of them."""
+    same: bool = False
+    """The result may be an argument itself, autograd history and all, not only a view of it."""
+    writes: frozenset[int | str] = frozenset()
+    """Arguments whose memory it writes."""
+    random: bool = False
+    raises: bool = False
+    """It may raise for the sake of values, as an assertion does."""
+    gradient: bool = True
+    """Whether the result can take a gradient from an argument."""
+    state: tuple[torch.Tensor, ...] = ()
+    """Parameters and buffers of its own that it reads: it is a module."""
+    written_state: tuple[torch.Tensor, ...] = ()
+    """Those of them that it writes."""
+    reduces: bool = False
+    """Its backward reduces gradients over the ranks of a process group."""
+    joins: bool = False
+    """It speaks to these ranks in its forward, too."""
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether it does anything besides making its result."""
+        return bool(self.writes or self.random or self.raises or self.written_state or self.reduces)
+
+
+def facts_of(target: object) -> Operator | None:
+    """Return what a function, a method by name, or an overload does when no argument changes it; None if unknown."""
+    return _method(target) if isinstance(target, str) else _function(target)
+
+
+@functools.cache
+def makes_container(target: object) -> bool:
+    """Whether a function, a method by name, or an overload returns a tuple or a list, whatever it is given."""
+    if target in (tuple, list):
+        return True
+    found = facts_of(target)
+    schemas = () if found is None else _schemas(found.name)
+    results = [each.returns for each in schemas if each.arguments and "Tensor" in str(each.arguments[0].type)]
+    return bool(results) and all(
+        len(each) > 1 or any(isinstance(result.type, torch.ListType) for result in each) for each in results
+    )
+
+
+@functools.cache
+def flags_of(target: object) -> dict[str, int]:
+    """Where an operator takes those of its arguments that change what it does."""
+    if target in (getattr, read_attribute, operator.getitem):
+        return {"index": 1}
+    if isinstance(target, str) or not callable(target):
+        return {}
+    if isinstance(target, torch._ops.OpOverload):
+        names = [argument.name for argument in target._schema.arguments]
+        return {name: place for place, name in enumerate(names) if name in words.FLAGS}
+    try:
+        names = list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # a builtin: its schema tells
+        schemas = _schemas(getattr(target, "__name__", ""))
+        names = [argument.name for argument in schemas[0].arguments] if schemas else []
+    return {name: place for place, name in enumerate(names) if name in words.FLAGS}
+
+
+@functools.cache
+def _function(target: object) -> Operator | None:
+    if isinstance(target, torch._ops.OpOverload):
+        return _overload(target)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return _torch(target.__name__) if str(target).startswith("aten.") else None
+    if (name := _python_names().get(_key(target))) is not None:
+        return _python(name)
+    name = _torch_names().get(_key(target))
+    return None if name is None else _torch(name)
+
+
+@functools.cache
+def _method(name: str) -> Operator | None:
+    if name in words.RREF_METHODS:
+        return Operator(name=name, gradient=False)
+    return _torch(name) if name in _tensor_methods() else None
+
+
+def _key(target: object) -> object:
+    try:
+        hash(target)
+    except TypeError:
+        return id(target)
+    return target
+
+
+def _python(name: str) -> Operator:
+    if name in words.PYTHON_IN_PLACE:
+        return Operator(name=name, writes=frozenset({0}), shares=True, same=True)
+    shares = name in words.PYTHON_SHARING
+    raises, gradient = name in words.RAISING, name not in words.NO_GRADIENT
+    return Operator(name=name, shares=shares, same=shares, raises=raises, gradient=gradient)
+
+
+@functools.cache
+def _torch(name: str) -> Operator | None:
+    """An operator by the name that torch publishes it under: function, method or `aten` operator."""
+    if name in words.UNKNOWN:
+        return None
+    schemas = [schema for schema in _schemas(name) if not _takes_out(schema)]
+    writes = _writes(name, schemas)
+    view = bool(writes) or any(result.alias_info for schema in schemas for result in schema.returns)
+    trusted = _is_functional(schemas) and name not in words.RETURN_ARGUMENT
+    shares = name not in words.FRESH and (view or not trusted)
+    return Operator(
+        name=name,
+        shares=shares,
+        same=shares and name not in words.NEW_VIEW,
+        writes=writes,
+        random=name in words.RANDOM or _is_seeded(name),
+        raises=name in words.RAISING,
+        gradient=name not in words.NO_GRADIENT,
+    )
+
+
+@functools.cache
+def _overload(target: torch._ops.OpOverload[..., Any]) -> Operator | None:
+    if target.namespace not in {"aten", "prims"}:
+        return None  # a custom operator: its schema speaks of its arguments, and not of the world
+    schema, name = target._schema, target._schema.name.split("::")[1]
+    if name in words.UNKNOWN:
+        return None
+    writes = frozenset(_written(schema))
+    silent = name in words.UNSAFE_VIEWS or (_is_composite(target.name()) and name not in words.FRESH)
+    shares = silent or any(result.alias_info for result in schema.returns)
+    return Operator(
+        name=name,
+        shares=shares,
+        shared=None if silent else frozenset(_annotated(schema)),
+        same=shares and name not in words.NEW_VIEW,
+        writes=writes | _writes_by_name(name),
+        random=torch.Tag.nondeterministic_seeded in target.tags or name in words.RANDOM,
+        raises=name in words.RAISING,
+        gradient=name not in words.NO_GRADIENT,
+    )
+
+
+def _writes(name: str, schemas: Iterable[torch._C.FunctionSchema]) -> frozenset[int | str]:
+    found: set[int | str] = set(_writes_by_name(name))
+    for schema in schemas:
+        found |= set(_written(schema))
+    return frozenset(found)
+
+
+def _writes_by_name(name: str) -> frozenset[int | str]:
+    if name in words.RUNNING_STATISTICS:
+        return frozenset({1, 2, 3, 4, "running_mean", "running_var"})
+    in_place = name in words.IN_PLACE_METHODS or (name.endswith("_") and not name.endswith("__"))
+    return frozenset({0, "input", "self"}) if in_place else frozenset()
+
+
+def _written(schema: torch._C.FunctionSchema) -> Iterator[int | str]:
+    return _annotated(schema, written=True)
+
+
+def _annotated(schema: torch._C.FunctionSchema, *, written: bool = False) -> Iterator[int | str]:
+    """Yield the arguments that a result may share, or those that are written, by position and by name."""
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and (argument.alias_info.is_write or not written):
+            yield argument.name
+            if not argument.kwarg_only:
+                yield place
+
+
+def _takes_out(schema: torch._C.FunctionSchema) -> bool:
+    """Whether it is the overload with `out=`, which `_as_called` accounts for."""
+    return any(each.kwarg_only and each.alias_info and each.alias_info.is_write for each in schema.arguments)
+
+
+def _is_functional(schemas: Iterable[torch._C.FunctionSchema]) -> bool:
+    """Whether every overload has a kernel of its own, whose schema can be trusted on what the result shares."""
+    qualified = [f"{each.name}.{each.overload_name}" if each.overload_name else each.name for each in schemas]
+    return bool(qualified) and not any(_is_composite(each) for each in qualified)
+
+
+@functools.cache
+def _is_composite(qualified: str) -> bool:
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeImplicitAutograd")
+    except RuntimeError:
+        return False  # known to TorchScript alone: no tensors take part in it
+
+
+@functools.cache
+def _schemas(name: str) -> tuple[torch._C.FunctionSchema, ...]:
+    return tuple(torch._C._jit_get_schemas_for_operator(f"aten::{name}"))
+
+
+def _is_seeded(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
+    return any(torch.Tag.nondeterministic_seeded in getattr(packet, each).tags for each in overloads)
+
+
+@functools.cache
+def _tensor_methods() -> frozenset[str]:
+    published = {getattr(each, "__name__", "") for each in torch.overrides.get_overridable_functions()[torch.Tensor]}
+    schemed = {name for name in dir(torch.Tensor) if not name.startswith("__") and _schemas(name)}
+    return frozenset(published | schemed | words.METHODS) - words.UNKNOWN
+
+
+@functools.cache
+def _torch_names() -> dict[object, str]:
+    """Functions that torch publishes, by identity; the last of several modules to publish one names it."""
+    table: dict[object, str] = {}
+    published = torch.overrides.get_overridable_functions()
+    for module, prefix in ((torch.linalg, "linalg_"), (torch.fft, "fft_"), (torch.special, "special_")):
+        for function in published[module]:
+            table[_key(function)] = prefix + function.__name__.removeprefix(prefix)
+    for module in (torch, torch.functional, F):
+        names = {getattr(function, "__name__", "") for function in published[module]} | set(words.CONSTRUCTORS)
+        names |= {name for name in dir(module) if not name.startswith("_") and _schemas(name)}
+        table |= {_key(getattr(module, name)): name for name in names if callable(getattr(module, name, None))}
+    for function in published[torch.Tensor]:
+        table.setdefault(_key(function), getattr(function, "__name__", ""))
+    table[torch._assert] = "_assert"
+    return table
+
+
+@functools.cache
+def _python_names() -> dict[object, str]:
+    table: dict[object, str] = {getattr(operator, name): name for name in words.OPERATORS}
+    table |= {getattr(builtins, name): name for name in words.BUILTINS}
+    table |= {
+        OrderedDict: "dict",
+        read_attribute: "getattr",
+        functions.resolve: "resolve",
+        check_structure: "check_structure",
+        check_tensor: "check_structure",
+        check_plain: "check_structure",
+        rpc.get_worker_info: "get_worker_info",
+    }  # look a name up
+    return table | {function: "math" for name, function in vars(math).items() if callable(function)}

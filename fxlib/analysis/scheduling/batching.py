@@ -1,0 +1,284 @@
+"""Which calls of a program may travel in one message, and which of these should."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.cost.costs import CallCost, Costs
+from fxlib.analysis.effects.dependencies import Dependencies
+from fxlib.analysis.effects.independent_issues import levels
+from fxlib.analysis.effects.node_kinds import Part
+from fxlib.analysis.effects.resources import contract_of_call, function_name
+from fxlib.analysis.scheduling.earliest_arrival import NOISE, Arrival, Arrivals, slower_together, together_s
+from fxlib.analysis.scheduling.usual_service_time import typical
+from fxlib.reasons import Declined, Reason
+from fxlib.runtime import functions, ops
+from fxlib.runtime.record import call_name
+from fxlib.spec.profile import ServerProfile
+from fxlib.spec.workload import WORKLOAD, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """How much one message may carry: calls, and bytes of requests and answers, as far as a profile tells."""
+
+    calls: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """Groups of issues that become one each, by place, members in program order; and an order that allows it."""
+
+    groups: tuple[tuple[int, ...], ...]
+    batched_by: tuple[str | None, ...]
+    """Of each group: the declared form that serves it; None: its calls run singly on the server."""
+    order: tuple[int, ...]
+    """Of all places; the members of a group stand next to each other."""
+    dependencies: Dependencies
+    """Of the program as it was."""
+    declined: tuple[Declined, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What calls of one message have in common."""
+
+    to: Hashable
+    timeout: Hashable
+    function: str | None
+    """The one function that its declared batched form serves; None if they run singly."""
+    batched_by: str | None
+
+
+def plan(module: GraphModule, capacity: Capacity, *, declared: bool) -> Batches:
+    """Group the calls of a module, in O((n + e) log n). Costs are those of the profile at `module.meta`, or estimates.
+
+    Args:
+        module: its calls split.
+        capacity: of one message.
+        declared: whether a function's declared batched form may be used where there is one.
+    """
+    planner = _Planner(module, capacity, declared=declared)
+    # Grouping may turn an order between two calls of one kind into an order between two messages, and so into a cycle.
+    # Then every order counts: calls between which a path leads are never grouped.
+    found = planner.plan(apart=False) or planner.plan(apart=True)
+    assert found is not None  # noqa: S101 - groups of calls that no path connects leave no cycle
+    return found
+
+
+class _Planner:
+    """What is known of one module, and the groups made of it."""
+
+    def __init__(self, module: GraphModule, capacity: Capacity, *, declared: bool) -> None:
+        workload = module.meta.get(WORKLOAD)
+        self.dependencies, self._costs = Dependencies.of(module), Costs.of(module)
+        self._capacity = capacity
+        self._in_turn = isinstance(workload, Workload) and workload.mode == "distributed"
+        effects = self.dependencies.effects
+        self._nodes = effects.nodes
+        parts = enumerate(effects.per_node)
+        candidates = [at for at, does in parts if does.part is Part.ISSUE and may_travel(effects.nodes[at])]
+        self._calls = typical(self._costs, [effects.nodes[at] for at in candidates])
+        self._in_turn_pays = self._served_in_turn() if declared else set[tuple[str, str]]()
+        self._kinds = {at: kind for at in candidates if (kind := self._kind(effects.nodes[at])) is not None}
+        self._arrivals = Arrivals(self.dependencies, self._costs, self._calls)
+
+    def plan(self, *, apart: bool) -> Batches | None:
+        """Return the groups; None if they would leave a cycle.
+
+        Args:
+            apart: whether calls of one kind are kept in different groups where one must come before the other.
+        """
+        told: dict[int, Hashable] = {place: place if apart else kind for place, kind in self._kinds.items()}
+        level = levels(self.dependencies, told)
+        together: dict[tuple[_Kind, int], list[int]] = {}
+        for place, kind in self._kinds.items():
+            together.setdefault((kind, level[place]), []).append(place)
+        groups: list[tuple[int, ...]] = []
+        forms: list[str | None] = []
+        declined: list[Declined] = []
+        for (kind, _), places in together.items():
+            for group in self._divided(places):
+                if (reason := self._against(group, kind)) is not None:
+                    declined.extend(Declined(node=call_name(self._nodes[place]), reason=reason) for place in group)
+                else:
+                    groups.append(group)
+                    forms.append(kind.batched_by)
+        order = _order(self.dependencies, groups) if groups else list(range(len(self._nodes)))
+        if order is None:
+            return None
+        return Batches(
+            groups=tuple(groups),
+            batched_by=tuple(forms),
+            order=tuple(order),
+            dependencies=self.dependencies,
+            declined=tuple(declined),
+        )
+
+    def _kind(self, issue: Node) -> _Kind | None:
+        contract = contract_of_call(issue)
+        assert contract is not None, issue  # noqa: S101 - callers ask may_travel first
+        to, function, _, _, timeout = issue.args
+        call = self._calls[issue]
+        name = (
+            str(function)
+            if contract.batched_by is not None and (call.to, call.function) in self._in_turn_pays
+            else None
+        )
+        if name is None and not contract.batchable:
+            return None
+        batched_by = None if name is None else contract.batched_by
+        return _Kind(to=_hashable(to), timeout=_hashable(timeout), function=name, batched_by=batched_by)
+
+    def _served_in_turn(self) -> set[tuple[str, str]]:
+        """Return the functions whose declared batched form is to serve their calls, with the server.
+
+        It works them off one after another, and nothing but a profile says that this takes no longer than side by side.
+        """
+        if self._in_turn or not self._costs.measured:
+            return set()
+        found: dict[tuple[str, str], list[CallCost]] = {}
+        for call in self._calls.values():
+            found.setdefault((call.to, call.function), []).append(call)
+        return {kind for kind, calls in found.items() if _is_quick_in_turn(calls, self._costs.servers[kind[0]])}
+
+    def _against(self, group: Sequence[int], kind: _Kind) -> Reason | None:
+        """Return what speaks against one message; None if nothing does."""
+        calls = [self._calls[self._nodes[place]] for place in group]
+        if any(call.guessed for call in calls):
+            if self._in_turn:
+                return Reason.BATCH_SLOWER
+            return Reason.BATCH_UNMEASURED if self._arrivals.needs_some(group) else None
+        in_turn = self._in_turn or kind.batched_by is not None
+        slower = slower_together(calls, self._costs.servers[calls[0].to], in_turn=in_turn)
+        return Reason.BATCH_SLOWER if slower else None
+
+    def _divided(self, places: Iterable[int]) -> Iterator[tuple[int, ...]]:
+        calls = sorted(map(self._arrivals.of, places), key=lambda each: (each.ready_s, each.place))
+        for ready in _runs(calls, self._may_leave_together):
+            ready.sort(key=lambda each: (each.lands_s, each.place))
+            for crowd in _runs(ready, self._may_land_together):
+                together = sorted(call.place for call in crowd)
+                yield from (group for group in self._capped(together) if len(group) > 1)
+
+    def _may_leave_together(self, calls: Sequence[Arrival]) -> bool:
+        """Whether waiting for the last to be ready delays no issue too long, or only answers that nobody misses."""
+        gap_s = calls[-1].ready_s - calls[0].ready_s
+        return gap_s <= min(call.tolerance_s for call in calls) or (
+            self._costs.measured and self._may_land_together(calls)
+        )
+
+    def _may_land_together(self, calls: Sequence[Arrival]) -> bool:
+        """Whether the trainer has enough else to do until the last of their answers is there."""
+        return not self._arrivals.idles(calls)
+
+    def _capped(self, places: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Divide calls, in program order, so that no message exceeds its capacity; a larger call goes alone."""
+        members: list[int] = []
+        carried = 0
+        for place in places:
+            call = self._costs.messages[self._nodes[place]].calls[0]
+            size = call.request_bytes + call.response_bytes if self._costs.measured else 0
+            if members and (len(members) >= self._capacity.calls or carried + size > self._capacity.bytes):
+                yield tuple(members)
+                members, carried = [], 0
+            members.append(place)
+            carried += size
+        if members:
+            yield tuple(members)
+
+
+def _is_quick_in_turn(calls: Sequence[CallCost], server: ServerProfile) -> bool:
+    """Whether calls of one function are over no later one after another than side by side, where they may run so.
+
+    Up to the noise of what was measured: no threads take part, which is less work for the server.
+    """
+    contract = calls[0].contract
+    if contract is None or not contract.batchable:
+        return True
+    return together_s(calls, server, in_turn=True) <= (1.0 + NOISE) * together_s(calls, server, in_turn=False)
+
+
+def may_travel(issue: Node) -> bool:
+    """Whether the call only reads, may be batched, and is waited for once."""
+    contract = contract_of_call(issue)
+    if contract is None or not contract.is_read or not (contract.batchable or contract.batched_by):
+        return False
+    return is_plain_call(issue)
+
+
+def is_plain_call(issue: Node) -> bool:
+    """Whether the node issues a call of a function, no method of an RRef, that is waited for once."""
+    if issue.target is not ops.issue_call or function_name(issue).startswith(".") or len(issue.users) != 1:
+        return False
+    # A function may be an argument of a single call alone: the wire takes it nowhere else.
+    return not any(value.target is functions.resolve for value in issue.all_input_nodes)
+
+
+def kind_of_message(issue: Node) -> Hashable:
+    """Return what calls of one message have in common: destination and timeout."""
+    return _hashable(issue.args[0]), _hashable(issue.args[4])
+
+
+def _runs(calls: Sequence[Arrival], fit: Callable[[Sequence[Arrival]], bool]) -> Iterator[list[Arrival]]:
+    """Divide calls into runs, each as long as its calls fit together, in O(n log n)."""
+    begin = 0
+    while begin < len(calls):
+        fits = functools.partial(_fit_so_many, fit, calls, begin)
+        end = begin + _longest(fits, len(calls) - begin)
+        yield list(calls[begin:end])
+        begin = end
+
+
+def _fit_so_many(fit: Callable[[Sequence[Arrival]], bool], calls: Sequence[Arrival], begin: int, count: int) -> bool:
+    return fit(calls[begin : begin + count])
+
+
+def _longest(fits: Callable[[int], bool], limit: int) -> int:
+    """Return the greatest count that fits, in O(log count) tries; one fits, and so does less than what fits."""
+    known, step = 1, 1
+    while known < limit and fits(min(known + step, limit)):
+        known, step = min(known + step, limit), 2 * step
+    beyond = min(known + step, limit + 1)
+    while beyond - known > 1:
+        middle = (known + beyond) // 2
+        known, beyond = (middle, beyond) if fits(middle) else (known, middle)
+    return known
+
+
+def _order(dependencies: Dependencies, groups: Sequence[Sequence[int]]) -> list[int] | None:
+    """Return the program's order, changed as little as lets each group stand together; None if that cannot be."""
+    count = len(dependencies.edges)
+    head = list(range(count))  # each group is known by its last member
+    members = {group[-1]: group for group in groups}
+    for group in groups:
+        for place in group:
+            head[place] = group[-1]
+    missing = [0] * count
+    followers: list[list[int]] = [[] for _ in range(count)]
+    for place in range(count):
+        for source in dependencies.sources(place):
+            if head[source] != head[place]:
+                missing[head[place]] += 1
+                followers[head[source]].append(head[place])
+    ready = [place for place in range(count) if head[place] == place and not missing[place]]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        place = heapq.heappop(ready)
+        order.extend(members.get(place, (place,)))
+        for follower in followers[place]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, follower)
+    return order if len(order) == count else None
+
+
+def _hashable(value: object) -> Hashable:
+    return value if isinstance(value, (Node, str, float, int)) else repr(value)

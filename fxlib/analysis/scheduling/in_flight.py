@@ -1,0 +1,63 @@
+"""What is in flight while a schedule is made: when answers are expected, and whether a limit lets another call go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fxlib.analysis.cost.costs import Costs, Message
+from fxlib.analysis.cost.network import Network
+from fxlib.analysis.scheduling.flight_limits import Limits
+
+
+@dataclass(slots=True)
+class _Load:
+    """What is under way to one destination, or to all."""
+
+    calls: int = 0
+    size: int = 0
+
+
+class Flights:
+    """Messages between their issues and their waits."""
+
+    def __init__(self, costs: Costs, limits: Limits, held_bytes: int | None) -> None:
+        """Begin with nothing in flight; results under way may take `held_bytes` together, if that is given."""
+        self._network = Network(costs.servers)
+        self._limits = limits
+        self._held_bytes = held_bytes
+        self._all = _Load()
+        self._loads: dict[str, _Load] = {}
+        self._expected: dict[int, tuple[Message, float]] = {}
+
+    def admits(self, message: Message) -> bool:
+        """Whether the limits let a message go now. One that is larger than a limit goes alone."""
+        load, limits = self._loads.get(message.to), self._limits
+        if self._held_bytes is not None and self._all.calls and self._all.size + _size(message) > self._held_bytes:
+            return False
+        if load is None or not load.calls:
+            return True
+        if limits.calls_in_flight is not None and load.calls >= limits.calls_in_flight:
+            return False
+        return limits.bytes_in_flight is None or load.size + _size(message) <= limits.bytes_in_flight
+
+    def send(self, place: int, message: Message, now_s: float) -> float:
+        """Let a message go; return when its answer is expected."""
+        expected = self._network.send(message, now_s).expected_s
+        self._expected[place] = message, expected
+        for load in (self._all, self._loads.setdefault(message.to, _Load())):
+            load.calls += 1
+            load.size += _size(message)
+        return expected
+
+    def land(self, place: int) -> None:
+        """Note that somebody has waited for a message; more waits for it change nothing."""
+        found = self._expected.pop(place, None)
+        if found is None:
+            return
+        for load in (self._all, self._loads[found[0].to]):
+            load.calls -= 1
+            load.size -= _size(found[0])
+
+
+def _size(message: Message) -> int:
+    return message.request_bytes + message.response_bytes

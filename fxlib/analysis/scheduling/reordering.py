@@ -1,0 +1,105 @@
+"""The remote calls of a graph, and how each of them fares when the nodes are put into another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from torch.fx import Node
+
+from fxlib.analysis.cost.costs import Costs
+from fxlib.analysis.effects.dependencies import Dependencies
+from fxlib.analysis.effects.node_kinds import Part
+from fxlib.reasons import Reason
+from fxlib.runtime import ops
+from fxlib.runtime.batched_items import is_batch, waits_of
+from fxlib.runtime.calls import is_issue
+
+_IDLE = frozenset({"placeholder", "get_attr"})
+_CALL_S = 1e-4
+WORTH_S = 5e-7
+"""Work that takes no longer than this is not worth a call of two halves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """The two halves of a call, by their places in the program. A call that is one node is both."""
+
+    issue: int
+    wait: int
+
+
+def is_idle(node: Node) -> bool:
+    """Whether the node takes no time worth speaking of, so that no call is overlapped with it."""
+    return node.op in _IDLE
+
+
+def was_split(wait: Node) -> bool:
+    """Whether both halves were one node in the program as captured."""
+    issue = wait.args[0]
+    if not isinstance(issue, Node) or not is_issue(issue) or is_batch(issue) or len(issue.users) != 1:
+        return False
+    order = wait.meta.get("order")
+    return order is not None and order == issue.meta.get("order") and wait.meta.get("call") == issue.meta.get("call")
+
+
+def pairs_of(dependencies: Dependencies) -> Iterator[Pair]:
+    """Yield the calls of a graph, in its order. Of several waits for one call the first counts.
+
+    Calls of one batch have one issue, and a wait each. A call that leaves its result on the server is over when that
+    has been fetched.
+    """
+    effects = dependencies.effects
+    for place, (node, behaviour) in enumerate(zip(effects.nodes, effects.behaviours, strict=True)):
+        if behaviour.part is Part.CALL:
+            yield Pair(issue=place, wait=place)
+        elif behaviour.part is Part.ISSUE and is_batch(node):
+            yield from (Pair(issue=place, wait=effects.index[wait]) for wait in waits_of(node) or ())
+        elif behaviour.part is Part.ISSUE or (behaviour.part is Part.FENCE and is_issue(node)):
+            yield Pair(issue=place, wait=min((effects.index[user] for user in _ends(node)), default=place))
+
+
+def _ends(issue: Node) -> Iterator[Node]:
+    """Yield the nodes at which what was issued is needed: waits; of an RRef that is fetched, the wait for its value."""
+    for user in issue.users:
+        if issue.target is ops.create and is_issue(user):
+            yield from user.users
+        else:
+            yield user
+
+
+class Reordering:
+    """A new order of a program's nodes, and what it does for each call."""
+
+    def __init__(self, dependencies: Dependencies, order: Sequence[int], costs: Costs) -> None:
+        """Compare `order` with the program's own, in linear time."""
+        nodes = dependencies.effects.nodes
+        self.position = [0] * len(order)
+        for position, place in enumerate(order):
+            self.position[place] = position
+        called = costs.messages.keys() | costs.results.keys()  # standing still in one call hides another
+        busy_s = (_CALL_S if nodes[place] in called else costs.seconds[nodes[place]] for place in order)
+        self._busy_until_s = [0.0, *accumulate(busy_s)]
+        never, working = len(order), [not is_idle(node) for node in nodes]
+        upwards = [self.position[place] if works else -1 for place, works in enumerate(working)]
+        downwards = [self.position[place] if works else never for place, works in enumerate(working)]
+        self._latest_of_earlier = [-1, *accumulate(upwards, max)]
+        self._earliest_of_later = [never, *accumulate(reversed(downwards), min)][::-1]
+
+    def overlaps(self, pair: Pair) -> bool:
+        """Whether anything worth the splitting runs between the halves."""
+        first, last = self.position[pair.issue] + 1, self.position[pair.wait]
+        return last > first and self._busy_until_s[last] - self._busy_until_s[first] > WORTH_S
+
+    def gain(self, pair: Pair) -> Reason | None:
+        """Return what the call gained; None if nothing."""
+        if not self.overlaps(pair):
+            return None
+        early = self._latest_of_earlier[pair.issue] > self.position[pair.issue]
+        late = self._earliest_of_later[pair.wait + 1] < self.position[pair.wait]
+        if early and late:
+            return Reason.MOVED
+        if early:
+            return Reason.ISSUED_EARLY
+        return Reason.WAITED_LATE if late else None

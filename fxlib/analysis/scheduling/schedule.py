@@ -1,0 +1,269 @@
+"""The order in which a program overlaps its remote calls with its own work.
+
+List scheduling over the dependencies, against a clock that the costs move. Whenever several nodes are ready, the first
+of these goes next:
+
+1. issues of calls that may start early, as far as the limits admit them, longest tail first,
+2. waits whose answers are expected to be there, and which hold up an issue, a write or a fence,
+3. the work that issues still need, that with the longest tail first,
+4. other work, writes on servers among it, in program order,
+5. waits, in the order in which their answers are expected.
+
+Where nobody has measured when an answer comes, its wait goes after all work that issues need which need no answer: a
+guess must not keep a call from being issued. Such waits come in the order of what they hold up, longest tail first,
+and those that hold up nothing in the order in which the program needs them.
+
+Before it begins a piece of other work, the plan looks whether an answer that holds something up is expected meanwhile,
+and waits for it if that ends the forward earlier. Where calls and not work decide how long the forward takes, the clock
+stretches the work until it fills the time: so what can be hidden is shared out among calls that depend on one another,
+in place of all of it being spent on the first, and the plan is right even where work takes longer than was thought.
+
+Nothing is issued that the program would not issue, ties are broken by program order, and the result depends on the
+graph and its costs alone. O((n + e) log n), with heaps of ready nodes.
+
+Sources: `fxlib.analysis.scheduling.priorities`; XLA's latency-hiding scheduler (openxla/xla,
+xla/service/latency_hiding_scheduler.cc) has a clock of this kind.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fxlib.analysis.cost.costs import Costs, issue_of
+from fxlib.analysis.cost.memory import peak_bytes
+from fxlib.analysis.effects.dependencies import Dependencies
+from fxlib.analysis.scheduling.flight_limits import UNLIMITED, Limits
+from fxlib.analysis.scheduling.in_flight import Flights
+from fxlib.analysis.scheduling.priorities import NEVER, Lane, Priorities
+from fxlib.analysis.scheduling.reordering import Pair
+
+_GRAIN = 32
+"""Tails that differ by less than this part of the critical path are as good as equal."""
+_TRIES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """An order, and what the limits did to it."""
+
+    order: list[int]
+    """Places of the program's nodes, in the order in which they should run."""
+    held: frozenset[int] = frozenset()
+    """Places of issues that a limit held back for a while."""
+    kept: bool = False
+    """Whether the limits leave nothing but the program's own order."""
+
+
+def overlapped_order(dependencies: Dependencies, costs: Costs, limits: Limits = UNLIMITED) -> Schedule:
+    """Plan a program whose calls are split.
+
+    The limit on memory is kept by trial: the plan is made with less and less in flight, until what its order holds at
+    once is within it; the program's own order always is.
+    """
+    priorities = Priorities.of(dependencies, costs)
+    if limits.memory_bytes is None:
+        return _planned(priorities, dependencies, costs, limits, None)
+    nodes = dependencies.effects.nodes
+    most = peak_bytes(nodes, costs) + limits.memory_bytes
+    total = sum(each.request_bytes + each.response_bytes for each in costs.messages.values())
+    held_bytes: int | None = None
+    for _ in range(_TRIES):
+        found = _planned(priorities, dependencies, costs, limits, held_bytes)
+        if peak_bytes([nodes[place] for place in found.order], costs) <= most:
+            return found
+        held_bytes = (total if held_bytes is None else held_bytes) // 2
+    return Schedule(order=list(range(len(nodes))), held=frozenset(_issues(priorities)), kept=True)
+
+
+def closed(order: Sequence[int], pairs: Iterable[Pair], dependencies: Dependencies) -> list[int]:
+    """Return the order with the issue of each pair right before its wait, if nothing in between needs it first."""
+    issue_of = {pair.wait: pair.issue for pair in pairs}
+    issues, in_flight, needed = set(issue_of.values()), set[int](), set[int]()
+    for place in order:
+        in_flight.discard(issue_of.get(place, _NOWHERE))
+        if in_flight:
+            needed |= in_flight.intersection(dependencies.sources(place))
+        if place in issues:
+            in_flight.add(place)
+    late = {wait: (issue, wait) for wait, issue in issue_of.items() if issue not in needed}
+    moved = issues - needed
+    return [each for place in order if place not in moved for each in late.get(place, (place,))]
+
+
+def _planned(
+    priorities: Priorities, dependencies: Dependencies, costs: Costs, limits: Limits, held_bytes: int | None
+) -> Schedule:
+    planner = _Planner(priorities, dependencies, costs, Flights(costs, limits, held_bytes))
+    planner.run()
+    if len(planner.order) < len(priorities.lanes):  # what is held back waits for what waits for it
+        return Schedule(order=list(range(len(priorities.lanes))), held=frozenset(_issues(priorities)), kept=True)
+    return Schedule(order=planner.order, held=frozenset(planner.held_once))
+
+
+def _issues(priorities: Priorities) -> Sequence[int]:
+    return [place for place, lane in enumerate(priorities.lanes) if lane is Lane.ISSUE]
+
+
+class _Planner:
+    """The clock, and the heaps of what is ready."""
+
+    def __init__(self, priorities: Priorities, dependencies: Dependencies, costs: Costs, flights: Flights) -> None:
+        index = dependencies.effects.index
+        self._lanes, self._seconds = priorities.lanes, priorities.seconds
+        self._tails, self._urgency = priorities.tails, priorities.urgency
+        self._flights = flights
+        self._messages = {index[node]: message for node, message in costs.messages.items()}
+        self._issue_of = {index[node]: index[issue_of(node)] for node in costs.results}
+        handling_s = sum(self._seconds[place] for place in {*self._messages, *self._issue_of})
+        work_s = sum(self._seconds) - handling_s
+        self._left_s = max(work_s, priorities.critical_path_s - handling_s)
+        self._stretch = self._left_s / work_s if work_s > 0 else 1.0
+        self._grain_s = priorities.critical_path_s / _GRAIN or 1.0
+        self._missing = [len(sources) for sources in priorities.edges]
+        self._followers: list[list[int]] = [[] for _ in priorities.edges]
+        for place, sources in enumerate(priorities.edges):
+            for source in sources:
+                self._followers[source].append(place)
+        self._now_s = 0.0
+        self._expected: dict[int, float] = {}
+        self._issues: list[tuple[int, int]] = []
+        self._needed: list[tuple[int, int]] = []
+        self._work: list[int] = []
+        self._urgent: list[tuple[float, int]] = []
+        self._waits: list[tuple[float, int]] = []
+        self._held: dict[str, list[tuple[int, int]]] = {}
+        self.held_once: set[int] = set()
+        self.order: list[int] = []
+
+    def run(self) -> None:
+        """Put all nodes in order; stop early where nothing can go on."""
+        lanes = self._lanes
+        for place, count in enumerate(self._missing):
+            if not count and lanes[place] is not Lane.INPUT:
+                self._offer(place)
+        for place, lane in enumerate(lanes):
+            if lane is Lane.INPUT:
+                self._do(place)
+        while (ready := self._next()) is not None:
+            self._do(ready)
+
+    def _offer(self, place: int) -> None:
+        """Put a node that is ready on its heap."""
+        lane = self._lanes[place]
+        if lane is Lane.WORK:
+            heapq.heappush(self._work, place)
+        elif lane is Lane.NEEDED and self._seconds[place] == 0.0:  # a handle: whoever needs it is as good as ready
+            heapq.heappush(self._issues, (_FIRST, place))
+        elif lane is Lane.NEEDED:
+            heapq.heappush(self._needed, (-int(self._urgency[place] / self._grain_s), place))
+        elif lane is Lane.ISSUE:
+            heapq.heappush(self._issues, (-int(self._tails[place] / self._grain_s), place))
+        elif lane is Lane.WAIT:
+            heapq.heappush(self._waits if self._urgency[place] == NEVER else self._urgent, (self._rank(place), place))
+        else:
+            heapq.heappush(self._waits, (_LAST, place))
+
+    def _next(self) -> int | None:
+        while self._issues:
+            entry = heapq.heappop(self._issues)
+            if self._is_admitted(entry[1]):
+                return entry[1]
+            heapq.heappush(self._held.setdefault(self._messages[entry[1]].to, []), entry)
+            self.held_once.add(entry[1])
+        if self._is_due(self._urgent) and not self._is_kept_by_a_guess():
+            return heapq.heappop(self._urgent)[1]
+        if self._held and self._is_due(self._waits):
+            return heapq.heappop(self._waits)[1]
+        if self._needed:
+            return heapq.heappop(self._needed)[1]
+        if self._work and self._is_admitted(self._work[0]) and not self._is_worth_waiting():
+            return heapq.heappop(self._work)
+        return self._next_wait()
+
+    def _next_wait(self) -> int | None:
+        urgent, waits = self._urgent, self._waits
+        if urgent and (self._is_guess(urgent[0][1]) or not (waits and waits[0] < urgent[0])):
+            return heapq.heappop(urgent)[1]
+        if waits and (waits[0][0] != _LAST or not self._held):
+            return heapq.heappop(waits)[1]
+        return None
+
+    def _rank(self, wait: int) -> float:
+        """Return by what waits are put in order: the times of their answers.
+
+        Of answers that nobody has timed, those come first that most is left to do after, where they hold up an issue,
+        and otherwise those that the program needs first.
+        """
+        if not self._is_guess(wait):
+            return self._expected_s(wait)
+        if self._urgency[wait] != NEVER:
+            return -1.0 - int(self._tails[wait] / self._grain_s)
+        return float(min(self._followers[wait], default=_LAST) - len(self._lanes))
+
+    def _expected_s(self, wait: int) -> float:
+        return self._expected.get(self._issue_of.get(wait, _NOWHERE), 0.0)
+
+    def _is_due(self, waits: Sequence[tuple[float, int]]) -> bool:
+        """Whether the answer to the first of these waits is expected to be there."""
+        return bool(waits) and waits[0][0] != _LAST and self._expected_s(waits[0][1]) <= self._now_s
+
+    def _is_guess(self, wait: int) -> bool:
+        """Whether nobody has measured when the answer to a wait comes."""
+        message = self._messages.get(self._issue_of.get(wait, _NOWHERE))
+        return message is not None and message.guessed
+
+    def _is_kept_by_a_guess(self) -> bool:
+        """Whether a call that needs no answer would be issued only after one of which nobody knows when it comes."""
+        return bool(self._needed) and self._is_guess(self._urgent[0][1])
+
+    def _is_admitted(self, place: int) -> bool:
+        message = self._messages.get(place)
+        return message is None or self._flights.admits(message)
+
+    def _is_worth_waiting(self) -> bool:
+        """Whether to stand still for the next answer that holds something up, in place of working until it is there."""
+        if not self._urgent:
+            return False
+        wait = self._urgent[0][1]
+        expected = self._expected_s(wait)
+        worked_s = self._now_s + self._seconds[self._work[0]] * self._stretch
+        if expected >= worked_s:
+            return False
+        tail_s = self._tails[wait]
+        return expected + max(tail_s, self._left_s) <= max(worked_s + tail_s, self._now_s + self._left_s)
+
+    def _do(self, place: int) -> None:
+        self.order.append(place)
+        seconds = self._seconds[place]
+        if place in self._messages:
+            self._now_s += seconds
+            self._expected[place] = self._flights.send(place, self._messages[place], self._now_s)
+            self._retry()
+        if place in self._issue_of:
+            issue = self._issue_of[place]
+            self._now_s = max(self._now_s, self._expected[issue]) + seconds
+            self._flights.land(issue)
+            self._retry()
+        elif place not in self._messages:
+            self._now_s += seconds * self._stretch
+            self._left_s -= seconds * self._stretch
+        missing = self._missing
+        for follower in self._followers[place]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                self._offer(follower)
+
+    def _retry(self) -> None:
+        """Offer the first issue that is held back for each destination again."""
+        for to in list(self._held):
+            heapq.heappush(self._issues, heapq.heappop(self._held[to]))
+            if not self._held[to]:
+                del self._held[to]
+
+
+_NOWHERE = -1
+_LAST = float("inf")
+_FIRST = -sys.maxsize

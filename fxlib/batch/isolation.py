@@ -1,0 +1,112 @@
+"""Values that came, or are to go, in one message, made as independent as if each had a message of its own.
+
+What one message holds twice, `torch.distributed.rpc` sends once: a tensor, and the memory of tensors that overlap. So a
+call would see what another one writes to their common argument, and a trainer in one result what it writes to another.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+
+from fxlib.batch.shared_messages import copied
+
+Value = TypeVar("Value")
+_CONTAINERS = frozenset({tuple, list, dict, OrderedDict})
+_PLAIN = frozenset({str, int, float, bool, type(None), FunctionType})
+
+
+def apart(values: Sequence[Value]) -> list[Value]:
+    """Return values of which no two have memory, a list or a dict in common: what they would share is copied.
+
+    Looks into tuples, lists and dicts. What one value holds twice stays one.
+    """
+    if _nothing_twice(values):
+        return list(values)
+    taken: dict[int, int] = {}
+    return [_Own(taken).of(value) for value in values]
+
+
+def _nothing_twice(values: Sequence[object]) -> bool:
+    """Whether it is plain that no memory, list or dict is met twice. That is so of most messages, and quickly seen."""
+    met: set[int] = set()
+    ahead: list[Any] = list(values)
+    while ahead:
+        value = ahead.pop()
+        kind = type(value)
+        if kind in _CONTAINERS or _is_named_tuple(value):
+            key = id(value)
+            ahead.extend(value.values() if isinstance(value, dict) else value)
+        elif kind is torch.Tensor and value.layout is torch.strided:
+            key = value.untyped_storage()._cdata
+        elif kind in _PLAIN or not isinstance(value, torch.Tensor):
+            continue
+        else:
+            return False
+        if key in met:
+            return False
+        met.add(key)
+    return True
+
+
+class _Own:
+    """What one of the values has for itself.
+
+    Args:
+        taken: by the address of a storage, or of a tensor without one, up to which byte other values have it.
+    """
+
+    def __init__(self, taken: dict[int, int]) -> None:
+        self._taken = taken
+        self._claimed: dict[int, int] = {}
+        self._memo: dict[int, Any] = {}
+        self._given: dict[int, tuple[object, Any]] = {}  # holds what it knows by its address
+
+    def of(self, value: Value) -> Value:
+        given = self._own(value)
+        self._taken.update(self._claimed)
+        return given
+
+    def _own(self, value: Any) -> Any:
+        kind = type(value)
+        is_tensor = isinstance(value, torch.Tensor)
+        is_named = _is_named_tuple(value)
+        if not is_tensor and not is_named and kind not in _CONTAINERS:
+            return value
+        known = self._given.get(id(value))
+        if known is not None:
+            return known[1]
+        if is_tensor:
+            given = self._tensor(value)
+        elif is_named:
+            given = kind._make(map(self._own, value))
+        elif kind is tuple or kind is list:
+            given = kind([self._own(each) for each in value])
+        else:
+            given = kind((key, self._own(each)) for key, each in value.items())
+        self._given[id(value)] = value, given
+        return given
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        key, begin, end = _memory(tensor)
+        if begin < self._taken.get(key, 0):
+            return copied(tensor, self._memo)
+        self._claimed[key] = max(end, self._claimed.get(key, 0))
+        return tensor
+
+
+def _is_named_tuple(value: object) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_make")
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Return the address of a tensor's storage, and where in it, in bytes, its elements begin and end at most."""
+    if tensor.layout is not torch.strided:
+        return id(tensor), 0, 1
+    storage, size = tensor.untyped_storage(), tensor.element_size()
+    begin = int(tensor.storage_offset()) * size
+    return storage._cdata, begin, begin + tensor.numel() * size if tensor.is_contiguous() else int(storage.nbytes())

@@ -1,0 +1,85 @@
+"""Contracts that need no declaration: of torch functions, and of forwards of `torch.nn` modules behind an RRef."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.modules.rnn import RNNBase
+
+from fxlib.spec.contract import PURE, Contract
+
+PARAMETERS = "parameters"
+"""Resource that a module's forward reads: its parameters and buffers."""
+
+GENERATOR = "generator"
+"""Resource that random functions write: the state of the server's random generator."""
+
+MODULE_READ = Contract(reads=frozenset({PARAMETERS}))
+RANDOM = Contract(writes=frozenset({GENERATOR}))
+
+# Their forwards draw random numbers or update buffers in training mode, or may do so by what they contain. The mode of
+# a module on another machine is not known, and may change without a word to us.
+_NOT_READS: tuple[type, ...] = (
+    *(_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.MultiheadAttention, RNNBase),
+    *(nn.Transformer, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder),
+    *(nn.TransformerDecoderLayer, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict),
+    *(LazyModuleMixin, nn.AdaptiveLogSoftmaxWithLoss),
+)
+_RANDOM_FUNCTIONS = frozenset(
+    {"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d"}
+    | {"rrelu", "gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d", "bernoulli", "multinomial"}
+    | {"normal", "poisson", "binomial", "rand", "randn", "randint", "randperm"}
+    | {"fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices", "multi_head_attention_forward"}
+    | {"rand_like", "randn_like", "randint_like", "scaled_dot_product_attention"}
+)
+# These update running statistics, or drop out, as their arguments say.
+_DEPENDS = frozenset({"batch_norm", "instance_norm", "lstm", "gru", "rnn_tanh", "rnn_relu", "embedding_renorm"})
+_CASTS = frozenset({"bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "short"})
+
+
+def of_function(name: str, kwargs: Mapping[str, object]) -> Contract | None:
+    """Return the contract of a function of torch, operator or builtins, by its name "module:qualname"."""
+    module, _, qualname = name.partition(":")
+    if module in ("_operator", "builtins"):
+        return None if qualname.startswith(("i", "set", "del")) and module == "_operator" else PURE
+    if module not in ("torch", "torch.nn.functional") or kwargs.get("out") is not None or kwargs.get("inplace"):
+        return None
+    operator_name = qualname.removeprefix("Tensor.")
+    if operator_name in _RANDOM_FUNCTIONS:
+        return RANDOM
+    if operator_name.endswith("_") or operator_name in _DEPENDS:
+        return None
+    if module == "torch.nn.functional" or operator_name in _CASTS:
+        return PURE
+    return _of_operator(operator_name)
+
+
+def of_method(cls: type, method: str) -> Contract | None:
+    """Return the contract of a method of a `torch.nn` module or a tensor behind an RRef."""
+    if cls is torch.Tensor or cls is nn.Parameter:
+        return None  # the tensor behind the RRef is state, and who writes it is not known
+    is_own = cls.__module__.startswith("torch.nn.modules.") and issubclass(cls, nn.Module)
+    if not is_own or method not in ("forward", "__call__") or issubclass(cls, _NOT_READS):
+        return None
+    if issubclass(cls, _NormBase):  # batch norm, and instance norm that may track statistics
+        return None
+    return PURE if cls.__module__ == "torch.nn.modules.loss" else MODULE_READ
+
+
+@functools.cache
+def _of_operator(name: str) -> Contract | None:
+    """Ask torch's own schemas: pure, if no overload writes its arguments or draws random numbers."""
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return None
+    overloads = [getattr(packet, each) for each in packet.overloads()]
+    functional = [each for each in overloads if not any(argument.is_out for argument in each._schema.arguments)]
+    if any(torch.Tag.nondeterministic_seeded in each.tags for each in functional):
+        return RANDOM
+    return PURE if functional and not any(each._schema.is_mutable for each in functional) else None

@@ -1,0 +1,240 @@
+"""Remote calls in an export: operators with stand-ins for results, and afterwards nodes as tracing makes them.
+
+`torch.export` follows tensors only. So a call is recorded, as in a trace, as a node of a graph of its own, and the
+exporter sees one operator, `fxlib_export::call`, that takes the tensors among the arguments, and returns what the
+contract's `returns` makes of them. In the exported graph, the recorded node then takes the operator's place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import rpc
+from torch.fx import Graph, Node, Proxy, Tracer
+from torch.fx.node import has_side_effect, map_arg
+from torch.utils import _pytree as pytree
+from typing_extensions import override
+
+from fxlib.capture.export.values import ExportedFuture, ExportedRRef, Undeclared
+from fxlib.capture.faults import fault
+from fxlib.capture.rrefs import RRefPlaces
+from fxlib.capture.trace.remote import METHOD_ARGUMENTS, RemoteCalls
+from fxlib.capture.trace.values import FutureValue
+from fxlib.runtime import is_wait, ops
+from fxlib.runtime.walk import local_modules
+from fxlib.spec.contract import Contract
+from fxlib.utils.pytree import python_number
+
+_LIBRARY = torch.library.Library("fxlib_export", "DEF")
+_LIBRARY.define("call(int site, Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
+OPERATOR: Any = torch.ops.fxlib_export.call.default
+has_side_effect(OPERATOR)  # a call is made, whether its result is used or not
+_PLAIN = (int, float, bool, str, type(None))
+_SYMBOLS = (torch.SymFloat, torch.SymBool)
+TOKENS = (ops.start_call, ops.issue_call, ops.create)
+RECORDED = (ops.remote_call, ops.fetch, ops.wait, *TOKENS, *ops.TRACKERS)
+"""What the exporter sees as its operator."""
+TENSOR = object()
+NUMBERS: dict[type, Any] = {int: object(), float: object()}
+"""What stands in the place of a number in a result: export sees a tensor of no dimensions, and what it holds."""
+_DTYPES = {int: torch.int64, float: torch.float64}
+_thread = threading.local()
+
+
+class ExportRecorder(Tracer):
+    """Records the remote calls of one export; `calls` has to be set before it begins."""
+
+    calls: RemoteCalls
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__()
+        self.root, self.graph = root, Graph()
+        self.end: Any = None
+        self.sites: list[Node] = []
+        """The recorded node of each operator call."""
+        self.specs: dict[Node, pytree.TreeSpec] = {}
+        """Structure of each node's results."""
+        self.slots: dict[Node, list[Node]] = {}
+        """Stand-ins, in a node's arguments, for what the operator takes: tensors first."""
+        self.constants: dict[str, Any] = {}
+        """Objects that are kept beside the graph, by name."""
+        self.gaps: dict[Node, list[Any]] = {}
+        """Leaves of each node's result, with `TENSOR` for each that is one."""
+        self._given: dict[Node, Any] = {}
+        self._makers: dict[Node, Node] = {}
+        self._results: dict[Node, Any] = {}
+        self.places = RRefPlaces(root)
+        self._plain: dict[object, Proxy] = {}
+
+    # What the recorder of remote calls needs.
+
+    def rref(self, value: Any) -> Proxy:
+        """Return the node that reads a live RRef, by the path under which the model holds it."""
+        if (path := self.places.path_of(value)) is None:
+            return self.constant(value, self.places.hint_of(value))
+        return self._attribute(path)
+
+    def constant(self, value: object, hint: str) -> Proxy:
+        """Return the node that reads an object that is no attribute of the model; it is kept beside the graph."""
+        for name, known in self.constants.items():
+            if known is value:
+                return self._attribute(name)
+        names = (f"{hint}_{count}" if count else hint for count in itertools.count())
+        name = next(each for each in names if each not in self.constants and not hasattr(self.root, each))
+        self.constants[name] = value
+        return self._attribute(name)
+
+    def _attribute(self, path: str) -> Proxy:
+        if path not in self._plain:
+            self._plain[path] = self.create_proxy("get_attr", path, (), {})
+        return self._plain[path]
+
+    @override
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Proxy) and a.node.op == "call_function" and a.node.target in RECORDED:
+            token = self.result(a.node)
+            slot = self._slot(token)
+            self._makers[slot] = a.node
+            return slot
+        if isinstance(a, (torch.Tensor, torch.SymInt)):
+            return self._slot(a)
+        if isinstance(a, _SYMBOLS):
+            raise fault("a remote call is given a number that only a run knows", hint="Send a tensor.")
+        if isinstance(a, rpc.PyRRef):
+            return self.rref(a).node
+        if isinstance(a, rpc.WorkerInfo):
+            return self._lookup(a).node
+        if isinstance(a, Undeclared):
+            a.refuse()
+        if (number := python_number(a)) is not None:
+            return number
+        return super().create_arg(a)
+
+    def _lookup(self, worker: rpc.WorkerInfo) -> Proxy:
+        if worker.name not in self._plain:
+            self._plain[worker.name] = self.create_proxy("call_function", rpc.get_worker_info, (worker.name,), {})
+        return self._plain[worker.name]
+
+    def _slot(self, value: Any) -> Node:
+        slot = self.graph.placeholder(f"given_{len(self._given)}")
+        self._given[slot] = value
+        return slot
+
+    # What the program gets.
+
+    def value(self, made: Any) -> Any:
+        """Return what the program goes on with, in place of a recorded value."""
+        if isinstance(made, FutureValue):
+            self.result(made.node)
+            return ExportedFuture(self, made)
+        if isinstance(made, Proxy):
+            found = self.result(made.node)
+            return ExportedRRef(self, made) if made.node.target is ops.create else found
+        return made
+
+    def parallel(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call of a `DistributedDataParallel` as one node, and return stand-ins for its result."""
+        path = next(path for path, each in local_modules(self.root) if each is module)
+        return self.result(self.create_node("call_module", path, self.create_arg(args), self.create_arg(kwargs)))
+
+    def result(self, node: Node) -> Any:
+        """Return stand-ins for a node's result; calls the operator when it is first asked for."""
+        if node not in self._results:
+            given = [each for each in node.all_input_nodes if each in self._given]
+            tensors = [each for each in given if isinstance(self._given[each], torch.Tensor)]
+            sizes = [each for each in given if each not in tensors]
+            self.slots[node] = [*tensors, *sizes]
+            self.sites.append(node)
+            site = len(self.sites) - 1
+            found = OPERATOR(site, [self._given[each] for each in tensors], [self._given[each] for each in sizes])
+            self._results[node] = pytree.tree_unflatten(self._with_gaps(node, found), self.specs[node])
+        return self._results[node]
+
+    def _with_gaps(self, node: Node, tensors: list[torch.Tensor]) -> list[Any]:
+        """Put back what is no tensor among the leaves of a result."""
+        remaining = iter(tensors)
+        numbers = NUMBERS.values()
+        return [
+            next(remaining) if gap is TENSOR else next(remaining).item() if gap in numbers else gap
+            for gap in self.gaps[node]
+        ]
+
+    def stand_ins(self, site: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+        """Return tensors like those of the result, for the exporter."""
+        node = self.sites[site]
+        given = dict(zip(self.slots[node], [*tensors, *sizes], strict=True))
+        found = self._like_the_result(node, given)
+        leaves, self.specs[node] = pytree.tree_flatten(found)
+        for leaf in leaves:
+            if not isinstance(leaf, (torch.Tensor, Undeclared)) and type(leaf) not in _PLAIN:
+                raise fault(
+                    f"the contract of {self.calls.called(node) or node.name} declares a {type(leaf).__name__}",
+                    hint="returns= makes tensors, numbers, flags, strings, None, and nests of them.",
+                )
+        self.gaps[node] = [
+            TENSOR if isinstance(leaf, torch.Tensor) else NUMBERS.get(type(leaf), leaf) for leaf in leaves
+        ]
+        found = [torch.empty((), dtype=_DTYPES[type(leaf)]) if type(leaf) in _DTYPES else leaf for leaf in leaves]
+        return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+
+    def _like_the_result(self, node: Node, given: Mapping[Node, Any]) -> Any:
+        args: Any = node.args
+        if node.op == "call_module":
+            return self._like_the_result_inside(node, {**self._given, **given})
+        if node.target in TOKENS:
+            return torch.empty(0)
+        if node.target in ops.TRACKERS:
+            return torch.empty_like(given[args[0]])
+        call = (
+            self._makers[args[0]] if is_wait(node) or (node.target is ops.fetch and args[0] in self._makers) else node
+        )
+        contract: Contract | None = call.meta.get("contract")
+        function = str(call.args[1]) if len(call.args) > 1 else call.name
+        if contract is None or contract.returns is None:
+            return Undeclared(function)
+        if not callable(contract.returns):
+            return pytree.tree_map(lambda _: Undeclared(function), contract.returns, is_leaf=lambda each: each is None)
+        known = {**self._given, **given}
+        sent: Any = map_arg(tuple(call.args[2:4]), known.get)
+        positional, named = sent
+        return _made(contract.returns, function, positional[call.meta.get(METHOD_ARGUMENTS, 0) :], named)
+
+    def _like_the_result_inside(self, node: Node, known: Mapping[Node, Any]) -> Any:
+        """Run the module inside a `DistributedDataParallel` on tensors without values, its state as well."""
+        inside = self.root.get_submodule(f"{node.target}.module")
+        held = (*inside.named_parameters(), *inside.named_buffers())
+        state = {name: torch.empty(tuple(each.shape), dtype=each.dtype) for name, each in held}
+        sent: Any = map_arg((node.args, dict(node.kwargs)), known.get)
+        with torch.no_grad():
+            return torch.func.functional_call(inside, state, *sent)
+
+
+@contextmanager
+def recording(recorder: ExportRecorder) -> Iterator[None]:
+    """Let the exporter's operator ask this recorder, in this thread."""
+    _thread.recorder = recorder
+    try:
+        yield
+    finally:
+        del _thread.recorder
+
+
+@torch.library.register_fake("fxlib_export::call", lib=_LIBRARY)
+def _(site: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    return _thread.recorder.stand_ins(site, tensors, sizes)
+
+
+def _made(returns: Callable[..., Any], function: str, args: Any, kwargs: Any) -> Any:
+    try:
+        return returns(*args, **kwargs)
+    except Exception as error:
+        raise fault(
+            f"returns= of the contract of {function} fails: {type(error).__name__}: {error}",
+            hint="It is called with the arguments of the call, tensors without values among them.",
+        ) from error

@@ -1,0 +1,124 @@
+"""What an export would get wrong: what a forward asks of autograd, or tells it, and what it writes to constants."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from fxlib.capture import source
+from fxlib.capture.export.eager_branches import asked_by_program
+from fxlib.capture.export.value_checks import ValueQuestions
+from fxlib.capture.faults import fault
+from fxlib.capture.intercept import is_capturing
+from fxlib.capture.trace.values import ARITHMETIC
+from fxlib.errors import CaptureError
+
+_DETACH = "Use detach(), which shares the memory, too."
+_WRITES = frozenset({"__setitem__", *(f"__i{name}__" for name in ARITHMETIC)})
+_HISTORY = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_version", "output_nr"})
+
+
+class Questions(TorchFunctionMode):
+    """Answers what the user's code asks of tensors: whether they take a gradient, whether they are true.
+
+    What no graph can hold is refused.
+    """
+
+    def __init__(self, values: ValueQuestions) -> None:
+        super().__init__()
+        self.values = values
+        self.asked = False
+        """Whether the way of the program may depend on which of its inputs take a gradient."""
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.__bool__ and is_capturing() and asked_by_program(_caller()):
+            answer = self.values.answer(args[0])
+            if answer is not None:
+                return answer
+        method, name = _called(func)
+        if name and is_capturing() and source.asked_by_users(_caller()):
+            self._check(method, name, args, kwargs)
+        for each in _written(func, args, kwargs) if is_capturing() else ():
+            if type(each) in (torch.Tensor, torch.nn.Parameter):  # the exporter's stand-ins have classes of their own
+                raise _kept()
+        return func(*args, **kwargs)
+
+    def _check(self, method: str, name: str, args: Any, kwargs: Any) -> None:
+        if name == "data":
+            raise fault("the forward uses .data of a tensor, which export cannot record", hint=_DETACH)
+        if name in _HISTORY:
+            raise fault(
+                f"the forward asks for .{name} of a tensor, which export cannot answer as a run does",
+                hint="Keep it out of the forward.",
+            )
+        if method == "__get__":
+            self.asked = True
+        elif (args[1] if len(args) > 1 else kwargs.get("requires_grad", True)) is not args[0].requires_grad:
+            raise fault(
+                "the forward sets requires_grad of a tensor, which export would lose",
+                hint="Set it before the forward.",
+            )
+
+
+def refuse_writes(graph: Graph, constants: Collection[str]) -> None:
+    """Refuse a graph that writes to a constant of the program, or to a view of one.
+
+    Args:
+        graph: made by an export.
+        constants: the attributes that hold them.
+
+    Raises:
+        CaptureError: it does.
+    """
+    held = {node for node in graph.nodes if node.op == "get_attr" and node.target in constants}
+    for node in graph.nodes:
+        for argument in node.target._schema.arguments if isinstance(node.target, OpOverload) else ():
+            value = node.kwargs.get(argument.name, node.args[0] if node.args else None)
+            if value not in held or argument.alias_info is None:
+                continue
+            if argument.alias_info.is_write:
+                raise _kept(str(node.meta.get("source", "")))
+            held.add(node)
+
+
+def _kept(where: str = "") -> CaptureError:
+    return fault(
+        "the forward writes to a tensor that is neither an argument, nor a parameter, nor a buffer",
+        hint="Register it as a buffer of the model.",
+        where=where,
+    )
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    """Yield what a function writes to, by its name."""
+    name = getattr(func, "__name__", "")
+    if args and (name in _WRITES or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")):
+        yield args[0]
+    if (out := kwargs.get("out")) is not None:
+        yield from out if isinstance(out, (tuple, list)) else (out,)
+
+
+def _called(func: Any) -> tuple[str, str]:
+    """Return how a tensor's attribute is accessed, and which one; two empty strings of any other function."""
+    if func is torch.Tensor.requires_grad_:
+        return "", "requires_grad"
+    method = getattr(func, "__name__", "")
+    name = getattr(getattr(func, "__self__", None), "__name__", "") if method in ("__get__", "__set__") else ""
+    return (method, name) if name in _HISTORY | {"data", "requires_grad"} else ("", "")
+
+
+def _caller() -> Any:
+    """Return the frame that calls the function, beyond those of other modes."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,261 @@
+"""Capture by `torch.export`, on sample inputs: for forwards whose decisions depend on structure, sizes and flags."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.graph import _PyTreeInfo
+from torch.utils import _pytree as pytree
+
+from fxlib.capture import source
+from fxlib.capture.declarations import Declarations
+from fxlib.capture.export import eager_branches, inlining
+from fxlib.capture.export.calls import ExportRecorder, recording
+from fxlib.capture.export.checks import Questions, refuse_writes
+from fxlib.capture.export.hooks import install
+from fxlib.capture.export.sizes import guards_of
+from fxlib.capture.export.value_checks import ValueQuestions
+from fxlib.capture.faults import unswallowed
+from fxlib.capture.intercept import Interception
+from fxlib.capture.metadata import annotate
+from fxlib.capture.rng_guard import generators_unused
+from fxlib.capture.samples import Samples
+from fxlib.capture.state import equal_copies, unchanged
+from fxlib.capture.trace.remote import RemoteCalls
+from fxlib.capture.trace.tracked import refuse_out
+from fxlib.errors import CaptureError, FxlibError
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.guards.capture_facts import Facts, names_grad_mode
+from fxlib.runtime.guards.conditions import Asked
+from fxlib.runtime.guards.export_guards import GuardedCodeGen
+from fxlib.runtime.object_state import with_states
+from fxlib.runtime.state import FunctionModel
+from fxlib.runtime.walk import local_modules
+
+
+def export(
+    model: nn.Module | Callable[..., Any], samples: Samples, dynamic_shapes: Any, declarations: Declarations
+) -> CapturedModule:
+    """Run the forward on stand-ins for the samples, and return the operators that it called as a captured module.
+
+    Args:
+        model: as of `fxlib.capture`.
+        samples: arguments of one call.
+        dynamic_shapes: as of `torch.export.export`.
+        declarations: contracts of the remote functions that the forward calls.
+
+    Raises:
+        CaptureError: the forward does something that a graph cannot hold; says where, and what to do.
+    """
+    module = model if isinstance(model, nn.Module) else FunctionModel(model)
+    _check(module, samples)
+    recorder = ExportRecorder(module)
+    recorder.calls, recorder.end = RemoteCalls(recorder, declarations), sys._getframe()
+    questions = Questions(ValueQuestions(pytree.tree_leaves((samples.args, samples.kwargs))))
+    program = _exported(module, samples, dynamic_shapes, recorder, questions)
+    flat = program.module(check_guards=False)
+    constants = {**_constants(module, flat), **recorder.constants}
+    try:
+        for name, value in constants.items():
+            setattr(module, name, value)
+        graph = _graph_of(program, flat, samples, recorder, questions)
+        annotate(graph, module)
+        refuse_writes(graph, constants)
+        refuse_out(graph, grad_enabled=torch.is_grad_enabled())
+        class_name = None if isinstance(model, nn.Module) else getattr(model, "__name__", None)
+        parts = [each for _, each in local_modules(module)]
+        asked = Asked(grad_mode=names_grad_mode(parts), requires_grad=questions.asked, looks=True, strides=True)
+        facts = Facts.unread(parts)
+        entries = recorder.places.ways()
+        return CapturedModule(
+            module, graph, original=module, facts=facts, asked=asked, entries=entries, class_name=class_name
+        )
+    finally:
+        for name in constants:
+            delattr(module, name)
+
+
+def of_program(program: ExportedProgram) -> CapturedModule:
+    """Return what somebody exported as a captured module, over the same parameters and buffers.
+
+    It has no original: inputs for which it was not exported are refused, as the program itself refuses them.
+
+    Raises:
+        TypeError: it is no exported program.
+        CaptureError: it holds something that a graph cannot hold, or takes arguments that cannot be checked.
+    """
+    if not isinstance(program, ExportedProgram):
+        raise TypeError(f"a module or an exported program is wanted, not {type(program).__name__}")
+    flat = program.module(check_guards=False)
+    codegen: Any = flat.graph._codegen
+    info = codegen.pytree_info
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    kinds = [spec.kind.name for spec in program.graph_signature.input_specs]
+    inputs = [value for value, kind in zip(values, kinds, strict=True) if kind == "USER_INPUT"]
+    args, kwargs = program.example_inputs or pytree.tree_unflatten(inputs, info.in_spec)
+    samples = Samples(args=tuple(args), kwargs=dict(kwargs), names=tuple(info.orig_args))
+    graph = _graph_of(program, flat, samples, ExportRecorder(flat), Questions(ValueQuestions([])))
+    flat._forward_pre_hooks.clear()  # torch's own checks of inputs, which the guards make
+    for name in [name for name, part in flat.named_children() if isinstance(part, GraphModule)]:
+        delattr(flat, name)  # bodies of blocks, which the graph has inlined
+    annotate(graph, flat)
+    return CapturedModule(flat, graph, class_name=_class_of(program))
+
+
+def _graph_of(
+    program: ExportedProgram, flat: GraphModule, samples: Samples, recorder: ExportRecorder, questions: Questions
+) -> Graph:
+    signature = program.module_call_graph[0].signature
+    if signature is None:
+        raise AssertionError("an exported program has a signature")
+    guards = guards_of(program, samples, gradients=questions.asked, decided=questions.values.conditions)
+    graph = inlining.inlined(flat, recorder, guards)
+    info = _PyTreeInfo(list(samples.names), signature.in_spec, signature.out_spec)
+    graph.set_codegen(GuardedCodeGen(info, guards))
+    return graph
+
+
+def _class_of(program: ExportedProgram) -> str | None:
+    """Return the class of the model that was exported, by what the exporter noted on its nodes."""
+    for node in program.graph.nodes:
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+            if not path:
+                return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
+    return None
+
+
+def _exported(
+    module: nn.Module, samples: Samples, dynamic_shapes: Any, recorder: ExportRecorder, questions: Questions
+) -> ExportedProgram:
+    forward = module.forward if isinstance(module, FunctionModel) else type(module).forward
+    quiet = unchanged(module, (), same=equal_copies)
+    with quiet, generators_unused(forward), Interception() as interception:
+        install(interception, recorder)
+        eager_branches.install(interception)
+        try:
+            with (
+                unswallowed(),
+                recording(recorder),
+                eager_branches.real_looking_tensors(),
+                questions,
+                _without_hooks(module),
+                _begun(module, questions.values),
+                warnings.catch_warnings(),
+            ):
+                # A recurrent module lists its weights anew when they are replaced, and the list is put back.
+                warnings.filterwarnings("ignore", r"The tensor attributes? self\..*_flat_weights")
+                return torch.export.export(
+                    module, samples.args, samples.kwargs, dynamic_shapes=dynamic_shapes, strict=False
+                )
+        except FxlibError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"torch.export refuses the forward: {type(error).__name__}: {_first_paragraph(error)}",
+                where=source.of_error(error) or source.of_definition(forward),
+                hint=_hint(error),
+            ) from error
+
+
+@contextmanager
+def _without_hooks(module: nn.Module) -> Iterator[None]:
+    """Keep the forward hooks of the root out of the graph: they run around it, as around the forward."""
+    tables = {name: module.__dict__[name] for name in ("_forward_hooks", "_forward_pre_hooks")}
+    module.__dict__.update({name: OrderedDict() for name in tables})
+    try:
+        yield
+    finally:
+        module.__dict__.update(tables)
+
+
+@contextmanager
+def _begun(module: nn.Module, values: ValueQuestions) -> Iterator[None]:
+    """Have the forward under export begin with the questions of values, and end with its results as containers."""
+    outliving = {id(value) for _, each in local_modules(module) for value in vars(each).values()}
+    handles = [
+        module.register_forward_pre_hook(values.begin, with_kwargs=True),
+        module.register_forward_hook(lambda _, __, output: with_states(output, outliving)),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check(module: nn.Module, samples: Samples) -> None:
+    own = {id(each) for each in (*module.parameters(), *module.buffers())}
+    if any(id(each) in own for each in pytree.tree_leaves((samples.args, samples.kwargs))):
+        raise CaptureError(
+            "a sample is a parameter or a buffer of the model, for which the graph would take all inputs",
+            where="sample_inputs",
+            hint="Pass a copy.",
+        )
+    for path, each in local_modules(module):
+        if each is not module and (each._backward_hooks or each._backward_pre_hooks):
+            raise CaptureError(
+                "a module has backward hooks, which torch.export would lose",
+                where=f"{path} ({type(each).__name__})",
+                hint="Remove them before the capture.",
+            )
+
+
+def _constants(module: nn.Module, flat: GraphModule) -> Mapping[str, Any]:
+    """Return the tensors that export has added beside those of the model, by name.
+
+    Export puts a tensor that a submodule makes of numbers below that submodule. It becomes an attribute of the root, as
+    the submodules are the model's own.
+    """
+    found: dict[str, Any] = {}
+    renamed: dict[str, str] = {}
+    for node in flat.graph.nodes:
+        path = str(node.target)
+        if node.op != "get_attr" or isinstance(value := _found(flat, path), nn.Module):
+            continue
+        if path not in renamed and _holds(module, path):
+            continue
+        if path not in renamed:
+            name = path.rpartition(".")[2]
+            names = (f"{name}_{count}" if count else name for count in itertools.count())
+            renamed[path] = next(each for each in names if each not in found and not _holds(module, each))
+            found[renamed[path]] = value
+        node.target = renamed[path]
+        setattr(flat, renamed[path], value)
+    return found
+
+
+def _found(module: nn.Module, path: str) -> Any:
+    return functools.reduce(getattr, path.split("."), module)
+
+
+def _holds(module: nn.Module, path: str) -> bool:
+    """Whether a model holds something under a path, of its own or of one of its modules."""
+    *above, name = path.split(".")
+    for each in above:
+        found = module._modules.get(each)
+        if found is None:
+            return False
+        module = found
+    return any(name in table for table in (vars(module), module._parameters, module._buffers, module._modules))
+
+
+def _hint(error: Exception) -> str:
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return "What depends on values of tensors belongs out of the forward."
+    return "Write this part with functions of torch that torch.export takes, or keep it out of the forward."
+
+
+def _first_paragraph(error: Exception) -> str:
+    return str(error).strip().partition("\n\n")[0]

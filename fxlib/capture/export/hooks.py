@@ -1,0 +1,147 @@
+"""What an export puts in place of the functions that make remote calls, and of what a graph would lose."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.distributed import rpc
+from torch.distributed.rpc import rref_proxy
+from torch.nn.modules import activation
+from torch.nn.parallel import DistributedDataParallel
+
+from fxlib.capture import source
+from fxlib.capture.export.calls import ExportRecorder
+from fxlib.capture.faults import fault
+from fxlib.capture.intercept import Call, Interception, Replace
+from fxlib.capture.trace import refusals
+from fxlib.capture.trace.hooks import METHODS, STYLES, hide_remote_modules
+from fxlib.capture.trace.remote import Style
+from fxlib.capture.trace.values import CollectedFutures
+from fxlib.runtime.calls import kinds
+
+
+def install(interception: Interception, recorder: ExportRecorder) -> None:
+    """Put everything in place for one export."""
+    _install_rpc(interception, recorder)
+    _install_autocast(interception)
+    refusals.install_everywhere(interception, users=True)
+    interception.function(nn.Module.__setattr__, _assignment)
+    interception.method(torch.overrides, "has_torch_function", _unasked_by_attention)
+    interception.function(activation._is_make_fx_tracing, _fused_attention)
+    apply: Any = torch.autograd.Function.apply
+    interception.function(apply.__func__, _lost("a torch.autograd.Function, whose backward export would lose"))
+    interception.function(torch.Tensor.register_hook, _lost("a hook on a tensor, which export would lose"))
+    interception.function(
+        DistributedDataParallel.forward,
+        lambda _: lambda module, *args, **kwargs: recorder.parallel(module, args, kwargs),
+    )
+    for kind in kinds():
+        if kind.is_client and kind.blocking is not None:
+            for function in (kind.blocking, kind.issue):
+                interception.function(function, _client(kind.name))
+
+
+def _install_rpc(interception: Interception, recorder: ExportRecorder) -> None:
+    calls, value = recorder.calls, recorder.value
+
+    def call(style: Style) -> Replace:
+        return lambda _: (
+            lambda to, func, args=None, kwargs=None, timeout=None: value(
+                calls.call(style, to, func, args, kwargs, timeout=timeout)
+            )
+        )
+
+    def methods(style: Style) -> Replace:
+        return lambda _: lambda rref, timeout=None: calls.method_calls(style, rref, timeout, then=value)
+
+    def invoke(rref: Any, api: Call, method: str, timeout: Any, *args: Any, **kwargs: Any) -> Any:
+        return value(calls.method_call(STYLES[api], rref, method, args, kwargs, timeout=timeout))
+
+    for function, style in STYLES.items():
+        interception.function(function, call(style))
+    interception.function(rref_proxy._invoke_rpc, lambda _: invoke)
+    interception.function(torch.futures.wait_all, lambda _: lambda futures: [each.wait() for each in futures])
+    interception.function(torch.futures.collect_all, lambda _: lambda futures: CollectedFutures(list(futures)))
+    for name, style in METHODS.items():
+        interception.method(rpc.PyRRef, name, methods(style))
+    hide_remote_modules(interception)
+    interception.method(rpc.PyRRef, "to_here", lambda _: lambda rref, timeout=None: value(calls.fetch(rref, timeout)))
+
+
+def _install_autocast(interception: Interception) -> None:
+    """Let blocks be recorded with the cache of casts that a run has, though the exporter itself goes without one."""
+    cached = torch.is_autocast_cache_enabled()
+    constructor = torch.autocast.__init__.__code__
+
+    def ask(original: Call) -> Call:
+        return lambda: cached if sys._getframe(2).f_code is constructor else original()
+
+    def enter(original: Call) -> Call:
+        def replacement(block: Any) -> Any:
+            result = original(block)
+            torch.set_autocast_cache_enabled(False)
+            return result
+
+        return replacement
+
+    interception.method(torch, "is_autocast_cache_enabled", ask)
+    interception.function(torch.autocast.__enter__, enter)
+
+
+def _assignment(original: Call) -> Call:
+    """Let `self.count += 1` write to the buffer, and no more: the exporter would copy the buffer to itself."""
+
+    def assign(module: nn.Module, name: str, value: Any) -> None:
+        before = module.__dict__.get("_buffers", {}).get(name)
+        if before is None or not isinstance(value, torch.Tensor):
+            original(module, name, value)
+        elif value is not before:
+            raise fault(
+                f"the forward replaces the buffer {type(module).__name__}.{name}, so one step would depend on the last",
+                hint="Write to the buffer in place, with copy_().",
+            )
+
+    return assign
+
+
+def _unasked_by_attention(original: Call) -> Call:
+    """Let attention ask on, as a run does, whose arguments are plain tensors."""
+    attention = nn.MultiheadAttention.forward.__code__
+    return lambda arguments: sys._getframe(2).f_code is not attention and original(arguments)
+
+
+def _fused_attention(_: Call) -> Call:
+    """Refuse where a run takes the fused kernel of attention for inference, as all else has been asked already."""
+
+    def refuse() -> NoReturn:
+        raise fault(
+            "nn.MultiheadAttention uses a fused kernel here, which export cannot record, and others round otherwise",
+            hint='Capture with how="trace", or after torch.backends.mha.set_fastpath_enabled(False).',
+        )
+
+    return refuse
+
+
+def _client(name: str) -> Replace:
+    def refuse(*_: object, **__: object) -> None:
+        raise fault(f"the forward calls the client {name!r}, which export cannot record", hint="Make it traceable.")
+
+    return lambda _: refuse
+
+
+def _lost(what: str) -> Callable[[Call], Call]:
+    def replace(original: Call) -> Call:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and source.asked_by_users(sys._getframe(3)):
+                raise fault(
+                    f"the forward uses {what}", hint="Move it out of the forward, or capture without grad mode."
+                )
+            return original(*args, **kwargs)
+
+        return replacement
+
+    return replace

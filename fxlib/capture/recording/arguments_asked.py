@@ -1,0 +1,133 @@
+"""What a capture takes for granted of the forward's arguments: their classes, and that they are not other objects."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import Graph, Node, Proxy
+from torch.fx.proxy import Attribute
+
+from fxlib.capture.faults import fault
+from fxlib.capture.recording.record import Record
+from fxlib.runtime.guards.capture_facts import ArgumentFact
+
+_WRITING_METHODS = frozenset(
+    {"update", "pop", "popitem", "clear", "append", "extend", "insert", "remove", "__setitem__"}
+)
+_Path = tuple[str, tuple[tuple[str, Any], ...], Node]
+"""The name of an argument (empty: the model), the steps from there to a part of it, and the argument's node."""
+
+
+class ArgumentsAsked:
+    """What was asked about traced values, as far as arguments decide it."""
+
+    def __init__(self, model: object, record: Record) -> None:
+        self._model, self._record = model, record
+        self._asked: list[tuple[_Path, str, Any, _Path | None]] = []
+
+    def identity(self, one: Any, other: Any) -> None:
+        """Traced values are never what they are compared with, unless it is one and the same: a run has to agree."""
+        if one is other or self._record.tracer is None:
+            return
+        if isinstance(one, Proxy) and isinstance(other, Proxy):
+            self._apart(one, other)
+        elif isinstance(one, Proxy) or isinstance(other, Proxy):
+            proxy, value = (one, other) if isinstance(one, Proxy) else (other, one)
+            if (path := _path_of(proxy)) is not None:
+                self._asked.append((path, "is not", value, None))
+            else:
+                self.class_of(proxy)  # refuses what only a run knows
+
+    def _apart(self, one: Proxy, other: Proxy) -> None:
+        paths = _path_of(one), _path_of(other)
+        if paths[0] is None or paths[1] is None:
+            raise fault(
+                "two traced values are compared by identity, and only a run knows whether they are one",
+                hint="Move the decision out of the forward.",
+            )
+        self._asked.append((paths[0], "is not", None, paths[1]))
+
+    def class_of(self, proxy: Proxy, *, exact: bool = False) -> type:
+        """Return the class that a traced value surely has; what that takes for granted of arguments is noted.
+
+        Raises:
+            CaptureError: only a run knows it.
+        """
+        if self._record.tracer is None:
+            raise AssertionError("nothing is traced")
+        asked: type = self._record.tracer.class_of_value(proxy)
+        if exact and (path := _path_of(proxy)) is not None:
+            self._asked.append((path, "type is", asked, None))
+        return asked
+
+    def rely_on_class(self, node: Node, kind: type) -> None:
+        """Note that an argument was taken to be of a class."""
+        self._asked.append(((str(node.target).lstrip("*"), (), node), "isinstance", kind, None))
+
+    def of_traced(self, function: Any, proxy: Proxy, operands: tuple[Any, ...]) -> Any:
+        """What a run answers about a traced value, where the stand-in would answer otherwise."""
+        if function is type:
+            kind = self.class_of(proxy, exact=True)
+            return lambda _: kind
+        if function is hasattr and operands:
+            has = hasattr(self.class_of(proxy), operands[0])
+            return lambda *_: has
+        if function is callable:
+            has = hasattr(self.class_of(proxy), "__call__")  # noqa: B004
+            return lambda _: has
+        if function is getattr and len(operands) > 1 and not hasattr(self.class_of(proxy), operands[0]):
+            return lambda *_: operands[1]
+        return function
+
+    def facts(self, graph: Graph) -> Iterator[ArgumentFact]:
+        """Yield what each run has to find of its arguments.
+
+        Raises:
+            CaptureError: an argument decides which way the program goes, and is written to.
+        """
+        written = {node.args[0] for node in graph.nodes if _writes(node)}
+        facts = {}
+        for path, test, value, other in self._asked:
+            for each in filter(None, (path, other)):
+                if each[2] in written:
+                    raise fault(
+                        f"the argument {each[0]} is written to, and a part of it decides which way the program goes",
+                        hint="Decide by a value that the forward does not change.",
+                    )
+            key = (path[:2], test, id(value), None if other is None else other[:2])
+            fact = ArgumentFact(
+                name=path[0], steps=path[1], test=test, value=value, other=None if other is None else other[:2]
+            )
+            if not fact.name and (broken := fact.broken({"": self._model})):
+                raise fault(broken, hint="Decide it before the capture, and keep it as an attribute of the model.")
+            facts[key] = fact
+        yield from facts.values()
+
+
+def _path_of(proxy: Proxy) -> _Path | None:
+    """Return the way to an argument, a part of one, or state of the model's; None of what the forward computes."""
+    if isinstance(proxy, Attribute):
+        found = _path_of(proxy.root)
+        return None if found is None else (found[0], (*found[1], ("getattr", proxy.attr)), found[2])
+    return _path_of_node(proxy.node)
+
+
+def _path_of_node(node: Node) -> _Path | None:
+    if node.op == "placeholder":
+        return str(node.target).lstrip("*"), (), node
+    if node.op == "get_attr":
+        return "", tuple(("getattr", part) for part in str(node.target).split(".")), node
+    step = {getattr: "getattr", operator.getitem: "getitem"}.get(node.target)  # type: ignore[arg-type]
+    step = "get" if node.op == "call_method" and node.target == "get" and not node.kwargs else step
+    if step is None or len(node.all_input_nodes) != 1 or not isinstance(node.args[0], Node):
+        return None
+    found = _path_of_node(node.args[0])
+    key: Any = node.args[1:] if step == "get" else node.args[1]
+    return None if found is None else (found[0], (*found[1], (step, key)), found[2])
+
+
+def _writes(node: Node) -> bool:
+    """Whether a node changes what a container or an object holds."""
+    return node.target is operator.setitem or (node.op == "call_method" and node.target in _WRITING_METHODS)

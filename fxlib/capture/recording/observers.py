@@ -1,0 +1,304 @@
+"""Which functions run from instrumented code while a forward is captured, and whom their observers tell.
+
+Functions are found as they come up: in classes, closures, wrappers and globals. Those of the user's and of torch's own
+modules have instrumented code (`instrument`) for the time of the capture; what that shows goes to the `Listener` of
+the capture that runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import cProfile
+import functools
+import gc
+import inspect
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, MethodType
+from typing import Any, Protocol
+
+from fxlib.capture import source
+from fxlib.capture.recording.instrument import ENTRY, IS_KNOWN, Observer, globals_of, instrumented
+
+HEAP_TYPE = 1 << 9
+LRU_CACHE: type = type(functools.lru_cache(int))
+_PLUMBING = frozenset(
+    {"__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "__getattr__", "__setattr__", "__delattr__"}
+    | {"__init__", "__setstate__", "_apply", "apply", "to", "train", "requires_grad_", "register_buffer"}
+)
+"""Methods of nn.Module whose reading is known, or is none of the forward's."""
+_MODULES = f"{source.TORCH}nn/modules/"
+_NOT_OBSERVED = (source.TORCH, source.CAPTURE.removesuffix("capture/"), "<frozen", "<eval_with_key>")
+
+
+class Listener(Protocol):
+    """What hears of all that instrumented functions do."""
+
+    def begin(self) -> None:
+        """Look for the first functions to be observed."""
+
+    def listens(self, function: FunctionType | None = None) -> bool:
+        """Whether what happens now is the forward's doing: from when its first `function` begins."""
+
+    def observe(self, name: str, operands: tuple[Any, ...]) -> Any:
+        """Handle one observation."""
+
+
+class _Current:
+    """The listener of the capture that runs: instrumented code asks for it, and outlives the capture."""
+
+    listener: Listener | None = None
+    functions: ObservedFunctions | None = None
+    capture: int = 0
+    """How many captures have begun. Instrumented code keeps that, as no listener may live on in it."""
+
+
+def _observer(name: str) -> Observer:
+    """Return the function that hands what it is given to one of the listener's methods."""
+
+    def observe(*operands: Any) -> None:
+        listener = _Current.listener
+        if listener is not None and listener.listens():
+            listener.observe(name, operands)
+
+    return observe
+
+
+def _called(function: Any, *operands: Any) -> Any:
+    """Return what is to be called in place of `function`."""
+    listener = _Current.listener
+    if listener is None or not listener.listens():
+        return function
+    return listener.observe("called", (function, *operands))
+
+
+def _entry(function: FunctionType | None, names: tuple[str, ...]) -> Observer:
+    """Return the observer of a function's beginning: what it reads by name is noted, the first time."""
+    begun = 0
+    held = None if function is None else weakref.ref(function)  # the code of a function may not keep it
+
+    def enter() -> None:
+        nonlocal begun
+        listener = _Current.listener
+        if (
+            listener is not None
+            and begun != _Current.capture
+            and listener.listens(own := None if held is None else held())
+        ):
+            begun = _Current.capture
+            listener.observe("begun", (own, sys._getframe(1).f_globals, names))
+
+    return enter
+
+
+_OBSERVERS: Mapping[str, Observer] = {
+    **{name: _observer(name) for name in ("attribute", "stored", "item", "item_stored", "contained", "identity")},
+    **{name: _observer(name) for name in ("operands", "truth", "none", "contents", "matched", "formatted")},
+    **{name: _observer(name) for name in ("entered", "global_stored")},
+    "called": _called,
+}
+
+
+def original_code(function: FunctionType) -> CodeType:
+    """Return the code that a function has but for the time of a capture."""
+    functions = _Current.functions
+    return function.__code__ if functions is None else functions.swapped.get(function, function.__code__)
+
+
+class ObservedFunctions:
+    """The functions that run from instrumented code in one capture."""
+
+    def __init__(self, also: tuple[FunctionType, ...] = ()) -> None:
+        """Observe `also` from the start: functions that an earlier attempt has met too late."""
+        self.swapped: dict[FunctionType, CodeType] = {}
+        self.caches: dict[int, tuple[Any, int]] = {}
+        """Functions that cache their results, by id, and how often they have missed."""
+        self._also = also
+        self._classes: set[type] = set()
+        self._ran: dict[int, CodeType] = {}
+        self._imported = set(sys.modules)
+
+    @contextlib.contextmanager
+    def told_to(self, listener: Listener) -> Iterator[None]:
+        """Let instrumented functions tell a listener during the block, and note which others ran."""
+        outer = sys.getprofile()
+        profiler = cProfile.Profile(subcalls=False, builtins=False)
+        collecting = gc.isenabled()
+        gc.disable()  # what runs at a collection is none of the forward's
+        try:
+            _Current.listener, _Current.functions = listener, self
+            _Current.capture += 1
+            for function in self._also:
+                self.discover_function(function)
+            listener.begin()
+            profiler.enable()
+            yield
+        finally:
+            profiler.disable()
+            _resume(outer)
+            if collecting:
+                gc.enable()
+            _Current.listener = _Current.functions = None
+            codes = (each.code for each in profiler.getstats() if isinstance(each.code, CodeType))
+            self._ran = {id(each): each for each in codes if _is_users(each) and not is_instrumented(each)}
+            for function, code in self.swapped.items():
+                function.__code__ = code
+
+    def met_late(self, own: set[int]) -> tuple[FunctionType, ...] | None:
+        """Return functions to be observed from the start of another attempt; None if this one has seen all.
+
+        They come from where nobody looked, such as a table of hooks, or ran while a module was imported.
+
+        Args:
+            own: ids of the tracer's code, which is none of the program's.
+        """
+        ran = [each for each in self._ran.values() if id(each) not in own and _elsewhere.get(id(each)) is not each]
+        files = {getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - self._imported}
+        codes = [each for each in ran if each.co_filename not in files]
+        functions = [each for each in gc.get_referrers(*codes) if type(each) is FunctionType] if codes else []
+        found = [each for each in functions if not _is_generated_elsewhere(each)]
+        users = {id(each.__code__) for each in found}
+        _elsewhere.update({id(each.__code__): each.__code__ for each in functions if id(each.__code__) not in users})
+        return (*self._also, *found) if IS_KNOWN and (found or len(codes) < len(ran)) else None
+
+    def note_cache(self, value: Any) -> None:
+        """Note a function with a cache of its results: what it keeps of a capture is forgotten."""
+        kind: type = type(value)
+        if kind is LRU_CACHE:
+            self.caches.setdefault(id(value), (value, value.cache_info().misses))
+
+    def discover_class(self, kind: type) -> None:
+        """Observe what a class and its bases define, in so far as it runs without being looked up by name.
+
+        What instrumented code looks up, it observes then. In another attempt all is observed from the start.
+        """
+        if kind in self._classes:
+            return
+        self._classes.add(kind)
+        for base in kind.__mro__:
+            if base.__flags__ & HEAP_TYPE and not is_fx(base.__module__):
+                whole = bool(self._also) or base.__module__.startswith("torch.nn.modules.")
+                for name, value in list(base.__dict__.items()):
+                    self.note_cache(value)
+                    if whole or name.startswith("__") or name == "forward":
+                        for function in functions_in(value):
+                            self.discover_function(function)
+
+    def discover_function(self, function: FunctionType) -> None:
+        """Observe a function, if it is one to be observed."""
+        code = function.__code__
+        if function in self.swapped or is_instrumented(code) or not IS_KNOWN:
+            return
+        if not is_observed(code) or _is_generated_elsewhere(function):
+            return
+        made, names = _instrumented(code)
+        self.swapped[function] = code
+        function.__code__ = _with_entry(made, _entry(function, names))
+
+
+def _instrumented(code: CodeType) -> tuple[CodeType, tuple[str, ...]]:
+    """Return the code with observers, but that of its beginning, and the global names that it reads."""
+    key = id(code)
+    if key not in _made:
+        weakref.finalize(code, _made.pop, key, None).atexit = False
+        _made[key] = instrumented(code, _OBSERVERS, _nested), globals_of(code)
+    return _made[key]
+
+
+def _nested(code: CodeType) -> CodeType:
+    made, names = _instrumented(code)
+    return _with_entry(made, _entry(None, names))
+
+
+_made: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
+"""What instrumented code was made of code, by id: captures of one class follow one another, and all need torch's."""
+_elsewhere: weakref.WeakValueDictionary[int, CodeType] = weakref.WeakValueDictionary()
+"""Code that has run in captures, of functions that were generated for classes which are not the user's, by id."""
+
+
+def is_observed(code: CodeType | None) -> bool:
+    """Whether a function of this code is looked into: the user's, and those of torch's own modules."""
+    return code is not None and _observed(code.co_filename, code.co_name)
+
+
+@functools.cache
+def _observed(file: str, name: str) -> bool:
+    if file.startswith(_MODULES):
+        return name not in _PLUMBING
+    if file.startswith(_NOT_OBSERVED) or "/site-packages/numpy/" in file or source.GENERATED in file:
+        return False
+    return not file.startswith(source.STANDARD) or "-packages/" in file
+
+
+def _is_users(code: CodeType) -> bool:
+    """Whether code is that of a function, and neither torch's nor such as runs when a module is imported."""
+    is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
+    return is_function and is_observed(code) and not code.co_filename.startswith(_MODULES)
+
+
+def code_of(function: Any) -> CodeType | None:
+    """Return the code of a Python function; of anything else None, without asking it for attributes."""
+    return function.__code__ if type(function) is FunctionType else None
+
+
+def _with_entry(code: CodeType, entry: Observer) -> CodeType:
+    return code.replace(co_consts=tuple(entry if each is ENTRY else each for each in code.co_consts))
+
+
+def _is_generated_elsewhere(function: FunctionType) -> bool:
+    """Whether a function was made from a text, as dataclasses make theirs, for a class that is not the user's."""
+    package = str(function.__globals__.get("__name__", "")).partition(".")[0]
+    if not function.__code__.co_filename.startswith("<") or package == "__main__":
+        return False
+    return package in ("torch", "fxlib", "numpy", *sys.stdlib_module_names) or package.startswith("namedtuple_")
+
+
+def is_instrumented(code: CodeType) -> bool:
+    """Whether code calls observers."""
+    return any(type(each) is FunctionType and each.__module__ == __name__ for each in code.co_consts)
+
+
+def all_functions(kind: type) -> Iterator[FunctionType]:
+    """Yield the functions that a class defines."""
+    for value in list(kind.__dict__.values()):
+        yield from functions_in(value)
+
+
+def _resume(profiler: Any) -> None:
+    """Let go on what profiled this thread before."""
+    if hasattr(profiler, "enable"):
+        profiler.enable()
+    elif profiler is not None:
+        sys.setprofile(profiler)
+
+
+def functions_in(value: Any, depth: int = 0) -> Iterator[FunctionType]:
+    """Yield the Python functions that a value is, or calls: of a method, a property, a decorated function."""
+    kind = type(value)
+    if kind is FunctionType:
+        yield value
+        if not is_observed(value.__code__) and depth < 3:
+            for cell in value.__closure__ or ():
+                try:
+                    inner = cell.cell_contents
+                except ValueError:
+                    continue
+                if type(inner) in (FunctionType, MethodType, LRU_CACHE, functools.partial):
+                    yield from functions_in(inner, depth + 1)
+    elif kind in (staticmethod, classmethod, MethodType):
+        yield from functions_in(value.__func__, depth)
+    elif kind is functools.partial or kind is functools.partialmethod:
+        yield from functions_in(value.func, depth)
+    elif isinstance(value, property):
+        for each in (value.fget, value.fset, value.fdel):
+            yield from functions_in(each, depth)
+    elif kind is functools.cached_property:
+        yield from functions_in(value.func, depth)
+    elif kind is LRU_CACHE:
+        yield from functions_in(value.__wrapped__, depth)
+
+
+def is_fx(module: str) -> bool:
+    """Whether a module of this name belongs to what captures."""
+    return module.startswith(("torch.fx", "fxlib."))

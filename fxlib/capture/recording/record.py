@@ -1,0 +1,175 @@
+"""The record of one capture: what it has found where, which objects were there before, and how they are put back."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from types import CodeType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.fx import Node, Proxy
+
+from fxlib.capture import source
+from fxlib.capture.recording.observers import ObservedFunctions, code_of, functions_in
+from fxlib.errors import CaptureError
+from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark
+from fxlib.runtime.walk import local_modules
+
+if TYPE_CHECKING:
+    from fxlib.capture.trace.tracer import RemoteTracer
+
+STATELESS = frozenset(
+    {int, float, complex, bool, str, bytes, type(None), type(...), range, slice, CodeType, torch.dtype, torch.device}
+    | {torch.Size, torch.layout, torch.memory_format}
+)
+VALUES = (Proxy, Node, torch.Tensor)
+"""What a graph is made of: to read it is no fact of Python's."""
+
+
+class Record:
+    """What one capture has read, and what was there before it.
+
+    Args:
+        model: the model, or a function. Its own modules are watched by `state.unchanged`, too.
+        functions: what is observed: functions and classes that are seen become part of it.
+    """
+
+    def __init__(self, model: object, functions: ObservedFunctions) -> None:
+        self.tracer: RemoteTracer | None = None
+        """Makes the graph; None where an export does."""
+        self._functions = functions
+        modules = [each for _, each in local_modules(model)] if isinstance(model, nn.Module) else []
+        tables = [table for each in modules for table in (each._parameters, each._buffers)]
+        self._state = {id(value) for table in tables for value in table.values()}
+        self.modules = {id(each) for each in modules}
+        self._tracked: dict[int, Any] = {}
+        self._facts: dict[tuple[Kind, int, Any], Fact] = {}
+        self._asked_tensors: dict[int, torch.Tensor] = {}
+        self._made: list[weakref.ref[Proxy]] = []
+
+    def fact(self, kind: Kind, owner: Any, key: Any, value: Any) -> Fact:
+        """Note what was found in one place, and return the fact; of a place that is known, what it was at first."""
+        place = (kind, id(owner), key)
+        if is_ours(value):  # what makes a call, such as rpc_sync: the graph's own operators ask for it at each run
+            return Fact(kind, owner, key, value)
+        if (known := self._facts.get(place)) is None:
+            self._tracked.setdefault(id(owner), owner)
+            known = self._facts[place] = Fact(kind, owner, key, value)
+            self._see_contents(value)
+        return known
+
+    def _see_contents(self, value: Any) -> None:
+        if type(value) is tuple:
+            for each in value:
+                self._see_contents(each)
+        else:
+            self.see(value)
+
+    def see(self, value: Any) -> None:
+        """Take note of a value that was there before the capture: what is read of it is a fact, too."""
+        kind = type(value)
+        if kind in STATELESS or kind is Mark or id(value) in self._tracked or issubclass(kind, (Proxy, Node)):
+            return
+        self._tracked[id(value)] = value
+        if issubclass(kind, torch.Tensor):
+            return
+        if issubclass(kind, tuple):
+            for each in value:
+                self.see(each)
+        if issubclass(kind, type):
+            self._functions.discover_class(value)
+        self._functions.note_cache(value)
+        for function in functions_in(value):
+            self._functions.discover_function(function)
+        if kind is MethodType:
+            self.see(value.__self__)
+        elif kind is functools.partial:
+            for each in (value.func, *value.args, *value.keywords.values()):
+                self.see(each)
+        self._functions.discover_class(kind)
+
+    def path_in_graph(self, tensor: torch.Tensor) -> str | None:
+        """Return the path by which the graph reads a plain tensor of the model's, at each run."""
+        return None if self.tracer is None else self.tracer.tensor_attrs.get(tensor)
+
+    def knows(self, value: Any) -> bool:
+        """Whether a value was there before the capture."""
+        return id(value) in self._tracked or id(value) in self.modules or isinstance(value, (type, ModuleType))
+
+    def or_mark(self, value: Any) -> Any:
+        """Return a value, or the mark of tensors for one that the graph reads at each run."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return Mark.TENSOR if id(value) in self._state or self.path_in_graph(value) is not None else value
+
+    def value_asked(self, tensor: torch.Tensor) -> None:
+        """Note that the elements of a tensor were looked at, which no node of the graph reads."""
+        self._asked_tensors[id(tensor)] = tensor
+        self.fact(Kind.VALUE, tensor, None, tensor.detach().clone())
+
+    def note_made(self, proxy: Proxy) -> None:
+        """Note a stand-in for a value, which nothing may keep when the capture is over."""
+        self._made.append(weakref.ref(proxy))
+
+    def refuse_leaks(self) -> None:
+        """See to it that no stand-in is left anywhere, as the original would meet it.
+
+        Raises:
+            CaptureError: something keeps one.
+        """
+        self._tracked.clear()
+        if self.tracer is not None:
+            self.tracer.forget()
+            self.tracer = None
+        if any(made() is not None for made in self._made):
+            gc.collect()
+        for proxy in [each for made in self._made if (each := made()) is not None]:
+            holders = sorted({type(each).__name__ for each in gc.get_referrers(proxy)})
+            raise CaptureError(
+                f"the forward leaves {proxy}, a value of one step, in a {' or '.join(holders)} that outlives it",
+                where=str(proxy.node.meta.get("source", "")),
+                hint="Keep it out of what lives longer than a step, or fill that before the capture.",
+            )
+
+    def facts(self) -> tuple[Fact, ...]:
+        """Return all facts."""
+        for fact in self._facts.values() if self._asked_tensors else ():
+            if fact.value is Mark.TENSOR and id(fact.now()) in self._asked_tensors:
+                fact.value = fact.now()  # no other one would do
+        return tuple(self._facts.values())
+
+    def restore(self) -> list[Fact]:
+        """Put back what the forward has changed, and return those facts."""
+        for cache, misses in self._functions.caches.values():
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()
+        changed = []
+        for place, fact in list(self._facts.items()):
+            if fact.holds():
+                continue
+            if fact.kind is Kind.QUESTION or is_ours(fact.value):
+                fact.value = fact.now()  # as it is outside of the trace
+                continue
+            fact.restore()
+            if not _is_cache(fact):
+                changed.append(fact)
+            self._facts[place] = fact
+        return changed
+
+
+def is_ours(value: Any) -> bool:
+    """Whether a value is what torch.fx or the capture has put in the place of another, for its own time."""
+    code = code_of(value)
+    return code is not None and code.co_filename.startswith((f"{source.TORCH}fx/", source.CAPTURE))
+
+
+def _is_cache(fact: Fact) -> bool:
+    """Whether what was changed is a property that was computed for the first time."""
+    return (
+        fact.kind is Kind.ATTRIBUTE
+        and fact.value is Mark.ABSENT
+        and isinstance(getattr(type(fact.owner), str(fact.key), None), functools.cached_property)
+    )

@@ -1,0 +1,159 @@
+"""Records what of Python's state a forward reads while it is captured, and notices what it leaves behind there.
+
+All functions of the user's that run meanwhile run from instrumented code (`observers`). What they read of objects that
+were there before becomes a fact (`observations`, `record`), which a captured module checks before each run. What
+differs when the capture ends has been changed by the forward: it is put back, and the capture refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import FunctionType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node, Proxy
+
+from fxlib.capture import source
+from fxlib.capture.intercept import is_capturing
+from fxlib.capture.recording.arguments_asked import ArgumentsAsked
+from fxlib.capture.recording.called import Calls
+from fxlib.capture.recording.instrument import IS_KNOWN
+from fxlib.capture.recording.observations import Observations
+from fxlib.capture.recording.observers import ObservedFunctions, all_functions, functions_in
+from fxlib.capture.recording.record import Record
+from fxlib.errors import CaptureError
+from fxlib.runtime.guards.capture_facts import Facts
+from fxlib.runtime.walk import local_modules
+
+if TYPE_CHECKING:
+    from fxlib.capture.trace.tracer import RemoteTracer
+
+
+class Recorder:
+    """What one capture has read. Between `__enter__` and `__exit__`, it sees all that instrumented functions do.
+
+    Args:
+        model: the model, or a function. Its own modules are watched by `state.unchanged`, too.
+        also: functions that an earlier attempt has met too late.
+    """
+
+    def __init__(self, model: object, also: tuple[FunctionType, ...] = ()) -> None:
+        self._model = model
+        self._functions = ObservedFunctions(also)
+        self._record = Record(model, self._functions)
+        self._arguments = ArgumentsAsked(model, self._record)
+        self._observations = Observations(self._record, self._functions, self._arguments)
+        self._calls = Calls(model, self._record, self._functions, self._arguments, self._observations)
+        forward = type(model).forward if isinstance(model, nn.Module) else model
+        self._roots = set(functions_in(forward))
+        self._active = self._busy = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        changed = self._record.restore()
+        if error is None and changed:
+            fact = changed[0]
+            raise CaptureError(
+                f"the forward changes {fact}, so one step would depend on the last",
+                where=fact.where or source.of_definition(getattr(type(self._model), "forward", self._model)),
+                hint="Return the value instead, or do this outside of the forward.",
+            )
+
+    def use(self, tracer: RemoteTracer) -> None:
+        """Work for the tracer that makes the graph; where an export does, there is none."""
+        self._record.tracer = tracer
+
+    @contextlib.contextmanager
+    def observing(self) -> Iterator[None]:
+        """Let the user's functions run from instrumented code during the block."""
+        with self._functions.told_to(self):
+            yield
+
+    def begin(self) -> None:
+        """Look for functions where the model is."""
+        self._functions.discover_class(nn.Module)
+        if isinstance(self._model, nn.Module):
+            for _, module in local_modules(self._model):
+                self._functions.discover_class(type(module))
+        else:
+            self._record.see(self._model)
+
+    def listens(self, function: FunctionType | None = None) -> bool:
+        """Whether what happens now is the forward's doing: from when its first `function` begins."""
+        if self._busy or not is_capturing():
+            return False
+        self._active = self._active or function in self._roots
+        return self._active
+
+    def observe(self, name: str, operands: tuple[Any, ...]) -> Any:
+        """Handle one observation; what the recorder itself does meanwhile is none."""
+        self._busy = True
+        try:
+            return getattr(self._calls if name == "called" else self._observations, name)(*operands)
+        finally:
+            self._busy = False
+
+    @contextlib.contextmanager
+    def unobserved(self) -> Iterator[None]:
+        """Take what happens in the block for the capture's own doing."""
+        busy, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = busy
+
+    # What the tracer tells.
+
+    def handed_on(self, container: Any) -> None:
+        """Note a container that becomes part of the graph as it is now."""
+        with self.unobserved():
+            self._observations.deep(container)
+
+    def value_asked(self, tensor: torch.Tensor) -> None:
+        """Note that the elements of a tensor were looked at, which no node of the graph reads."""
+        self._record.value_asked(tensor)
+
+    def note_made(self, proxy: Proxy) -> None:
+        """Note a stand-in for a value, which nothing may keep when the capture is over."""
+        self._record.note_made(proxy)
+
+    def rely_on_class(self, node: Node, kind: type) -> None:
+        """Note that an argument was taken to be of a class."""
+        self._arguments.rely_on_class(node, kind)
+
+    # The result.
+
+    @property
+    def asked_grad_mode(self) -> bool:
+        """Whether the forward behaves otherwise where no gradients are recorded."""
+        return self._calls.asked_grad_mode
+
+    def facts(self, graph: Graph) -> Facts:
+        """Return what is to be watched of the state that was read while `graph` was made.
+
+        Raises:
+            CaptureError: an argument decides which way the program goes, and is written to.
+        """
+        facts = self._record.facts()
+        if not IS_KNOWN:
+            root = self._model if isinstance(self._model, nn.Module) else nn.Module()
+            return Facts.unread((each for _, each in local_modules(root)), graph)
+        return Facts(facts, tuple(self._arguments.facts(graph)))
+
+    def met_late(self) -> tuple[FunctionType, ...] | None:
+        """Return functions to be observed from the start of another attempt; None if this one has seen all."""
+        bases = type(self._record.tracer).__mro__
+        return self._functions.met_late({id(each.__code__) for base in bases for each in all_functions(base)})
+
+    def refuse_leaks(self) -> None:
+        """See to it that no stand-in is left anywhere, as the original would meet it.
+
+        Raises:
+            CaptureError: something keeps one.
+        """
+        self._record.refuse_leaks()

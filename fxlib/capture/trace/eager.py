@@ -1,0 +1,102 @@
+"""Torch calls that see no traced value: recorded all the same, so that nothing is computed once and kept.
+
+torch.fx runs `torch.rand(3)`, `torch.zeros(2)` or an operation on a plain tensor attribute while it traces, and keeps
+the result as a constant: every later step sees the same random numbers, or a buffer of zeros that earlier steps wrote
+to. Here they become nodes. Questions about a tensor that needs no computation (`shape`, `dtype`) are answered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Proxy
+from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
+from typing_extensions import override
+
+from fxlib.capture.intercept import is_capturing
+from fxlib.capture.trace.constants import FACTORIES, KnownTensor
+from fxlib.capture.trace.tracer import RemoteTracer
+from fxlib.capture.trace.values import TracedValue, value_of
+
+_VALUES = frozenset(
+    {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}
+    | {"item", "tolist", "numpy", "__array__", "equal", "allclose", "is_nonzero"}
+)
+"""Questions for the elements of a tensor."""
+_ANSWERED = frozenset(
+    {"size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "get_device"}
+    | {
+        "__len__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__complex__",
+        "__index__",
+        "__contains__",
+        "__repr__",
+        "__format__",
+    }
+    | {"item", "tolist", "numpy", "__array__", "type", "equal", "allclose", "data_ptr", "result_type", "can_cast"}
+    | {"promote_types", "has_names", "__hash__", "__reduce_ex__", "__deepcopy__", "untyped_storage"}
+)
+
+
+class EagerCalls(TorchFunctionMode):
+    """Hands torch calls without a traced argument to the tracer."""
+
+    def __init__(self, tracer: RemoteTracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch._C._set_grad_enabled:
+            return self._set_grad_enabled(*args)
+        traced = any(issubclass(each, Proxy) for each in types)
+        if traced or self._tracer.depth or not is_capturing():
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _ANSWERED or name.startswith(("is_", "_is_", "_has_")) or isinstance(func, type):  # torch.device
+            self._tracer.answered = True
+            if name in _VALUES:
+                self._note_values((*args, *kwargs.values()))
+            return func(*args, **kwargs)
+        if name == "__get__":
+            return self._attribute(func, args[0])
+        result = self._record(func, args, kwargs)
+        if name == "unbind":  # how Python iterates a tensor
+            return value_of(result, [None] * args[0].shape[kwargs.get("dim", args[1] if len(args) > 1 else 0)])
+        return result
+
+    def _note_values(self, values: tuple[Any, ...]) -> None:
+        self._tracer.depth += 1
+        try:
+            for each in values:
+                if isinstance(each, torch.Tensor):
+                    self._tracer.recorder.value_asked(each)
+        finally:
+            self._tracer.depth -= 1
+
+    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tracer = self._tracer
+        if is_tensor_method_or_property(func):
+            return tracer.create_proxy("call_method", func.__name__, args, kwargs)
+        name = tracer.graph._target_to_str(func)
+        result = tracer.create_proxy("call_function", func, args, kwargs, name=name)
+        known = name in FACTORIES and not result.node.all_input_nodes and type(result) is TracedValue
+        return KnownTensor(result, lambda: func(*args, **kwargs)) if known else result
+
+    def _attribute(self, getter: Any, tensor: torch.Tensor) -> Any:
+        value = getter(tensor)
+        if not isinstance(value, torch.Tensor):
+            self._tracer.answered = True
+            self._tracer.asked_gradients |= getter.__self__.__name__ == "requires_grad"
+            return value
+        return self._tracer.create_proxy("call_function", getattr, (tensor, getter.__self__.__name__), {})
+
+    def _set_grad_enabled(self, mode: bool) -> None:
+        if not self._tracer.depth and is_capturing() and mode is not torch.is_grad_enabled():
+            self._tracer.create_proxy("call_function", torch._C._set_grad_enabled, (mode,), {})
+        torch._C._set_grad_enabled(mode)

@@ -1,0 +1,189 @@
+"""What a capture puts in place of the functions that make remote calls, and of those it keeps whole."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+from torch.distributed.nn.api.remote_module import _RemoteModule
+from torch.distributed.rpc import rref_proxy
+from torch.fx import Proxy
+from torch.utils import _pytree as pytree
+
+from fxlib.capture import source
+from fxlib.capture.faults import fault
+from fxlib.capture.intercept import Call, Interception, Replace
+from fxlib.capture.trace import clients, collectives, refusals
+from fxlib.capture.trace.remote import Style
+from fxlib.capture.trace.tracer import RemoteTracer
+from fxlib.capture.trace.values import CollectedFutures
+from fxlib.errors import CaptureError
+
+STYLES: dict[Call, Style] = {rpc.rpc_sync: "sync", rpc.rpc_async: "async", rpc.remote: "remote"}
+_AUTOCAST_QUESTIONS = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled", "get_autocast_gpu_dtype")
+METHODS: dict[str, Style] = {"rpc_sync": "sync", "rpc_async": "async", "remote": "remote"}
+
+
+def install(interception: Interception, tracer: RemoteTracer, wrapped: Iterable[Callable[..., Any]]) -> None:
+    """Put everything in place for one capture.
+
+    Raises:
+        CaptureError: `wrapped` holds something that is not a Python function.
+    """
+    _install_rpc(interception, tracer)
+    _install_rrefs(interception, tracer)
+    _install_autocast(interception, tracer)
+    clients.install(interception, tracer)
+    collectives.install(interception, tracer)
+    refusals.install(interception, tracer)
+    apply: Any = torch.autograd.Function.apply
+    interception.function(apply.__func__, _custom_function(tracer))
+    interception.method(torch.jit.ScriptFunction, "__call__", _scripted(tracer))
+    for function in wrapped:
+        if not isinstance(function, FunctionType):
+            raise CaptureError(f"{function!r} is no Python function", where="wrap", hint="Wrap it in one.")
+        interception.function(function, _leaf(tracer, function))
+
+
+def _scripted(tracer: RemoteTracer) -> Replace:
+    """Refuse to hand stand-ins to a function of TorchScript, which is a program of its own, and crashes on them."""
+
+    def replace(original: Call) -> Call:
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            leaves = pytree.tree_leaves((args, kwargs))
+            if any(isinstance(each, Proxy) and each.tracer is tracer for each in leaves):
+                raise fault(
+                    f"the forward calls {function.name}, a function of TorchScript",
+                    hint="Call the Python function that it was scripted from, or give sample_inputs=.",
+                )
+            return original(function, *args, **kwargs)
+
+        return call
+
+    return replace
+
+
+def _install_rpc(interception: Interception, tracer: RemoteTracer) -> None:
+    calls = tracer.calls
+
+    def call(style: Style) -> Replace:
+        return lambda _: (
+            lambda to, func, args=None, kwargs=None, timeout=None: calls.call(
+                style, to, func, args, kwargs, timeout=timeout
+            )
+        )
+
+    def invoke(rref: Any, api: Call, method: str, timeout: Any, *args: Any, **kwargs: Any) -> Any:
+        return calls.method_call(STYLES[api], rref, method, args, kwargs, timeout=timeout)
+
+    def worker_info(worker_name: Any = None) -> Proxy:
+        args = () if worker_name is None else (worker_name,)
+        return tracer.create_proxy("call_function", rpc.get_worker_info, args, {})
+
+    for function, style in STYLES.items():
+        interception.function(function, call(style))
+    interception.function(rref_proxy._invoke_rpc, lambda _: invoke)
+    interception.function(rpc.get_worker_info, lambda _: worker_info)
+    interception.function(torch.futures.wait_all, lambda _: lambda futures: [each.wait() for each in futures])
+    interception.function(torch.futures.collect_all, lambda _: lambda futures: CollectedFutures(list(futures)))
+
+
+def _install_rrefs(interception: Interception, tracer: RemoteTracer) -> None:
+    calls = tracer.calls
+    for name, style in METHODS.items():
+        helper = functools.partial(calls.method_calls, style)
+        interception.method(rpc.PyRRef, name, functools.partial(_in_place_of, helper))
+    interception.method(rpc.PyRRef, "to_here", lambda _: calls.fetch)
+    for name in ("local_value", "confirmed_by_owner"):
+        interception.method(rpc.PyRRef, name, _on_node(tracer, name))
+    hide_remote_modules(interception)
+
+
+def hide_remote_modules(interception: Interception) -> None:
+    """Let a `RemoteModule` have no modules and no state in this process, where it raises when it is asked for them."""
+    for method in (_RemoteModule.named_modules, _RemoteModule.named_children, _RemoteModule.children):
+        interception.function(method, lambda _: lambda *_, **__: iter(()))
+    interception.function(_RemoteModule.state_dict, lambda _: lambda *_, **__: None)
+
+
+def _install_autocast(interception: Interception, tracer: RemoteTracer) -> None:
+    entered: list[Proxy] = []
+
+    def enter(original: Call) -> Call:
+        def replacement(block: Any) -> Any:
+            mode = (block.device, block.fast_dtype, block._enabled, block._cache_enabled)
+            entered.append(tracer.create_proxy("call_function", torch.amp.autocast_mode._enter_autocast, mode, {}))
+            return original(block)
+
+        return replacement
+
+    def leave(original: Call) -> Call:
+        def replacement(*args: Any) -> Any:
+            tracer.create_proxy("call_function", torch.amp.autocast_mode._exit_autocast, (entered.pop(),), {})
+            return original(*args)
+
+        return replacement
+
+    def ask(original: Call) -> Call:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            if not entered and source.is_users(sys._getframe(2).f_code):
+                raise fault(
+                    "the forward asks for the mode of autocast around it, and runs may differ in it",
+                    hint="Make what asks a leaf with wrap=, or enter autocast in the forward.",
+                )
+            return original(*args, **kwargs)
+
+        return replacement
+
+    for name in _AUTOCAST_QUESTIONS:
+        if name in torch.__dict__:
+            interception.method(torch, name, ask)
+    interception.function(torch.autocast.__enter__, enter)
+    interception.function(torch.autocast.__exit__, leave)
+
+
+def _in_place_of(replacement: Call, _: Call) -> Call:
+    return replacement
+
+
+def _on_node(tracer: RemoteTracer, name: str) -> Replace:
+    return lambda _: (
+        lambda rref, *args, **kwargs: tracer.create_proxy("call_method", name, (tracer.rref(rref), *args), kwargs)
+    )
+
+
+def _custom_function(tracer: RemoteTracer) -> Replace:
+    """A `torch.autograd.Function` stays one node: traced through, its backward would be lost."""
+    kept: dict[type, Call] = {}
+
+    def replacement(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        function = kept.setdefault(cls, _named(f"{cls.__name__}_apply", cls))
+        return tracer.create_proxy("call_function", function, args, kwargs, name=cls.__name__)
+
+    return lambda _: replacement
+
+
+def _named(name: str, cls: Any) -> Call:
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return cls.apply(*args, **kwargs)
+
+    # Generated code finds a function by this name; that of the method would be looked for in torch.
+    apply.__name__ = apply.__qualname__ = name
+    apply.__module__ = cls.__module__
+    return apply
+
+
+def _leaf(tracer: RemoteTracer, function: FunctionType) -> Replace:
+    signature = inspect.signature(function)
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        signature.bind(*args, **kwargs)  # a wrong call is an error now, as it would be without a tracer
+        return tracer.create_proxy("call_function", function, args, kwargs)
+
+    return lambda _: replacement

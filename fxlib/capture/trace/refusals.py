@@ -1,0 +1,181 @@
+"""What a forward may not do while it is captured, because no graph can hold it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.distributed import rpc
+from torch.fx import Proxy
+
+from fxlib.capture import source
+from fxlib.capture.faults import fault
+from fxlib.capture.intercept import Call, Interception, Replace
+from fxlib.capture.trace.tracer import RemoteTracer
+from fxlib.capture.trace.values import IN_PLACE
+from fxlib.errors import CaptureError
+
+_ISSUE = "Issue calls with rpc_async instead."
+_BEFORE = "Set it before the forward."
+_FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
+    (threading.Thread.start, "the forward starts a thread", _ISSUE),
+    (ThreadPoolExecutor.submit, "the forward hands work to threads", _ISSUE),
+    (torch.random.manual_seed, "the forward seeds the random generator", "Seed it before the forward."),
+    (torch.random.set_rng_state, "the forward sets the state of the random generator", _BEFORE),
+    (torch.set_default_dtype, "the forward sets the default dtype", _BEFORE),
+    (torch.set_default_device, "the forward sets the default device", _BEFORE),
+    (torch.use_deterministic_algorithms, "the forward sets whether algorithms are deterministic", _BEFORE),
+    (torch.set_float32_matmul_precision, "the forward sets the precision of matrix products", _BEFORE),
+    (torch.backends.cudnn.set_flags, "the forward sets flags of a backend", _BEFORE),
+    (torch.backends.mkldnn.set_flags, "the forward sets flags of a backend", _BEFORE),
+    (torch.backends.cuda.enable_flash_sdp, "the forward chooses a backend of attention", _BEFORE),
+    (torch.backends.cuda.enable_math_sdp, "the forward chooses a backend of attention", _BEFORE),
+    (torch.backends.cuda.enable_mem_efficient_sdp, "the forward chooses a backend of attention", _BEFORE),
+    (torch.nn.attention._sdpa_kernel, "the forward chooses a backend of attention", _BEFORE),
+    (torch.inference_mode.__enter__, "the forward enters inference_mode", "Use torch.no_grad()."),
+)
+
+
+def install(interception: Interception, tracer: RemoteTracer) -> None:
+    """Refuse all of it for one trace."""
+    install_everywhere(interception)
+    interception.function(torch.is_tensor, _tensor_question(tracer))
+    interception.function(torch.broadcast_shapes, _shapes_question(tracer))
+    interception.method(rpc.PyRRef, "__init__", _construction)
+    interception.method(torch.autograd.Variable, "__new__", _legacy_tensor)
+    interception.function(nn.Module.__setattr__, _assignment(tracer))
+
+
+def install_everywhere(interception: Interception, *, users: bool = False) -> None:
+    """Refuse what neither a trace nor an export can record; `users`: only where the user's own code asks for it."""
+    for function, problem, hint in _FUNCTIONS:
+        interception.function(function, (_users_refusal if users else _refusal)(problem, hint))
+    interception.function(torch.autograd.graph.saved_tensors_hooks.__enter__, _saved_tensors)
+    interception.method(rpc.PyRRef, "backward", _refusal("the forward runs a backward", "Run it in the training step."))
+
+
+def _refusal(problem: str, hint: str) -> Replace:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise fault(f"{problem}, which no graph can hold", hint=hint)
+
+    return lambda _: refuse
+
+
+def _users_refusal(problem: str, hint: str) -> Replace:
+    def replace(original: Call) -> Call:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            if source.asked_by_users(sys._getframe(3)):  # beyond the two of the interception
+                raise fault(f"{problem}, which no graph can hold", hint=hint)
+            return original(*args, **kwargs)
+
+        return refuse
+
+    return replace
+
+
+def _tensor_question(tracer: RemoteTracer) -> Replace:
+    def replace(original: Call) -> Call:
+        def is_tensor(value: object) -> bool:
+            asked = isinstance(value, Proxy) and source.is_users(sys._getframe(3).f_code)
+            return issubclass(tracer.class_of(value), torch.Tensor) if asked else original(value)  # type: ignore[arg-type]
+
+        return is_tensor
+
+    return replace
+
+
+def _shapes_question(tracer: RemoteTracer) -> Replace:
+    """Record it: an error about the class of a traced shape is one that a forward may catch, and no run raises."""
+
+    def replace(original: Call) -> Call:
+        def broadcast_shapes(*shapes: Any) -> Any:
+            if not any(isinstance(each, Proxy) for each in shapes):
+                return original(*shapes)
+            return tracer.create_proxy("call_function", torch.broadcast_shapes, shapes, {})
+
+        return broadcast_shapes
+
+    return replace
+
+
+def _saved_tensors(original: Call) -> Call:
+    def enter(block: object) -> Any:
+        if type(block).__module__ == "torch.utils.checkpoint":  # recomputes the same values, so may go
+            return original(block)
+        raise fault(
+            "the forward sets hooks on the tensors saved for backward, which no graph can hold",
+            hint="Set them around the whole forward, or keep this part whole with leaf_modules= or wrap=.",
+        )
+
+    return enter
+
+
+def _construction(original: Call) -> Call:
+    def construct(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
+            problem = "the forward makes an RRef to a traced value, which no graph can hold"
+            raise fault(problem, hint="Send the value itself.")
+        return original(*args, **kwargs)
+
+    return construct
+
+
+def _legacy_tensor(original: Call) -> Call:
+    def construct(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):  # which it would take for a tensor
+            raise fault("the forward calls Variable, which no graph can hold", hint="Use the tensor itself.")
+        return original(*args, **kwargs)
+
+    return construct
+
+
+def _assignment(tracer: RemoteTracer) -> Replace:
+    """State of Python's that a forward keeps would be changed once, by the capture, and never again."""
+
+    def replace(original: Call) -> Call:
+        def assign(module: nn.Module, name: str, value: object) -> None:
+            caller = sys._getframe(3)  # beyond the two of the interception
+            if not isinstance(value, Proxy) and not source.is_users(caller.f_code):
+                _assign_for_torch(tracer, original, module, name, value)
+            elif not _is_written_in_place(getattr(module, name, None), value):
+                raise _kept(module, name)
+
+        return assign
+
+    return replace
+
+
+def _assign_for_torch(tracer: RemoteTracer, original: Call, module: nn.Module, name: str, value: object) -> None:
+    """Let torch's own code assign: a constant that torch.fx keeps beside the graph, or what changes nothing."""
+    is_new = not hasattr(module, name)
+    if not is_new and module in getattr(tracer, "submodule_paths", ()) and getattr(module, name) is not value:
+        if name == "training":
+            raise fault(
+                f"the forward switches the training mode of {type(module).__name__}, which no graph can hold",
+                hint="Call train() or eval() before the forward.",
+            )
+        raise _kept(module, name)
+    if is_new and module is tracer.root:
+        tracer.added.append(name)
+    original(module, name, value)
+
+
+def _kept(module: nn.Module, name: str) -> CaptureError:
+    return fault(
+        f"the forward assigns {type(module).__name__}.{name}, so one step would depend on the last",
+        hint="Return the value instead, or write to a buffer in place.",
+    )
+
+
+def _is_written_in_place(before: object, value: object) -> bool:
+    """Whether this is the end of `self.count += 1`: Python assigns what the buffer itself has become."""
+    if not (isinstance(before, Proxy) and isinstance(value, Proxy)):
+        return before is value and value is not None
+    node: Any = value.node
+    while node is not before.node and node.target in IN_PLACE:
+        node = node.args[0]
+    return node is before.node

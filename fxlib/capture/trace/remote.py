@@ -1,0 +1,309 @@
+"""Recording of remote calls: each, in whichever idiom, becomes one node on an operator of `fxlib.runtime`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+import torch
+from torch.distributed import rpc
+from torch.fx import Node, Proxy
+from torch.fx.node import map_aggregate
+
+from fxlib.capture.declarations import Declarations
+from fxlib.capture.faults import fault
+from fxlib.capture.intercept import suspended
+from fxlib.capture.trace.except_handlers import guarding_handler
+from fxlib.capture.trace.method_callers import GIVEN, MethodCall, method_called
+from fxlib.capture.trace.values import FutureValue, RRefCalls, StructuredValue, TracedValue, value_of
+from fxlib.errors import CaptureError, ContractError
+from fxlib.runtime import functions, is_wait, ops
+from fxlib.runtime.calls import CallKind, kind_of
+from fxlib.spec.contract import Contract, contract_of
+
+Style = Literal["sync", "async", "remote"]
+METHOD_ARGUMENTS = "method_arguments"
+"""In the metadata of a call that a helper makes of a method: which is the first argument of the method."""
+_OPERATORS = {"sync": ops.remote_call, "async": ops.start_call, "remote": ops.create}
+
+
+class Recorder(Protocol):
+    """What recording needs of the tracer."""
+
+    end: FrameType | None
+    """The frame at which the user's frames end."""
+
+    def create_proxy(
+        self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None
+    ) -> Proxy:
+        """Append a node."""
+
+    def constant(self, value: object, hint: str) -> Proxy:
+        """Return the node that reads an object kept beside the graph."""
+
+    def rref(self, value: Any) -> Proxy:
+        """Return the node that reads a live RRef."""
+
+
+class RemoteCalls:
+    """Records the remote calls of one capture."""
+
+    def __init__(self, tracer: Recorder, declarations: Declarations) -> None:
+        self._tracer = tracer
+        self._declarations = declarations
+        self._tracked = 0
+        self._sent: dict[str, Proxy] = {}
+
+    def forget(self) -> None:
+        """Let go of all that was made for one capture."""
+        self._declarations.__dict__.clear()
+        self.__dict__.clear()
+
+    def call(
+        self, style: Style, to: Any, function: Any, args: Any = None, kwargs: Any = None, *, timeout: Any = None
+    ) -> Any:
+        """Record `rpc_sync`, `rpc_async` or `remote`, called with these arguments."""
+        function, args, kwargs = _unfold(function, _sequence(args), dict(kwargs or {}))
+        if _is_remote_forward(function, args):
+            return self.method_call(style, args[0], "forward", args[3:], kwargs, timeout=timeout)
+        try:
+            name = functions.register(function)
+        except ContractError as error:
+            raise _refused("cannot call this function remotely", error) from error
+        contract, through = self._declarations.of_function(name, function, kwargs), None
+        if (called := method_called(function, args)) is not None:
+            own = self._declarations.of_method_called(called.method, called.rref, contract)
+            contract, through = own, (called if own is not contract else None)
+        call = (self._destination(to), name, self.values(args), self.values(kwargs), _seconds(timeout))
+        created = functools.partial(self._declarations.note_created, function)
+        return self._record(style, call, contract, created, through)
+
+    def method_call(
+        self, style: Style, rref: Any, method: str, args: tuple[Any, ...], kwargs: Any, *, timeout: Any = None
+    ) -> Any:
+        """Record a call of a method of the object behind an RRef."""
+        contract = self._declarations.of_method(rref, method)
+        to = rref if isinstance(rref, Proxy) else self._tracer.rref(rref)
+        call = (to, f".{method}", self.values(args), self.values(kwargs), _seconds(timeout))
+        return self._record(style, call, contract, None)
+
+    def method_calls(
+        self, style: Style, rref: Any, timeout: Any = None, *, then: Callable[[Any], Any] = lambda made: made
+    ) -> RRefCalls:
+        """Return the helper that `rref.rpc_sync()` and its kin return; `then` makes what the program gets of a call."""
+        return RRefCalls(lambda method, *call: then(self.method_call(style, rref, method, *call, timeout=timeout)))
+
+    def contract_of_client(self, kind: CallKind) -> Contract | None:
+        """Return the contract of a registered client's calls, or None if it is unknown."""
+        return self._declarations.of_client(kind)
+
+    def fetch(self, rref: Any, timeout: Any = None) -> Proxy:
+        """Record `rref.to_here()`."""
+        contract = self._declarations.of_value(rref)
+        self._declarations.note_fetched(rref)
+        proxy = rref if isinstance(rref, Proxy) else self._tracer.rref(rref)
+        result = self.emit(ops.fetch, (proxy, _seconds(timeout)), "fetch", contract)
+        return value_of(result, contract.structure if contract is not None else None)
+
+    def _record(
+        self,
+        style: Style,
+        call: tuple[Any, ...],
+        contract: Contract | None,
+        created: Callable[[Node, Contract | None], None] | None,
+        through: MethodCall | None = None,
+    ) -> Any:
+        hint = call[1].replace(":", ".").rpartition(".")[2]
+        node_name = {"sync": hint, "async": f"issue_{hint}", "remote": f"create_{hint}"}[style]
+        # An RRef's `rpc_async` asks the owner for the object's class first, and leaves all errors to the future.
+        late = style == "async" and call[1].startswith(".")
+        proxy = self.emit(ops.issue_call if late else _OPERATORS[style], call, node_name, contract)
+        if through is not None:  # from here on it is the method's call: its arguments, and where its gradient goes
+            proxy.node.meta[METHOD_ARGUMENTS] = GIVEN
+            call = (call[2][1], f".{through.method.__name__}", call[2][GIVEN:], *call[3:])
+        if style == "async":
+            return FutureValue(proxy.node, proxy.tracer, lambda future: self._wait(future, call, contract))
+        if style == "remote":
+            if created is not None:
+                created(proxy.node, contract)
+            return proxy
+        return self._result(proxy, call, contract)
+
+    def _wait(self, future: Proxy, call: tuple[Any, ...], contract: Contract | None) -> Proxy:
+        return self._result(self.emit_wait(ops.wait, future), call, contract)
+
+    @staticmethod
+    def called(node: Node) -> str:
+        """Return the name of the function whose result a node is: that of a call, or of the wait for one."""
+        made = node.args[0] if is_wait(node) else node
+        if isinstance(made, Node) and (made.target in _OPERATORS.values() or made.target is ops.issue_call):
+            return str(made.args[1])
+        kind = kind_of(node)
+        return "" if kind is None else kind.function
+
+    def emit_wait(self, operator: Any, issued: Proxy) -> Proxy:
+        """Append the node that waits for what another one issued."""
+        node = issued.node
+        hint = node.name.replace("issue_", "wait_", 1)
+        plain = TracedValue(node, issued.tracer)  # which does not ask to be waited for
+        result = self._tracer.create_proxy("call_function", operator, (plain,), {}, name=hint)
+        result.node.meta["call"] = node.meta["call"]
+        return result
+
+    def _result(self, result: Proxy, call: tuple[Any, ...], contract: Contract | None) -> Proxy:
+        if contract is None:
+            return result
+        if contract.batched_by is not None and not contract.batched_by.startswith("."):
+            _meet_batched_form(contract.batched_by)
+        if contract.gradient is None:
+            return value_of(result, contract.structure)
+        to, _, args, kwargs, timeout = call
+        tracked = (result, to, contract.gradient, args, kwargs, timeout, self._tracked)
+        self._tracked += 1
+        taken = self._contract_of_gradient(contract.gradient)
+        tracker = self._tracer.create_proxy("call_function", ops.track_gradient, tracked, {})
+        if taken is not None:
+            tracker.node.meta["contract"] = taken
+        return value_of(tracker, contract.structure)
+
+    def _contract_of_gradient(self, name: str) -> Contract | None:
+        try:
+            return None if name.startswith(".") else contract_of(functions.resolve(name))
+        except ContractError as error:
+            raise _refused("the gradient of a remote result cannot be pushed", error) from error
+
+    def emit(
+        self,
+        operator: Any,
+        args: tuple[Any, ...],
+        name: str,
+        contract: Contract | None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> Proxy:
+        """Append the node that makes or begins a call.
+
+        Raises:
+            CaptureError: an `except` clause of the user's guards it.
+        """
+        if place := guarding_handler(sys._getframe(1), self._tracer.end):
+            raise fault(
+                "an except clause guards a remote call, and a graph cannot catch",
+                where=place,
+                hint="Handle errors around the whole forward, or keep this part whole with leaf_modules= or wrap=.",
+            )
+        proxy = self._tracer.create_proxy("call_function", operator, args, kwargs or {}, name=name)
+        proxy.node.meta["call"] = proxy.node.name
+        if contract is not None:
+            proxy.node.meta["contract"] = contract
+        return proxy
+
+    def _destination(self, to: Any) -> Any:
+        if isinstance(to, rpc.WorkerInfo):
+            return to.name
+        if isinstance(to, Proxy):
+            return _named(to.node) or to
+        if isinstance(to, int) and not isinstance(to, bool) and rpc.api._is_current_rpc_agent_set():
+            with suspended():
+                return rpc.get_worker_info(to).name
+        return self._value(to)
+
+    def values(self, values: Any) -> Any:
+        """Return arguments of a call as they may stand in a graph."""
+        return map_aggregate(values, self._value)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str) and "Proxy(" in value:
+            raise fault(
+                f"the text {value!r} was made from a traced value, whose run-time value is not in it",
+                hint="Send the value itself, or make the text before the capture.",
+            )
+        if isinstance(value, _PLAIN):
+            return value
+        if inspect.isroutine(value) or isinstance(value, type):
+            return self._function_value(value)
+        if isinstance(value, torch.nn.Module) or hasattr(value, "__fx_create_arg__"):
+            return value
+        return self._tracer.constant(value, type(value).__name__)
+
+    def _function_value(self, function: Any) -> Proxy:
+        try:
+            name = functions.register(function)
+        except ContractError as error:
+            raise _refused("cannot send this function", error) from error
+        if name not in self._sent:
+            hint = name.rpartition(":")[2].rpartition(".")[2]
+            self._sent[name] = self._tracer.create_proxy("call_function", functions.resolve, (name,), {}, name=hint)
+        return self._sent[name]
+
+
+def _meet_batched_form(name: str) -> None:
+    try:
+        functions.meet(name)
+    except ContractError as error:
+        raise _refused("the batched form of a remote function cannot be called", error) from error
+
+
+_PLAIN = (
+    *(Proxy, str, int, float, bool, complex, type(None), type(...), torch.Tensor, torch.dtype, torch.device),
+    *(torch.Size, torch.layout, torch.memory_format, rpc.PyRRef, rpc.WorkerInfo),
+)
+
+
+def _refused(what: str, error: ContractError) -> CaptureError:
+    return fault(f"{what}: {str(error).removesuffix(f' {error.hint}')}", hint=error.hint)
+
+
+def _named(node: Node) -> str | None:
+    """Return the worker that a destination surely is: `get_worker_info("ps0")`, the owner of what was made there."""
+    if node.target is rpc.get_worker_info and node.args and isinstance(node.args[0], str):
+        return node.args[0]
+    if node.op != "call_method" or node.target not in ("owner", "owner_name"):
+        return None
+    made = node.args[0]
+    is_made = isinstance(made, Node) and made.target is ops.create and isinstance(made.args[0], str)
+    return made.args[0] if is_made else None  # type: ignore[union-attr, return-value]
+
+
+def _sequence(args: Any) -> tuple[Any, ...]:
+    if args is None:
+        return ()
+    if isinstance(args, (tuple, list)) or (isinstance(args, StructuredValue) and args.is_sequence):
+        return tuple(args)
+    raise fault(
+        f"the arguments of a remote call are a {type(args).__name__}, whose length only a run knows",
+        hint="Write args=(first, second, ...).",
+    )
+
+
+def _seconds(timeout: Any) -> Any:
+    if timeout is None or isinstance(timeout, Proxy):
+        return timeout
+    return None if timeout == rpc.constants.UNSET_RPC_TIMEOUT else float(timeout)
+
+
+def _unfold(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+    """Write partials and bound methods as the function that they call; they travel as such, and do the same."""
+    while isinstance(function, functools.partial):
+        args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
+    if inspect.ismethod(function) and not isinstance(function.__self__, type):
+        return function.__func__, (function.__self__, *args), kwargs
+    if getattr(function, "__fx_already_patched", False):  # torch.fx.wrap, for the time of the trace
+        return function.__wrapped__, args, kwargs
+    if isinstance(function, Proxy) or not callable(function):
+        raise fault(
+            "the remote function is not known before the model runs",
+            hint="Name it in the program.",
+        )
+    return function, args, kwargs
+
+
+def _is_remote_forward(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether this is a `RemoteModule` calling its forward; it does no more, unless the module is on a CUDA device."""
+    generated = getattr(function, "__name__", "") == "_remote_forward"
+    return generated and len(args) >= 3 and torch.device(args[1]).type != "cuda"

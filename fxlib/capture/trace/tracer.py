@@ -1,0 +1,305 @@
+"""The tracer: torch.fx's own, or the caller's subclass of it, taught about remote calls, modes and places."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.distributed import rpc
+from torch.distributed.nn.api.remote_module import _RemoteModule
+from torch.fx import Node, Proxy, Tracer
+from torch.fx.immutable_collections import immutable_dict
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from fxlib.capture import source
+from fxlib.capture.faults import fault
+from fxlib.capture.intercept import is_capturing
+from fxlib.capture.recording.recorder import Recorder
+from fxlib.capture.rrefs import RRefPlaces
+from fxlib.capture.trace import isinstance_rules
+from fxlib.capture.trace.remote import RemoteCalls
+from fxlib.capture.trace.values import CollectiveValue, StructuredValue, TracedValue
+from fxlib.errors import CaptureError
+from fxlib.runtime import CapturedModule, structure
+from fxlib.utils.pytree import python_number
+
+_DECLARE = (
+    "Declare the structure of the remote result: @fxlib.remote(returns=(None, None)), or "
+    'contracts={"pkg.mod:function": fxlib.Contract(returns=...)}.'
+)
+_DECIDE = (
+    "Move the decision out of the forward, fix the argument with concrete_args=, or make the function that decides a "
+    "leaf with wrap=."
+)
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_RREF_CALLS = {"rpc_sync": "sync", "rpc_async": "async", "remote": "remote"}
+
+
+class RemoteTracer(Tracer):
+    """Records remote calls wherever they are made, and for each node where in the user's program it comes from.
+
+    To be mixed in before the caller's Tracer. `prepare` sets it up for one capture.
+    """
+
+    proxy_buffer_attributes = True
+    calls: RemoteCalls
+    recorder: Recorder
+    places: RRefPlaces
+    leaves: Collection[object] = ()
+    depth = 0
+    """Above zero while the tracer itself works, so that its own computations are not recorded."""
+    end: FrameType | None = None
+    """The frame at which the user's frames end."""
+    answered = False
+    """Whether the forward was told what a tensor looks like: in the graph, that is a constant."""
+    asked_gradients = False
+    """Whether it was told which tensors take a gradient."""
+
+    def prepare(
+        self,
+        calls: RemoteCalls,
+        places: RRefPlaces,
+        leaves: Collection[object],
+        end: FrameType,
+        recorder: Recorder,
+    ) -> None:
+        """Set up one capture; `end` is the frame at which the user's frames end."""
+        self.recorder = recorder
+        recorder.use(self)
+        self.tensor_attrs = {}
+        self.calls, self.places, self.leaves, self.end = calls, places, leaves, end
+        self.added: list[str] = []
+        self._names: dict[int, str] | None = None
+        self._constants: dict[int, Proxy] = {}
+        self.recorders: dict[object, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
+
+    def forget(self) -> None:
+        """Let go of all that was made for one capture."""
+        self.calls.forget()
+        self.__dict__.clear()
+
+    # What the recorder of remote calls needs.
+
+    def rref(self, value: Any) -> Proxy:
+        """Return the node that reads a live RRef, by the path under which the model holds it."""
+        if (path := self.places.path_of(value)) is not None:
+            return self._attribute(value, path)
+        return self.constant(value, self.places.hint_of(value))
+
+    def constant(self, value: object, hint: str) -> Proxy:
+        """Return the node that reads an object that is no attribute of the model; it is kept beside the graph."""
+        if id(value) in self._constants:
+            return self._constants[id(value)]
+        name = hint if not hasattr(self.root, hint) else self.get_fresh_qualname(f"{hint}_")
+        setattr(self.root, name, value)
+        return self._attribute(value, name)
+
+    def check_structure(self, value: StructuredValue) -> None:
+        """Let each run check that a remote result, or a part of it, has its declared structure."""
+        made = value.node
+        while made.target is operator.getitem and made.args:
+            made = made.args[0]  # type: ignore[assignment]
+        declared = tuple(value.structure) if isinstance(value.structure, Mapping) else len(value.structure)
+        if "call" in made.meta:
+            args = (value, self.calls.called(made), declared)
+            self.create_proxy("call_function", structure.check_structure, args, {})
+
+    def _attribute(self, value: object, path: str) -> Proxy:
+        if id(value) not in self._constants:
+            self._constants[id(value)] = self.create_proxy("get_attr", path, (), {})
+        return self._constants[id(value)]
+
+    # What torch.fx asks of a tracer.
+
+    @override
+    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Node:
+        self.depth += 1
+        try:
+            node = super().create_node(kind, target, *args, **kwargs)
+        finally:
+            self.depth -= 1
+        if frames := tuple(source.user_frames(sys._getframe(1), self.end)):
+            node.meta["source"], stack_trace = source.described(frames)
+            node.meta.setdefault("stack_trace", stack_trace)
+        return node
+
+    @override
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
+        if kind == "call_method" and (target in _RREF_CALLS or target == "to_here"):
+            return self._rref_method(target, *args, **kwargs)
+        if kind == "call_function" and isinstance(target, _OPERATORS) and target in self.recorders:
+            recorded = self.recorders[target](args, kwargs)
+            if recorded is not NotImplemented:
+                return recorded
+        self.depth += 1
+        try:
+            return super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        finally:
+            self.depth -= 1
+
+    def _rref_method(self, method: str, rref: Proxy, timeout: Any = None, **options: Any) -> Any:
+        if method == "to_here":
+            return self.calls.fetch(rref, timeout, **options)
+        return self.calls.method_calls(_RREF_CALLS[method], rref, timeout)  # type: ignore[arg-type]
+
+    @override
+    def proxy(self, node: Node) -> Proxy:
+        made = super().proxy(node)
+        made = TracedValue(node, self) if type(made) is Proxy else made
+        self.recorder.note_made(made)
+        return made
+
+    @override
+    def create_arg(self, a: Any) -> Any:
+        if type(a) is TracedValue:
+            return a.node
+        if isinstance(a, CollectiveValue):
+            return a.wait().node
+        if isinstance(a, rpc.PyRRef):
+            return self.rref(a).node
+        if isinstance(a, rpc.WorkerInfo):
+            return self.create_proxy("call_function", rpc.get_worker_info, (a.name,), {}).node
+        if (number := python_number(a)) is not None:  # generated code has no words for those of NumPy's and of enums
+            return number
+        if isinstance(a, (list, dict)):
+            self.recorder.handed_on(a)
+        if isinstance(a, dict) and type(a) not in (dict, immutable_dict):
+            return self._dict_of_a_class(a)
+        return super().create_arg(a)
+
+    def _dict_of_a_class(self, given: dict[Any, Any]) -> Node:
+        """Return the node that makes an ordered dict; torch.fx would make a plain one of any."""
+        if type(given) is not OrderedDict:
+            raise fault(
+                f"the forward hands on a {type(given).__name__}, which tracing would turn into a dict",
+                hint="Give sample_inputs=, for torch.export, which keeps classes that torch's pytree knows.",
+            )
+        return self.create_proxy("call_function", OrderedDict, (list(given.items()),), {}).node
+
+    @override
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if not is_capturing():  # another thread runs a model of its own
+            return forward(*args, **kwargs)
+        if isinstance(m, _RemoteModule):
+            return self.calls.method_call("sync", m.module_rref, "forward", args, kwargs)
+        if isinstance(m, CapturedModule) and m._fxlib.original is not None:
+            return m._fxlib.original.forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    @override
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        named = module_qualified_name in self.leaves or m in self.leaves or type(m) in self.leaves
+        # Backward hooks act on tensors: traced through, they would be lost.
+        hooked = bool(m._backward_hooks or m._backward_pre_hooks)
+        # Its forward prepares its reducer for the backward of this very step.
+        parallel = isinstance(m, DistributedDataParallel)
+        return named or hooked or parallel or super().is_leaf_module(m, module_qualified_name)
+
+    @override
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
+        if not is_capturing():
+            return attr_val
+        if type(self).getattr_is_torchs() and isinstance(attr_val, torch.Tensor):
+            return self._tensor_attribute(attr_val, parameter_proxy_cache)
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    @override
+    def path_of_module(self, mod: nn.Module) -> str:
+        with self.recorder.unobserved():
+            return super().path_of_module(mod)
+
+    @classmethod
+    def getattr_is_torchs(cls) -> bool:
+        """Whether the caller's Tracer leaves the reading of attributes to torch."""
+        after = cls.__mro__[cls.__mro__.index(RemoteTracer) + 1 :]
+        return next(base for base in after if "getattr" in base.__dict__) is Tracer
+
+    def _tensor_attribute(self, value: torch.Tensor, cache: dict[str, Proxy]) -> Any:
+        # torch.fx searches all parameters at each access.
+        if self._names is None:
+            self._names = {id(buffer): name for name, buffer in self.root.named_buffers()}
+            self._names |= {id(parameter): name for name, parameter in self.root.named_parameters()}
+        name = self._names.get(id(value))
+        if name is None or not (isinstance(value, nn.Parameter) or self.proxy_buffer_attributes):
+            return value
+        if name not in cache:
+            cache[name] = self.create_proxy("get_attr", name, (), {})
+        return cache[name]
+
+    # What a graph cannot hold.
+
+    @override
+    def to_bool(self, obj: Proxy) -> bool:
+        return self._decide(super().to_bool, obj, "a traced value decides which way the program goes")
+
+    @override
+    def iter(self, obj: Proxy) -> Iterator[Any]:
+        return self._decide(super().iter, obj, "a traced value is iterated, and only a run knows its length")
+
+    def _decide(self, stock: Callable[[Proxy], Any], proxy: Proxy, problem: str) -> Any:
+        if any("to_bool" in base.__dict__ or "iter" in base.__dict__ for base in self._callers_classes()):
+            return stock(proxy)
+        return self.refuse(proxy, problem)
+
+    def _callers_classes(self) -> list[type]:
+        mro = type(self).__mro__
+        return [base for base in mro[mro.index(RemoteTracer) + 1 :] if not base.__module__.startswith("torch.fx.")]
+
+    def class_of(self, proxy: Proxy) -> type:
+        """Return the class that the proxy's value surely has.
+
+        Raises:
+            CaptureError: only a run knows it.
+        """
+        relied: dict[Node, type] = {}
+        found = isinstance_rules.class_of(proxy.node, self.root, relied)
+        for node, kind in relied.items() if found is not None else ():
+            self.recorder.rely_on_class(node, kind)
+        return found or self.refuse(proxy, "the class of a traced value is asked for, and only a run knows it")
+
+    @staticmethod
+    def class_of_value(value: Proxy) -> type:
+        """Return the class that a traced value surely has: as declared, or by what made it.
+
+        Raises:
+            CaptureError: only a run knows it.
+        """
+        return value._class() if isinstance(value, TracedValue) else TracedValue(value.node, value.tracer)._class()
+
+    def refuse(self, proxy: Proxy, problem: str) -> NoReturn:
+        """Say that the program cannot be decided without the proxy's value.
+
+        Raises:
+            CaptureError: always.
+        """
+        remote = "call" in proxy.node.meta
+        raise fault(
+            f"{problem}: {proxy.node.name} = {proxy.node.format_node()}",
+            where=source.here(self.end),
+            hint=_DECLARE if remote else _DECIDE,
+        )
+
+
+def tracer_for(tracer_class: Any) -> RemoteTracer:
+    """Make a tracer that behaves as the caller's class does, and knows remote calls.
+
+    Raises:
+        CaptureError: the class is no `torch.fx.Tracer`, or its constructor needs arguments.
+    """
+    if tracer_class is None:
+        return RemoteTracer()
+    if not (isinstance(tracer_class, type) and issubclass(tracer_class, Tracer)):
+        raise CaptureError(f"{tracer_class!r} is no subclass of torch.fx.Tracer", where="tracer_class")
+    mixed = type(f"Remote{tracer_class.__name__}", (RemoteTracer, tracer_class), {})
+    try:
+        tracer: RemoteTracer = mixed()
+    except TypeError as error:
+        raise CaptureError(f"cannot make a {tracer_class.__name__}: {error}", where="tracer_class") from error
+    return tracer

@@ -1,0 +1,284 @@
+"""What a traced program holds in place of tensors, remote results, futures and RRef call helpers."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.fx import Node, Proxy
+from torch.fx.proxy import Attribute, TracerBase
+from typing_extensions import override
+
+from fxlib.capture.faults import fault
+from fxlib.capture.trace import isinstance_rules
+from fxlib.errors import CaptureError
+from fxlib.runtime.collectives import wait_collective
+
+Structure = Mapping[Any, Any] | Sequence[Any]
+
+
+def value_of(proxy: Proxy, structure: object) -> Proxy:
+    """Give the proxy the declared structure; a leaf stays a plain proxy."""
+    if isinstance(structure, (tuple, list, Mapping)):
+        return StructuredValue(proxy.node, proxy.tracer, structure)
+    return proxy
+
+
+class _InPlace:
+    """Operators that write to their left side, which torch.fx would turn into ones that do not, or refuse."""
+
+    node: Node
+    tracer: TracerBase
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+
+ARITHMETIC = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+)
+IN_PLACE = frozenset(getattr(operator, f"i{name}") for name in ARITHMETIC)
+
+
+def _define_in_place(name: str) -> None:
+    target, plain = getattr(operator, f"i{name}"), getattr(operator, f"{name}_" if name in ("and", "or") else name)
+
+    def write(self: Any, other: Any) -> Any:
+        # Numbers cannot be written to: the old value may be used again under another name.
+        chosen = plain if is_number(self.node) else target
+        return self.tracer.create_proxy("call_function", chosen, (self, other), {})
+
+    setattr(_InPlace, f"__i{name}__", write)
+
+
+for _name in ARITHMETIC:
+    _define_in_place(_name)
+
+
+def is_number(node: Node) -> bool:
+    """Whether the node's value is surely a number: a size, or computed from sizes alone."""
+    if node.op == "placeholder":
+        return node.type in (int, float, bool, "int", "float", "bool")
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "numel", "item", "ndimension", "nelement", "stride")
+    if node.target is getattr:
+        return node.args[1] in ("shape", "ndim", "itemsize", "nbytes")
+    inputs = node.all_input_nodes
+    own = getattr(node.target, "__module__", None) in ("_operator", "math", "builtins")
+    return own and bool(inputs) and all(is_number(value) for value in inputs)
+
+
+_VIEWS = frozenset({"T", "H", "mT", "mH", "real", "imag", "data", "grad"})
+"""Attributes of a tensor that are tensors: to read one is an operation like another."""
+
+
+class TracedValue(_InPlace, Proxy):
+    """A value of the program, as torch.fx's Proxy has it, with operators that write in place kept in place."""
+
+    tracer: Any
+
+    def __getattr__(self, name: str) -> TracedAttribute:
+        found = TracedAttribute(self, name)
+        if name in _VIEWS:
+            found.node  # noqa: B018 - makes it where the program does: what follows may write in place, or be a use, too
+        return found
+
+    def _answer(self) -> type:
+        return self._class() if isinstance_rules.asked_by_the_program(sys._getframe(1)) else type(self)
+
+    __class__ = property(_answer)  # what isinstance asks
+    _is_param = False  # asked next, of a Parameter in disguise
+
+    def _class(self) -> type:
+        return self.tracer.class_of(self)
+
+    def __len__(self) -> int:
+        return self.tracer.refuse(self, "the length of a traced value is asked for, and only a run knows it")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in self._fields:
+            raise _undecidable(f"the forward assigns .{name} of a tensor", "Use an operation that makes a new tensor.")
+        object.__setattr__(self, name, value)
+
+    _fields = frozenset({"node", "tracer", "structure", "_wait", "_result"})
+
+
+class TracedAttribute(_InPlace, Attribute):
+    """An attribute of a traced value: `x.T`, `x.data`."""
+
+    def __getattr__(self, name: str) -> TracedAttribute:
+        return TracedAttribute(self, name)
+
+
+class StructuredValue(TracedValue):
+    """A remote result whose contract declares its structure: it can be unpacked, indexed and iterated."""
+
+    def __init__(self, node: Node, tracer: TracerBase, structure: Structure) -> None:
+        super().__init__(node, tracer)
+        self.structure = structure
+        self._checked = False
+
+    _fields = TracedValue._fields | {"_checked"}
+
+    @override
+    def _class(self) -> type:
+        return type(self.structure)
+
+    def _relied_on(self) -> Structure:
+        """Return the structure, to decide something by it: a run checks it, once."""
+        if not self._checked:
+            self._checked = True
+            self.tracer.check_structure(self)
+        return self.structure
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the value is a tuple or a list, and no dict."""
+        return not isinstance(self.structure, Mapping)
+
+    def __len__(self) -> int:
+        return len(self._relied_on())
+
+    def __iter__(self) -> Iterator[Any]:
+        structure = self._relied_on()
+        if isinstance(structure, Mapping):
+            return iter(structure)
+        return iter([self[index] for index in range(len(structure))])
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(self.structure, Mapping):
+            return key in self._relied_on()
+        raise _undecidable("`in` compares elements, which only a run knows")
+
+    def __getitem__(self, key: Any) -> Proxy:
+        item = self.tracer.create_proxy("call_function", operator.getitem, (self, key), {})
+        try:
+            return value_of(item, self.structure[key])
+        except (KeyError, IndexError, TypeError) as error:
+            raise fault(
+                f"the declared structure {self.structure!r} has no element {key!r}",
+                hint="Correct returns= in the remote function's contract.",
+            ) from error
+
+    def keys(self) -> Any:
+        """Return the declared keys."""
+        return self._mapping("keys").keys()
+
+    def values(self) -> list[Proxy]:
+        """Return the values, in the declared order."""
+        return [self[key] for key in self._mapping("values")]
+
+    def items(self) -> ItemsView[Any, Proxy]:
+        """Return keys and values, in the declared order."""
+        return {key: self[key] for key in self._mapping("items")}.items()
+
+    def _mapping(self, method: str) -> Mapping[Any, Any]:
+        if isinstance(self.structure, Mapping):
+            self._relied_on()
+            return self.structure
+        raise AttributeError(f"{type(self.structure).__name__!r} object has no attribute {method!r}")
+
+
+class FutureValue(TracedValue):
+    """The future of a call that the program issued itself."""
+
+    def __init__(self, node: Node, tracer: TracerBase, wait: Callable[[Proxy], Any]) -> None:
+        super().__init__(node, tracer)
+        self._wait = wait
+        self._result: list[Any] = []
+
+    @override
+    def _class(self) -> type:
+        return torch.futures.Future
+
+    def wait(self) -> Any:
+        """Wait for the call; later waits give the same value."""
+        if not self._result:
+            self._result.append(self._wait(self))
+        return self._result[0]
+
+    def value(self) -> Any:
+        """Return the value of a future that was waited for."""
+        if self._result:
+            return self._result[0]
+        raise _undecidable("value() of a future that was not waited for depends on timing", "Call wait().")
+
+    def done(self) -> NoReturn:
+        """Refuse: the answer depends on timing."""
+        raise _undecidable("done() depends on timing", "Call wait().")
+
+    def then(self, *_: object) -> NoReturn:
+        """Refuse: a callback runs at a moment, and on a thread, that no graph can express."""
+        raise _undecidable("a future's callback runs outside of the graph", "wait() for it, then compute.")
+
+    add_done_callback = set_result = set_exception = then
+
+
+class CollectiveValue(TracedValue):
+    """The result of a collective that was issued: whoever uses it waits for it first."""
+
+    _fields = TracedValue._fields | {"_waited"}
+
+    def __init__(self, issued: Proxy) -> None:
+        super().__init__(issued.node, issued.tracer)
+        self._waited: Proxy | None = None
+
+    @override
+    def _class(self) -> type:
+        return torch.Tensor
+
+    def wait(self) -> Proxy:
+        """Wait for it; later waits give the same value."""
+        if self._waited is None:
+            self._waited = self.tracer.calls.emit_wait(wait_collective, self)
+        return self._waited
+
+
+class CollectedFutures:
+    """What `torch.futures.collect_all` returns: a future of futures."""
+
+    def __init__(self, futures: list[Any]) -> None:
+        self._futures = futures
+
+    def wait(self) -> list[Any]:
+        """Wait for all, in order, and return the futures."""
+        for future in self._futures:
+            future.wait()
+        return self._futures
+
+    value = wait
+
+    def then(self, *_: object) -> NoReturn:
+        """Refuse, as for one future."""
+        raise _undecidable("a future's callback runs outside of the graph", "wait() for it, then compute.")
+
+    add_done_callback = done = then
+
+
+class RRefCalls:
+    """What `rref.rpc_sync()`, `rref.rpc_async()` and `rref.remote()` return: any attribute is a remote method."""
+
+    def __init__(self, call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        self._call = call
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._call(method, args, kwargs)
+
+
+def _undecidable(problem: str, hint: str = "Decide it before the capture, or on the server.") -> CaptureError:
+    return fault(problem, hint=hint)

@@ -1,0 +1,216 @@
+"""What a rewritten graph must be, besides valid, before a launcher runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+import torch
+from torch import nn
+from torch.distributed import rpc
+from torch.fx import GraphModule, Node
+from torch.nn.parallel import DistributedDataParallel
+
+from fxlib.analysis.effects.resources import COLLECTIVES
+from fxlib.analysis.operators.access import operator_of
+from fxlib.client.held import CALLS, held_uses
+from fxlib.client.value_numbering import Numbers, bodies, callable_key
+from fxlib.errors import WireError
+from fxlib.runtime import (
+    create,
+    fetch,
+    functions,
+    is_call,
+    is_issue,
+    is_wait,
+    issue_fetch,
+    kind_of,
+)
+from fxlib.runtime.batched_items import is_batch, items_of
+from fxlib.runtime.batches import IN_ORDER
+from fxlib.runtime.ops import TRACKERS
+from fxlib.spec.contract import Contract
+from fxlib.wire.callables import known_name
+from fxlib.wire.targets import methods
+
+Deeds = dict[Hashable, str]
+"""What a graph does in the world outside of its tensors, and each deed in words."""
+
+_MODES = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
+_IN_PLACE = ("setitem", "delitem", *(f"i{name}" for name in ("add", "concat", "mul", "or", "and", "sub", "xor")))
+_CHANGES = frozenset(f"{form}{name}{form}" for name in _IN_PLACE for form in ("", "__")) | {"sort"}
+"""What changes a list or a dict, of which a server's name may be read afterwards."""
+_GROUP_OPERATORS = ("_c10d_functional::", "_c10d_functional_autograd::")
+"""Operators of torch that speak to the other ranks, but for those of `_SILENT`."""
+_SILENT = frozenset({"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"})
+
+
+def screen(answer: GraphModule, original: GraphModule) -> None:
+    """Check that an answer is called as the original is, and that it speaks to nobody to whom the original does not.
+
+    All graphs of the module tree are looked at. A server, or the RRef that leads to it, must be a constant of the
+    original, or be computed as the original computes it; the function called there must be one that the original calls
+    on that server, or one that its contract names. Code of the launcher's own that is on no list (opaque) must be
+    called with just what the original gives it, and objects of the launcher's own, which attributes hold or such code
+    returns, are used only as the original uses them. What other ranks take part in keeps its order, and so do changes
+    of grad mode and autocast.
+
+    Raises:
+        WireError: it takes other arguments, or does something that the original does not.
+    """
+    if _arguments(answer) != _arguments(original):
+        raise WireError("the rewritten graph takes other arguments than the original", where="the answer")
+    numbers = Numbers()
+    allowed = _deeds(original, numbers, contracts=True)
+    free = not any(_reads_server(node) for _, body in bodies(original) for node in body.graph.nodes)
+    for deed, words in _deeds(answer, numbers, contracts=False).items():
+        if free and isinstance(deed, tuple) and deed[0] == "change":
+            continue
+        if deed not in allowed:
+            raise WireError(f"the rewritten graph {words}, and the original does not", where="the answer")
+    uses = {use for use, _ in held_uses(original, numbers, _is_opaque, contracts=True)}
+    for use, words in held_uses(answer, numbers, _is_opaque, contracts=False):
+        if use not in uses:
+            raise WireError(f"the rewritten graph {words} than the original", where="the answer")
+    if _modes(answer) != _modes(original):
+        problem = "the rewritten graph changes grad mode or autocast otherwise than the original"
+        raise WireError(problem, where="the answer")
+    if _meetings(answer, numbers) != _meetings(original, numbers):
+        problem = "the rewritten graph meets the other ranks in another order than the original, or not as often"
+        raise WireError(problem, where="the answer")
+
+
+def _modes(module: GraphModule) -> list[Hashable]:
+    """Return the changes of grad mode and of autocast in each graph, in order, and the calls of graphs with changes."""
+    graphs = dict(bodies(module))
+    changing = {body for body in graphs.values() if any(node.target in _MODES for node in body.graph.nodes)}
+    found: list[Hashable] = []
+    for path, body in graphs.items():
+        places: dict[Node, int] = {}
+        for node in body.graph.nodes:
+            if node.target in _MODES:
+                given = [
+                    ("block", places.get(each, -1)) if isinstance(each, Node) else repr(each) for each in node.args
+                ]
+                places[node] = len(places)
+                found.append((path, callable_key(node.target), *given, repr(node.kwargs)))
+            elif node.op == "call_module" and changing.intersection(body.get_submodule(str(node.target)).modules()):
+                found.append((path, str(node.target)))
+    return found
+
+
+def _meetings(module: GraphModule, numbers: Numbers) -> list[Hashable]:
+    """Return what other ranks take part in, in forward or in backward, with what it is called with, in its order."""
+    found = [
+        (path, node)
+        for path, body in bodies(module)
+        for node in body.graph.nodes
+        if node.target in COLLECTIVES or (node.op == "call_module" and _is_parallel(body, node))
+    ]
+    known = numbers.of(module) if found else {}
+    return [
+        (path, node.target if node.op == "call_module" else "", *_given(node, numbers, known)) for path, node in found
+    ]
+
+
+def _is_parallel(body: GraphModule, node: Node) -> bool:
+    return isinstance(body.get_submodule(str(node.target)), DistributedDataParallel)
+
+
+def _arguments(module: GraphModule) -> list[tuple[str, object]]:
+    return [(str(node.target), node.args) for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _deeds(module: GraphModule, numbers: Numbers, *, contracts: bool) -> Deeds:
+    """Return the deeds of all graphs; with `contracts`, also those that its contracts let a pass put in their place."""
+    known = numbers.of(module)
+    bodies_of, deeds = dict(bodies(module)), Deeds()
+    speaking: set[str] = set()
+    # Children first: whether a module's graph speaks decides whether a call of it does.
+    for path, body in reversed(bodies_of.items()):
+        for node in body.graph.nodes:
+            found = dict(_deeds_of(node, body, numbers, known, contracts=contracts))
+            child = _joined(path, str(node.target))
+            if node.op == "call_module" and (not found and child in speaking):
+                found = {("call", child, _given(node, numbers, known)): f"calls {child!r} with other arguments"}
+            if found:
+                speaking.add(path)
+            deeds |= found
+    return deeds
+
+
+def _deeds_of(
+    node: Node, body: GraphModule, numbers: Numbers, known: dict[Node, int], *, contracts: bool
+) -> Iterator[tuple[Hashable, str]]:
+    if node.target in CALLS:
+        to, function = (node.args[1:] if node.target in TRACKERS else node.args)[:2]
+        contract = node.meta.get("contract") if contracts else None
+        extra = (contract.gradient, contract.batched_by) if isinstance(contract, Contract) else ()
+        for name in (function, *(each for each in extra if each is not None)):
+            deed = "speak", numbers.value(to, known), numbers.value(name, known)
+            yield deed, f"calls {name!r} on {to!r}"
+    elif is_batch(node):
+        to, batched_by = node.args[0], node.args[3]
+        form = {batched_by} if isinstance(batched_by, str) and batched_by != IN_ORDER else set()
+        called = {each.function for each in items_of(node)} | form
+        for name in sorted(called):
+            yield ("speak", numbers.value(to, known), numbers.value(name, known)), f"calls {name!r} on {to!r}"
+    elif node.target in {fetch, issue_fetch} or (node.op == "call_method" and node.target == "to_here"):
+        yield ("fetch", numbers.value(node.args[:1], known)), f"fetches {node.args[:1]!r}"
+    elif node.target in {functions.resolve, rpc.get_worker_info}:
+        yield (callable_key(node.target), _given(node, numbers, known)), f"looks up {node.args}"
+    elif (is_call(node) or is_issue(node)) and (kind := kind_of(node)) is not None and kind.blocking is not None:
+        # A collective, or a client of the launcher's own: to be called with just what the original gives it.
+        made = callable_key(kind.blocking), _given(node, numbers, known)
+        yield ("call of a kind", *made), f"calls {kind.blocking.__name__} otherwise"
+    elif _speaks_to_ranks(node):
+        yield ("own", callable_key(node.target), _given(node, numbers, known)), f"calls {node.target} otherwise"
+    elif _is_change(node):
+        yield ("change", callable_key(node.target), _given(node, numbers, known)), f"changes {node.args[0]!r} otherwise"
+    elif _is_opaque(node, body):
+        yield ("own", callable_key(node.target), _given(node, numbers, known)), f"calls {node.target!r} otherwise"
+
+
+def _reads_server(node: Node) -> bool:
+    """Whether the node calls a server that may come out of a list or a dict, which a change would redirect."""
+    if node.target not in CALLS and not is_batch(node):
+        return False
+    to = node.args[1 if node.target in TRACKERS else 0]
+    made = isinstance(to, Node) and to.op in {"call_function", "call_method", "call_module"}
+    return made and isinstance(to, Node) and to.target not in {create, rpc.get_worker_info}
+
+
+def _is_change(node: Node) -> bool:
+    if node.op not in {"call_method", "call_function"}:
+        return False
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    operator = operator_of(node)  # a tensor may be the index
+    return name in _CHANGES or (operator is not None and bool(operator.writes))
+
+
+def _speaks_to_ranks(node: Node) -> bool:
+    """Whether the node is a collective, or a message to a rank, in torch's own words."""
+    if node.op != "call_function" or (known := known_name(node.target)) is None:
+        return False
+    return known[1].startswith(_GROUP_OPERATORS) and known[1].partition(".")[0] not in _SILENT
+
+
+def _is_opaque(node: Node, body: GraphModule) -> bool:
+    """Whether the node calls code of the launcher's own, or a method that is on no list."""
+    if node.op == "call_function":
+        issued = is_wait(node) and bool(node.args) and isinstance(node.args[0], Node) and is_issue(node.args[0])
+        return not issued and known_name(node.target) is None
+    if node.op == "call_method":
+        return node.target not in methods()
+    return node.op == "call_module" and not _is_known(body.get_submodule(str(node.target)))
+
+
+def _is_known(module: nn.Module) -> bool:
+    return isinstance(module, GraphModule) or type(module).__module__.startswith("torch.nn.")
+
+
+def _given(node: Node, numbers: Numbers, known: dict[Node, int]) -> tuple[int, int]:
+    return numbers.value(node.args, known), numbers.value(node.kwargs, known)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

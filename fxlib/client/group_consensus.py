@@ -1,0 +1,199 @@
+"""Several trainers, one question: rank 0 asks the service, and all ranks adopt its answer, or none does.
+
+All notices stand on a `Board`: each rank says what it would ask about, rank 0 says what the service answered, each rank
+says whether it could bind that to its own module, and rank 0 counts the votes and says what holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+
+from fxlib import protocol, wire
+from fxlib.client.deadline import Deadline
+from fxlib.client.rendezvous import Board
+from fxlib.client.request import Prepared
+from fxlib.client.session import Answer, Outcome, conclude, kept
+from fxlib.errors import FxlibError, RemoteError
+from fxlib.v1 import jobs_pb2
+
+_SETTLE_S = 60.0
+"""How long ranks may take to bind an answer."""
+_NO = b"no "
+_YES = b"yes"
+
+
+class DisagreementError(RemoteError):
+    """The ranks cannot adopt one answer; says which of them cannot, and why."""
+
+
+def ask_together(
+    board: Board,
+    own: Prepared | Outcome,
+    deadline: Deadline,
+    inquire: Callable[[Prepared], Answer],
+) -> Outcome:
+    """Take part in a question that all ranks ask at the same time; raise nothing.
+
+    Args:
+        board: that of the ranks.
+        own: this rank's question; or why it has none, in which case no rank adopts anything.
+        deadline: for the service's answer.
+        inquire: asks the service; called on rank 0 alone.
+    """
+    original = own.captured if isinstance(own, Prepared) else own.result.module
+    try:
+        board.write("question", _described(own))
+        if board.rank == 0:
+            board.write("answer", _answer(board, own, deadline, inquire))
+        answer = _read_answer(board, deadline)
+        assert isinstance(own, Prepared)  # noqa: S101 - else rank 0 would have said no
+        outcome = _bind(own, answer)
+        board.write("vote", _NO + outcome.problem.encode() if outcome.problem else _YES)
+        if board.rank == 0:
+            board.write("verdict", _verdict(board, Deadline(deadline.left_s + _SETTLE_S)))
+            board.take_down(["answer"])
+        _check(board.read(0, "verdict", Deadline(deadline.left_s + 2 * _SETTLE_S)))
+    except Exception as error:  # noqa: BLE001 - promised: whatever happens on the way, the job trains
+        known = isinstance(own, Outcome) and (own.problem or own.result.reason is not None)
+        return own if isinstance(own, Outcome) and known else kept(original, error)
+    return outcome
+
+
+def withdraw(board: Board, why: str) -> None:
+    """Let the other ranks know that this one will not take part, so that none waits for it."""
+    notice = _NO + why.encode()
+    board.write("question", notice)
+    if board.rank == 0:
+        board.write("answer", notice)
+
+
+class Turn:
+    """At which of their calls of `swap` the ranks take the new module: the first that none of them has made.
+
+    Backward runs a module's collectives, too, in an order that follows its forward's. So all ranks must change modules
+    at the same step.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._lock = threading.Lock()
+        self._made = 0
+        self._told = False
+        self._first: float | None = None
+        self._known = threading.Event()
+
+    def settle(self) -> None:
+        """Tell the other ranks how many calls this one has made, and learn theirs; called once, on any thread.
+
+        Raises:
+            RemoteError: a rank did not tell.
+        """
+        with self._lock:
+            self._told = True
+            self._board.write("swaps", str(self._made).encode())
+        first = float("inf")
+        try:
+            first = 1 + max(map(int, self._board.read_all("swaps", Deadline(_SETTLE_S))))
+        finally:
+            self._first = first
+            self._known.set()
+
+    def has_come(self) -> bool:
+        """Count a call, and say whether it is the one, or a later one. Waits for the other ranks' word, if need be."""
+        with self._lock:
+            self._made += 1
+            made, told = self._made, self._told
+        if told:
+            self._known.wait()
+        return self._first is not None and told and made >= self._first
+
+
+def _described(own: Prepared | Outcome) -> bytes:
+    """What a rank asks about: the graph but for what may differ between machines; or that it has no question."""
+    if isinstance(own, Outcome):
+        return _NO + (own.problem or own.result.explanation).encode()
+    digests = hashlib.sha256(_digest(own.blobs[own.request.graph.sha256]))
+    for each in own.request.variants:
+        digests.update(each.name.encode() + b"\0" + _digest(own.blobs[each.graph.sha256]))
+    return _YES + digests.digest()
+
+
+def _digest(data: bytes) -> bytes:
+    graph = wire.parse(data)
+    graph.ClearField("texts")
+    for storage in graph.storages:
+        storage.device = ""
+    return hashlib.sha256(wire.serialize(graph)).digest()
+
+
+def _answer(board: Board, own: Prepared | Outcome, deadline: Deadline, inquire: Callable[[Prepared], Answer]) -> bytes:
+    try:
+        questions = board.read_all("question", deadline)
+        for rank, question in enumerate(questions):
+            if not question.startswith(_YES):
+                raise DisagreementError(_text(question), where=f"rank {rank}")
+            if question != questions[0]:
+                raise DisagreementError(
+                    "its graph is another one than that of rank 0",
+                    where=f"rank {rank}",
+                    hint="All ranks must capture the same program, with the same constants in it.",
+                )
+        assert isinstance(own, Prepared)  # noqa: S101 - it said so
+        answer = inquire(own)
+    except Exception as error:  # noqa: BLE001 - all ranks shall know
+        return _NO + _sentence(error).encode()
+    job = protocol.job_to_proto(answer.job).SerializeToString()
+    variants = [part for name, graph in answer.variants.items() for part in (name.encode(), graph)]
+    parts = (job, answer.graph, len(answer.variants).to_bytes(8, "big"), *variants, *answer.values.values())
+    return _YES + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
+def _read_answer(board: Board, deadline: Deadline) -> Answer:
+    notice = board.read(0, "answer", Deadline(deadline.left_s + _SETTLE_S))
+    _check(notice)
+    parts, begin = list[bytes](), len(_YES)
+    while begin < len(notice):
+        end = begin + 8 + int.from_bytes(notice[begin : begin + 8], "big")
+        parts.append(notice[begin + 8 : end])
+        begin = end
+    job, graph, count, *rest = parts
+    named = 2 * int.from_bytes(count, "big")
+    variants, values = rest[:named], rest[named:]
+    return Answer(
+        job=protocol.job_from_proto(jobs_pb2.Job.FromString(job)),
+        graph=graph,
+        variants={name.decode(): each for name, each in zip(variants[::2], variants[1::2], strict=True)},
+        values={hashlib.sha256(value).hexdigest(): value for value in values},
+    )
+
+
+def _bind(own: Prepared, answer: Answer) -> Outcome:
+    try:
+        return Outcome(result=conclude(own, answer))
+    except Exception as error:  # noqa: BLE001 - a vote
+        return kept(own.captured, error, job_id=answer.job.id)
+
+
+def _verdict(board: Board, deadline: Deadline) -> bytes:
+    try:
+        for rank, vote in enumerate(board.read_all("vote", deadline)):
+            if not vote.startswith(_YES):
+                return _NO + f"rank {rank} cannot take the answer: {_text(vote)}".encode()
+    except RemoteError as error:
+        return _NO + str(error).encode()
+    return _YES
+
+
+def _check(notice: bytes) -> None:
+    if not notice.startswith(_YES):
+        raise DisagreementError(_text(notice), where="no rank adopts the answer")
+
+
+def _text(notice: bytes) -> str:
+    return notice[len(_NO) :].decode(errors="replace")
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, FxlibError) else f"unexpected {type(error).__name__}: {error}"

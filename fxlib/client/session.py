@@ -1,0 +1,176 @@
+"""The conversation with the service about one question, from the first blob to the module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxlib import protocol, wire
+from fxlib.client.answer_policy import screen
+from fxlib.client.blobs import download, upload
+from fxlib.client.connection import Connection
+from fxlib.client.deadline import Deadline
+from fxlib.client.progress import Progress
+from fxlib.client.request import Prepared
+from fxlib.client.unserved import UnservedError, check_served
+from fxlib.client.variants import bind_variants
+from fxlib.client.watch_job import follow, get_job
+from fxlib.errors import FxlibError, JobFailedError, RejectedError, WireError
+from fxlib.reasons import Reason
+from fxlib.recipes.recipes import with_variants
+from fxlib.runtime import CapturedModule
+from fxlib.spec.job import Job
+from fxlib.spec.report import Report, Result
+from fxlib.v1 import jobs_pb2
+
+BLOB_MISSING = "BLOB_MISSING"
+"""The service's code for a blob that it no longer has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A result, and what went wrong on the way to it, if anything did."""
+
+    result: Result
+    problem: str = ""
+
+
+def kept(original: nn.Module, error: Exception, *, job_id: str = "") -> Outcome:
+    """Keep the original, because of an error."""
+    text = str(error) if isinstance(error, FxlibError) else f"unexpected {type(error).__name__}: {error}"
+    result = Result.original(original, text, job_id=job_id)
+    if isinstance(error, UnservedError):  # an answer, as a trial would give it: nothing went wrong
+        return Outcome(result=replace(result, reason=error.reason))
+    return Outcome(
+        result=result,
+        problem=f"training goes on with the original module: {text}",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the service answered: a finished job, and its rewritten graph, if it has one to adopt.
+
+    `values` are tensors that the graphs hold besides the caller's own, as blobs by SHA-256. `variants` are the
+    rewritten graphs of variants to adopt, by name.
+    """
+
+    job: Job
+    graph: bytes = b""
+    variants: Mapping[str, bytes] = field(default_factory=dict)
+    values: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def ask(
+    connection: Connection, prepared: Prepared, deadline: Deadline, patience_s: float, progress: Progress
+) -> Outcome:
+    """Send the question, follow the job, and bind the answer to the caller's own module; raise nothing."""
+    inquiry = Inquiry(connection, deadline, patience_s, progress)
+    try:
+        return Outcome(result=conclude(prepared, inquiry.answer(prepared)))
+    except Exception as error:  # noqa: BLE001 - promised: whatever happens on the way, the job trains
+        return kept(prepared.captured, error, job_id=inquiry.job_id)
+
+
+class Inquiry:
+    """One conversation with the service, up to its answer; `job_id` is known from the moment it is accepted."""
+
+    def __init__(self, connection: Connection, deadline: Deadline, patience_s: float, progress: Progress) -> None:
+        self._connection = connection
+        self._deadline = deadline
+        self._patience_s = patience_s
+        self._progress = progress
+        self.job_id = ""
+
+    def answer(self, prepared: Prepared) -> Answer:
+        """Send the question, and follow the job to its end.
+
+        Raises:
+            RemoteError: the service cannot be reached, refuses, or does not answer in time, or no worker of it could
+                measure the job.
+            PassError: nobody knows the recipe.
+            WireError: what it sends has no meaning.
+        """
+        connection, deadline = self._connection, self._deadline
+        self._progress.say(f"reaching {connection.address}")
+        capabilities = connection.reach(deadline.within(self._patience_s))
+        check_served(prepared, capabilities, connection, deadline)
+        job = _accepted(connection, prepared, deadline, self._progress)
+        self.job_id = job.id
+        if not job.done:
+            job = follow(connection, job.id, deadline, self._progress.show)
+        elif job.report is None:
+            job = get_job(connection, job.id, deadline)
+        if job.report is None:
+            return Answer(job=job)
+        adopts = job.report.decision == "adopt" and job.graph is not None
+        graph = download(connection, job.graph, deadline) if adopts and job.graph is not None else b""
+        variants = {
+            name: download(connection, job.variant_graphs[name], deadline)
+            for name, report in job.report.variants.items()
+            if report.decision == "adopt" and name in job.variant_graphs
+        }
+        graphs = [each for each in (graph, *variants.values()) if each]
+        named = [ref for each in graphs for ref in map(protocol.blob_from_proto, wire.values_of(wire.parse(each)))]
+        values = {
+            sha256: download(connection, ref, deadline) for sha256, ref in {ref.sha256: ref for ref in named}.items()
+        }
+        return Answer(job=job, graph=graph, variants=variants, values=values)
+
+
+def conclude(prepared: Prepared, answer: Answer) -> Result:
+    """Check an answer, and bind its graph to the caller's own module.
+
+    Raises:
+        JobFailedError: the job ended without a report.
+        WireError: the answer contradicts itself, or its graph is none that this module may become.
+    """
+    job = answer.job
+    if job.report is None:
+        detail = f"{job.failure.message} ({job.failure.code})" if job.failure else "no reason given"
+        raise JobFailedError(detail, where=f"job {job.id} {job.state}")
+    module: nn.Module = prepared.captured
+    protocol.check_adoption(job.report, protocol.trial_from_proto(prepared.request.trial))
+    if job.report.decision == "adopt":
+        if job.graph is None:
+            raise WireError("there is no graph to adopt", where=f"job {job.id}")
+        module = rewritten = wire.decode(wire.parse(answer.graph), blobs=answer.values, root=prepared.captured)
+        screen(rewritten, prepared.captured)
+        rewritten.computed_from(prepared.marks)
+    variants, reports = bind_variants(prepared.variants, job.report.variants, answer.variants, answer.values)
+    report = replace(job.report, variants={**reports, **prepared.declined})
+    if report.adopts and isinstance(module, GraphModule) and isinstance(prepared.captured, CapturedModule):
+        module = with_variants(prepared.captured, module, variants)
+    report = _blamed(report) if prepared.ran else report
+    return Result.of(report, module=module, job_id=job.id, cached=job.cached)
+
+
+def _blamed(report: Report) -> Report:
+    """Do not blame a model that ran here for what a trial makes of it."""
+    if report.reason is not Reason.ORIGINAL_FAILS:
+        return report
+    detail = report.explanation.removeprefix(Reason.ORIGINAL_FAILS.sentence())
+    return replace(report, reason=Reason.STAND_IN_FAILS, explanation=Reason.STAND_IN_FAILS.sentence(detail))
+
+
+def _accepted(connection: Connection, prepared: Prepared, deadline: Deadline, progress: Progress) -> Job:
+    """Upload what is missing, and hand the question in; the request id makes it safe to repeat."""
+    progress.say("sending the graph")
+    upload(connection, prepared.blobs, deadline)
+    try:
+        return _optimize(connection, prepared.request, deadline)
+    except RejectedError as error:
+        if error.code != BLOB_MISSING:
+            raise
+        upload(connection, prepared.blobs, deadline)  # swept away between the two calls
+        return _optimize(connection, prepared.request, deadline)
+
+
+def _optimize(connection: Connection, request: jobs_pb2.OptimizeRequest, deadline: Deadline) -> Job:
+    answer = connection.call(
+        "asking for an optimization", lambda left_s: connection.jobs.Optimize(request, timeout=left_s), deadline
+    )
+    return protocol.job_from_proto(answer.job)

@@ -1,0 +1,81 @@
+"""Which nodes of two graphs compute the same thing: value numbers, over all GraphModules of a module tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.distributed import rpc
+from torch.fx import GraphModule, Node
+
+from fxlib.runtime import is_wait, kind_of, remote_call, track_gradient
+from fxlib.runtime.batched_items import is_item, item_of
+from fxlib.runtime.ops import TRACKERS
+from fxlib.wire.callables import known_name
+
+
+class Numbers:
+    """Numbers of expressions. Two nodes have one number if the same steps, from the same beginnings, lead to both.
+
+    A beginning is an argument or an attribute of the module, by its path, or a constant. An issued call that is waited
+    for counts as the blocking call, and when a gradient leaves does not count. Effects are not looked at: two random
+    draws have one number.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def of(self, module: nn.Module) -> dict[Node, int]:
+        """Return the number of each node of each graph in a module tree."""
+        found: dict[Node, int] = {}
+        for path, body in bodies(module):
+            for node in body.graph.nodes:
+                found[node] = self.constant(self._key(node, path, found))
+        return found
+
+    def constant(self, value: object) -> int:
+        """Return the number of a constant."""
+        return self._numbers.setdefault(value, len(self._numbers))
+
+    def value(self, value: object, numbers: dict[Node, int]) -> int:
+        """Return the number of an argument: a constant, a node, or a structure of both."""
+        return self.constant(self._frozen(value, numbers))
+
+    def _key(self, node: Node, path: str, numbers: dict[Node, int]) -> object:
+        if node.op in {"placeholder", "get_attr"}:
+            return node.op, f"{path}.{node.target}"
+        if node.target is rpc.get_worker_info and node.args and isinstance(node.args[0], str):
+            return self._frozen(node.args[0], numbers)  # a server by its name
+        target: object = f"{path}.{node.target}" if node.op == "call_module" else callable_key(node.target)
+        made: Node = node
+        if node.target in TRACKERS:
+            target = callable_key(track_gradient)
+        if is_wait(node) and isinstance(issue := node.args[0], Node) and (kind := kind_of(node)) is not None:
+            if is_item(node):
+                item, (to, _, timeout, _) = item_of(node), issue.args
+                call = to, item.function, item.args, item.kwargs, timeout
+                return node.op, callable_key(remote_call), self._frozen(call, numbers), self._frozen({}, numbers)
+            target, made = callable_key(kind.blocking), issue
+        return node.op, target, self._frozen(made.args, numbers), self._frozen(made.kwargs, numbers)
+
+    def _frozen(self, value: Any, numbers: dict[Node, int]) -> object:
+        if isinstance(value, Node):
+            return "node", numbers[value]
+        if isinstance(value, (tuple, list)):
+            return "items", tuple(self._frozen(each, numbers) for each in value)
+        if isinstance(value, dict):
+            return "dict", tuple((self._frozen(key, numbers), self._frozen(value[key], numbers)) for key in value)
+        if isinstance(value, slice):
+            return "slice", tuple(self._frozen(each, numbers) for each in (value.start, value.stop, value.step))
+        return type(value).__name__, repr(value)
+
+
+def bodies(module: nn.Module) -> Iterator[tuple[str, GraphModule]]:
+    """Yield the GraphModules in a module tree with their paths, each once, parents first."""
+    return ((path, each) for path, each in module.named_modules() if isinstance(each, GraphModule))
+
+
+def callable_key(target: Any) -> object:
+    """Return what tells a callable from another one: its name on the wire's lists, else itself."""
+    return target if isinstance(target, str) else known_name(target) or id(target)

@@ -1,0 +1,261 @@
+"""Which pass of a recipe breaks a bound, and the first of its changes that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch.fx import Graph, GraphModule, Node
+
+from fxlib.capture.coerce import Model, as_graph, samples_of
+from fxlib.equivalence.node_trace import Steps, follow, place_of_failure
+from fxlib.equivalence.snapshot import Batch
+from fxlib.equivalence.verify import Verification, batches_of, verify
+from fxlib.errors import PassError
+from fxlib.passes.infra.diff import by_name
+from fxlib.recipes import recipes
+from fxlib.recipes.recipes import Recipe
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.guards.folded_weights import relies_on_weights
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import Profile
+from fxlib.spec.workload import Assume, Workload
+from fxlib.utils.compare import Tolerance, difference
+from fxlib.utils.location import location_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """The first value that a pass made differ, and what the pass did there.
+
+    `where` names its node, module path and line of the model; `before` and `after` are lines of the generated code.
+    """
+
+    node: str
+    where: str
+    how: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The place, and what was there before and after."""
+        lines = [f"first at {self.where}: {self.how}"]
+        if self.before == self.after:
+            return "\n".join([*lines, *(f"    {line}" for line in self.after), "  the pass left this line as it was"])
+        gone = [f"  - {line}" for line in self.before if line not in self.after]
+        come = [f"  + {line}" for line in self.after if line not in self.before]
+        moved = [f"  ~ {line}" for line in self.after if line in self.before]
+        return "\n".join([*lines, *gone, *come, *moved])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """The first pass of a recipe after which the bound does not hold. `place` counts passes from 1."""
+
+    name: str
+    place: int
+    error: str = ""
+    """What the pass itself raised, if it did."""
+    verification: Verification | None = None
+    """Of the graph given and the one after this pass; None where the pass raised."""
+    change: Change | None = None
+    """None where no value and no gradient of a node differs beyond the bound by this pass alone."""
+    diff: str = ""
+    """All that the pass did, as a unified diff of the generated code."""
+
+    def __str__(self) -> str:
+        """The pass, what differs, and the first change."""
+        if self.verification is None:
+            return f"pass {self.place}, {self.name}, raised: {self.error}"
+        found = str(self.change or "no value of a node differs beyond the bound by this pass alone: see its diff")
+        return f"pass {self.place}, {self.name}: {self.verification}\n{found}"
+
+
+def bisect(
+    model: Model,
+    recipe: str | Recipe,
+    inputs: Sequence[object],
+    *,
+    kwargs: Mapping[str, object] | None = None,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    grad: bool | None = None,
+    contracts: Mapping[str, Contract] | None = None,
+    assume: Assume = "",
+    profile: Profile | None = None,
+    workload: Workload | None = None,
+) -> Culprit | None:
+    """Apply a recipe pass by pass, and find the first pass that breaks a bound, and inside it the first change.
+
+    After each pass that changed something, what its graph leaves behind is compared with what the one given does (see
+    `fxlib.verify`). Of the pass that breaks the bound, the graphs before and after it are run node by node: the first
+    value that differs beyond the bound leads to the change, through the new nodes behind it and the writes to what
+    it reads. Where no value differs, the gradients of values are compared, in the order of backward, and then how
+    results are nested and laid out. It takes nothing
+    of the pass, and the memory of two copies of all values of a run.
+
+    Args:
+        model: a module, captured or not, a graph of torch.fx, or an exported program.
+        recipe: a recipe, or the name of one.
+        inputs: the arguments of a call.
+        kwargs: its keyword arguments.
+        rtol: as for `verify`; by default the same bits are asked for.
+        atol: as for `verify`.
+        grad: also compare gradients; by default where the rewritten graph has them.
+        contracts: these and the others are for the passes, as for `fxlib.optimize`.
+        assume: as for `fxlib.optimize`.
+        profile: as for `fxlib.optimize`.
+        workload: as for `fxlib.optimize`.
+
+    Returns:
+        The pass and its change; None if the bound holds after every pass.
+
+    Raises:
+        CaptureError: the model cannot be captured.
+        PassError: the recipe is unknown, `inputs` is a lone tensor, or the graph itself does not run on the inputs.
+    """
+    recipe = recipes.get(recipe) if isinstance(recipe, str) else recipe
+    tolerance, (batch,) = Tolerance(rtol=rtol, atol=atol), batches_of(inputs, kwargs=kwargs)
+    known = {**({} if workload is None else workload.contracts), **(contracts or {})}
+    graph = as_graph(model, samples_of(inputs, kwargs), contracts=known)
+    applied = partial(recipes.apply, graph, contracts=contracts, assume=assume, profile=profile, workload=workload)
+    _check_runs(graph, batch, grad=bool(grad))
+    before = graph
+    for place, step in enumerate(recipe.passes, start=1):
+        prefix = replace(recipe, passes=recipe.passes[:place])
+        try:
+            rewrite = applied(prefix)
+        except PassError as error:
+            return Culprit(name=step.name, place=place, error=str(error))
+        after = rewrite.module
+        if not rewrite.passes[-1].changes:
+            continue
+        asked = not relies_on_weights(after.graph) if grad is None else grad
+        with _alone(graph, after):
+            found = verify(graph, after, inputs, kwargs=kwargs, rtol=rtol, atol=atol, grad=asked)
+        if not found:
+            one, other = (follow(each, batch, grad=asked) for each in (before, after))
+            change = _Trail(before.graph, after.graph, one, other, tolerance).change()
+            diff = applied(prefix, diffs=True).passes[-1].diff
+            return Culprit(name=step.name, place=place, verification=found, change=change, diff=diff)
+        before = after
+    return None
+
+
+def _check_runs(graph: GraphModule, batch: Batch, *, grad: bool) -> None:
+    steps = follow(graph, batch, grad=grad)
+    if steps.error is not None:
+        raise PassError(
+            f"the graph does not run on these inputs: {type(steps.error).__name__}: {steps.error}",
+            where=place_of_failure(graph, (batch,), steps.error, grad=grad),
+            hint="Pass the arguments of one call, as the model takes them.",
+        ) from steps.error
+
+
+@contextmanager
+def _alone(*modules: GraphModule) -> Iterator[None]:
+    """Have captured modules run their graphs, whatever would have them run their originals."""
+    held = [each._fxlib for each in modules if isinstance(each, CapturedModule)]
+    before = [(each.original, each.mirror) for each in held]
+    for each in held:
+        each.original = each.mirror = None
+    try:
+        yield
+    finally:
+        for each, (original, mirror) in zip(held, before, strict=True):
+            each.original, each.mirror = original, mirror
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Side:
+    nodes: dict[str, Node]
+    lines: dict[str, str]
+    steps: Steps
+
+    @classmethod
+    def of(cls, graph: Graph, steps: Steps) -> _Side:
+        return cls(nodes={node.name: node for node in graph.nodes}, lines=by_name(graph), steps=steps)
+
+    def listing(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the lines of some nodes, in the order of the program."""
+        wanted = [self.nodes[name] for name in self.nodes.keys() & set(names)]
+        in_order = sorted(wanted)
+        return tuple(self.lines.get(node.name) or node.format_node() or node.name for node in in_order)
+
+
+class _Trail:
+    """Two graphs, one run of each, and the way from the first value that differs to what the pass did."""
+
+    def __init__(self, before: Graph, after: Graph, one: Steps, other: Steps, tolerance: Tolerance) -> None:
+        self._before, self._after = _Side.of(before, one), _Side.of(after, other)
+        self._tolerance = tolerance
+
+    def change(self) -> Change | None:
+        return self._by_value() or self._by_error() or self._by_gradient() or self._by_form()
+
+    def _by_value(self) -> Change | None:
+        ours, theirs = self._before.steps.values, self._after.steps.values
+        for name, values in theirs.items():
+            if name not in ours:
+                continue
+            how = f"{len(ours[name])} values and {len(values)}" if len(ours[name]) != len(values) else ""
+            apart = (difference(one, other, self._tolerance) for one, other in zip(ours[name], values, strict=False))
+            if how := how or next(filter(None, apart), ""):
+                return self._found(name, how, self._sources)
+        return None
+
+    def _by_error(self) -> Change | None:
+        failed, error = self._after.steps.failed, self._after.steps.error
+        if failed is None:
+            return None
+        return self._found(failed.name, f"{type(error).__name__}: {error}", self._sources)
+
+    def _by_gradient(self) -> Change | None:
+        ours, theirs = self._before.steps.gradients, self._after.steps.gradients
+        for name in reversed(self._after.nodes):
+            if name not in self._before.nodes or (name not in ours and name not in theirs):
+                continue
+            if how := difference(ours.get(name), theirs.get(name), self._tolerance):
+                return self._found(name, f"its gradient: {how}", _users)
+        return None
+
+    def _by_form(self) -> Change | None:
+        ours, theirs = self._before.steps.forms, self._after.steps.forms
+        for name in self._after.nodes:
+            one, other = ours.get(name), theirs.get(name)
+            if one is not None and other is not None and one != other:
+                apart = next(where for where in one | other if one.get(where) != other.get(where))
+                how = f"{apart.strip()}: {one.get(apart, 'nothing')} and {other.get(apart, 'nothing')}"
+                return self._found(name, how, self._sources)
+        return None
+
+    def _found(self, name: str, how: str, region: Callable[[_Side, str, _Side], set[str]]) -> Change:
+        before, after = region(self._before, name, self._after), region(self._after, name, self._before)
+        node = self._after.nodes[name]
+        return Change(
+            node=name,
+            where=location_of(node),
+            how=how,
+            before=self._before.listing(before),
+            after=self._after.listing(after),
+        )
+
+    def _sources(self, side: _Side, name: str, other: _Side) -> set[str]:
+        """Return the node and what the pass made anew behind it; or else who else wrote to what it reads."""
+        region, ahead = {name} & side.nodes.keys(), [name] if name in side.nodes else []
+        while ahead:
+            for given in side.nodes[ahead.pop()].all_input_nodes:
+                if given.name not in other.nodes and given.name not in region:
+                    region.add(given.name)
+                    ahead.append(given.name)
+        if side.lines.get(name) == other.lines.get(name):
+            ours, theirs = (set(each.steps.writers_before(name)) for each in (side, other))
+            rewritten = {each for each in ours & theirs if side.lines.get(each) != other.lines.get(each)}
+            region |= ((ours ^ theirs) | rewritten) & side.nodes.keys()
+        return region
+
+
+def _users(side: _Side, name: str, _: _Side) -> set[str]:
+    return {name, *(user.name for user in side.nodes[name].users if user.op != "output")}

@@ -1,0 +1,204 @@
+"""Are two modules the same program? Run both from the same state on the same inputs, and compare all they leave behind.
+
+Compared are outputs, errors, what became of the inputs, gradients of parameters and inputs, parameters and buffers
+after the run, and the random generator. Servers are not: a module that calls some needs them to answer alike, and a
+trial of the service compares their state, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fxlib.capture.coerce import Model, as_module
+from fxlib.equivalence.distance import relative_error
+from fxlib.equivalence.float64 import in_float64
+from fxlib.equivalence.node_trace import place_of_failure
+from fxlib.equivalence.snapshot import Batch, left_behind
+from fxlib.errors import PassError
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.guards.conditions import parameters_of
+from fxlib.runtime.guards.export_guards import GuardedCodeGen
+from fxlib.utils.compare import Tolerance, difference, largest_difference, same_bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that is not the same: where ("output[0]", "grad of bottom.0.weight", ...), and how."""
+
+    where: str
+    how: str
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"{self.where}: {self.how}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """How far one tensor of the second module is from the first one's; both, from the reference where there is one.
+
+    `absolute` is the largest difference of two elements. The others are that over the largest magnitude of what it is
+    measured against; infinity, where one side alone is not finite.
+    """
+
+    where: str
+    absolute: float
+    relative: float
+    first_from_reference: float | None = None
+    second_from_reference: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The outcome of a comparison; true if nothing differs beyond the bound."""
+
+    differences: tuple[Difference, ...]
+    compared: tuple[str, ...]
+    """All that was compared, by name."""
+    distances: tuple[Distance, ...] = ()
+    """Of the floating-point tensors whose bits are not the same, and with a reference, of all that it has."""
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    notes: tuple[str, ...] = ()
+    """What else there is to know of the comparison."""
+
+    @property
+    def max_absolute_error(self) -> float:
+        """The largest difference of two elements; 0 where all bits are the same."""
+        return max((each.absolute for each in self.distances), default=0.0)
+
+    @property
+    def max_relative_error(self) -> float:
+        """The largest error of a tensor in the norm of the maximum; 0 where all bits are the same."""
+        return max((each.relative for each in self.distances), default=0.0)
+
+    def __bool__(self) -> bool:
+        return not self.differences
+
+    def __str__(self) -> str:
+        """What differs, a line each, and how far apart the modules are at most."""
+        known = len(self.compared)
+        head = f"the same in {known} respects, {self.tolerance}"
+        if self.differences:
+            head = f"{len(self.differences)} of {known} respects differ, compared {self.tolerance}"
+        return "\n".join([head, *(f"  {each}" for each in self.differences), *self._errors(), *self.notes])
+
+    def _errors(self) -> Iterator[str]:
+        if self.max_absolute_error > 0:
+            worst = max(self.distances, key=lambda each: each.relative)
+            yield f"largest error: {self.max_absolute_error:.3g}, relative {worst.relative:.3g} ({worst.where})"
+        known = [each for each in self.distances if each.first_from_reference is not None]
+        if known:
+            first = max(each.first_from_reference or 0.0 for each in known)
+            second = max(each.second_from_reference or 0.0 for each in known)
+            yield f"relative error against float64: {first:.3g} of the first module, {second:.3g} of the second"
+
+
+def verify(
+    a: Model,
+    b: Model,
+    inputs: Sequence[object],
+    *more: Sequence[object],
+    kwargs: Mapping[str, object] | None = None,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    grad: bool = True,
+    reference: Literal["float64"] | None = None,
+) -> Verification:
+    """Run `a` and `b` on copies of `inputs` and compare bit for bit, or within a tolerance.
+
+    Both start from the parameters, buffers and generator state of now, and these are put back at the end.
+
+    Args:
+        a: a module of any kind, or an exported program.
+        b: another one.
+        inputs: the arguments of a call.
+        more: of further calls, which both modules make one after another.
+        kwargs: keyword arguments of every call.
+        rtol: how far an element may be off, relative to `b`'s; with `atol` 0, too, the same bits are asked for.
+        atol: how far an element may be off besides.
+        grad: also compare gradients, of all outputs that take one, with respect to parameters and to inputs that
+            require it.
+        reference: "float64": also say how far both are from what `a` computes in float64.
+
+    Raises:
+        PassError: inputs are a lone tensor, a tolerance is negative, the modules do not run on the inputs (both raise
+            the same error; names node, module path and line as far as they are known), or there is no reference.
+    """
+    batches, a, b = batches_of(inputs, *more, kwargs=kwargs), as_module(a), as_module(b)
+    tolerance = Tolerance(rtol=rtol, atol=atol)
+    first, second = (left_behind(module, batches, grad=grad) for module in (a, b))
+    if first.error is not None and second.error is not None and str(first.error) == str(second.error):
+        raise PassError(
+            f"neither module runs on these inputs: {type(first.error).__name__}: {first.error}",
+            where=place_of_failure(a, batches, first.error, grad=grad) or "verify",
+            hint="Pass the arguments of one call, as the model takes them.",
+        ) from first.error
+    exact = {} if reference is None else in_float64(a, batches, grad=grad)
+    one, other = first.found, second.found
+    return Verification(
+        differences=tuple(_compare(one, other, tolerance)),
+        compared=tuple(one | other),
+        distances=tuple(_distances(one, other, exact)),
+        tolerance=tolerance,
+        notes=tuple(
+            f"the {which} module's original forward ran, not its graph: {why}"
+            for which, module in (("first", a), ("second", b))
+            if (why := stands_in(module, batches, grad=grad))
+        ),
+    )
+
+
+def batches_of(*batches: Sequence[object], kwargs: Mapping[str, object] | None) -> tuple[Batch, ...]:
+    """Return the calls that arguments describe.
+
+    Raises:
+        PassError: a lone tensor stands in the place of a sequence.
+    """
+    if any(isinstance(each, torch.Tensor) for each in batches):
+        raise PassError("inputs is one tensor", where="verify", hint="Pass a sequence of the arguments: [x].")
+    return tuple((tuple(each), dict(kwargs or {})) for each in batches)
+
+
+def stands_in(module: nn.Module, batches: Sequence[Batch] = (), *, grad: bool) -> str:
+    """Return why a captured module runs its original in place of its graph, in words; empty if it does not."""
+    if not isinstance(module, CapturedModule) or module._fxlib.original is None:
+        return ""
+    companions, codegen = module._fxlib, module.graph._codegen
+    why = companions.broken(grad_enabled=grad) or companions.conditions.other_looks()
+    if why := why or companions.stale(module, grad_enabled=grad):
+        return why
+    expected = codegen if isinstance(codegen, GuardedCodeGen) else parameters_of(type(module).forward)
+    return next(filter(None, (companions.misfit(expected, *batch) for batch in batches)), "")
+
+
+def _compare(first: dict[str, object], second: dict[str, object], tolerance: Tolerance) -> Iterator[Difference]:
+    for where in first | second:
+        if where not in first or where not in second:
+            yield Difference(where=where, how=f"only the {'first' if where in first else 'second'} module has it")
+        elif how := difference(first[where], second[where], tolerance):
+            yield Difference(where=where, how=how)
+
+
+def _distances(first: dict[str, object], second: dict[str, object], exact: dict[str, object]) -> Iterator[Distance]:
+    for where, one in first.items():
+        other, truth = second.get(where), exact.get(where)
+        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+            continue
+        if not (one.is_floating_point() or one.is_complex()) or (truth is None and same_bits(one, other)):
+            continue
+        yield Distance(
+            where=where,
+            absolute=largest_difference(one, other),
+            relative=relative_error(other, one),
+            first_from_reference=_from_reference(one, truth),
+            second_from_reference=_from_reference(other, truth),
+        )
+
+
+def _from_reference(value: torch.Tensor, truth: object) -> float | None:
+    return relative_error(value.to(truth.dtype), truth) if isinstance(truth, torch.Tensor) else None

@@ -1,0 +1,67 @@
+"""What a request says of remote functions that declare nothing themselves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from torch.fx import Graph, Node
+
+from fxlib.analysis.effects.resources import contract_of_call, function_name, methods_sent, takes_contract
+from fxlib.errors import FxlibWarning
+from fxlib.spec.contract import PURE, Contract
+from fxlib.spec.workload import Assume
+
+_ASSUMED = {"reads": Contract(reads=frozenset({"*"})), "pure": PURE}
+
+
+def assumed_of(node: Node, assume: Assume) -> Contract | None:
+    """Return the contract that a call has by assumption: none, where it has one or takes none."""
+    if not assume or not takes_contract(node) or contract_of_call(node) is not None:
+        return None
+    return _ASSUMED[assume]
+
+
+def annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) -> tuple[str, ...]:
+    """Give calls without a contract the one that a request has for them; return what is taken on its word, in words.
+
+    Args:
+        graph: its calls keep the contracts that they have.
+        contracts: what remote functions do, by name.
+        assume: "reads" or "pure" for every remote function of which nothing is known after that.
+    """
+    declared, assumed = set(), set()
+    _warn_of_vain(graph, contracts)
+    for node in graph.nodes:
+        if not takes_contract(node) or contract_of_call(node) is not None:
+            continue
+        name = function_name(node)
+        if name in contracts:
+            node.meta["contract"] = contracts[name]
+            declared.add(f"{name}: {_words(contracts[name])}, as the request declares")
+        elif (contract := assumed_of(node, assume)) is not None:
+            node.meta["contract"] = contract
+            assumed.add(f"{name}: {_words(contract)}, as the request assumes of every unknown function")
+    return (*sorted(declared), *sorted(assumed))
+
+
+def _warn_of_vain(graph: Graph, contracts: Mapping[str, Contract]) -> None:
+    """Say which contracts, or which parts of them, are given in vain: silence would look like consent."""
+    calls = [node for node in graph.nodes if takes_contract(node)]
+    named = {name for node in calls for name in (function_name(node), *methods_sent(node))}
+    open_ = {function_name(node) for node in calls if contract_of_call(node) is None}
+    for name, contract in contracts.items():
+        if name not in named:
+            problem = "is not used: no remote call of the graph has this name"
+        elif name in open_ and contract.gradient is not None:
+            problem = f"names the gradient {contract.gradient!r}, which only capture can track: nothing will push it"
+        else:
+            continue
+        warnings.warn(f"contracts[{name!r}] {problem}", FxlibWarning, stacklevel=5)
+
+
+def _words(contract: Contract) -> str:
+    if contract.pure:
+        return "touches no state"
+    parts = [("reads", contract.reads), ("writes", contract.writes)]
+    return " and ".join(f"{verb} {', '.join(sorted(names))}" for verb, names in parts if names) or "declares no state"

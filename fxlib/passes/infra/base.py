@@ -1,0 +1,122 @@
+"""The base class of every pass: it enforces what a pass declares."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal, TypeVar
+
+from torch.fx import GraphModule
+from typing_extensions import dataclass_transform
+
+from fxlib.errors import PassError
+from fxlib.passes.infra.invariants import Conduct
+from fxlib.reasons import Declined
+from fxlib.spec.report import CallReport, PassReport
+
+Preserves = Literal["bitwise", "tolerance", "lossy"]
+Need = Literal["weights", "sample_inputs", "eval_mode"]
+PassClass = TypeVar("PassClass", bound="GraphPass")
+
+REGISTRY: dict[str, type[GraphPass]] = {}
+"""All passes by name, in order of registration."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a pass returns: the module (changed in place or new), how many changes, and what it declined.
+
+    `calls` says what became of each remote call, if the pass is one that moves them.
+    """
+
+    module: GraphModule
+    _: KW_ONLY
+    changes: int
+    declined: tuple[Declined, ...] = ()
+    calls: tuple[CallReport, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class GraphPass(ABC):
+    """One transform of a GraphModule. Subclasses are frozen keyword-only dataclasses whose fields are their options."""
+
+    name: ClassVar[str]
+    preserves: ClassVar[Preserves]
+    needs: ClassVar[frozenset[Need]]
+    version: ClassVar[str]
+
+    @property
+    def promise(self) -> Preserves:
+        """What this pass preserves with the options that it has."""
+        return self.preserves
+
+    @abstractmethod
+    def run(self, module: GraphModule) -> PassResult:
+        """Transform the module. The graph may be left unlinted and not recompiled: the recipe does both once."""
+
+    def requires(self, module: GraphModule) -> None:  # noqa: B027 - most passes apply to any module
+        """Raise PassError if the pass does not apply to this module."""
+
+    def ensures(self, module: GraphModule) -> None:  # noqa: B027 - most promises are declared, and checked for all
+        """Raise PassError if the pass broke its own promise on its output."""
+
+    def __call__(self, module: GraphModule, before: Conduct | None = None) -> Run:
+        """Run the pass, time it, and hold it to what it declares.
+
+        Args:
+            module: what to transform.
+            before: the module's conduct, where the caller knows it already.
+
+        Raises:
+            PassError: the pass does not apply, or its output breaks the pass's declaration.
+        """
+        if "eval_mode" in self.needs and module.training:
+            raise PassError("needs a module in eval mode", where=self.name, hint="Call module.eval() before capture.")
+        self.requires(module)
+        before = Conduct.of(module) if before is None else before
+        start = time.perf_counter()
+        result = self.run(module)
+        seconds = time.perf_counter() - start
+        after = before.after(result.module, changes=result.changes)
+        broken = before.broken_by(
+            after,
+            changes=result.changes,
+            may_change_weights="weights" in self.needs,
+            same_effects=self.promise == "bitwise",
+        )
+        if broken:
+            raise PassError(broken, where=self.name, hint="This is a bug in the pass.")
+        self.ensures(result.module)
+        report = PassReport(name=self.name, changes=result.changes, seconds=seconds, declined=result.declined)
+        return Run(result=result, report=report, conduct=after)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a pass that kept its promises; `conduct` is that of the module it made."""
+
+    result: PassResult
+    report: PassReport
+    conduct: Conduct
+
+
+def register_pass(
+    name: str, *, preserves: Preserves, needs: frozenset[Need] = frozenset(), version: str = "1"
+) -> Callable[[type[PassClass]], type[PassClass]]:
+    """Declare a pass and make it known under `name`; `version` changes whenever its output may.
+
+    Raises:
+        PassError: another pass has the name.
+    """
+
+    def declare(cls: type[PassClass]) -> type[PassClass]:
+        if name in REGISTRY:
+            raise PassError(f"another pass is called {name!r}", where=f"{cls.__module__}.{cls.__qualname__}")
+        cls.name, cls.preserves, cls.needs, cls.version = name, preserves, frozenset(needs), version
+        REGISTRY[name] = made = dataclass(frozen=True, kw_only=True)(cls)
+        return made
+
+    return declare

@@ -1,0 +1,93 @@
+"""Values that a pass computed from weights: held beside the weights, which stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
+
+from fxlib.analysis.operators.linear_layers import Affine, functional
+from fxlib.runtime.guards.folded_weights import FOLDED
+from fxlib.runtime.paths import submodule
+
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""A function, and its arguments by place and by name."""
+
+
+def hold(module: GraphModule, name: str, value: torch.Tensor) -> str:
+    """Give the root of a module a buffer that `state_dict` leaves out, and return its name.
+
+    Args:
+        module: what a pass works on. Its submodules are the user's own, and get nothing.
+        name: what it is, as a path of the module; taken as far as it is free.
+        value: a tensor of its own.
+    """
+    base = f"_{name.replace('.', '_')}"
+    free, count = base, 0
+    while _is_taken(module, free):
+        count += 1
+        free = f"{base}_{count}"
+    module._buffers[free] = value
+    module._non_persistent_buffers_set.add(free)
+    return free
+
+
+def _is_taken(module: GraphModule, name: str) -> bool:
+    tables = (module._buffers, module._parameters, module._modules, vars(module))
+    return any([name in each for each in tables]) or hasattr(type(module), name)  # noqa: C419 - a list is faster
+
+
+def read(module: GraphModule, name: str, sources: Iterable[str], at: Node) -> Node:
+    """Insert a `get_attr` of such a value before the node that stands at its place in the program.
+
+    Args:
+        module: what a pass works on.
+        name: of the buffer.
+        sources: the weights that it was computed from.
+        at: the node.
+    """
+    with module.graph.inserting_before(at):
+        node = module.graph.create_node("get_attr", name, name=name)
+    node.meta.update(_place(at), requires_grad=False)
+    if weights := tuple(sorted(sources)):
+        node.meta[FOLDED] = weights
+    return node
+
+
+def as_function(module: GraphModule, layer: Affine, weight: Node, bias: Node | None) -> Call:
+    """Return the function that a module's call stands for, and what it takes with other weights; pads before it."""
+    node, graph = layer.node, module.graph
+    called, (function, rest) = submodule(module, str(node.target)), functional(layer, module)
+    value = node.all_input_nodes[0]
+    if isinstance(called, _ConvNd) and called.padding_mode != "zeros":
+        with graph.inserting_before(node):
+            value = graph.call_function(F.pad, (value, called._reversed_padding_repeated_twice, called.padding_mode))
+        value.meta.update(_place(node))
+    return function, (value, weight, bias, *rest), {}
+
+
+def become(node: Node, call: Call) -> None:
+    """Let a node call a function. Its name stays, and stands for the same value as before."""
+    target, args, kwargs = call
+    node.op, node.target, node.args = "call_function", target, args
+    if node.kwargs or kwargs:  # each that is set takes the graph's table of nodes some time
+        node.kwargs = kwargs
+
+
+def sweep(module: GraphModule) -> None:
+    """Let go of held values that have been replaced by others."""
+    reads = {node: str(node.target) for node in module.graph.nodes if node.op == "get_attr" and FOLDED in node.meta}
+    unused = [node for node in reads if not node.users]
+    for node in unused:
+        module.graph.erase_node(node)
+    for name in {reads[node] for node in unused} - {name for node, name in reads.items() if node.users}:
+        del module._buffers[name]
+        module._non_persistent_buffers_set.discard(name)
+
+
+def _place(node: Node) -> dict[str, Any]:
+    return {key: node.meta[key] for key in ("order", "source") if key in node.meta}

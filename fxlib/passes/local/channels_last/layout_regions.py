@@ -1,0 +1,224 @@
+"""Where two-dimensional convolutions may work channels last, and what stands at the borders of such regions.
+
+A region grows from convolutions through operators that take any layout and hand it on. What else uses a value of a
+region gets it in the layout that the program gave it, and so does whoever called the module.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.effects.constant_weights import Steadiness
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.node_kinds import Part
+from fxlib.analysis.effects.records_gradients import may_leave_gradients
+from fxlib.analysis.effects.resources import Storage
+from fxlib.analysis.operators import operator_tables as words
+from fxlib.analysis.operators.linear_layers import Affine, affine_of
+from fxlib.analysis.operators.schemas import Operator
+from fxlib.analysis.shapes.ranks import Rank, ranks_of
+from fxlib.passes.local.channels_last.default_order import in_default_order
+from fxlib.reasons import Declined, Reason
+from fxlib.runtime.guards.folded_weights import RANK
+from fxlib.runtime.paths import submodule
+
+_QUESTIONS = words.QUERIES - {"stride"} | {"getattr"}
+_FLAGS = frozenset({"memory_format", "out", "return_indices"})
+_PLAIN_POOL = 6
+"""Number of arguments of a pooling that does not return indices."""
+_PER_CHANGE = 2
+"""How many convolutions have to gain for each tensor whose layout changes, which takes about as long as one gains."""
+_TO_ONE_PIXEL = frozenset({"adaptive_avg_pool2d", "mean", "AdaptiveAvgPool2d"})
+"""What comes of them is small, and as a rule in both layouts at once."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Region:
+    """Values that are channels last, but for what the program itself gave another layout."""
+
+    nodes: list[Node] = field(default_factory=list)
+    convolutions: list[Affine] = field(default_factory=list)
+    entries: list[Affine] = field(default_factory=list)
+    """Those of them whose input comes from outside of the region."""
+    exits: dict[Node, list[Node]] = field(default_factory=dict)
+    """Values, and their users outside of it."""
+    large_exits: int = 0
+    """How many of these values are of some size."""
+    ranks: dict[Node, int] = field(default_factory=dict)
+    """Of inputs of the program, taken for granted."""
+
+    @property
+    def changes(self) -> int:
+        """How many tensors of some size change their layout at the borders."""
+        return len({each.input for each in self.entries}) + self.large_exits
+
+    @property
+    def gains(self) -> bool:
+        """Whether enough convolutions gain to pay for the changes of layout at the borders."""
+        return len(self.convolutions) >= _PER_CHANGE * self.changes
+
+    def absorb(self, other: Region) -> None:
+        """Take over all that another region holds."""
+        self.nodes += other.nodes
+        self.convolutions += other.convolutions
+        self.entries += other.entries
+        self.ranks |= other.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regions:
+    """The regions of a program, and the convolutions that belong to none, with the reason."""
+
+    regions: list[Region]
+    declined: list[Declined]
+
+
+def regions_of(module: GraphModule) -> Regions:
+    """Find the regions, in time proportional to nodes and edges."""
+    growth = _Growth(module, Effects.of(module))
+    growth.grow()
+    return Regions(regions=growth.bounded(), declined=growth.declined)
+
+
+class _Growth:
+    """One walk over the program, in which each node joins the regions of its inputs."""
+
+    def __init__(self, module: GraphModule, effects: Effects) -> None:
+        self._module, self._effects = module, effects
+        self._steadiness = Steadiness(module, effects)
+        self._ranks = ranks_of(module, effects)
+        self._aliased = _aliased(effects)
+        self._in_default_order = in_default_order(module, effects)
+        self._may_leave_gradients = may_leave_gradients(module)
+        self._region_of: dict[Node, Region] = {}
+        self._joined: dict[Region, Region] = {}
+        self.declined: list[Declined] = []
+
+    def grow(self) -> None:
+        for node in self._effects.nodes:
+            layer = affine_of(self._module, node)
+            if layer is not None and layer.dimensions == 2:
+                self._plant(layer)
+            elif self._takes_any_layout(node):
+                inside = [self._region_of[value] for value in node.all_input_nodes if value in self._region_of]
+                if inside:
+                    self._enter(node, inside)
+
+    def bounded(self) -> list[Region]:
+        """Return the regions, once they have grown, with their exits."""
+        regions = list(dict.fromkeys(self._root(each) for each in self._region_of.values()))
+        for node in self._effects.nodes:
+            if node in self._region_of or self._only_asks(node):
+                continue
+            for value in node.all_input_nodes:
+                if value in self._region_of:
+                    region = self._root(self._region_of[value])
+                    region.large_exits += value not in region.exits and self._name(value) not in _TO_ONE_PIXEL
+                    region.exits.setdefault(value, []).append(node)
+        return regions
+
+    def _plant(self, layer: Affine) -> None:
+        hindrance = self._hindrance(layer)
+        if hindrance is not None:
+            self.declined.append(Declined(node=layer.node.name, reason=hindrance))
+            return
+        source = self._region_of.get(layer.input)
+        own = Region(convolutions=[layer], entries=[] if source is not None else [layer])
+        rank = self._ranks.get(layer.input)
+        if source is None and isinstance(rank, Node):
+            own.ranks[rank] = layer.rank
+        self._enter(layer.node, [own] if source is None else [source, own])
+
+    def _hindrance(self, layer: Affine) -> Reason | None:
+        tensors = [each.tensor for each in (layer.weight, layer.bias) if each is not None]
+        if not self._may_leave_gradients:
+            return Reason.MODE_BLOCKS
+        if any(each.is_inference() for each in tensors):
+            return Reason.WEIGHT_UNCOUNTED
+        if self._effects.aliases.of(layer.node) in self._aliased:
+            return Reason.VALUE_WRITTEN
+        if layer.node not in self._in_default_order:
+            return Reason.LAYOUT_OTHER
+        if layer.input not in self._region_of and not _is_batch(self._ranks.get(layer.input), layer.rank):
+            return Reason.RANK_UNKNOWN
+        return self._steadiness.hindrance(layer.node, tensors)
+
+    def _enter(self, node: Node, regions: list[Region]) -> None:
+        roots = dict.fromkeys(map(self._root, regions))
+        first = max(roots, key=lambda each: len(each.nodes))
+        for other in roots:
+            if other is not first:
+                self._joined[other] = first
+                first.absorb(other)
+        first.nodes.append(node)
+        self._region_of[node] = first
+
+    def _root(self, region: Region) -> Region:
+        while region in self._joined:
+            region = self._joined[region]
+        return region
+
+    def _takes_any_layout(self, node: Node) -> bool:
+        operator = self._effects.behaviours[self._effects.index[node]].operator
+        if operator is None or node not in self._in_default_order:
+            return False
+        if self._effects.aliases.of(node) in self._aliased:
+            return False
+        if node.op == "call_module":
+            return _hands_layout_on(submodule(self._module, str(node.target)))
+        asks_more = any(node.kwargs.get(flag) not in (None, False) for flag in _FLAGS)
+        returns_indices = operator.name == "max_pool2d" and len(node.args) > _PLAIN_POOL
+        return operator.name in words.ANY_LAYOUT and not asks_more and not returns_indices
+
+    def _only_asks(self, node: Node) -> bool:
+        operator = self._effects.behaviours[self._effects.index[node]].operator
+        return operator is not None and operator.name in _QUESTIONS and not operator.shares
+
+    def _name(self, node: Node) -> str:
+        operator = self._effects.behaviours[self._effects.index[node]].operator
+        return "" if operator is None else operator.name
+
+
+def _is_batch(rank: Rank | None, expected: int) -> bool:
+    return rank is not None and (rank.meta.get(RANK, expected) if isinstance(rank, Node) else rank) == expected
+
+
+def _hands_layout_on(module: nn.Module) -> bool:
+    known = type(module).__module__.startswith(words.ANY_LAYOUT_MODULES) and not isinstance(
+        module, nn.MultiheadAttention
+    )
+    return known and not getattr(module, "return_indices", False)
+
+
+def _aliased(effects: Effects) -> set[int]:
+    """Return the classes of memory of which a copy in another layout would not do: who writes to it must be seen.
+
+    They are written by something that does not take any layout, or after a view was taken of them, are handed to code
+    that may do anything, or leave the module under two names.
+    """
+    found: set[int] = set()
+    viewed: set[int] = set()
+    for node, does, behaviour in zip(effects.nodes, effects.per_node, effects.behaviours, strict=True):
+        classes = [effects.aliases.of(value) for value in node.all_input_nodes]
+        operator = behaviour.operator
+        plain = operator is not None and _takes_its_argument_as_it_is(operator)
+        written = {each.alias_class for each in does.writes if isinstance(each, Storage)}
+        found |= written & viewed if plain else written
+        if does.part is Part.FENCE:
+            found.update(classes)
+        elif does.part is Part.OUTPUT:
+            found.update(each for each, count in Counter(classes).items() if count > 1)
+        elif operator is not None and operator.shares and not plain:
+            viewed.update(classes)
+    return found
+
+
+def _takes_its_argument_as_it_is(operator: Operator) -> bool:
+    if operator.name in words.ANY_LAYOUT:
+        return True
+    kind = getattr(nn, operator.name, None)
+    return isinstance(kind, type) and kind.__module__.startswith(words.ANY_LAYOUT_MODULES)

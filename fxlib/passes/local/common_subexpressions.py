@@ -1,0 +1,99 @@
+"""Compute each value once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from torch.fx import GraphModule, Node
+from typing_extensions import override
+
+from fxlib.analysis.effects.duplicates import frozen
+from fxlib.analysis.effects.escapes import Escapes
+from fxlib.analysis.effects.gradient_order import GradientUses
+from fxlib.analysis.effects.model import Effects, NodeEffects
+from fxlib.analysis.effects.node_kinds import Behaviours, Part
+from fxlib.analysis.effects.records_gradients import records_gradients
+from fxlib.analysis.effects.resources import Resource
+from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.reasons import Declined, Reason
+
+
+@register_pass("common_subexpressions", preserves="bitwise", version="2")
+class CommonSubexpressions(GraphPass):
+    """Let local work that repeats earlier work on the same values share its result.
+
+    Nothing that either could notice lies between the two: no write to what they read, no code that may do anything, no
+    change of mode. Their result is neither written to nor returned, so nobody can tell one tensor from two. And it
+    takes no gradient: two uses of one result add their gradients before the work's backward, where two results had them
+    added after it, and rounded otherwise. Where no gradients are recorded, none are taken. Reads of servers are left
+    to `merge_reads`.
+    """
+
+    @override
+    def run(self, module: GraphModule) -> PassResult:
+        effects = Effects.of(module)
+        state, sharing = _State(), _Sharing(module, effects)
+        behaviours = Behaviours(module)
+        firsts: dict[Hashable, Node] = {}
+        changes, declined = 0, list[Declined]()
+        for node, does in zip(effects.nodes, effects.per_node, strict=True):
+            seen = state.seen_by(does)
+            state.advance(does)
+            if not _repeats_alike(effects, node, does) or behaviours.may_act(node) or behaviours.may_change(node):
+                continue
+            earlier = firsts.setdefault((node.op, node.target, frozen(node.args), frozen(node.kwargs), seen), node)
+            if earlier is node:
+                continue
+            reason = sharing.hindrance(node) or sharing.hindrance(earlier)
+            if reason is not None:
+                declined.append(Declined(node=node.name, reason=reason, detail=earlier.name))
+                continue
+            node.replace_all_uses_with(earlier)
+            module.graph.erase_node(node)
+            changes += 1
+        return PassResult(module, changes=changes, declined=tuple(declined))
+
+
+class _State:
+    """Which write of each memory is the latest, at one point of the program, and which fence."""
+
+    def __init__(self) -> None:
+        self._place = -1
+        self._fence = -1
+        self._writes: dict[Resource, int] = {}
+
+    def seen_by(self, does: NodeEffects) -> Hashable:
+        """Return what tells apart the states of the world that a node may see."""
+        return self._fence, frozenset((each, self._writes.get(each, -1)) for each in does.reads)
+
+    def advance(self, does: NodeEffects) -> None:
+        """Go on past a node."""
+        self._place += 1
+        if does.part is Part.FENCE:
+            self._fence = self._place
+        for each in does.writes:
+            self._writes[each] = self._place
+
+
+class _Sharing:
+    """Whether the result of a node may serve for another one's."""
+
+    def __init__(self, module: GraphModule, effects: Effects) -> None:
+        self._escapes = Escapes(effects)
+        self._gradients = GradientUses(module, effects) if records_gradients(module) else None
+
+    def hindrance(self, node: Node) -> Reason | None:
+        if node.op == "get_attr":
+            return None  # the same object in any case
+        if (reason := self._escapes.hindrance(node)) is not None:
+            return reason
+        takes = self._gradients is not None and self._gradients.takes_gradient(node)
+        return Reason.TAKES_GRADIENT if takes else None
+
+
+def _repeats_alike(effects: Effects, node: Node, does: NodeEffects) -> bool:
+    """Whether the node does the same each time, and nothing else: work of torch's own, or reading an attribute."""
+    if does.part is Part.STATE:
+        return True
+    operator = effects.behaviours[effects.index[node]].operator
+    return does.part is Part.LOCAL and operator is not None and not does.writes and not operator.random

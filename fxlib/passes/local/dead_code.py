@@ -1,0 +1,33 @@
+"""Delete nodes whose values nobody uses and whose absence nobody would notice."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule, Node
+from typing_extensions import override
+
+from fxlib.analysis.effects.node_kinds import Behaviours
+from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+
+
+@register_pass("dead_code", preserves="bitwise", version="2")
+class DeadCode(GraphPass):
+    """Delete unused local work that writes nothing and draws nothing.
+
+    Calls stay, even those that only read: their errors are results, too. So does work that may raise for the sake of
+    values, as an assertion or a lookup does, and methods of what may be an object of the user's own. Shapes and dtypes
+    of unused work are taken to be right.
+    """
+
+    @override
+    def run(self, module: GraphModule) -> PassResult:
+        behaviours, deleted = Behaviours(module), 0
+        for node in reversed(module.graph.nodes):
+            if not node.users and not behaviours.of(node).is_impure and not _reveals(node, behaviours):
+                module.graph.erase_node(node)
+                deleted += 1
+        return PassResult(module, changes=deleted)
+
+
+def _reveals(node: Node, behaviours: Behaviours) -> bool:
+    """Whether the node alone takes a result that may have been called for more than its value."""
+    return any(len(value.users) == 1 and behaviours.may_act(value) for value in node.all_input_nodes)

@@ -1,0 +1,178 @@
+"""Put what an operator is made of in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import getitem
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import GraphModule, Node
+from typing_extensions import override
+
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.motion import Motion
+from fxlib.analysis.effects.records_gradients import records_gradients
+from fxlib.analysis.effects.sharing import Sharing
+from fxlib.analysis.operators.canonical import as_function
+from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.replace_values import Succession
+from fxlib.passes.infra.splice import place_of, splice
+from fxlib.passes.local.decompose.decompositions import DECOMPOSITIONS
+from fxlib.reasons import Declined, Reason
+from fxlib.rules.retracing import Retraced, Retracing
+from fxlib.utils.location import location_of
+
+Decomposition: TypeAlias = Callable[..., Any]
+
+
+def decompose(rules: Mapping[Any, Decomposition]) -> Decompose:
+    """Return the pass that takes operators apart.
+
+    >>> decompose({F.gelu: lambda x, approximate="none": 0.5 * x * (1 + torch.erf(x * 0.5**0.5))})
+
+    Args:
+        rules: for each operator, a function that is called with the call's own arguments and traced. An operator is a
+            function (then the module that does nothing else counts, too), a method of `torch.Tensor` or its name, an
+            ATen operator or one overload of it, or a class of modules; its function gets the module first. A function
+            that returns `NotImplemented` leaves the call as it is.
+    """
+    return Decompose(rules=rules)
+
+
+@register_pass("decompose", preserves="tolerance", version="2")
+class Decompose(GraphPass):
+    """Replace operators by what they are made of, traced anew into the program.
+
+    What is put in stands at the place of the call, in its module and at its line. It is plain work: a call that writes,
+    draws random numbers or may do anything is declined, for nothing of that may be lost, and a decomposition that does
+    any of it is an error.
+    """
+
+    rules: Mapping[Any, Decomposition] | None = None
+    """What each operator is made of: functions, which do not travel."""
+    operators: tuple[str, ...] = ()
+    """Names of operators that the library knows how to take apart: gelu, hardswish, leaky_relu, mish, silu."""
+
+    def __post_init__(self) -> None:
+        """Take names in any sequence.
+
+        Raises:
+            ValueError: a name is unknown.
+            TypeError: what is given is no function, no sequence of names, or no mapping.
+        """
+        if not isinstance(self.operators, (tuple, list)):
+            raise TypeError(f"operators is {self.operators!r}, and no tuple of names")
+        if self.rules is not None and not isinstance(self.rules, Mapping):
+            raise TypeError(f"rules is {self.rules!r}, and no mapping")
+        object.__setattr__(self, "operators", tuple(self.operators))
+        for name in self.operators:
+            if name not in DECOMPOSITIONS:
+                raise ValueError(f"no decomposition is called {name!r}; there are: {', '.join(sorted(DECOMPOSITIONS))}")
+        for target, function in (self.rules or {}).items():
+            if not callable(function):
+                raise TypeError(f"the decomposition of {target!r} is {function!r}, and no function")
+
+    @override
+    def run(self, module: GraphModule) -> PassResult:
+        known = {target: each for name in self.operators for target, each in DECOMPOSITIONS[name].items()}
+        work = _Work(module, known | dict(self.rules or {}))
+        return PassResult(module, changes=work.run(), declined=tuple(work.declined))
+
+
+class _Work:
+    """One program, and what to take apart in it."""
+
+    def __init__(self, module: GraphModule, rules: Mapping[Any, Decomposition]) -> None:
+        self._module, self._rules = module, rules
+        effects = Effects.of(module)
+        self._effects, self._sharing, self._records = effects, Sharing(effects), records_gradients(module)
+        self._motion = Motion(module, effects, keep_gradients=False)
+        held = (*module.named_parameters(), *module.named_buffers())
+        self._retracing = Retracing({id(tensor): name for name, tensor in held})
+        self._succession = Succession(module.graph)
+        self._gone: set[Node] = set()
+        self.declined: list[Declined] = []
+
+    def run(self) -> int:
+        changes = 0
+        for node in self._effects.nodes:
+            call = None if node in self._gone else self._call(node)
+            if call is None:
+                continue
+            reason = self._motion.unfit(node)
+            retraced = None if reason is not None else self._retracing.of(*call, location_of(node))
+            if retraced is not None:
+                reason = self._hindrance(node, retraced)
+                if reason is None:
+                    self._replace(node, retraced)
+                    changes += 1
+            if reason is not None:
+                self.declined.append(Declined(node=node.name, reason=reason))
+        self._succession.settle()
+        return changes
+
+    def _call(self, node: Node) -> tuple[Decomposition, tuple[Any, ...], dict[str, Any]] | None:
+        """Return what to trace in place of a node; None if there is no rule for it."""
+        args, kwargs = tuple(node.args), dict(node.kwargs)
+        if node.op == "call_module":
+            called = self._module.get_submodule(str(node.target))
+            if type(called) in self._rules:
+                return self._rules[type(called)], (called, *args), kwargs
+            written = as_function(self._module, node)
+            if written is None or written[0] not in self._rules:
+                return None
+            return self._rules[written[0]], *written[1:]
+        if node.op == "call_function":
+            packet = getattr(node.target, "overloadpacket", None)
+            keys: tuple[Any, ...] = (node.target, packet)
+        elif node.op == "call_method":
+            keys = (node.target, getattr(torch.Tensor, str(node.target), None))
+        else:
+            return None
+        function = next((self._rules[key] for key in keys if key is not None and key in self._rules), None)
+        return None if function is None else (function, args, kwargs)
+
+    def _hindrance(self, node: Node, made: Retraced) -> Reason | None:
+        operator = self._effects.behaviours[self._effects.index[node]].operator
+        shares = operator is not None and operator.shares
+        if made.several and any(_item(user, made) is None for user in node.users):
+            return Reason.USED_WHOLE
+        results = [node, *(node.users if made.several else ())]
+        if self._records and made.snippet.saves:
+            at, values = self._effects.index[node], map(self._sharing.original, (*results, *made.values))
+            if any(self._motion.written_from(each, at) for each in values):
+                return Reason.MAY_BE_SAVED
+        return self._sharing.hindrance(results, made.values, did=shares, will=made.snippet.shares)
+
+    def _replace(self, node: Node, made: Retraced) -> None:
+        graph, snippet = self._module.graph, made.snippet
+        inputs = {each: self._input(node, made.inputs[str(each.target)]) for each in snippet.inputs}
+        outputs, _ = splice(graph, snippet, inputs, before=node, like=node)
+        if snippet.shares:
+            self._sharing.join([node], made.values)
+        places = {user: _item(user, made) for user in node.users} if made.several else {node: 0}
+        for old, place in places.items():
+            new = outputs[place or 0]
+            if new not in made.values:
+                self._sharing.stand_in(new, old)
+            self._succession.replace(old, new)
+            self._succession.erase(old)
+            self._gone.add(old)
+        if made.several:
+            self._succession.erase(node)
+
+    def _input(self, node: Node, value: Node | str) -> Node:
+        """Return a value of the program, or read a parameter or buffer for the place of a node."""
+        if isinstance(value, Node):
+            return value
+        with self._module.graph.inserting_before(node):
+            made = self._module.graph.get_attr(value)
+        made.meta.update(place_of(node))
+        return made
+
+
+def _item(user: Node, made: Retraced) -> int | None:
+    """Return which of several results a node takes; None if it takes them otherwise than one by one."""
+    place = user.args[1] if user.target is getitem else None
+    return place if isinstance(place, int) and 0 <= place < len(made.snippet.outputs) else None

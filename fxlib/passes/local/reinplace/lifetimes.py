@@ -1,0 +1,169 @@
+"""Which memory the values of a graph lie in, who uses it when, and to whom it belongs.
+
+A memory is a class of `Aliases`. Unlike a class it has a time: of each use it is known when it ends, which for the
+arguments of a call in flight is at its wait. Views use nothing by themselves; their users do. Where an operator is to
+write over its argument, the memory of its result becomes one with its argument's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import getitem
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.effects.aliases import REMOTE, Aliases
+from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
+from fxlib.analysis.operators.in_place import ABSOLUTE, changes_tensors, is_view, measures_only
+from fxlib.runtime import is_wait, ops
+
+_FROM_CALLS = frozenset({Part.CALL, Part.ISSUE, Part.WAIT})
+_MOST = 16
+"""Later uses that are looked at, which bounds the time for each operator."""
+
+
+@dataclass(slots=True, eq=False)
+class Memory:
+    """The memory of one class of values. Times are places in the graph's order."""
+
+    uses: list[int] = field(default_factory=list)
+    """A heap of the times at which uses end; of those in the past some may be gone."""
+    last: int = -1
+    outside: bool = False
+    """It belongs to the caller, or to the module."""
+    opaque: bool = False
+    """Others may hold on to it, or read it otherwise than the graph says."""
+    absolute: bool = False
+    """Some use of it counts from the beginning of the storage."""
+    recorded: bool = False
+    """Some use of it is recorded for backward, which may need its values."""
+    returned: bool = False
+    joined: Memory | None = None
+
+
+class Memories:
+    """The memories of one graph, which may be joined."""
+
+    def __init__(self, module: GraphModule, nodes: Sequence[Node], *, recording: bool, distinct_inputs: bool) -> None:
+        """Find them, in time proportional to nodes and edges.
+
+        Args:
+            module: the module.
+            nodes: the nodes of its graph, in order.
+            recording: whether the graph begins with gradients being recorded.
+            distinct_inputs: whether inputs, parameters and buffers lie apart if they did at capture.
+        """
+        lookup = Behaviours(module)
+        behaviours = [lookup.of(node) for node in nodes]
+        self.stoppers: list[int] = [time for time, each in enumerate(behaviours) if _may_stop(each)]
+        """When the program may stop with an error."""
+        self._nodes = nodes
+        self._times: Mapping[Node, int] = {node: time for time, node in enumerate(nodes)}
+        aliases = Aliases(module, nodes, behaviours, distinct_inputs=distinct_inputs)
+        found: dict[int, Memory] = {}
+        self._of = {node: found.setdefault(aliases.of(node), Memory()) for node in nodes}
+        for node, behaviour in zip(nodes, behaviours, strict=True):
+            if node.target is torch._C._set_grad_enabled:
+                recording = bool(node.args[0])
+            self._enter(node, behaviour, recording=recording)
+        for each in found.values():
+            heapq.heapify(each.uses)
+
+    def of(self, node: Node) -> Memory:
+        """Return the memory that a node's value lies in."""
+        memory = self._of[node]
+        while memory.joined is not None:
+            if memory.joined.joined is not None:
+                memory.joined = memory.joined.joined
+            memory = memory.joined
+        self._of[node] = memory
+        return memory
+
+    def time(self, node: Node) -> int:
+        """Return the node's place in the graph."""
+        return self._times[node]
+
+    def later(self, memory: Memory, time: int, gone: set[int]) -> list[Node]:
+        """Return the nodes whose use of a memory ends after `time`, soonest first.
+
+        The graph's output stands for uses that end at no known time, and for all uses after the first few. `time`
+        never decreases from call to call. What is `gone` uses nothing any more.
+        """
+        uses = memory.uses
+        while uses and (uses[0] <= time or uses[0] in gone):
+            heapq.heappop(uses)
+        found, at = set[int](), 0
+        front = [(uses[0], 0)] if uses else []
+        while front and at < _MOST:
+            end, place = heapq.heappop(front)
+            found.add(end)
+            for below in (2 * place + 1, 2 * place + 2):
+                if below < len(uses):
+                    heapq.heappush(front, (uses[below], below))
+            at += 1
+        if front:
+            found.add(len(self._nodes) - 1)
+        return [self._nodes[each] for each in sorted(found - gone)]
+
+    def join(self, one: Memory, other: Memory) -> Memory:
+        """Make one memory of two."""
+        if one is other:
+            return one
+        if len(one.uses) < len(other.uses):
+            one, other = other, one
+        for each in other.uses:
+            heapq.heappush(one.uses, each)
+        other.uses, other.joined = [], one
+        one.last = max(one.last, other.last)
+        for name in ("outside", "opaque", "absolute", "recorded", "returned"):
+            setattr(one, name, getattr(one, name) or getattr(other, name))
+        return one
+
+    def _enter(self, node: Node, behaviour: Behaviour, *, recording: bool) -> None:
+        own, part = self._of[node], behaviour.part
+        own.outside |= part is Part.INPUT or part is Part.STATE
+        own.recorded |= recording
+        held = part is Part.FENCE or node.target in ops.TRACKERS or changes_tensors(node.target)
+        held = held or (part in _FROM_CALLS and not _crossed_a_wire(node, part))
+        own.opaque |= held
+        idle = measures_only(node.target) or makes_views(node)
+        end = self._end(node, part)
+        for value in node.all_input_nodes:
+            memory = self._of[value]
+            memory.opaque |= held and part not in _FROM_CALLS
+            memory.absolute |= node.target in ABSOLUTE and value is node.args[0]
+            memory.recorded |= recording
+            memory.returned |= part is Part.OUTPUT
+            if not (idle and value is node.args[0]):
+                memory.uses.append(end)
+                memory.last = max(memory.last, end)
+
+    def _end(self, node: Node, part: Part) -> int:
+        """Return when a node no longer uses its arguments: those of a call in flight, when it has been waited for."""
+        if part is not Part.ISSUE:
+            return self._times[node]
+        if node.users and all(is_wait(user) for user in node.users):
+            return max(self._times[user] for user in node.users)
+        return len(self._nodes) - 1
+
+
+def makes_views(node: Node) -> bool:
+    """Whether a node does nothing but make views of its first argument, or take one of several that were made."""
+    if node.target is not getitem:
+        return is_view(node.target)
+    several = node.args[0]
+    return isinstance(several, Node) and isinstance(several.target, torch._ops.OpOverload)
+
+
+def _crossed_a_wire(node: Node, part: Part) -> bool:
+    issue = node.all_input_nodes[0] if part is Part.WAIT else node
+    return issue.target in REMOTE
+
+
+def _may_stop(behaviour: Behaviour) -> bool:
+    if behaviour.part in _FROM_CALLS or behaviour.part is Part.FENCE:
+        return True
+    return behaviour.operator is not None and behaviour.operator.raises

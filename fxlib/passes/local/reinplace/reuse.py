@@ -1,0 +1,262 @@
+"""Which operators may write over their first argument, and which copies are then no longer needed.
+
+The algorithm is that of `torch.fx.passes.reinplace`, for a graph of ATen operators: `b = foo(a)` may write over `a` if
+`a` has the shape, dtype and strides of `b`, nobody uses the memory of `a` afterwards, through any alias, no other
+argument may share it, and it does not belong to the caller or the module. A later use does not count if it is a
+`view_scatter` that only puts what was written back where it lies by then: that one goes. Here uses are kept by memory
+and in the order of time, so that all is decided in one pass over the graph.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.operators.access import nodes_in
+from fxlib.analysis.operators.in_place import (
+    SCATTERS,
+    Overload,
+    cast_back,
+    commutes,
+    gives_truths,
+    is_elementwise,
+    variant_of,
+)
+from fxlib.passes.local.reinplace.lifetimes import Memories
+from fxlib.passes.local.reinplace.scatters import Group, first, group_of
+from fxlib.passes.local.reinplace.strides import Relaid, relaid
+from fxlib.passes.local.reinplace.views import Places
+from fxlib.reasons import Declined, Reason
+
+_COPY = torch.ops.aten.copy_.default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overwrite:
+    """The operator becomes its `variant`, of its second argument if `swapped`; `cast`, if any, is then the operator.
+
+    Some `views` of its result lie otherwise from then on: each, in order, as a tensor without memory that is given.
+    """
+
+    node: Node
+    variant: Overload
+    swapped: bool = False
+    cast: Node | None = None
+    views: Mapping[Node, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """The scatter becomes a copy into its first argument."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vanish:
+    """The node's value lies in its first argument already, which stands for it."""
+
+    node: Node
+
+
+Step = Overwrite | Store | Vanish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be done, in the graph's order, and what was declined."""
+
+    steps: Sequence[Step]
+    declined: tuple[Declined, ...]
+
+
+def plan(module: GraphModule, *, recording: bool, distinct_inputs: bool) -> Plan:
+    """Decide for every operator of a graph, in time proportional to its nodes and edges.
+
+    Args:
+        module: the module; nothing of it changes.
+        recording: whether gradients are recorded when its graph begins to run.
+        distinct_inputs: whether it is known that inputs, parameters and buffers lie apart if they did at capture.
+    """
+    return _Planner(module, recording=recording, distinct_inputs=distinct_inputs).run()
+
+
+class _Planner:
+    def __init__(self, module: GraphModule, *, recording: bool, distinct_inputs: bool) -> None:
+        self._nodes = list(module.graph.nodes)
+        self._memories = Memories(module, self._nodes, recording=recording, distinct_inputs=distinct_inputs)
+        self._places = Places()
+        self._steps: list[Step] = []
+        self._declined: list[Declined] = []
+        self._gone: set[int] = set()
+        self._settled: set[Node] = set()
+
+    def run(self) -> Plan:
+        for node in self._nodes:
+            if node in self._settled or node.op != "call_function" or not node.args:
+                continue
+            if node.target is _COPY:
+                self._copy_back(node)
+            elif node.target in SCATTERS or variant_of(node.target) is not None:
+                reason = self._decide(node)
+                if reason is not None:
+                    self._declined.append(reason)
+        return Plan(steps=tuple(self._steps), declined=tuple(self._declined))
+
+    def _decide(self, node: Node) -> Declined | None:
+        """Let a node write over its first argument if it may, or over its second; return why not otherwise."""
+        target, *others = node.args
+        if not isinstance(target, Node):
+            return None
+        declined = self._decide_on(node, target)
+        if declined is None or not commutes(node) or not isinstance(others[0], Node):
+            return declined
+        return declined if self._decide_on(node, others[0]) is not None else None
+
+    def _decide_on(self, node: Node, target: Node) -> Declined | None:
+        layout = self._places.layout(target)
+        cast = cast_back(node, layout.dtype) if layout is not None and gives_truths(node.target) else None
+        result = node if cast is None else cast
+        hindrance = self._hindrance(node, target, result)
+        if hindrance is not None:
+            return hindrance
+        later = self._later(target, self._memories.time(node))
+        group = None if later is None else group_of(target, result, later, self._memories, self._places)
+        if group is None or not self._outlive(result, group, target):
+            return self._still_used(node, target)
+        seen = not self._lie_alike(target, result) and not group.hides(node, result)
+        found = self._relaid(node, target, result, group) if seen else None
+        if seen and found is None:
+            return Declined(node=node.name, reason=Reason.OTHER_LAYOUT, detail=target.name)
+        if sum(self._memories.of(each).returned for each in (result, *group.joined)) > 1:
+            return Declined(node=node.name, reason=Reason.OUTPUTS_WOULD_SHARE)
+        self._take(node, target, result, found)
+        self._follow(group)
+        return None
+
+    def _hindrance(self, node: Node, target: Node, result: Node) -> Declined | None:
+        """Return what keeps a node from writing over its first argument, whoever uses it later."""
+        ours, theirs = self._places.layout(target), self._places.layout(result)
+        memory, own = self._memories.of(target), self._memories.of(result)
+        others = [*nodes_in(node.args), *nodes_in(dict(node.kwargs))]
+        others.remove(target)
+        if ours is None or theirs is None:
+            return Declined(node=node.name, reason=Reason.LAYOUT_UNKNOWN)
+        if not ours.same_values(theirs) or (own.absolute and not self._places.begins_alike(result, target)):
+            return Declined(node=node.name, reason=Reason.OTHER_LAYOUT, detail=target.name)
+        if not ours.same_strides(theirs) and not ours.lies_apart:
+            return Declined(node=node.name, reason=Reason.OTHER_LAYOUT, detail=target.name)
+        if memory.recorded or own.recorded:
+            return Declined(node=node.name, reason=Reason.MAY_BE_SAVED, remedy="capture under torch.no_grad()")
+        if any(self._memories.of(each) is memory for each in others):
+            return Declined(node=node.name, reason=Reason.ARGUMENT_SHARED, detail=target.name)
+        if memory.opaque:
+            return Declined(node=node.name, reason=Reason.MEMORY_HELD, detail=target.name)
+        return None
+
+    def _later(self, target: Node, time: int) -> list[Node] | None:
+        """Return the uses of a value's memory that writing it has to account for; None if it may not be written at all.
+
+        Memory from outside may be, if the program itself overwrites it before it ends or can stop: until then.
+        """
+        memory = self._memories.of(target)
+        later = self._memories.later(memory, time, self._gone)
+        if not memory.outside:
+            return later
+        end = self._overwritten(target, later)
+        stop = bisect_right(self._memories.stoppers, time)
+        if end is None or memory.absolute:
+            return None
+        if stop < len(self._memories.stoppers) and self._memories.stoppers[stop] < self._memories.time(end):
+            return None
+        return later[: later.index(end)]
+
+    def _overwritten(self, target: Node, later: Sequence[Node]) -> Node | None:
+        """Return the copy by which the program overwrites the input in which a value lies."""
+        place = self._places.of(target)
+        root = self._places.root(target) if place is None else place.root
+        end = next((each for each in later if each.target is _COPY and each.args[0] is root), None)
+        if end is None or not isinstance(source := end.args[1], Node):
+            return None
+        return None if self._memories.of(source) is self._memories.of(target) else end  # it copies an old value
+
+    def _outlive(self, result: Node, group: Group, target: Node) -> bool:
+        """Whether memory from outside holds the results for as long as they are used, and is then what it should be."""
+        memory = self._memories.of(target)
+        if not memory.outside:
+            return True
+        joined = (result, *group.joined)
+        later = self._memories.later(memory, self._memories.time(result), self._gone)
+        end = self._overwritten(target, later)
+        if end is None or any(self._memories.of(each).last > self._memories.time(end) for each in joined):
+            return False
+        source = end.args[1]
+        if not isinstance(source, Node) or all(
+            self._memories.of(each) is not self._memories.of(source) for each in joined
+        ):
+            return True
+        # The copy would be one within the same memory, which is none at all, or else is not allowed.
+        here = self._places.of(first(end))
+        lies = first(source) if source in group.joined else target
+        there = self._places.of(lies) if source in joined else None
+        return here is not None and there is not None and here.matches(there)
+
+    def _still_used(self, node: Node, target: Node) -> Declined:
+        memory = self._memories.of(target)
+        if memory.outside:
+            return Declined(node=node.name, reason=Reason.INPUT_KEPT, detail=target.name)
+        later = self._memories.later(memory, self._memories.time(node), self._gone)
+        return Declined(node=node.name, reason=Reason.STILL_USED, detail=later[0].name)
+
+    def _lie_alike(self, target: Node, result: Node) -> bool:
+        ours, theirs = self._places.layout(target), self._places.layout(result)
+        return ours is not None and theirs is not None and ours.same_strides(theirs)
+
+    def _relaid(self, node: Node, target: Node, result: Node, group: Group) -> Relaid | None:
+        """Return how a node's result and its views lie if it lies in `target`; None if anything else could tell.
+
+        The node reads its argument in the argument's own layout in either case.
+        """
+        layout = self._places.layout(target)
+        if layout is None or node.target in SCATTERS or not is_elementwise(node.target) or group.joined:
+            return None
+        return None if self._memories.of(result).absolute else relaid(result, layout, self._places)
+
+    def _take(self, node: Node, target: Node, result: Node, found: Relaid | None = None) -> None:
+        """Have a node write over `target`; it may be that its result and views of it then lie otherwise."""
+        if found is not None:
+            self._places.relay(found.layouts)
+        self._join(target, result)
+        self._settled.update((node, result))
+        variant = None if node.target in SCATTERS else variant_of(node.target)
+        if variant is None:
+            self._steps.append(Store(node=node))
+        else:
+            swapped, cast = target is not node.args[0], None if result is node else result
+            views = {} if found is None else found.views
+            self._steps.append(Overwrite(node=node, variant=variant, swapped=swapped, cast=cast, views=views))
+
+    def _follow(self, group: Group) -> None:
+        """Do at once what the first operator of a group was allowed for."""
+        for each in group.operators:
+            self._take(each, first(each), each)
+        for each in group.scatters:
+            self._join(first(each), each)
+            self._settled.add(each)
+            self._gone.add(self._memories.time(each))
+            self._steps.append(Vanish(node=each))
+
+    def _join(self, target: Node, result: Node) -> None:
+        self._places.move(result, target)
+        self._memories.join(self._memories.of(target), self._memories.of(result))
+
+    def _copy_back(self, node: Node) -> None:
+        """Let a copy of a value onto itself vanish."""
+        into, source = node.args[:2]
+        here, there = (self._places.of(each) if isinstance(each, Node) else None for each in (into, source))
+        if here is not None and there is not None and here.matches(there):
+            self._steps.append(Vanish(node=node))

@@ -1,0 +1,72 @@
+"""Let calls to one server travel in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.fx import GraphModule, Node
+from typing_extensions import override
+
+from fxlib.analysis.effects.resources import contract_of_call
+from fxlib.analysis.scheduling.batching import Capacity, may_travel, plan
+from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.remote.overlap_calls import arrange
+from fxlib.runtime import issue_batch, wait_item
+from fxlib.runtime.record import call_name
+from fxlib.spec.contract import Contract, union
+
+
+@register_pass("coalesce_calls", preserves="bitwise")
+class CoalesceCalls(GraphPass):
+    """Issue reads of one server together, where none waits for another and none is delayed for the others' sake.
+
+    Each keeps a wait, a result and an error of its own. On the server they run side by side, or as the batched form
+    that their function declares. It takes calls that are split, and leaves methods of RRefs alone.
+    """
+
+    max_calls: int = 64
+    """Of one message."""
+    batch_bytes: int = 1 << 20
+    """Of one message, requests and answers together, as far as a profile tells; a larger call goes alone."""
+    declared: bool = True
+    """Whether declared batched forms may be used: not where a profile says that they would keep the server longer."""
+
+    @override
+    def run(self, module: GraphModule) -> PassResult:
+        nodes, capacity = list(module.graph.nodes), Capacity(calls=self.max_calls, bytes=self.batch_bytes)
+        if sum(map(may_travel, nodes)) < 2:
+            return PassResult(module, changes=0)
+        found = plan(module, capacity, declared=self.declared)
+        if not found.groups:
+            return PassResult(module, changes=0, declined=found.declined)
+        arrange([nodes[place] for place in found.order])
+        for group, batched_by in zip(found.groups, found.batched_by, strict=True):
+            coalesce([nodes[place] for place in group], batched_by)
+        heads = {place: group[-1] for group in found.groups for place in group}
+        found.dependencies.gathered(found.order, heads, list(module.graph.nodes)).keep(module)
+        return PassResult(module, changes=sum(map(len, found.groups)), declined=found.declined)
+
+
+def coalesce(issues: Sequence[Node], batched_by: str | None) -> Node:
+    """Replace issues that stand next to each other, each waited for once, by one batch; return its node."""
+    first, last, waits = issues[0], issues[-1], [next(iter(issue.users)) for issue in issues]
+    calls = tuple((issue.args[1], issue.args[2], issue.args[3]) for issue in issues)
+    with first.graph.inserting_after(last):
+        arguments = (first.args[0], calls, first.args[4], batched_by)
+        name = f"{call_name(first)}_batch"
+        batch = first.graph.create_node("call_function", issue_batch, arguments, name=name)
+    batch.meta = {key: first.meta[key] for key in ("source", "stack_trace", "nn_module_stack") if key in first.meta}
+    batch.meta["contract"] = union(_contracts(issues))
+    # Only once the program has come to its last call does it have the arguments of all.
+    orders = [order for issue in issues if isinstance(order := issue.meta.get("order"), int)]
+    if len(orders) == len(issues):
+        batch.meta["order"] = max(orders)
+    for index, (issue, wait) in enumerate(zip(issues, waits, strict=True)):
+        wait.meta["call"], wait.meta["contract"] = call_name(issue), issue.meta["contract"]
+        wait.target, wait.args, wait.kwargs = wait_item, (batch, index), {}
+        issue.graph.erase_node(issue)
+    return batch
+
+
+def _contracts(issues: Sequence[Node]) -> list[Contract]:
+    return [contract for issue in issues if (contract := contract_of_call(issue)) is not None]

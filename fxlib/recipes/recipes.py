@@ -1,0 +1,338 @@
+"""Named lists of passes, and how they are applied to a module."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+
+from torch.fx import Graph, GraphModule
+
+from fxlib.analysis.effects.dependencies import DEPENDENCIES
+from fxlib.analysis.effects.resources import function_name, speaks_to
+from fxlib.capture.coerce import Model, as_graph
+from fxlib.capture.variants import capture_variant, mode_of
+from fxlib.config import disabled
+from fxlib.errors import CaptureError, PassError
+from fxlib.passes import (
+    REGISTRY,
+    ChannelsLast,
+    CoalesceCalls,
+    CoalesceWrites,
+    CommonSubexpressions,
+    DeadCode,
+    FoldConstants,
+    FoldNorms,
+    FoldPairs,
+    GraphPass,
+    MergeReads,
+    OverlapCalls,
+    SendGradients,
+    SplitCalls,
+)
+from fxlib.passes.infra.annotate import annotate
+from fxlib.passes.infra.base import Preserves
+from fxlib.passes.infra.copy import differs, draft_of
+from fxlib.passes.infra.diff import code_of, diff_of
+from fxlib.passes.infra.invariants import Conduct
+from fxlib.reasons import Reason
+from fxlib.runtime import CapturedModule, is_call, is_issue, ops
+from fxlib.runtime.guards.folded_weights import relies_on_weights
+from fxlib.runtime.record import call_name
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import PROFILE, Profile
+from fxlib.spec.report import CallReport, PassReport
+from fxlib.spec.workload import WORKLOAD, Assume, Workload
+
+_WEAKEST: tuple[Preserves, ...] = ("lossy", "tolerance", "bitwise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Passes, in the order in which they run."""
+
+    name: str
+    summary: str = ""
+    passes: tuple[GraphPass, ...]
+
+    @property
+    def preserves(self) -> Preserves:
+        """The weakest promise of its passes."""
+        promises = {each.promise for each in self.passes}
+        return next((each for each in _WEAKEST if each in promises), "bitwise")
+
+    @property
+    def key(self) -> str:
+        """Everything that decides what the recipe does: passes with their versions and options."""
+        return "; ".join(f"{each.name}@{each.version}{_options(each)}" for each in self.passes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewrite:
+    """What a recipe made of a module, and what it has to say about it. `module` is the given one if nothing changed."""
+
+    module: GraphModule
+    changed: bool
+    preserves: Preserves
+    calls: tuple[CallReport, ...]
+    passes: tuple[PassReport, ...]
+    assumptions: tuple[str, ...]
+
+
+_SCHEDULE: tuple[GraphPass, ...] = (
+    DeadCode(),
+    SplitCalls(),
+    SendGradients(),
+    MergeReads(),
+    CoalesceCalls(),
+    CoalesceWrites(),
+    OverlapCalls(),
+    FoldPairs(),
+)
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="schedule",
+            summary="Issue remote calls early and wait for them late, so that they overlap with local work.",
+            passes=_SCHEDULE,
+        ),
+        Recipe(
+            name="training",
+            summary="Compute equal values once, and schedule remote calls; bit for bit, gradients included.",
+            passes=(CommonSubexpressions(), *_SCHEDULE),
+        ),
+        Recipe(
+            name="inference",
+            summary="Fold norms and constants into weights, compute equal values once, lay convolutions out channels "
+            "last, and schedule remote calls; for a module in eval mode, and without gradients.",
+            passes=(FoldNorms(), FoldConstants(), CommonSubexpressions(), ChannelsLast(), *_SCHEDULE),
+        ),
+    )
+}
+
+
+def get(name: str) -> Recipe:
+    """Return the recipe called `name`.
+
+    Raises:
+        PassError: there is none.
+    """
+    if name not in RECIPES:
+        raise PassError(f"no recipe is called {name!r}", hint=f"There are: {', '.join(RECIPES)}.")
+    return RECIPES[name]
+
+
+def from_passes(passes: Sequence[tuple[str, Mapping[str, object]]]) -> Recipe:
+    """Make a recipe of passes given by name, with their options.
+
+    Raises:
+        PassError: a pass or an option is unknown, or an option has the wrong type.
+    """
+    made = tuple(_make(name, options) for name, options in passes)
+    return Recipe(name="custom", summary=", ".join(each.name for each in made), passes=made)
+
+
+def apply(
+    module: GraphModule,
+    recipe: str | Recipe = "schedule",
+    *,
+    contracts: Mapping[str, Contract] | None = None,
+    assume: Assume = "",
+    profile: Profile | None = None,
+    workload: Workload | None = None,
+    diffs: bool = False,
+) -> Rewrite:
+    """Run a recipe on a copy of the module's graph; `module` itself is left as it is, and its state is shared.
+
+    Args:
+        module: a captured module, or any GraphModule.
+        recipe: a recipe, or the name of one.
+        contracts: what remote functions that declare nothing do, by name.
+        assume: "reads" or "pure" for every remote function of which nothing is known after that.
+        profile: what the program was measured to take; without one, passes that plan go by estimates.
+        workload: how its steps run, where that is known: passes leave alone what such a step forbids.
+        diffs: have each pass's report show what it did to the generated code.
+
+    Raises:
+        PassError: the recipe is unknown, a pass does not apply, or a pass broke its declaration.
+    """
+    recipe = get(recipe) if isinstance(recipe, str) else recipe
+    with _collector_paused():
+        return _apply(
+            module,
+            recipe,
+            contracts or {},
+            assume,
+            {PROFILE: profile, WORKLOAD: workload, DEPENDENCIES: None},
+            diffs=diffs,
+        )
+
+
+def _apply(
+    module: GraphModule,
+    recipe: Recipe,
+    contracts: Mapping[str, Contract],
+    assume: Assume,
+    known: Mapping[str, Profile | Workload | None],
+    *,
+    diffs: bool,
+) -> Rewrite:
+    working = draft_of(module)
+    working.meta.update(known)
+    assumptions = annotate(working.graph, contracts, assume)
+    reports: list[PassReport] = []
+    calls: dict[str, CallReport] = {each.node: each for each in _unscheduled(working.graph)}
+    conduct: Conduct | None = None
+    code = code_of(working.graph) if diffs else []
+    for step in recipe.passes:
+        run = step(working, conduct)
+        working, conduct = run.result.module, run.conduct
+        before, code = code, code_of(working.graph) if diffs else []
+        reports.append(replace(run.report, diff=diff_of(before, code, name=step.name)))
+        calls |= {each.node: each for each in run.result.calls}
+    changed = differs(module, working)
+    for name in known:
+        working.meta.pop(name, None)
+    return Rewrite(
+        module=_finished(working, module) if changed else module,
+        changed=changed,
+        preserves=recipe.preserves,
+        calls=tuple(calls.values()),
+        passes=tuple(reports),
+        assumptions=assumptions,
+    )
+
+
+def optimize(
+    model: Model,
+    recipe: str | Recipe = "schedule",
+    *,
+    contracts: Mapping[str, Contract] | None = None,
+    assume: Assume = "",
+    profile: Profile | None = None,
+    workload: Workload | None = None,
+) -> GraphModule:
+    """Apply a recipe in this process, unmeasured; the `Rewrite` is at `.meta["rewrite"]` of the module returned.
+
+    A graph that the recipe does not change comes back as it is, and so does every graph where the environment says
+    FXLIB_DISABLE=1. Where the workload has variants, each is captured, and the module returned runs what the recipe
+    made of its graph for the calls that this fits (`fxlib.usage` tells).
+
+    Args:
+        model: a module, captured or not, a graph of torch.fx, or an exported program. What is not a graph is captured;
+            what cannot be traced is exported with the workload's batches.
+        recipe: this and the other arguments are those of `apply`.
+        contracts: as for `apply`.
+        assume: as for `apply`.
+        profile: as for `apply`.
+        workload: as for `apply`.
+
+    Raises:
+        CaptureError: the model, or a variant of the workload, cannot be captured.
+        PassError: as for `apply`.
+    """
+    known = {**({} if workload is None else workload.contracts), **(contracts or {})}
+    graph = as_graph(model, () if workload is None else workload.samples, contracts=known)
+    chosen = Recipe(name="disabled", passes=()) if disabled() else recipe
+    rewrite = apply(graph, chosen, contracts=contracts, assume=assume, profile=profile, workload=workload)
+    rewrite.module.meta["rewrite"] = rewrite
+    if workload is None or not workload.variants or disabled():
+        return rewrite.module
+    if not isinstance(graph, CapturedModule):
+        raise CaptureError("variants are captured from the model", hint="Pass what fxlib.capture returned.")
+    rewrites: dict[str, CapturedModule] = {}
+    for variant in workload.variants:
+        captured = capture_variant(graph, variant, workload)
+        with mode_of(graph, variant):
+            found = apply(captured, chosen, contracts=contracts, assume=assume, workload=workload.of(variant))
+        # Where gradients are recorded, an unchanged graph is of use, too: it tracks those of remote results.
+        if (found.changed or variant.grad) and isinstance(found.module, CapturedModule):
+            found.module.meta["rewrite"] = found
+            rewrites[variant.name] = found.module
+    return with_variants(graph, rewrite.module, rewrites)
+
+
+def with_variants(graph: CapturedModule, main: GraphModule, variants: Mapping[str, CapturedModule]) -> GraphModule:
+    """Return a module that runs `main`, or a variant where that fits; `graph`, the one captured, is left as it is."""
+    if not variants:
+        return main
+    module = copy.copy(graph) if main is graph else main
+    if isinstance(module, CapturedModule):
+        for name, variant in variants.items():
+            module._fxlib.graphs.add(module, name, variant)
+    return module
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python's cycle collector from walking a large graph again and again while a copy of it is made.
+
+    It takes four tenths of the time otherwise.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _unscheduled(graph: Graph) -> Iterable[CallReport]:
+    """What there is to say about each call before any pass has looked at it."""
+    for node in graph.nodes:
+        if is_call(node) or is_issue(node) or node.target is ops.create:
+            yield CallReport(
+                node=call_name(node),
+                function=function_name(node),
+                to=speaks_to(node),
+                action="left_alone",
+                reason=Reason.NOT_SCHEDULED,
+                source=str(node.meta.get("source", "")),
+            )
+
+
+def _make(name: str, options: Mapping[str, object]) -> GraphPass:
+    if name not in REGISTRY:
+        raise PassError(f"no pass is called {name!r}", hint=f"There are: {', '.join(sorted(REGISTRY))}.")
+    kind = REGISTRY[name]
+    known = {each.name for each in fields(kind)}
+    if unknown := sorted(options.keys() - known):
+        hint = f"It has: {', '.join(sorted(known)) or 'none'}."
+        raise PassError(f"has no option {unknown[0]!r}", where=name, hint=hint)
+    for each in fields(kind):
+        if each.name in options and not _is_of(str(each.type), options[each.name]):
+            problem = f"the option {each.name!r} is of type {each.type}, and {options[each.name]!r} is not"
+            raise PassError(problem, where=name)
+    try:
+        return kind(**options)
+    except (TypeError, ValueError) as error:
+        raise PassError(str(error), where=name) from error
+
+
+def _is_of(annotation: str, value: object) -> bool:
+    """Whether a value may be of a type as it is written; what an option of a richer type may be, its pass knows."""
+    wanted, given = set(annotation.split(" | ")), type(value).__name__.removesuffix("Type")
+    return not wanted <= _PLAIN_TYPES or given in wanted or (given == "int" and "float" in wanted)
+
+
+_PLAIN_TYPES = frozenset({"bool", "int", "float", "str", "None"})
+
+
+def _options(step: GraphPass) -> str:
+    return "".join(f" {each.name}={getattr(step, each.name)!r}" for each in fields(step))
+
+
+def _finished(draft: GraphModule, given: GraphModule) -> CapturedModule:
+    """Generate the code, once, and check the graph.
+
+    What holds values computed from weights has the module that was given to fall back on, if that has no original.
+    """
+    captured = isinstance(given, CapturedModule) or not relies_on_weights(draft.graph)
+    module = CapturedModule(draft, draft.graph, original=None if captured else given)
+    module.graph.lint()
+    return module

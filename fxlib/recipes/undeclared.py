@@ -1,0 +1,101 @@
+"""What it would be worth if remote functions that declare nothing were declared to read: planned, not measured.
+
+A call without a contract keeps its order with every other effect. Here the program is planned again with one function
+at a time taken to read state and to change none, and once with all of them, and each plan's step is compared with that
+of the plan as it is, both by the cost model. So it costs as many plans as functions, and these are few: no more than
+`MOST`, those with most calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.cost.simulate import predict
+from fxlib.analysis.effects.resources import contract_of_call, function_name, methods_sent, takes_contract
+from fxlib.analysis.scheduling.explain_blocked import remedy_for
+from fxlib.passes import OverlapCalls
+from fxlib.passes.infra.copy import draft_of
+from fxlib.recipes.recipes import Recipe, apply, get
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import Profile
+from fxlib.spec.report import Undeclared
+from fxlib.spec.workload import Assume, Workload
+
+MOST: Final = 6
+_SECONDS: Final = 10.0
+"""No further plan is begun after so long."""
+_READS: Final = Contract(reads=frozenset({"*"}))
+
+
+def undeclared(
+    module: GraphModule,
+    recipe: str | Recipe = "schedule",
+    *,
+    contracts: Mapping[str, Contract] | None = None,
+    assume: Assume = "",
+    profile: Profile | None = None,
+    workload: Workload | None = None,
+) -> tuple[Undeclared, ...]:
+    """Return the remote functions of a program that declare nothing, those worth most first.
+
+    Args:
+        module: a captured module, or any GraphModule; it is left as it is.
+        recipe: what plans it.
+        contracts: what functions that declare nothing do, by name.
+        assume: where it says something, nothing is undeclared.
+        profile: what the program was measured to take; without one, gains are of the forward, by estimates.
+        workload: how its steps run, where that is known.
+
+    Raises:
+        PassError: as for `fxlib.recipes.recipes.apply`.
+    """
+    recipe, known = get(recipe) if isinstance(recipe, str) else recipe, contracts or {}
+    calls: dict[str, list[Node]] = defaultdict(list)
+    for node in module.graph.nodes:
+        if takes_contract(node) and contract_of_call(node) is None and function_name(node) not in known:
+            calls[_declared_as(node)].append(node)
+    if assume or not calls or not any(isinstance(step, OverlapCalls) for step in recipe.passes):
+        return ()
+    begun, most = time.monotonic(), sorted(calls, key=lambda name: -len(calls[name]))[:MOST]
+
+    def step_s(functions: Iterable[str]) -> float:
+        reading = {node.name for each in functions for node in calls[each]}
+        planned = apply(_declaring(module, known, reading), recipe, profile=profile, workload=workload).module
+        return predict(planned, profile).step_s
+
+    now_s, found = step_s(()), list[Undeclared]()
+    groups = [tuple(calls)] if len(calls) > 1 else []
+    for functions in [*groups, *((name,) for name in most)]:
+        if found and time.monotonic() - begun > _SECONDS:
+            break
+        found.append(
+            Undeclared(
+                functions=functions,
+                calls=sum(len(calls[each]) for each in functions),
+                gain=max(now_s / max(step_s(functions), 1e-9) - 1.0, 0.0),
+                remedy=remedy_for(calls[functions[0]][0]) if len(functions) == 1 else "",
+                measured=profile is not None,
+            )
+        )
+    return tuple(sorted(found, key=lambda each: (-round(each.gain, 3), len(each.functions))))
+
+
+def _declared_as(call: Node) -> str:
+    """Return the name of what is to be declared: the method, where a helper is called to call one."""
+    sent = methods_sent(call)
+    return sent[0] if sent else function_name(call)
+
+
+def _declaring(module: GraphModule, known: Mapping[str, Contract], reading: set[str]) -> GraphModule:
+    draft = draft_of(module)
+    for node in draft.graph.nodes:
+        if takes_contract(node) and contract_of_call(node) is None:
+            contract = _READS if node.name in reading else known.get(function_name(node))
+            if contract is not None:
+                node.meta["contract"] = contract
+    return draft

@@ -1,0 +1,90 @@
+"""Variants of a named recipe, among which a worker finds out what is fastest for one program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from statistics import median
+
+from fxlib.passes import GraphPass
+from fxlib.recipes.recipes import RECIPES, Recipe
+from fxlib.spec.profile import CallProfile, Profile, ServerProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variant:
+    """What to leave out of a recipe, and which options of its passes to set."""
+
+    without: frozenset[str] = frozenset()
+    options: Mapping[tuple[str, str], object]
+
+    def __str__(self) -> str:
+        """What it does, after the recipe's name."""
+        left_out = [f"without {name}" for name in sorted(self.without)]
+        return ", ".join([*left_out, *(f"{name}={value!r}" for (_, name), value in self.options.items())])
+
+    def of(self, recipe: Recipe) -> Recipe | None:
+        """Return the recipe varied so; None if it has no such pass or option."""
+        known = {(step.name, each.name) for step in recipe.passes for each in fields(step)}
+        if not self.without <= {step.name for step in recipe.passes} or not self.options.keys() <= known:
+            return None
+        steps = tuple(self._set(step) for step in recipe.passes if step.name not in self.without)
+        return replace(recipe, name=f"{recipe.name} {self}", passes=steps)
+
+    def _set(self, step: GraphPass) -> GraphPass:
+        return replace(step, **{name: value for (owner, name), value in self.options.items() if owner == step.name})
+
+
+_LAYOUTS = (_Variant(without=frozenset({"channels_last"}), options={}),)
+"""Which layout is faster depends on sizes, threads and the machine."""
+
+_VARIANTS = (
+    _Variant(without=frozenset({"coalesce_calls"}), options={}),
+    _Variant(options={("coalesce_calls", "declared"): False}),
+)
+"""Each undoes a decision that does not pay everywhere: a batch makes early answers wait for late ones, and a declared
+batched form works its calls off one after another."""
+
+
+def candidates(recipe: Recipe, profile: Profile | None = None, *, has_calls: bool = True) -> tuple[Recipe, ...]:
+    """Return the recipe and its variants, the recipe itself first; those that differ in calls only where there are any.
+
+    A list of passes that the user gave is exactly what was asked for: it has no variants. With a profile there is one
+    more where calls stand in line: no more of them in flight than keep a server and its link busy, so that a later call
+    that is needed early finds the way free.
+    """
+    if RECIPES.get(recipe.name) != recipe:
+        return (recipe,)
+    variants = (*_LAYOUTS, *(_of_calls(profile) if has_calls else ()))
+    return (recipe, *filter(None, (variant.of(recipe) for variant in variants)))
+
+
+def _of_calls(profile: Profile | None) -> Iterator[_Variant]:
+    yield from _VARIANTS
+    enough = None if profile is None else _enough_in_flight(profile)
+    if enough is not None:
+        yield _Variant(options={("overlap_calls", "calls_in_flight"): enough})
+
+
+def _enough_in_flight(profile: Profile) -> int | None:
+    """Return how many calls in flight are enough for each server; None if no server has more calls than that."""
+    found = {
+        server.name: (_keep_busy(server, calls), len(calls))
+        for server in profile.servers
+        if (calls := [call for call in profile.calls if call.to == server.name])
+    }
+    enough = max((least for least, _ in found.values()), default=0)
+    return enough if any(count > enough for _, count in found.values()) else None
+
+
+def _keep_busy(server: ServerProfile, calls: list[CallProfile]) -> int:
+    """Return the calls in flight that keep a server busy: what it finishes in a second times how long one takes.
+
+    J. Little, "A proof for the queuing formula L = λW", Operations Research 9(3), 1961. It finishes as many as it works
+    on at once, or as the link carries.
+    """
+    takes_s = median(call.service_s.median for call in calls)
+    carried_s = median(max(call.request_bytes, call.response_bytes) for call in calls) / server.bytes_per_s
+    apart_s = max(takes_s / server.concurrency, carried_s)
+    return max(1, math.ceil(takes_s / apart_s)) if apart_s > 0.0 else 1

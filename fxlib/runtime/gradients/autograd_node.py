@@ -1,0 +1,139 @@
+"""Remote results as autograd sees them: a node for each tensor, which takes its gradient and passes nothing on."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from fxlib.runtime.gradients.containers import copied, owned
+
+_AT_ONCE = 2**64 - 1
+"""The number of a node that runs as soon as its gradient is there: autograd's own, of what adds up in a leaf."""
+_ROOT = torch.empty(0, requires_grad=True)
+"""What makes autograd record the node. It gets no gradient."""
+
+
+class Backward:
+    """What brings gradients to the results of one forward. Autograd's nodes alone hold it, as long as they live.
+
+    What a backward brings arrives when it is over: of one that raises nothing does, since how far it has come by then
+    depends on the order in which the forward ran.
+    """
+
+    __slots__ = ("__weakref__", "_came")
+
+    def __init__(self) -> None:
+        self._came: dict[int, list[tuple[Slot, torch.Tensor]]] = {}
+        """By torch's number of the running backward; several may run, one inside another."""
+
+    def bring(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """Have a gradient arrive when the backward that runs now is over."""
+        running = torch._C._current_graph_task_id()
+        if running not in self._came:
+            self._came[running] = []
+            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._over, running))
+        self._came[running].append((slot, gradient))
+
+    def _over(self, running: int) -> None:
+        for slot, gradient in self._came.pop(running):
+            slot.gradient = gradient if slot.gradient is None else _sum(slot.gradient, gradient)
+
+
+def _sum(before: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Add a gradient to what came before, as autograd does in leaves: torch adds no dense tensor to a sparse one."""
+    if gradient.layout is torch.strided and before.layout is not torch.strided:
+        return gradient + before
+    return before + gradient
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Where the gradient of one tensor arrives. What a further backward brings is added to it."""
+
+    gradient: torch.Tensor | None = None
+    strides: tuple[int, ...] | None = None
+    """Those of the gradient, in elements; None if it is contiguous."""
+    is_deaf: bool = False
+    """Whether no gradient shall arrive: distributed autograd keeps gradients in a context of its own."""
+
+    def own(self, gradient: torch.Tensor, references: int) -> torch.Tensor:
+        """Return a gradient in memory that nobody else can write to.
+
+        Args:
+            gradient: as backward brought it.
+            references: what `sys.getrefcount` said of it in the node's backward.
+        """
+        if gradient.requires_grad:  # with a graph of its own it is the program's, who asked for it, to copy
+            return gradient
+        if references == _references_of_backwards_own() and gradient._use_count() == 1:  # type: ignore[attr-defined]
+            return owned(gradient, self.strides)
+        # A hook keeps it, it is another tensor's gradient, too, or it is what the program gave to `backward`.
+        return copied(gradient, self.strides)
+
+
+def tracked(tensor: torch.Tensor, backward: Backward, *, is_deaf: bool) -> tuple[torch.Tensor, Slot]:
+    """Return a tensor in the same memory that takes a gradient and may be written to, and where the gradient arrives.
+
+    Args:
+        tensor: takes no gradient yet.
+        backward: is held by the node that is made.
+        is_deaf: see `Slot`.
+    """
+    _references_of_backwards_own()  # tried out here, since within a backward the first one would wait for another
+    return _tracked(tensor, backward, Slot(is_deaf=is_deaf))
+
+
+def _tracked(tensor: torch.Tensor, backward: Backward, slot: Slot) -> tuple[torch.Tensor, Slot]:
+    if tensor.layout is torch.strided and not tensor.is_contiguous():
+        slot.strides = torch.empty_like(tensor).stride()  # as the tensor's, where that has no gaps or overlaps
+    output: torch.Tensor = _Take.apply(_ROOT, (tensor.detach(), slot, backward))  # type: ignore[no-untyped-call]
+    node: Any = output.grad_fn
+    node._set_sequence_nr(_AT_ONCE)
+    return output, slot
+
+
+class _Take(torch.autograd.Function):
+    @override
+    @staticmethod
+    def forward(ctx: Any, root: torch.Tensor, given: tuple[torch.Tensor, Slot, Backward]) -> Any:
+        ctx.set_materialize_grads(False)
+        tensor, ctx.slot, ctx.brings = given
+        return tensor
+
+    @override
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        slot = ctx.slot
+        if gradient is not None and not slot.is_deaf:
+            ctx.brings.bring(slot, slot.own(gradient, sys.getrefcount(gradient)))
+        return None, None
+
+
+@dataclass(slots=True, eq=False)
+class _Probe(Slot):
+    """A slot that only learns how often what it is given is referred to."""
+
+    references: int = 0
+
+    @override
+    def own(self, gradient: torch.Tensor, references: int) -> torch.Tensor:
+        self.references = references
+        return gradient
+
+
+@functools.cache
+def _references_of_backwards_own() -> int:
+    """Return what `sys.getrefcount` says, in the node's backward, of a gradient that nobody but the backward holds.
+
+    It depends on the ways of Python and of torch, so it is tried out.
+    """
+    probe = _Probe()
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        output, _ = _tracked(torch.empty(1), Backward(), probe)
+        (output * 2.0).backward()
+    return probe.references

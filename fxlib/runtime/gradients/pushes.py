@@ -1,0 +1,313 @@
+"""Pushing gradients: as the program says, one by one, or one message to each server, all servers side by side.
+
+A push that travels with others is made where the program makes it, in `fxlib.push_gradients`, and has been answered
+when that returns: after every statement of the program, servers hold what they hold in the blocking program. What is
+gained are round trips, and servers that work at the same time. To one server, pushes are made in program order, but
+those to different parts of its state side by side; a push that does not travel comes after all before it and before all
+behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from torch.distributed import rpc
+from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+
+from fxlib import batch
+from fxlib.errors import ContractError
+from fxlib.runtime import functions, ops
+from fxlib.runtime.deadlines import DEADLINES, NO_LIMIT
+from fxlib.runtime.forward_context import Tracked
+from fxlib.runtime.gradients.interrupts import uninterrupted
+from fxlib.runtime.record import Recording
+from fxlib.runtime.refusals import is_refusal, tell_of_refusal
+from fxlib.spec.contract import Contract, contract_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Push:
+    """The push of one gradient."""
+
+    call: Tracked
+    server: str
+    contract: Contract | None
+    """What the function that takes the gradient declares, where this process knows it."""
+
+    @property
+    def travels(self) -> bool:
+        """Whether it may be under way while others are, to other servers: what it touches is on its server alone."""
+        return self.call.together and self.contract is not None
+
+    @property
+    def batchable(self) -> bool:
+        """Whether it may travel with others."""
+        return self.contract is not None and self.contract.batchable
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Positional arguments of the call, the gradient last."""
+        return (*self.call.args, self.call.gradient_of_result())
+
+    @property
+    def part(self) -> Hashable:
+        """The value that says which part of the state it touches; None: it may touch all."""
+        return None if self.contract is None else self.contract.part_of(self.call.args, self.call.kwargs)
+
+
+def pushes_of(tracked: Iterable[Tracked]) -> list[Push]:
+    """Return the pushes of tracked results."""
+    contracts: dict[str, Contract | None] = {}
+    found: list[Push] = []
+    for each in tracked:
+        if each.gradient not in contracts:
+            contracts[each.gradient] = _contract_of(each.gradient)
+        found.append(Push(each, ops.server_name(each.to), contracts[each.gradient]))
+    return found
+
+
+def _contract_of(gradient: str) -> Contract | None:
+    try:
+        return contract_of(functions.resolve(gradient))
+    except ContractError:
+        return None
+
+
+def push_all(pushes: Sequence[Push], recording: Recording | None) -> None:
+    """Make pushes, and return when all have been answered.
+
+    Args:
+        pushes: those with a gradient, in program order.
+        recording: of the step, if it is recorded.
+
+    Raises:
+        Exception: what the first failing push in program order raises. On its server and part, none is made behind it;
+            which others are behind it and were made all the same, a note of the error says.
+    """
+    # A call to this very process may touch what the program goes on with.
+    at_home = {server for server in {push.server for push in pushes} if ops.is_this_process(server)}
+    for travels, group in groupby(pushes, key=lambda push: push.travels and push.server not in at_home):
+        if travels:
+            _push_side_by_side(list(group), recording)
+        else:
+            for push in group:
+                _push(push, recording)
+
+
+def _push(push: Push, recording: Recording | None) -> None:
+    call = push.call
+    with nullcontext() if recording is None else recording.span("push", call.gradient, push.server):
+        ops.remote_call(call.to, call.gradient, push.arguments, call.kwargs, call.timeout_s)
+
+
+def _push_side_by_side(pushes: Sequence[Push], recording: Recording | None) -> None:
+    with nullcontext() if recording is None else recording.span("push"), uninterrupted():
+        outcomes = _Round(pushes, recording).outcomes()
+    failed = next((push for push in pushes if _is_failure(outcomes.get(push))), None)
+    if failed is None:
+        return
+    try:
+        _raise(outcomes[failed])
+    except Exception as error:
+        behind = [push for push in pushes[pushes.index(failed) + 1 :] if push in outcomes]
+        if made := [push for push in behind if not _is_failure(outcomes[push])]:
+            told = ", ".join(f"{push.call.gradient} on {push.server!r} (call {push.call.index})" for push in made)
+            error.add_note(f"fxlib.push_gradients: pushes behind the one that failed were made with it: {told}")
+        raise
+
+
+class _Round:
+    """Pushes to several servers, those to each in messages that are sent when the one before has succeeded.
+
+    At the first failure, no message is sent any more, and those under way are waited for.
+    """
+
+    def __init__(self, pushes: Sequence[Push], recording: Recording | None) -> None:
+        by_server: dict[str, list[Push]] = {}
+        for push in pushes:
+            by_server.setdefault(push.server, []).append(push)
+        self._to_come = {server: deque(parcels_of(each)) for server, each in by_server.items()}
+        self._recording = recording
+        self._outcomes: dict[Push, Any] = {}
+
+    def outcomes(self) -> dict[Push, Any]:
+        """Return the outcomes of the pushes that were made."""
+        under_way = deque(filter(None, map(self._next, self._to_come)))
+        while under_way:
+            parcel = under_way.popleft()
+            self._land(parcel)
+            if (following := self._next(parcel.server)) is not None:
+                under_way.append(following)
+        return self._outcomes
+
+    def _next(self, server: str) -> Parcel | None:
+        """Send a server's next message, if there is one."""
+        to_come = self._to_come[server]
+        while to_come:
+            pushes = to_come.popleft()
+            try:
+                return Parcel(pushes, self._recording)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the program's push raises it
+                if len(pushes) > 1:  # one of them is to blame, and those before it are not
+                    to_come.extendleft([push] for push in reversed(pushes))
+                else:
+                    self._note({pushes[0]: Raised(error)})
+        return None
+
+    def _land(self, parcel: Parcel) -> None:
+        if outcomes := parcel.outcomes():
+            self._note(outcomes)
+        else:
+            self._to_come[parcel.server].extendleft([push] for push in reversed(parcel.pushes))
+
+    def _note(self, outcomes: Mapping[Push, Any]) -> None:
+        self._outcomes |= outcomes
+        if any(map(_is_failure, outcomes.values())):
+            for each in self._to_come.values():
+                each.clear()
+
+
+def _is_failure(outcome: Any) -> bool:
+    return isinstance(outcome, Raised) or batch.failed(outcome)
+
+
+def _raise(outcome: Any) -> None:
+    if isinstance(outcome, Raised):
+        raise outcome.error
+    batch.result(outcome)
+
+
+def parcels_of(pushes: Iterable[Push]) -> Iterator[list[Push]]:
+    """Put neighbours that may share a message into one list each; all are for one server."""
+    for batchable, group in groupby(pushes, key=attrgetter("batchable")):
+        if batchable:
+            yield list(group)
+        else:
+            yield from ([push] for push in group)
+
+
+class Parcel:
+    """Pushes to one server in one message: those to different parts of its state side by side, others in order.
+
+    Args:
+        pushes: in program order.
+        recording: of the step, if it is recorded.
+
+    Raises:
+        Exception: whatever `rpc_async` raises at once.
+    """
+
+    def __init__(self, pushes: Sequence[Push], recording: Recording | None) -> None:
+        self.pushes = pushes
+        self.server = pushes[0].server
+        self._chains = _chains(pushes)
+        self._landings: list[Callable[[], None]] = []
+        if recording is not None:
+            self._landings = [recording.take_off(each.call.gradient, self.server) for each in pushes]
+        self._future: Any = self._send()
+
+    def outcomes(self) -> dict[Push, Any]:
+        """Return the outcomes, once the message has been answered. What stands behind a failure has none.
+
+        Empty if the server refused the message, and all of its pushes are to be made singly.
+        """
+        try:
+            answer = self._future.wait()
+        except Exception as error:  # noqa: BLE001 - the program's push raises it
+            if len(self.pushes) > 1 and is_refusal(error):
+                tell_of_refusal(self.server, error)
+                return {}
+            return {self.pushes[0]: Raised(error)}
+        finally:
+            DEADLINES.forget(self._future)
+            for landing in self._landings:
+                landing()
+        if len(self.pushes) == 1:
+            return {self.pushes[0]: answer}
+        if len(self._chains) == len(self.pushes):
+            return dict(zip([push for (push,) in self._chains], answer, strict=True))
+        answers = [answer] if len(self._chains) == 1 else answer
+        found: dict[Push, Any] = {}
+        for chain, told in zip(self._chains, answers, strict=True):
+            # A chain of one is the call itself; in another, the outcomes end with the first failure.
+            found |= zip(chain, [told] if len(chain) == 1 or batch.failed(told) else told, strict=False)
+        return found
+
+    def _send(self) -> ops.Future:
+        function: Callable[..., Any]
+        first = self.pushes[0].call
+        if len(self.pushes) == 1:
+            return ops.start_call(first.to, first.gradient, self.pushes[0].arguments, first.kwargs, first.timeout_s)
+        if len(self._chains) == 1:
+            function, args, _ = _as_one(self.pushes)
+        else:
+            function, args = batch.run, ([_as_one(chain) for chain in self._chains],)
+        limit = _limit_of(self._chains)
+        deadline = DEADLINES.deadline(self.server, limit)
+        future: ops.Future = rpc.rpc_async(first.to, function, args=args, timeout=deadline)
+        DEADLINES.watch(self.server, limit, future)
+        return future
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An outcome that was raised in this process."""
+
+    error: Exception
+
+
+def _chains(pushes: Sequence[Push]) -> list[list[Push]]:
+    """Return the pushes that keep their order, in lists that need not wait for each other."""
+    state = {id(each): _state_of(each) for each in [push.contract for push in pushes]}
+    chains: dict[tuple[frozenset[str], Hashable], list[Push]] = {}
+    for push in pushes:
+        part = push.part
+        if part is None:
+            return [list(pushes)]
+        chains.setdefault((state[id(push.contract)], part), []).append(push)
+    touched = set(state.values())
+    overlap = sum(map(len, touched)) > len(frozenset().union(*touched))
+    return [list(pushes)] if overlap else list(chains.values())
+
+
+def _state_of(contract: Contract | None) -> frozenset[str]:
+    return frozenset() if contract is None else contract.reads | contract.writes
+
+
+def _call(push: Push) -> batch.Call:
+    return functions.resolve(push.call.gradient), push.arguments, dict(push.call.kwargs)
+
+
+def _as_one(chain: Sequence[Push]) -> batch.Call:
+    return _call(chain[0]) if len(chain) == 1 else (batch.run_in_order, (list(map(_call, chain)), _limit_s(chain)), {})
+
+
+def _limit_s(chain: Sequence[Push]) -> float:
+    """Return the time that each push may take; where they have different ones, the message alone has a limit."""
+    default = float(rpc.get_rpc_timeout())
+    limits = {_own_limit(push.call.timeout_s, default) for push in chain}
+    return limits.pop() if len(limits) == 1 else NO_LIMIT
+
+
+def _limit_of(chains: Sequence[Sequence[Push]]) -> float:
+    """Return the time for a message: that of the pushes which wait for one another, where they wait longest.
+
+    Where they run side by side, as many as a server runs at a time, it is once more: the first may run by itself.
+    """
+    default = float(rpc.get_rpc_timeout())
+    own = {each: _own_limit(each, default) for each in {push.call.timeout_s for chain in chains for push in chain}}
+    rounds = 1 if len(chains) == 1 else 1 + math.ceil(len(chains) / batch.THREADS)
+    if NO_LIMIT in own.values():
+        return NO_LIMIT
+    return rounds * max([sum([own[push.call.timeout_s] for push in chain]) for chain in chains])
+
+
+def _own_limit(timeout_s: float | None, default_s: float) -> float:
+    return default_s if timeout_s is None or timeout_s == UNSET_RPC_TIMEOUT else float(timeout_s)

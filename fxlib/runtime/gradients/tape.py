@@ -1,0 +1,111 @@
+"""The gradients that a module's forwards leave behind: remembered until the program pushes them."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from fxlib.errors import FxlibWarning
+from fxlib.runtime.forward_context import Tracked
+from fxlib.runtime.gradients.autograd_node import Backward
+from fxlib.runtime.gradients.pushes import Push, pushes_of
+
+UNPUSHED_FORWARDS = 256
+"""Forwards whose gradients are kept for a program that has never pushed any."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """The pushes of one forward, in program order, and what may still bring gradients for them."""
+
+    pushes: Sequence[Push]
+    backward: weakref.ref[Backward]
+
+    @property
+    def has_gradient(self) -> bool:
+        return any(push.call.has_gradient for push in self.pushes)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether no gradient can arrive any more, and none is there."""
+        return self.backward() is None and not self.has_gradient
+
+
+class Tape:
+    """Remote results of past forwards whose gradients are still to be pushed, oldest first.
+
+    What can no longer receive a gradient (an evaluation, a forward without backward) is forgotten at the next forward.
+    A program that pushes may accumulate over as many forwards as it likes. One that has never pushed keeps the last
+    `UNPUSHED_FORWARDS`, and is warned when it loses more, so that memory stays bounded.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._forwards: deque[_Forward] = deque()
+        self._pushes = False
+        self._pushes_one = True
+        """Whether each push so far was of one forward."""
+        self.untracked = ""
+        """Why a forward since the last push tracked no gradients though it should have; empty if none did."""
+
+    def __len__(self) -> int:
+        return len(self._forwards)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tape:
+        return Tape()  # what is tracked belongs to forwards of the module that was copied
+
+    def add(self, tracked: Sequence[Tracked], backward: Backward) -> None:
+        """Append one forward, which has just ended."""
+        forward = _Forward(pushes_of(sorted(tracked, key=attrgetter("index"))), weakref.ref(backward))
+        with self._lock:
+            while self._forwards and self._forwards[-1].is_dead:
+                self._forwards.pop()
+            self._forwards.append(forward)
+            lost = not self._pushes and len(self._forwards) > UNPUSHED_FORWARDS
+            if lost:
+                self._forwards.popleft()
+        if lost:
+            _warn_of_loss()
+
+    def take(self) -> list[Push]:
+        """Return what has a gradient to push, forward by forward, in program order, and forget all."""
+        forwards = [forward for forward in self._emptied() if forward.has_gradient]
+        if len(forwards) > 1:
+            if self._pushes and self._pushes_one:
+                _warn_of_several(len(forwards))
+            self._pushes_one = False
+        self._pushes = True
+        return [push for forward in forwards for push in forward.pushes if push.call.has_gradient]
+
+    def drop(self) -> None:
+        """Forget everything."""
+        self._emptied()
+
+    def _emptied(self) -> Sequence[_Forward]:
+        with self._lock:
+            forwards, self._forwards, self.untracked = self._forwards, deque(), ""
+        return forwards
+
+
+def _warn_of_several(forwards: int) -> None:
+    warnings.warn(
+        f"fxlib.push_gradients sends the gradients of {forwards} forwards, where it sent those of one so far. Where "
+        "a step was skipped or failed, call fxlib.drop_gradients(module), or its gradients go with those of the next.",
+        FxlibWarning,
+        stacklevel=4,
+    )
+
+
+def _warn_of_loss() -> None:
+    warnings.warn(
+        f"gradients of remote results older than {UNPUSHED_FORWARDS} forwards are dropped: "
+        "nothing pushes them. Call fxlib.push_gradients(module) after backward, or run the forward in torch.no_grad().",
+        RuntimeWarning,
+        stacklevel=2,
+    )

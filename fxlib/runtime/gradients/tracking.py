@@ -1,0 +1,78 @@
+"""Letting a remote result take a gradient, and noting where this is to go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from fxlib.errors import ContractError
+from fxlib.runtime.forward_context import Flight, Tracked, current_flight
+from fxlib.runtime.gradients.autograd_node import Slot, tracked
+from fxlib.runtime.gradients.containers import as_it_is
+from fxlib.runtime.structure import mapped
+
+Destination: TypeAlias = tuple[Any, str, tuple[Any, ...], Mapping[str, Any], float | None, int]
+"""To whom a gradient goes, the function that takes it, its other arguments, its timeout in seconds, and its place in
+program order."""
+
+
+def track(result: Any, push: Destination, *, together: bool) -> Any:
+    """Return a result of which each tensor that may take a gradient takes one, in the same memory.
+
+    Raises:
+        ContractError: there is no tensor in the result.
+    """
+    if not torch.is_grad_enabled():
+        return result
+    flight = current_flight() or Flight()  # of which nobody asks, then
+    if type(result) is torch.Tensor:
+        if not _may_take_a_gradient(result):
+            return result
+        output, slot = tracked(result, flight.backward, is_deaf=flight.is_deaf)
+        _note(flight, slot, (slot,), push, together=together)
+        return output
+    found = _tensors(result, where=push[1])
+    taking = {key: each for key, each in found.items() if _may_take_a_gradient(each)}
+    if not taking:
+        return result
+    made = {key: tracked(each, flight.backward, is_deaf=flight.is_deaf) for key, each in taking.items()}
+    outputs = {key: output for key, (output, _) in made.items()}
+    slots = {key: slot for key, (_, slot) in made.items()}
+    _note(flight, mapped(result, lambda each: slots.get(id(each))), tuple(slots.values()), push, together=together)
+    return mapped(result, lambda each: outputs.get(id(each), each))
+
+
+def _may_take_a_gradient(tensor: torch.Tensor) -> bool:
+    return not tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _tensors(result: Any, where: str) -> dict[int, torch.Tensor]:
+    """Return the tensors in a result by their id: one that it holds twice has one gradient."""
+    found: dict[int, torch.Tensor] = {}
+    mapped(result, lambda each: found.setdefault(id(each), each) if isinstance(each, torch.Tensor) else None)
+    if not found:
+        raise ContractError(
+            f"the result is a {type(result).__name__} without tensors, and only a tensor has a gradient to push",
+            where=where,
+            hint="Return a tensor, or a tuple, list or dict with tensors, or drop gradient= from the contract.",
+        )
+    return found
+
+
+def _note(flight: Flight, value: Any, slots: Sequence[Slot], push: Destination, *, together: bool) -> None:
+    to, gradient, args, kwargs, timeout_s, index = push
+    flight.tracked.append(
+        Tracked(
+            value=value,
+            slots=slots,
+            to=to,
+            gradient=gradient,
+            args=as_it_is(args),
+            kwargs=as_it_is(kwargs) if kwargs else kwargs,
+            timeout_s=timeout_s,
+            index=index,
+            together=together,
+        )
+    )

@@ -1,0 +1,418 @@
+"""Facts of Python's that a capture used, and whether they are so still.
+
+A fact is about one place: an attribute, an entry of a dict, what a list holds. As the places on the way to it are facts
+themselves, checked by identity, a program that found all of them unchanged would find the same again.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import chain, repeat
+from operator import attrgetter, is_
+from types import FunctionType, MappingProxyType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+
+from fxlib.runtime.guards.export_guards import GuardedCodeGen
+
+
+class Mark(Enum):
+    """What stands for a value in a fact."""
+
+    ABSENT = "nothing"
+    TENSOR = "a tensor"
+    """Whichever: the graph reads it at each run."""
+
+
+class Kind(Enum):
+    """Where a fact was read."""
+
+    ATTRIBUTE = "attribute of an object's own"
+    ITEM = "entry of a dict"
+    CLASS = "attribute of a class"
+    CELL = "variable of a closure"
+    CONTENTS = "what a container holds"
+    GETTER = "attribute that is computed"
+    DEFAULTS = "default arguments of a function"
+    QUESTION = "what a function answers"
+    VALUE = "the elements of a tensor"
+
+
+GRAD_MODE = frozenset({"is_grad_enabled", "set_grad_enabled", "enable_grad"})
+"""Functions by which a forward behaves otherwise where no gradients are recorded, besides recording none."""
+SCALARS = (bool, int, float, complex, str, bytes, type(None), range, slice)
+_REBOUND = (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS)
+_DEFAULTS = attrgetter("__defaults__", "__kwdefaults__")
+
+
+@dataclass(eq=False, slots=True)
+class Fact:
+    """What was found in one place when a forward was captured."""
+
+    kind: Kind
+    owner: Any
+    key: Any
+    value: Any
+    where: str = ""
+    """The statement of the program that writes there, if one does."""
+
+    def now(self) -> Any:
+        """Return what is there now."""
+        return _READERS[self.kind](self.owner, self.key)
+
+    def holds(self) -> bool:
+        """Whether what is there now is what was there, or equal to it, where it has no identity of its own."""
+        now = self.now()
+        return same(now, self.value) or (self.kind is Kind.VALUE and _same_elements(now, self.value))
+
+    def restore(self) -> None:
+        """Put back what was there."""
+        if self.kind is Kind.CONTENTS:
+            _refill(self.owner, self.value)
+        elif self.kind is Kind.CELL:
+            if self.value is Mark.ABSENT:
+                del self.owner.cell_contents
+            else:
+                self.owner.cell_contents = self.value
+        elif self.kind in (Kind.ATTRIBUTE, Kind.ITEM):
+            table = self.owner if self.kind is Kind.ITEM else attributes_of(self.owner)
+            if self.value is Mark.ABSENT:
+                table.pop(self.key, None)
+            elif self.value is not Mark.TENSOR:
+                table[self.key] = self.value
+        elif self.kind is Kind.CLASS and self.value is Mark.ABSENT:
+            type.__delattr__(self.owner, self.key)
+        elif self.kind is Kind.CLASS:
+            type.__setattr__(self.owner, self.key, self.value)
+        elif self.kind is Kind.GETTER and self.value is not Mark.ABSENT:
+            setattr(self.owner, self.key, self.value)
+
+    def __str__(self) -> str:
+        owner = self.owner.__name__ if isinstance(self.owner, type) else type(self.owner).__name__
+        if self.kind is Kind.ITEM or self.kind is Kind.CONTENTS:
+            return f"what a {owner} holds" + (f" under {self.key!r}" if self.kind is Kind.ITEM else "")
+        if self.kind in (Kind.CELL, Kind.DEFAULTS):
+            return f"{self.kind.value} ({self.key})"
+        if self.kind is Kind.QUESTION:
+            return f"what {getattr(self.owner, '__name__', owner)}() answers"
+        if self.kind is Kind.VALUE:
+            return "the elements of a tensor that the forward asked for"
+        return f"{getattr(self.owner, '__name__', owner)}.{self.key}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentFact:
+    """What an argument of the forward, or a part of one, must be or must not be.
+
+    Args:
+        name: the argument; empty for the captured module itself.
+        steps: how to get from it to the part: attributes ("getattr", name), elements ("getitem", key), and calls of
+            methods that only read ("get", arguments).
+        test: "is not", "isinstance", or "type is".
+        value: what the argument is held to: one object, or a class.
+        other: for "is not", another argument with its steps, in place of `value`.
+    """
+
+    name: str
+    steps: tuple[tuple[str, Any], ...]
+    test: str
+    value: Any
+    other: tuple[str, tuple[tuple[str, Any], ...]] | None = None
+
+    def broken(self, arguments: Mapping[str, Any]) -> str:
+        """Return what about the argument is otherwise, in words; empty if nothing is."""
+        try:
+            found = _follow(arguments[self.name], self.steps)
+            value = self.value if self.other is None else _follow(arguments[self.other[0]], self.other[1])
+        except Exception:  # noqa: BLE001 - whatever an argument raises, the forward itself shall meet it
+            return f"{self._place()} is not there"
+        if self.test == "is not" and found is value:
+            known = "another argument" if self.other is not None else repr(value)
+            return f"{self._place()} is {known}, and was taken for a tensor at capture: see concrete_args="
+        if (self.test == "isinstance" and not isinstance(found, value)) or (
+            self.test == "type is" and type(found) is not value
+        ):
+            return (
+                f"{self._place()} is of type {type(found).__name__}, and was taken for a "
+                f"{value.__name__} at capture: see concrete_args="
+            )
+        return ""
+
+    def _place(self) -> str:
+        forms = {"getattr": ".{}", "getitem": "[{!r}]"}
+        path = self.name + "".join(forms.get(step, ".get{}").format(key) for step, key in self.steps)
+        return f"the argument {path}" if self.name else f"the model's {path[1:]}"
+
+
+def _follow(value: Any, steps: Iterable[tuple[str, Any]]) -> Any:
+    for step, key in steps:
+        if step == "getattr":
+            value = getattr(value, key)
+        elif step == "getitem":
+            value = value[key]
+        else:
+            value = getattr(value, step)(*key)
+    return value
+
+
+def same(now: Any, value: Any) -> bool:
+    """Whether a value is what it was: the same object, or an equal one of a kind that has no identity to speak of."""
+    if now is value:
+        return True
+    if value is Mark.TENSOR:
+        return isinstance(now, torch.Tensor)
+    kind = type(value)
+    if type(now) is not kind:
+        return False
+    if issubclass(kind, tuple):
+        return len(now) == len(value) and all(map(same, now, value))
+    if kind in SCALARS:
+        equal: Any = now == value and (kind is not float or repr(now) == repr(value))
+    elif kind is MethodType:
+        equal = now.__func__ is value.__func__ and now.__self__ is value.__self__
+    elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):  # an array, or a number
+        equal = now.shape == value.shape and now.dtype == value.dtype and now.tobytes() == value.tobytes()
+    else:
+        equal = kind in (torch.dtype, torch.device, frozenset) and now == value
+    return bool(equal)
+
+
+def _same_elements(now: torch.Tensor, value: torch.Tensor) -> bool:
+    return now.dtype == value.dtype and now.device == value.device and torch.equal(now, value)
+
+
+def attributes_of(owner: Any) -> dict[str, Any]:
+    """Return the dict in which an object keeps attributes of its own."""
+    found: dict[str, Any] = object.__getattribute__(owner, "__dict__")
+    return found
+
+
+def contents_of(container: Any) -> Any:
+    """Return what a container holds, to be compared with `same`; None of what is no container."""
+    if isinstance(container, dict):
+        return tuple(dict.items(container))
+    if isinstance(container, (list, deque)):
+        return tuple(container)
+    if isinstance(container, (set, bytearray)):
+        return frozenset(container) if isinstance(container, set) else bytes(container)
+    return container.copy() if is_array(container) else None
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of NumPy's, without loading NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype != object
+
+
+def _refill(container: Any, value: Any) -> None:
+    if isinstance(container, (dict, set)):
+        container.clear()
+        container.update(value)
+    elif isinstance(container, deque):
+        container.clear()
+        container.extend(value)
+    else:
+        container[:] = value
+
+
+def _of_class(owner: type, key: str) -> Any:
+    return owner.__dict__.get(key, Mark.ABSENT)
+
+
+def _of_cell(owner: Any, _: Any) -> Any:
+    try:
+        return owner.cell_contents
+    except ValueError:
+        return Mark.ABSENT
+
+
+def _computed(owner: Any, key: str) -> Any:
+    try:
+        return getattr(owner, key)
+    except AttributeError:
+        return Mark.ABSENT
+
+
+def _answered(owner: Callable[..., Any], key: tuple[Any, ...]) -> Any:
+    return owner(*key)
+
+
+_READERS: Mapping[Kind, Callable[[Any, Any], Any]] = {
+    Kind.ATTRIBUTE: lambda owner, key: attributes_of(owner).get(key, Mark.ABSENT),
+    Kind.ITEM: lambda owner, key: dict.get(owner, key, Mark.ABSENT),
+    Kind.CLASS: _of_class,
+    Kind.CELL: _of_cell,
+    Kind.CONTENTS: lambda owner, _: contents_of(owner),
+    Kind.GETTER: _computed,
+    Kind.DEFAULTS: lambda owner, _: _DEFAULTS(owner),
+    Kind.QUESTION: _answered,
+    Kind.VALUE: lambda owner, _: owner.detach(),
+}
+
+
+@dataclass(slots=True)
+class _Columns:
+    """The facts of the most frequent kinds, laid out so that one pass in C compares them all."""
+
+    tables: list[dict[Any, Any]] = field(default_factory=list)
+    keys: list[Any] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    classes: list[Any] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    members: list[Any] = field(default_factory=list)
+    full: list[dict[Any, Any]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    full_keys: list[Any] = field(default_factory=list)
+    full_values: list[Any] = field(default_factory=list)
+    tensor_tables: list[dict[Any, Any]] = field(default_factory=list)
+    tensor_keys: list[Any] = field(default_factory=list)
+    others: list[Fact] = field(default_factory=list)
+
+    def hold(self) -> bool:
+        """Whether all facts hold to the letter: the same objects."""
+        return (
+            all(map(is_, map(dict.get, self.tables, self.keys, repeat(Mark.ABSENT)), self.values))
+            and all(map(is_, map(MappingProxyType.get, self.classes, self.names, repeat(Mark.ABSENT)), self.members))
+            and list(map(len, self.full)) == self.lengths
+            and all(map(is_, chain.from_iterable(self.full), self.full_keys))
+            and all(map(is_, chain.from_iterable(map(dict.values, self.full)), self.full_values))
+            and all(map(isinstance, map(dict.get, self.tensor_tables, self.tensor_keys), repeat(torch.Tensor)))
+            and all(each.holds() for each in self.others)
+        )
+
+
+class Facts:
+    """All facts of one capture."""
+
+    def __init__(self, facts: Sequence[Fact] = (), arguments: Sequence[ArgumentFact] = ()) -> None:
+        """Watch these facts, of which each holds now."""
+        self.arguments = tuple(each for each in arguments if each.name)
+        self._state = tuple(each for each in arguments if not each.name)
+        self._facts = tuple(facts)
+        self._columns: _Columns | None = None
+
+    @classmethod
+    def unread(cls, modules: Iterable[nn.Module], graph: Graph | None = None) -> Facts:
+        """Return what to watch where nobody knows what the forward has read: numbers, flags and texts of modules.
+
+        No argument of the graph may be None, True or False, but those that it checks itself.
+        """
+        known = [each for each in modules if not _is_machinery(type(each).__module__)]
+        held = [(each, name, value) for each in known for name, value in vars(each).items() if name != "training"]
+        facts = [Fact(Kind.ATTRIBUTE, *each) for each in held if isinstance(each[2], (*SCALARS, tuple))]
+        nodes: Iterable[Node] = () if graph is None or isinstance(graph._codegen, GuardedCodeGen) else graph.nodes
+        inputs = [node for node in nodes if node.op == "placeholder" and not any(map(_asserts, node.users))]
+        arguments = [
+            ArgumentFact(name=str(node.target).lstrip("*"), steps=(), test="is not", value=value)
+            for node in inputs
+            for value in (None, True, False)
+        ]
+        return cls(facts, arguments)
+
+    def joined(self, other: Facts) -> Facts:
+        """Return the facts of both."""
+        arguments = (*self.arguments, *self._state)
+        return Facts((*self._facts, *other._facts), arguments)
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def broken(self, module: nn.Module) -> str:
+        """Return which fact does not hold now, in words; empty if all do.
+
+        Args:
+            module: the captured module, of whose tensors some are known not to be None.
+        """
+        for state in self._state:
+            if broken := state.broken({"": module}):
+                return broken
+        columns = self._columns or self._laid_out()
+        if columns.hold():
+            return ""
+        for fact in self._facts:
+            if not fact.holds():
+                return f"{fact} is not what it was at capture"
+            if fact.value is not Mark.TENSOR and fact.kind in _REBOUND:
+                fact.value = fact.now()  # an equal value: compared by identity from now on
+        self._columns = None
+        return ""
+
+    def misfit(self, arguments: Mapping[str, Any]) -> str:
+        """Return which argument is not as the graph takes it to be, in words; empty if all are."""
+        return next(filter(None, (each.broken(arguments) for each in self.arguments)), "")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Facts:
+        """Return the same facts about whatever was copied already, and about the rest as it is."""
+
+        def twin(value: Any) -> Any:
+            return memo.get(id(value), value)
+
+        facts = [copy.copy(each) for each in self._facts]
+        for each in facts:
+            each.owner = twin(each.owner)
+            each.value = _renamed(each.value, twin)
+        return Facts(facts, (*self.arguments, *self._state))
+
+    def _laid_out(self) -> _Columns:
+        made = _Columns()
+        for fact in self._facts:
+            _place(made, fact)
+        self._columns = made
+        return made
+
+
+def names_grad_mode(modules: Iterable[nn.Module]) -> bool:
+    """Whether code of the modules' classes names a function that asks for, or sets, whether gradients are recorded."""
+    kinds = {base for each in modules for base in type(each).__mro__ if not base.__module__.startswith("torch.")}
+    functions = [value for kind in kinds for value in vars(kind).values() if isinstance(value, FunctionType)]
+    return any(not GRAD_MODE.isdisjoint(each.__code__.co_names) for each in functions)
+
+
+def _is_machinery(module: str) -> bool:
+    """Whether modules of a class that is defined there keep what has nothing to do with what they compute."""
+    return module.startswith("torch.") and not module.startswith("torch.nn.modules.")
+
+
+def _asserts(node: Node) -> bool:
+    return getattr(node.target, "__name__", "") in ("_assert", "_assert_is_none")
+
+
+def _renamed(value: Any, twin: Callable[[Any], Any]) -> Any:
+    if type(value) is tuple:
+        return tuple(_renamed(each, twin) for each in value)
+    return twin(value)
+
+
+def _place(made: _Columns, fact: Fact) -> None:
+    if fact.kind in (Kind.ATTRIBUTE, Kind.ITEM):
+        table = fact.owner if fact.kind is Kind.ITEM else attributes_of(fact.owner)
+        if fact.value is Mark.TENSOR:
+            made.tensor_tables.append(table)
+            made.tensor_keys.append(fact.key)
+        else:
+            made.tables.append(table)
+            made.keys.append(fact.key)
+            made.values.append(fact.value)
+    elif fact.kind is Kind.CLASS:
+        made.classes.append(fact.owner.__dict__)
+        made.names.append(fact.key)
+        made.members.append(fact.value)
+    elif fact.kind is Kind.CONTENTS and isinstance(fact.owner, dict) and not _has_tensors(fact.value):
+        made.full.append(fact.owner)
+        made.lengths.append(len(fact.value))
+        made.full_keys += [key for key, _ in fact.value]
+        made.full_values += [value for _, value in fact.value]
+    else:
+        made.others.append(fact)
+
+
+def _has_tensors(items: Iterable[tuple[Any, Any]]) -> bool:
+    return any(value is Mark.TENSOR for _, value in items)

@@ -1,0 +1,306 @@
+"""What a capture is true of, and a rewrite with it: checked before each forward."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torchs
+
+from fxlib.runtime.data_parallel import deciding
+from fxlib.runtime.guards.backward_order import BackwardOrder
+from fxlib.runtime.guards.capture_facts import Facts
+from fxlib.runtime.guards.tensor_metadata import Looks
+from fxlib.runtime.guards.tied_parameters import Ties
+from fxlib.runtime.walk import local_modules
+
+Parameter = inspect.Parameter
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    torchs._global_forward_hooks,
+    torchs._global_forward_pre_hooks,
+    torchs._global_backward_hooks,
+    torchs._global_backward_pre_hooks,
+)
+_SCALARS = (bool, int, float, complex, str, tuple, type(None))
+_ALWAYS = frozenset({"inplace", "max_norm"})
+"""Attributes of torch's own modules that decide what may move past them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a forward has asked of torch, so that the graph has the answer fixed."""
+
+    grad_mode: bool = False
+    """Whether gradients are recorded, or it has set that."""
+    requires_grad: bool = False
+    """Which parameters take a gradient."""
+    looks: bool = False
+    """Dtypes, devices and shapes of parameters and buffers."""
+    strides: bool = False
+    """Their strides, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fact:
+    """`owner.name` is `value`; `table` is the one of the owner's that holds it, or empty for its plain attributes."""
+
+    owner: nn.Module
+    table: str
+    name: str
+    value: Any
+
+    def held_in(self) -> dict[str, Any]:
+        attributes = self.owner.__dict__
+        return attributes[self.table] if self.table else attributes
+
+    def __str__(self) -> str:
+        return f"{type(self.owner).__name__}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`container[key]` is `value`, and the container has `size` entries, where that is said."""
+
+    container: Any
+    key: Any
+    value: Any
+    size: int | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether that is still so."""
+        try:
+            now = self.container[self.key]
+        except (LookupError, TypeError):
+            return False
+        return now is self.value and (self.size is None or len(self.container) == self.size)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """The facts, laid out so that one pass in C compares them all."""
+
+    tables: list[dict[str, Any]]
+    names: list[str]
+    values: list[Any]
+    unhooked: list[Mapping[int, Any]] = field(default_factory=list)
+    hooked: list[tuple[Mapping[int, Any], tuple[int, ...]]] = field(default_factory=list)
+
+
+class Conditions:
+    """What must hold for a graph to stand in for its model.
+
+    Grad mode and the training flags of all modules; which modules there are, their hooks (those of the root run in any
+    case), and that no `forward` was replaced on an instance; what of Python's state the forward has read, and of its
+    arguments; which parameters take a gradient, where it has asked that; what parameters and buffers look like, where
+    the graph has fixed that.
+    """
+
+    def __init__(
+        self, module: nn.Module, original: nn.Module | None, *, grad_enabled: bool, facts: Facts, asked: Asked
+    ) -> None:
+        """Note the present state of `original`, for which `module` stands in; without it, nothing is ever checked.
+
+        Args:
+            module: the captured module.
+            original: the user's model.
+            grad_enabled: whether gradients were recorded when the graph was made.
+            facts: what of Python's state the forward has read.
+            asked: what it has asked of torch.
+        """
+        self.module = module
+        self.grad_enabled = grad_enabled
+        self.python = facts
+        parts = [] if original is None else [each for _, each in local_modules(original)]
+        self.fixed: Mapping[str, Any] = {}
+        """Numbers, flags and None that arguments had at capture, and that the graph is for."""
+        self.asks_grad_mode = asked.grad_mode
+        self._original = original
+        self._facts = [fact for each in parts for fact in _facts(each)]
+        if parts:
+            self._facts[0] = _Fact(module, "", "training", module.training)
+        self._hooks = [(each, name, tuple(each.__dict__[name])) for each in parts[1:] for name in _HOOKS]
+        self._global_hooks = [(each, tuple(each)) for each in _GLOBAL_HOOKS] if parts else []
+        self._gradients = [
+            (each, name, value.requires_grad)
+            for each in parts
+            if asked.requires_grad
+            for name, value in _parameters(each)
+        ]
+        self._ties = Ties(module, original)
+        self.backward_order = BackwardOrder()
+        self._looks: Looks | None = None
+        self._watched: _Watched | None = None
+        if asked.looks and original is not None:
+            self._looks = Looks(module, original, strides=asked.strides)
+        self._entries: Sequence[Entry] = ()
+
+    def fix_entries(self, entries: Sequence[Entry]) -> None:
+        """Hold what led to the objects that the graph was given, such as RRefs, to what it is now."""
+        self._entries = entries
+
+    def fix_training(self, flags: Mapping[nn.Module, bool]) -> None:
+        """Hold the training flags of some modules to those that the graph is for, whatever they are now."""
+        self._facts = [
+            replace(each, value=flags[each.owner]) if each.name == "training" and each.owner in flags else each
+            for each in self._facts
+        ]
+        self._watched = None
+
+    def rebased(self, module: nn.Module) -> Conditions:
+        """Return the same conditions for another module that stands in for the same original."""
+        twin = copy.copy(self)
+        twin.module, twin._watched = module, None
+        twin._ties = self._ties.rebased(module)
+        twin._looks = None if self._looks is None else self._looks.rebased(module)
+        if self._facts:
+            twin._facts = [_Fact(module, "", "training", self._facts[0].value), *self._facts[1:]]
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Conditions:
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+        twin.module = copy.deepcopy(self.module, memo)
+        twin._ties, twin._looks = copy.deepcopy((self._ties, self._looks), memo)
+        twin._original = copy.deepcopy(self._original, memo)  # before the facts, which look for copies in the memory
+        twin.python = copy.deepcopy(self.python, memo)
+        twin._watched = None  # a copied module has tables of its own, which may not be there yet
+        twin._facts = [
+            _Fact(copy.deepcopy(each.owner, memo), each.table, each.name, copy.deepcopy(each.value, memo))
+            for each in self._facts
+        ]
+        twin._hooks = [(copy.deepcopy(each, memo), name, ids) for each, name, ids in self._hooks]
+        twin._gradients = [(copy.deepcopy(each, memo), name, flag) for each, name, flag in self._gradients]
+        return twin
+
+    def broken(self, *, grad_enabled: bool) -> str:
+        """Return which of them does not hold now, in words; empty if all do."""
+        if grad_enabled is not self.grad_enabled:
+            return f"grad mode is {'on' if grad_enabled else 'off'}, and was not at capture"
+        watched = self._watched or self._watch()
+        same = all(map(is_, map(dict.get, watched.tables, watched.names), watched.values))
+        if not same and (changed := self._changed(watched)):
+            return changed
+        if any(watched.unhooked) or any(tuple(table) != ids for table, ids in watched.hooked):
+            return "hooks of its modules are not those at capture"
+        for entry in self._entries:
+            if not entry.holds:
+                return f"what was found under {entry.key!r}, on the way to an RRef, is not what it was at capture"
+        for each, name, flag in self._gradients:
+            if each._parameters[name].requires_grad is not flag:  # type: ignore[union-attr]
+                return f"requires_grad of {type(each).__name__}.{name} is {not flag}, and was {flag} at capture"
+        return self.python.broken(self.module)
+
+    def other_looks(self) -> str:
+        """Return which parameter or buffer does not look as the graph has it, in words; empty if all do."""
+        return "" if self._looks is None else self._looks.changed()
+
+    def reordered(self, arguments: Iterable[Any]) -> str:
+        """Return why gradients may add up in another order than a rewrite kept; empty if they do not."""
+        if self._ties.broken():
+            return "parameters that were one at capture are not, or are one that were not"
+        return shared_gradient(arguments)
+
+    def backward_shows(self, arguments: Iterable[Any]) -> str:
+        """Return why the program can tell in which order backward runs; empty if it cannot."""
+        return self.backward_order.shows(itertools.chain(arguments, self._ties.parameters()))
+
+    def misfit(self, parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return which argument is not what it was fixed to, or not what the graph takes it for; empty if none is."""
+        if not (self.python.arguments or self.fixed):
+            return ""
+        arguments = _bound(parameters, args, kwargs)
+        for name, fixed in self.fixed.items():
+            value = arguments.get(name)
+            if value is not fixed and (type(value) is not type(fixed) or value != fixed):
+                return f"the argument {name} is {_brief(value)}, and was fixed to {fixed!r} at capture"
+        return self.python.misfit(arguments)
+
+    def _watch(self) -> _Watched:
+        facts = self._facts
+        watched = _Watched([each.held_in() for each in facts], [each.name for each in facts], [e.value for e in facts])
+        for each, name, ids in self._hooks:
+            table = each.__dict__[name]
+            if ids:
+                watched.hooked.append((table, ids))
+            else:
+                watched.unhooked.append(table)
+        for table, ids in self._global_hooks:
+            (watched.hooked.append((table, ids)) if ids else watched.unhooked.append(table))
+        self._watched = watched
+        return watched
+
+    def _changed(self, watched: _Watched) -> str:
+        for index, fact in enumerate(self._facts):
+            now = watched.tables[index].get(fact.name)
+            if now is fact.value:
+                continue
+            if type(now) is not type(fact.value) or not isinstance(now, _SCALARS) or now != fact.value:
+                if fact.name == "training":
+                    owner = type(fact.owner).__name__
+                    return f"the training flag of {owner} is {now}, and was {fact.value} at capture"
+                return f"{fact} is not what it was at capture"
+            watched.values[index] = now  # an equal value: compared by identity from now on
+        return ""
+
+
+def _brief(value: Any) -> str:
+    return repr(value) if isinstance(value, _SCALARS) else f"a {type(value).__name__}"
+
+
+def shared_gradient(arguments: Iterable[Any]) -> str:
+    """Return why these arguments' gradients may add up in another order than a rewrite kept; empty if they do not.
+
+    The order is kept for each input by itself; a parameter, or one tensor under two names, has uses beside those.
+    """
+    seen: set[int] = set()
+    for value in arguments:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            if isinstance(value, nn.Parameter) or id(value) in seen:
+                return "an argument that takes a gradient is a parameter, or is given twice"
+            seen.add(id(value))
+    return ""
+
+
+def parameters_of(forward: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """Return a generated forward's parameters but for `self`."""
+    return tuple(inspect.signature(forward).parameters.values())[1:]
+
+
+def _bound(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by the names of the parameters; of a wrong call, the call itself will tell."""
+    found: dict[str, Any] = {}
+    for index, each in enumerate(parameters):
+        if each.kind is each.VAR_POSITIONAL:
+            found[each.name] = tuple(args[index:])
+        elif each.kind is each.VAR_KEYWORD:
+            known = {other.name for other in parameters}
+            found[each.name] = {name: value for name, value in kwargs.items() if name not in known}
+        elif index < len(args) and each.kind is not each.KEYWORD_ONLY:
+            found[each.name] = args[index]
+        else:
+            found[each.name] = kwargs.get(each.name, each.default)
+    return found
+
+
+def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    yield from ((name, value) for name, value in module._parameters.items() if value is not None)
+
+
+def _facts(module: nn.Module) -> Iterator[_Fact]:
+    yield _Fact(module, "", "training", module.training)
+    yield _Fact(module, "", "forward", module.__dict__.get("forward"))
+    for name, child in module._modules.items():
+        yield _Fact(module, "_modules", name, child)
+    for name, value in deciding(module):
+        yield _Fact(module, "", name, value)
+    for name in _ALWAYS & module.__dict__.keys():
+        yield _Fact(module, "", name, module.__dict__[name])

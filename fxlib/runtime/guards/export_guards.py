@@ -1,0 +1,273 @@
+"""What a graph made by `torch.export` takes for granted of its inputs, and how an input is held to it.
+
+Export runs the model once on sample inputs, and what the program decided by their structure, sizes and plain values
+is decided in the graph. Conditions on sizes are data, nests of tuples with an operation first: nothing is evaluated
+that was received.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch.utils import _pytree as pytree
+
+from fxlib.runtime.guards.value_conditions import ValueCondition
+
+Expression = int | str | bool | tuple[Any, ...]
+"""A number, the name of a symbol, or (operation, expression, ...)."""
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "mod", "floordiv")},
+    "add": lambda *terms: sum(terms),
+    "mul": lambda *factors: math.prod(factors),
+    "and": lambda *parts: all(parts),
+    "or": lambda *parts: any(parts),
+    "not": operator.not_,
+    "max": lambda *values: max(values),
+    "min": lambda *values: min(values),
+}
+"""The operations of an expression; all are on whole numbers."""
+_WORDS: Mapping[str, str] = {
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "mod": "%", "floordiv": "//",
+    "add": "+", "mul": "*", "and": "and", "or": "or",
+}  # fmt: skip
+_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorGuard:
+    """A tensor of this kind; `sizes` has a number, a symbol or an expression for each dimension."""
+
+    dtype: torch.dtype
+    device: str
+    sizes: tuple[Expression, ...]
+    strides: tuple[Expression, ...] | None = None
+    """As `sizes`; of dimensions of one element, they are not looked at. None: contiguous."""
+    requires_grad: bool | None = None
+    """None: either."""
+    same_as: int | None = None
+    """The first of the leaves that is this very tensor, if it is not this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueGuard:
+    """This very value, None among them."""
+
+    value: bool | float | str | None
+
+
+Guard = TensorGuard | ValueGuard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputGuards:
+    """What the inputs of one graph have to be, one guard for each leaf of its arguments."""
+
+    leaves: tuple[Guard, ...]
+    ranges: tuple[tuple[str, int, int | None], ...] = ()
+    """Symbol, least and greatest value; None: any."""
+    conditions: tuple[Expression, ...] = ()
+    """What else has to hold of the symbols."""
+    autocast: tuple[tuple[str, str], ...] = ()
+    """Kinds of devices under autocast, and the dtypes; inside of it a program leaves out other casts than outside."""
+    values: tuple[ValueCondition, ...] = ()
+    """What was asked of the values of the arguments, and the answers."""
+
+
+class GuardedCodeGen(_PyTreeCodeGen):
+    """Code generation of an exported graph: arguments and results are nests, and the arguments are guarded.
+
+    Args:
+        info: names of the forward's arguments, and the structures of arguments, as (args, kwargs), and results.
+        guards: what holds of the leaves.
+    """
+
+    def __init__(self, info: _PyTreeInfo, guards: InputGuards) -> None:
+        super().__init__(info)
+        self.guards = guards
+
+    def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return what about these arguments the graph was not made for, in words; empty if it was made for them."""
+        if (modes := autocast_modes()) != self.guards.autocast:
+            return f"autocast is {_modes_in_words(modes)}, and was {_modes_in_words(self.guards.autocast)} at capture"
+        names, spec = self.pytree_info.orig_args, self.pytree_info.in_spec
+        positional = spec.child(0).num_children
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if len(args) > positional or len(given) < len(args) + len(kwargs):
+            return f"{len(args)} positional arguments were given, and {positional} at capture"
+        if given.keys() != set(names):
+            return f"the arguments {_listed(given)} were given, and {_listed(names)} at capture"
+        nest = (tuple(given[name] for name in names[:positional]), {name: given[name] for name in names[positional:]})
+        leaves, found = pytree.tree_flatten(nest)
+        if not _alike(found, spec):
+            return f"the arguments are nested otherwise than at capture: {found} and not {spec}"
+        try:
+            return self._unlike(leaves)
+        except ZeroDivisionError:
+            return "a size is 0 that others were divided by at capture"
+
+    def _unlike(self, leaves: Sequence[Any]) -> str:
+        pairs = list(zip(leaves, self.guards.leaves, strict=True))
+        sizes, same = _sizes(pairs), repeated(leaves)
+        for index, (leaf, guard) in enumerate(pairs):
+            problem = _tensor_misfit(leaf, guard, sizes) if isinstance(guard, TensorGuard) else _misfit(leaf, guard)
+            if not problem and isinstance(guard, TensorGuard) and same.get(index) != guard.same_as:
+                problem = _identity_misfit(
+                    *[None if each is None else self._name(each) for each in (same.get(index), guard.same_as)]
+                )
+            if problem:
+                return f"the argument {self._name(index)} {problem}"
+        for symbol, least, greatest in self.guards.ranges:
+            if symbol in sizes and not least <= sizes[symbol] <= (math.inf if greatest is None else greatest):
+                limit = f"at least {least}" if greatest is None else f"{least} to {greatest}"
+                return f"a size is {sizes[symbol]}, and {symbol} was declared as {limit}"
+        for condition in self.guards.conditions:
+            if not evaluate(condition, sizes):
+                return f"{in_words(condition)} does not hold where {sizes}"
+        return next((problem for each in self.guards.values if (problem := each.misfit(leaves))), "")
+
+    def _name(self, index: int) -> str:
+        info = self.pytree_info
+        nest = pytree.tree_unflatten(list(range(info.in_spec.num_leaves)), info.in_spec)
+        for name, value in zip(info.orig_args, (*nest[0], *nest[1].values()), strict=True):
+            for path, leaf in pytree.tree_leaves_with_path(value):
+                if leaf == index:
+                    return name + pytree.keystr(path)
+        return str(index)
+
+
+def autocast_modes() -> tuple[tuple[str, str], ...]:
+    """Return the kinds of devices that are under autocast here, and the dtypes."""
+    return tuple((kind, _dtype_of(kind)) for kind in _DEVICES if torch.is_autocast_enabled(kind))
+
+
+def _dtype_of(kind: str) -> str:
+    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+
+
+def _modes_in_words(modes: tuple[tuple[str, str], ...]) -> str:
+    return " and ".join(f"{dtype} on {kind}" for kind, dtype in modes) or "off"
+
+
+def _alike(one: pytree.TreeSpec, other: pytree.TreeSpec) -> bool:
+    """Whether two structures are the same: named tuples by name and fields, which a stand-in has as its class."""
+    if one == other:
+        return True
+    if one.type is not other.type or one.num_children != other.num_children:
+        return False
+    contexts = [getattr(each.context, "_fields", None) and _identity(each.context) for each in (one, other)]
+    if one.context != other.context and (contexts[0] is None or contexts[0] != contexts[1]):
+        return False
+    return one.num_children > 0 and all(map(_alike, one.children(), other.children()))
+
+
+def _identity(named: Any) -> tuple[str, tuple[str, ...]]:
+    return named.__name__, named._fields
+
+
+def evaluate(expression: Expression, sizes: Mapping[str, int]) -> Any:
+    """Return the value of an expression, given those of its symbols."""
+    if isinstance(expression, str):
+        return sizes[expression]
+    if isinstance(expression, tuple):
+        return OPERATIONS[expression[0]](*[evaluate(part, sizes) for part in expression[1:]])
+    return expression
+
+
+def symbols_of(expression: Expression) -> set[str]:
+    """Return the names of the symbols in an expression."""
+    if isinstance(expression, tuple):
+        return {name for part in expression[1:] for name in symbols_of(part)}
+    return {expression} if isinstance(expression, str) else set()
+
+
+def in_words(expression: Expression) -> str:
+    """Return an expression as a person writes it."""
+    if not isinstance(expression, tuple):
+        return str(expression)
+    parts = [in_words(part) for part in expression[1:]]
+    word = _WORDS.get(expression[0])
+    return f"({f' {word} '.join(parts)})" if word else f"{expression[0]}({', '.join(parts)})"
+
+
+def _tensor_misfit(leaf: Any, guard: TensorGuard, sizes: Mapping[str, int]) -> str:
+    if not isinstance(leaf, torch.Tensor):
+        return f"is a {type(leaf).__name__}, and was a tensor at capture"
+    if problem := peculiarity(leaf):
+        return problem
+    if leaf.dtype is not guard.dtype or leaf.device.type != guard.device:
+        return f"is {leaf.dtype} on {leaf.device.type}, and was {guard.dtype} on {guard.device} at capture"
+    if not _has_sizes(leaf, guard, sizes):
+        expected = ", ".join(map(in_words, guard.sizes))
+        return f"has the shape {tuple(leaf.shape)}, and the graph is for ({expected})"
+    if guard.requires_grad not in (None, leaf.requires_grad):
+        now, then = ("takes a", "none") if leaf.requires_grad else ("takes no", "one")
+        return f"{now} gradient, and took {then} at capture"
+    return _layout_misfit(leaf, guard, sizes)
+
+
+def _identity_misfit(now: str | None, then: str | None) -> str:
+    told = [f"the same tensor as {other}" if other else "a tensor of its own" for other in (now, then)]
+    return f"is {told[0]}, and was {told[1]} at capture"
+
+
+def repeated(leaves: Iterable[Any]) -> dict[int, int]:
+    """Return, by the place of each tensor that came before, its first place."""
+    firsts: dict[int, int] = {}
+    found = [
+        (place, firsts.setdefault(id(leaf), place))
+        for place, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+    ]
+    return {place: first for place, first in found if place != first}
+
+
+def _layout_misfit(leaf: torch.Tensor, guard: TensorGuard, sizes: Mapping[str, int]) -> str:
+    if guard.strides is None:
+        return "" if leaf.is_contiguous() else "is not contiguous, and was at capture"
+    strides = [evaluate(each, sizes) for each in guard.strides]
+    if any(size > 1 and one != other for size, one, other in zip(leaf.shape, leaf.stride(), strides, strict=True)):
+        return f"has the strides {leaf.stride()}, and the graph is for {tuple(strides)}"
+    return ""
+
+
+def peculiarity(tensor: torch.Tensor) -> str:
+    """Return what about a tensor no graph is for, in words; empty if nothing is."""
+    if tensor.layout is not torch.strided:
+        return f"has the layout {tensor.layout}"
+    return "is a view that conjugates or negates" if tensor.is_conj() or tensor.is_neg() else ""
+
+
+def _sizes(pairs: Iterable[tuple[Any, Guard]]) -> dict[str, int]:
+    """Return the sizes of this call by the symbols that stand for them."""
+    found: dict[str, int] = {}
+    for leaf, guard in pairs:
+        if isinstance(guard, TensorGuard) and isinstance(leaf, torch.Tensor):
+            for size, expected in zip(leaf.shape, guard.sizes, strict=False):
+                if isinstance(expected, str):
+                    found.setdefault(expected, size)
+    return found
+
+
+def _has_sizes(leaf: torch.Tensor, guard: TensorGuard, sizes: Mapping[str, int]) -> bool:
+    if leaf.dim() != len(guard.sizes):
+        return False
+    pairs = zip(leaf.shape, guard.sizes, strict=True)
+    # A symbol that is missing is that of an argument with fewer dimensions, which does not fit either.
+    return all(symbols_of(each) <= sizes.keys() and evaluate(each, sizes) == size for size, each in pairs)
+
+
+def _misfit(leaf: Any, guard: ValueGuard) -> str:
+    # Of numbers, what they are written as tells zeros of either sign apart, and is the same of all NaNs.
+    same = type(leaf) is type(guard.value) and repr(leaf) == repr(guard.value)
+    return "" if same else f"is {leaf!r:.80}, and was {guard.value!r:.80} at capture"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,78 @@
+"""What a captured module keeps beside its graph and its state, and by which it is told whether the graph may run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from fxlib.errors import FxlibWarning
+from fxlib.runtime.gradients.tape import Tape
+from fxlib.runtime.guards.conditions import Conditions, Parameter
+from fxlib.runtime.guards.export_guards import GuardedCodeGen
+from fxlib.runtime.guards.folded_weights import Reliance
+from fxlib.runtime.shortcuts import Shortcuts
+from fxlib.runtime.state import Mirror
+from fxlib.runtime.variants import GraphSet
+
+Expected: TypeAlias = Sequence[Parameter] | GuardedCodeGen
+"""The parameters of a forward, or the guards on what it is given."""
+
+
+@dataclass(slots=True)
+class Companions:
+    """All of it, under the one name that a model will not use. The questions are answered in words, "" for no."""
+
+    conditions: Conditions
+    original: nn.Module | None
+    """The user's own model; None in a trial."""
+    tape: Tape = field(default_factory=Tape)
+    """What `fxlib.push_gradients` will push."""
+    mirror: Mirror | None = None
+    """What the module has seen of the original's root."""
+    constants: tuple[str, ...] = ()
+    """The attributes of the root that the graph reads."""
+    reliance: Reliance = field(default_factory=Reliance)
+    """What the graph takes for granted of weights and inputs."""
+    graphs: GraphSet = field(default_factory=GraphSet)
+    """The graphs for calls that this one does not fit, and how often each ran."""
+    shortcuts: Shortcuts = field(default_factory=Shortcuts)
+    """What the generated code is given in place of the module."""
+    captured_with: Any = None
+    """The options of the capture; None where the graph was read, or is nobody's capture."""
+    told: bool = False
+    """Whether the user knows that an argument makes the original run."""
+
+    def broken(self, *, grad_enabled: bool) -> str:
+        """Whether a condition of the capture does not hold any more."""
+        conditions = self.conditions
+        if self.reliance.on_weights and not grad_enabled and not conditions.asks_grad_mode:
+            # Made for inference: it needs no gradients, whatever was recorded at capture.
+            return conditions.broken(grad_enabled=conditions.grad_enabled)
+        return conditions.broken(grad_enabled=grad_enabled)
+
+    def stale(self, module: nn.Module, *, grad_enabled: bool) -> str:
+        """Whether the weights are not those that the graph's constants were computed from."""
+        return self.reliance.broken(module, grad_enabled=grad_enabled) if self.reliance.on_weights else ""
+
+    def tell_of_original(self, name: str, reason: str) -> None:
+        """Tell the user, once, why the original runs in place of the module of this name."""
+        self.warn_once(f"the original forward of {name} runs, not the captured one: {reason}")
+
+    def warn_once(self, text: str) -> None:
+        """Warn the user unless it was done before."""
+        if not self.told:
+            self.told = True
+            warnings.warn(text, FxlibWarning, stacklevel=4)
+
+    def misfit(self, expected: Expected, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Whether the graph is not for one of the arguments."""
+        if isinstance(expected, GuardedCodeGen):
+            return expected.misfit(tuple(args), kwargs)
+        broken = self.conditions.misfit(expected, args, kwargs)
+        if broken or not self.reliance.has_ranks:
+            return broken
+        return self.reliance.misfit(dict(zip([each.name for each in expected], args, strict=False)) | dict(kwargs))

@@ -1,0 +1,137 @@
+"""What a run may change in this process, kept and put back: tensors of a module, gradients, random generators."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from fxlib.errors import PassError
+from fxlib.runtime.walk import local_modules
+from fxlib.utils.compare import same_bits
+from fxlib.utils.pytree import leaves, mapped
+
+T = TypeVar("T")
+_MODULES_OWN = frozenset(vars(nn.Module()))
+"""Attributes of any module: its tables of parameters, buffers, submodules and hooks."""
+
+
+@contextmanager
+def state_kept(module: nn.Module) -> Iterator[None]:
+    """Let a block run from the module's state without gradients, and put everything back.
+
+    That is the bits of all parameters, buffers and other tensors that a module holds, also in lists, tuples and dicts,
+    and which tensors these are; what these lists and dicts hold; gradients, and whether they take one; training flags;
+    and the random generators: those of torch, of Python and of NumPy, and those that a module holds. It takes one copy
+    of the tensors.
+    """
+    flags = [(each, each.training) for _, each in local_modules(module)]
+    places = [
+        (table, name, tensor, tensor.detach().clone())
+        for each, _ in flags
+        for table in (each._parameters, each._buffers, vars(each))
+        for name, tensor in table.items()
+        if isinstance(tensor, torch.Tensor)
+    ]
+    held = _held([each for each, _ in flags])
+    own = {id(tensor) for _, _, tensor, _ in places}
+    inside = [(each, each.detach().clone()) for each in held if isinstance(each, torch.Tensor) and id(each) not in own]
+    containers = [(each, each.copy()) for each in held if type(each) in (list, dict)]
+    drawing = [(each, each.get_state()) for each in held if isinstance(each, torch.Generator)]
+    tensors = [(tensor, bits) for _, _, tensor, bits in places] + inside
+    gradients = [(tensor, tensor.grad) for tensor, _ in tensors if tensor.is_leaf]
+    frozen = [(tensor, tensor.requires_grad) for tensor, _ in gradients]
+    generators = random.getstate(), torch.get_rng_state(), torch.cuda.get_rng_state_all()
+    numpy: Any = sys.modules.get("numpy")
+    numpys = None if numpy is None else numpy.random.get_state()
+    for tensor, _ in gradients:
+        tensor.grad = None
+    try:
+        yield
+    finally:
+        for tensor, bits in tensors:
+            if not same_bits(tensor.detach(), bits):  # a write, even of the same bits, counts as a change of weights
+                put_back(tensor, bits)
+        for table, name, tensor, _ in places:
+            _put(table, name, tensor)
+        for container, parts in containers:
+            _refill(container, parts)
+        for tensor, gradient in gradients:
+            tensor.grad = gradient
+        for tensor, requires_grad in frozen:
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+        for each, training in flags:
+            each.training = training
+        random.setstate(generators[0])
+        torch.set_rng_state(generators[1])
+        torch.cuda.set_rng_state_all(generators[2])
+        for generator, state in drawing:
+            generator.set_state(state)
+        if numpy is not None:
+            numpy.random.set_state(numpys)
+
+
+def put_back(tensor: torch.Tensor, bits: torch.Tensor) -> None:
+    """Write values into a tensor of the same shape, whatever it is: a parameter, expanded, made in inference mode."""
+    strides = tensor.stride() if tensor.layout == torch.strided else ()
+    # What an expansion repeats is one element, which torch refuses to write many times.
+    place = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        (tensor[place] if 0 in strides else tensor).copy_(bits[place] if 0 in strides else bits)
+
+
+def copied(value: T) -> T:
+    """Copy all tensors and generators of a nest, so that tensors that share memory still do; the rest is passed on.
+
+    Raises:
+        PassError: a tensor is of a class that cannot be copied.
+    """
+    found = [leaf for _, leaf in leaves(value)]
+    tensors = {id(leaf): leaf.detach() for leaf in found if isinstance(leaf, torch.Tensor)}
+    try:
+        copies: dict[int, Any] = dict(copy.deepcopy(tensors))
+    except RuntimeError as error:
+        raise PassError(f"an argument cannot be copied: {error}", where="inputs") from error
+    for leaf in found:
+        if isinstance(leaf, torch.Tensor):
+            copies[id(leaf)].requires_grad_(leaf.requires_grad)
+        elif isinstance(leaf, torch.Generator):
+            copies[id(leaf)] = leaf.clone_state()
+    return mapped(lambda leaf: copies.get(id(leaf), leaf), value)
+
+
+def _held(modules: Iterable[nn.Module]) -> list[Any]:
+    """Return what modules hold in attributes of their own, and in the lists, tuples and dicts there, each once."""
+    found: dict[int, Any] = {}
+    waiting = [value for each in modules for name, value in vars(each).items() if name not in _MODULES_OWN]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in found:
+            continue
+        found[id(value)] = value
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            waiting.extend(value)
+    return list(found.values())
+
+
+def _refill(container: Any, parts: Any) -> None:
+    """Have a list or a dict hold what it held, in the same order."""
+    if isinstance(container, list):
+        if [*map(id, container)] != [*map(id, parts)]:
+            container[:] = parts
+    elif [(name, id(each)) for name, each in container.items()] != [(name, id(each)) for name, each in parts.items()]:
+        container.clear()
+        container.update(parts)
+
+
+def _put(table: Any, name: str, tensor: torch.Tensor) -> None:
+    table[name] = tensor

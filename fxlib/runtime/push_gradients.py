@@ -1,0 +1,81 @@
+"""Pushing the gradients of remote results, from a captured module, original or rewritten."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fxlib.errors import FxlibError
+from fxlib.runtime.gradients.plain_forward import AsWritten, as_written
+from fxlib.runtime.gradients.pushes import push_all
+from fxlib.runtime.gradients.tape import Tape
+from fxlib.runtime.module import CapturedModule
+from fxlib.runtime.record import current_recording
+from fxlib.runtime.walk import local_modules
+
+
+def push_gradients(module: nn.Module) -> None:
+    """Send the gradients of remote results to their servers: to be called after backward, in place of a loop of pushes.
+
+    For each call whose contract names its gradient, calls `gradient(*args, result.grad, **kwargs)` where the result
+    came from, blocking, in program order, forward by forward, and forgets them. Results without a gradient are passed
+    over. A rewritten module sends one message to each server, to all of them side by side, and waits for the answers:
+    nothing has left before the call, and nothing is under way behind it. An error of a push surfaces here, the first in
+    program order; pushes behind it are not made, as in a loop of one's own, except those that had left for other
+    servers or other parts of that one: a note of the error names these. An interrupt (Ctrl-C) takes effect when the
+    pushes have been answered.
+
+    A step that is not to reach the servers (a loss that is not finite) calls `drop_gradients` instead.
+
+    Args:
+        module: what `client.optimize` returned, or a captured module, original or rewritten; or a module that holds
+            such (DistributedDataParallel). A model that could not be captured pushes for its blocking calls, and warns
+            once of results whose gradients go nowhere.
+
+    Raises:
+        FxlibError: there is no such module in `module`, or in its last forward the original's own ran, and issued calls
+            itself, whose results are not tracked then.
+        Exception: whatever a push raises.
+    """
+    tapes, written = _tapes(module, "push_gradients")
+    untracked = next((tape.untracked for tape in tapes if tape.untracked), "")
+    pending = [push for tape in tapes for push in tape.take()]
+    for each in written:
+        each.tell()
+    if untracked and not pending:
+        raise FxlibError(
+            f"the original's own forward ran, which does not track gradients of remote results: {untracked}",
+            where=f"push_gradients({type(module).__name__})",
+            hint="Capture the model in the state in which it trains.",
+        )
+    push_all(pending, current_recording())
+
+
+def drop_gradients(module: nn.Module) -> None:
+    """Forget the gradients of remote results that were not pushed: to be called in place of `push_gradients`.
+
+    Gradients accumulate from forward to forward until they are pushed, as those of parameters do until they are
+    zeroed. So a step that is skipped, since its loss is not finite or an error ended it, drops them; no server has seen
+    any of them.
+
+    Args:
+        module: as for `push_gradients`.
+
+    Raises:
+        FxlibError: there is no captured module in `module`.
+    """
+    for tape in _tapes(module, "drop_gradients")[0]:
+        tape.drop()
+
+
+def _tapes(module: nn.Module, caller: str) -> tuple[list[Tape], list[AsWritten]]:
+    """Return where the gradients are that a module's forwards left, and those of them that run as written."""
+    within = [each for _, each in local_modules(module)]
+    written = [found for each in within if (found := as_written(each)) is not None]
+    tapes = [each._fxlib.tape for each in within if isinstance(each, CapturedModule)] + [each.tape for each in written]
+    if not tapes:
+        raise FxlibError(
+            "the module was not captured, so it does not know which gradients belong where",
+            where=f"{caller}({type(module).__name__})",
+            hint="Call it with the module that fxlib.capture or client.optimize returned.",
+        )
+    return tapes, written

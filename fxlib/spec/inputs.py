@@ -1,0 +1,276 @@
+"""The inputs of a step: real batches, or a description that holds none of their values.
+
+An input is a tensor, a number, a flag, a string or None, or a nest of these: tuples, lists, dicts, named tuples,
+dataclasses, and containers of classes that torch's pytree knows, at any depth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fxlib.errors import WorkloadError
+from fxlib.utils import pytree
+
+Range = tuple[float, float]
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size)
+
+MAX_COUNT = 4096
+"""Different batches that a description may ask for."""
+
+MAX_ELEMENTS = 1 << 36
+"""Of all tensors of all batches that a description asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensors:
+    """Description of one tensor of a batch.
+
+    Floats are drawn from N(0, 1), or uniformly from [low, high) when bounds are given; integers from [low, high).
+
+    Raises:
+        WorkloadError: a size is negative, only one bound is given, or the range is empty.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check sizes and bounds."""
+        if any(size < 0 for size in self.shape):
+            raise WorkloadError(f"negative size in {self.shape}", where="Tensors.shape")
+        if (self.low is None) != (self.high is None):
+            raise WorkloadError("one bound without the other", where="Tensors.low", hint="Give low= and high=.")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise WorkloadError(f"[{self.low}, {self.high}) is empty", where="Tensors.high", hint="high is exclusive.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One batch: positional inputs and keyword inputs of the forward, nests of tensors, and the loss's target."""
+
+    inputs: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    target: torch.Tensor | None = None
+
+    @property
+    def leaves(self) -> dict[str, Any]:
+        """All leaves of the inputs, and the target: `input.0`, `input.1[0]`, `kwarg.NAME.field`, `target`."""
+        return _leaves(self)
+
+    @property
+    def named(self) -> dict[str, torch.Tensor]:
+        """All tensors, by the names of `leaves`: their names in errors and on the wire."""
+        return {name: value for name, value in self.leaves.items() if isinstance(value, torch.Tensor)}
+
+    @property
+    def structure(self) -> str:
+        """The containers of the inputs, as text."""
+        return pytree.structure((self.inputs, dict(self.kwargs)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec:
+    """Batches described by shape, dtype and index range; `count` different ones are drawn from the workload's seed.
+
+    Inputs are nests as of a `Batch`, with `Tensors` for each tensor. What is no tensor is the same in all batches.
+    """
+
+    inputs: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    target: Tensors | None = None
+    count: int = 4
+
+    def __post_init__(self) -> None:
+        """Check that there is something to draw.
+
+        Raises:
+            WorkloadError: there is no batch, no input, or too much of it.
+        """
+        if not 1 <= self.count <= MAX_COUNT:
+            raise WorkloadError(f"{self.count} is not in 1 to {MAX_COUNT}", where="BatchSpec.count")
+        if not self.inputs and not self.kwargs:
+            raise WorkloadError("no input", where="BatchSpec.inputs")
+        elements = self.count * sum(math.prod(each.shape) for each in self.named.values())
+        if elements > MAX_ELEMENTS:
+            raise WorkloadError(f"{elements} elements are more than {MAX_ELEMENTS}", where="BatchSpec")
+
+    @property
+    def named(self) -> dict[str, Tensors]:
+        """All descriptions, named as in `Batch.named`."""
+        return {name: value for name, value in _leaves(self).items() if isinstance(value, Tensors)}
+
+
+def normalize(batches: object, targets: Sequence[torch.Tensor] | None) -> tuple[Batch, ...]:
+    """Turn tensors, tuples and dicts of inputs, and `Batch` objects into batches of one structure.
+
+    Raises:
+        WorkloadError: there is none, one is something else, targets do not match, or structures differ.
+    """
+    if not isinstance(batches, Sequence) or not batches:
+        raise WorkloadError(
+            "a sequence of batches is wanted", where="Workload.batches", hint="Pass [batch, ...], at least one."
+        )
+    if targets is not None and len(targets) != len(batches):
+        raise WorkloadError(f"{len(targets)} targets for {len(batches)} batches", where="Workload.targets")
+    result = [_as_batch(batch, f"Workload.batches[{index}]") for index, batch in enumerate(batches)]
+    if targets is not None:
+        result = [replace(batch, target=target) for batch, target in zip(result, targets, strict=True)]
+    for index, batch in enumerate(result):
+        _check(batch, result[0], f"Workload.batches[{index}]")
+    return tuple(result)
+
+
+def describe(batches: Sequence[Batch], *, count: int, ranges: Mapping[str, Range]) -> BatchSpec:
+    """Describe batches by the first one's shapes and dtypes, and the range of each integer tensor over all of them.
+
+    Args:
+        batches: of one structure.
+        count: how many batches a trial draws.
+        ranges: [low, high) by name (`input.0`, `kwarg.NAME`, `target`), for tensors whose own range is not to be told.
+
+    Raises:
+        WorkloadError: a range names no tensor, or an integer tensor is empty and has no range.
+    """
+    first = batches[0]
+    if unknown := sorted(ranges.keys() - first.named.keys()):
+        raise WorkloadError(
+            f"no tensor is called {unknown[0]!r}", where="ranges", hint=f"There are {', '.join(first.named)}."
+        )
+    for name, value in first.leaves.items():
+        others = [batch.leaves[name] for batch in batches]
+        if not isinstance(value, torch.Tensor) and any(repr(other) != repr(value) for other in others):
+            raise WorkloadError(
+                "is no tensor, and differs between batches, which a description cannot tell",
+                where=name,
+                hint="Pass real batches, or batches in which it is the same.",
+            )
+    specs = {name: _describe(name, [batch.named[name] for batch in batches], ranges.get(name)) for name in first.named}
+    described = {id(tensor): specs[name] for name, tensor in first.named.items()}
+    inputs, kwargs = pytree.mapped(
+        lambda leaf: described[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf,
+        (first.inputs, dict(first.kwargs)),
+    )
+    return BatchSpec(inputs=inputs, kwargs=kwargs, target=specs.get("target"), count=count)
+
+
+def draw(spec: BatchSpec, seed: int) -> tuple[Batch, ...]:
+    """Draw described batches from a seed: the same ones in every process.
+
+    Raises:
+        WorkloadError: a description leaves open what to draw.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(_draw_batch(spec, generator) for _ in range(spec.count))
+
+
+def _as_batch(batch: object, where: str) -> Batch:
+    if isinstance(batch, Batch):
+        return _plain(batch, where)
+    if isinstance(batch, Mapping):
+        return _plain(Batch(kwargs=dict(batch)), where)
+    if isinstance(batch, torch.Tensor):
+        return Batch(inputs=(batch,))
+    if isinstance(batch, (tuple, list)):
+        return _plain(Batch(inputs=tuple(batch)), where)
+    raise WorkloadError(
+        f"{type(batch).__name__} is no batch",
+        where=where,
+        hint="Pass a tensor, a tuple or a dict of inputs, or an fxlib.Batch.",
+    )
+
+
+def _plain(batch: Batch, where: str) -> Batch:
+    """Return the batch with numbers of NumPy's and of enums as Python's own."""
+    try:
+        if all(pytree.python_number(leaf) is None for leaf in batch.leaves.values()):
+            return batch
+    except RecursionError:
+        raise WorkloadError("a container holds itself, or is nested too deep", where=where) from None
+
+    def plain(leaf: object) -> object:
+        number = pytree.python_number(leaf)
+        return leaf if number is None else number
+
+    inputs, kwargs = pytree.mapped(plain, (batch.inputs, dict(batch.kwargs)))
+    return replace(batch, inputs=inputs, kwargs=kwargs)
+
+
+def _leaves(batch: Batch | BatchSpec) -> dict[str, Any]:
+    found = {
+        name: leaf
+        for prefix, values in (("input", enumerate(batch.inputs)), ("kwarg", batch.kwargs.items()))
+        for key, value in values
+        for name, leaf in pytree.leaves(value, f"{prefix}.{key}", is_leaf=_is_description)
+    }
+    return found if batch.target is None else {**found, "target": batch.target}
+
+
+def _is_description(value: object) -> bool:
+    return isinstance(value, Tensors)
+
+
+def _check(batch: Batch, first: Batch, where: str) -> None:
+    for name, value in batch.leaves.items():
+        if not isinstance(value, torch.Tensor):
+            if type(value) not in _PLAIN or name == "target":
+                raise WorkloadError(
+                    f"an input of type {type(value).__name__} cannot be sent",
+                    where=f"{where} {name}",
+                    hint="Inputs are tensors, numbers, flags, strings, None, and nests of them.",
+                )
+            continue
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise WorkloadError("only dense tensors with values can be sent", where=f"{where} {name}")
+    if not batch.inputs and not batch.kwargs:
+        raise WorkloadError("no input", where=where)
+    if batch.named.keys() != first.named.keys():
+        raise WorkloadError(f"has {', '.join(batch.named)}, and the first batch {', '.join(first.named)}", where=where)
+    if batch.structure != first.structure:
+        raise WorkloadError(f"is nested as {batch.structure}, and the first batch as {first.structure}", where=where)
+
+
+def _describe(name: str, tensors: Sequence[torch.Tensor], bounds: Range | None) -> Tensors:
+    first = tensors[0]
+    if bounds is None and not (first.is_floating_point() or first.is_complex() or first.dtype == torch.bool):
+        filled = [tensor for tensor in tensors if tensor.numel()]
+        if not filled:
+            raise WorkloadError("is empty, so its range is unknown", where=name, hint="Give it in ranges=.")
+        bounds = (min(int(t.min()) for t in filled), max(int(t.max()) for t in filled) + 1)
+    low, high = (None, None) if bounds is None else (float(bounds[0]), float(bounds[1]))
+    return Tensors(shape=tuple(first.shape), dtype=first.dtype, low=low, high=high)
+
+
+def _draw_batch(spec: BatchSpec, generator: torch.Generator) -> Batch:
+    names = iter(spec.named)
+    inputs, kwargs = pytree.mapped(
+        lambda leaf: _draw(next(names), leaf, generator) if isinstance(leaf, Tensors) else leaf,
+        (spec.inputs, dict(spec.kwargs)),
+        is_leaf=_is_description,
+    )
+    target = None if spec.target is None else _draw("target", spec.target, generator)
+    return Batch(inputs=inputs, kwargs=kwargs, target=target)
+
+
+def _draw(name: str, described: Tensors, generator: torch.Generator) -> torch.Tensor:
+    shape, dtype = described.shape, described.dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        if described.low is None or described.high is None:
+            return torch.randn(shape, generator=generator, dtype=_drawable(dtype)).to(dtype)
+        span = described.high - described.low
+        return (torch.rand(shape, generator=generator) * span + described.low).to(dtype)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    if described.low is None or described.high is None:
+        raise WorkloadError("integers without a range", where=f"BatchSpec {name}", hint="Give low= and high=.")
+    return torch.randint(int(described.low), int(described.high), shape, generator=generator).to(dtype)
+
+
+def _drawable(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex64 if dtype.is_complex else torch.float32

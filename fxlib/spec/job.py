@@ -1,0 +1,73 @@
+"""A job of the service, as its client sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from fxlib.spec.report import Report
+
+State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+TERMINAL: frozenset[State] = frozenset(("succeeded", "failed", "cancelled"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """Bytes by their address: SHA-256 in lower-case hex, and size in bytes."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a job ended without an answer: a code of the service's catalogue, and a sentence."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One line of a job's history. `progress` of the phase is 0 to 1, or None when unknown."""
+
+    sequence: int
+    at: datetime
+    state: State
+    phase: str
+    message: str
+    progress: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job's state. `report` and `graph` (the rewritten one, when there is one) are set when it succeeded.
+
+    `variant_graphs` are those of the workload's variants, by name.
+    """
+
+    id: str
+    request_id: str = ""
+    name: str = ""
+    namespace: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    state: State
+    phase: str = ""
+    attempts: int = 0
+    worker_id: str = ""
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    report: Report | None = None
+    graph: Blob | None = None
+    variant_graphs: Mapping[str, Blob] = field(default_factory=dict)
+    failure: Failure | None = None
+    cached: bool = False
+    last_sequence: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will happen to the job."""
+        return self.state in TERMINAL

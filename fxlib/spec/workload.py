@@ -1,0 +1,308 @@
+"""How one step of the user's job runs: what a trial needs to know to repeat it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypedDict
+
+import torch
+from torch.fx import GraphModule
+from typing_extensions import Unpack
+
+from fxlib.errors import WorkloadError
+from fxlib.spec.contract import Contract
+from fxlib.spec.inputs import Batch, BatchSpec, Range, Tensors, describe, draw, normalize
+from fxlib.spec.servers import Dense, RemoteObject, Server, Table
+from fxlib.spec.variant import EVALUATION, Variant, check_names
+
+__all__ = [
+    "LOSSES",
+    "OPTIMIZERS",
+    "Batch",
+    "BatchSpec",
+    "Dense",
+    "Mode",
+    "Optimizer",
+    "RemoteObject",
+    "Server",
+    "Table",
+    "Tensors",
+    "Variant",
+    "Workload",
+]
+
+Mode = Literal["forward", "local", "distributed"]
+Assume = Literal["", "reads", "pure"]
+
+LOSSES = ("mean", "sum", "mse", "bce_with_logits", "cross_entropy")
+LOSSES_WITH_TARGET = ("mse", "bce_with_logits", "cross_entropy")
+MAX_ACCUMULATION = 1024
+MAX_PROCESSES = 256
+"""Trainers and servers of one trial."""
+
+MAX_THREADS = 1024
+WORKLOAD = "workload"
+"""Where a recipe leaves the workload for its passes: in `module.meta`, while they run."""
+
+OPTIMIZERS = ("none", "sgd", "adagrad", "adam", "adamw")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """The trainer's own optimizer. `name` is one of OPTIMIZERS.
+
+    Raises:
+        WorkloadError: the name is unknown, or a figure is negative or not finite.
+    """
+
+    name: str = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check name and figures."""
+        if self.name not in OPTIMIZERS:
+            raise WorkloadError(
+                f"unknown optimizer {self.name!r}", where="Workload.optimizer", hint=f"One of {', '.join(OPTIMIZERS)}."
+            )
+        for figure in ("lr", "momentum", "weight_decay"):
+            if not (math.isfinite(getattr(self, figure)) and getattr(self, figure) >= 0):
+                raise WorkloadError("must be finite and not negative", where=f"Workload.optimizer.{figure}")
+
+
+class Step(TypedDict, total=False):
+    """The fields of a `Workload` besides its batches."""
+
+    targets: Sequence[torch.Tensor] | None
+    loss: str | GraphModule
+    optimizer: str | Optimizer
+    mode: Mode
+    accumulation: int
+    clip_norm: float | None
+    loss_scale: float | None
+    threads: int
+    trainers: int
+    servers: Sequence[Server]
+    rrefs: Mapping[str, RemoteObject]
+    contracts: Mapping[str, Contract]
+    assume: Assume
+    seed: int
+    variants: Sequence[Variant]
+    evaluation: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The user's step: inputs, loss, optimizer, autograd mode, and the processes around the trainer.
+
+    Args:
+        batches: real batches (each a tensor, a tuple or dict of inputs, or a `Batch`), or a `BatchSpec`. Inputs are
+            tensors, numbers, flags, strings, None, and nests of them. Real batches leave the job; `Workload.describe`
+            sends their description in their place.
+        targets: one target per batch, unless each `Batch` carries its own.
+        loss: a name from LOSSES ("mean" and "sum" of the output; the others compare it with the target), or a
+            captured graph (output, target) -> scalar.
+        optimizer: a name from OPTIMIZERS, or an `Optimizer`.
+        mode: "forward", "local" (autograd in the trainer, gradients pushed) or "distributed" (distributed autograd).
+        accumulation: forwards and backwards, each of a batch of its own, for each optimizer step and push.
+        clip_norm: the norm to which the gradients of all parameters together are clipped before the optimizer; None:
+            they are not.
+        loss_scale: what each loss is multiplied with before backward, and the gradients of parameters are divided by
+            before the optimizer; None: 1.
+        threads: intra-op threads of each trainer process.
+        trainers: trainer processes.
+        servers: parameter servers.
+        rrefs: object behind each RRef, by the name of its placeholder or attribute in the graph.
+        contracts: contracts by remote function, for functions that declare none.
+        assume: "reads" or "pure" for every remote function without a contract: the user's word, recorded as such.
+        seed: seeds weights that were not sent, described batches and server state; 0 to 2**63 - 1.
+        variants: the other ways in which the job calls the model. Each is captured, planned and measured in the same
+            job, with a graph and a decision of its own.
+        evaluation: short for one more variant, "evaluation": eval mode, no gradients, the workload's own batches.
+
+    Raises:
+        WorkloadError: a field does not describe a step that can run.
+    """
+
+    batches: Sequence[object] | BatchSpec
+    targets: Sequence[torch.Tensor] | None = None
+    loss: str | GraphModule = "mean"
+    optimizer: str | Optimizer = "sgd"
+    mode: Mode = "local"
+    accumulation: int = 1
+    clip_norm: float | None = None
+    loss_scale: float | None = None
+    threads: int = 1
+    trainers: int = 1
+    servers: Sequence[Server] = ()
+    rrefs: Mapping[str, RemoteObject] = field(default_factory=dict)
+    contracts: Mapping[str, Contract] = field(default_factory=dict)
+    assume: Assume = ""
+    seed: int = 0
+    variants: Sequence[Variant] = ()
+    evaluation: bool = False
+
+    def __post_init__(self) -> None:
+        """Normalize batches, targets, optimizer and servers; check the rest."""
+        optimizer = Optimizer(name=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+        object.__setattr__(self, "optimizer", optimizer)
+        object.__setattr__(self, "servers", tuple(self.servers))
+        if not isinstance(self.batches, BatchSpec):
+            object.__setattr__(self, "batches", normalize(self.batches, self.targets))
+            object.__setattr__(self, "targets", None)
+        elif self.targets is not None:
+            raise WorkloadError("a description carries its own target", where="Workload.targets")
+        if self.evaluation:
+            object.__setattr__(self, "variants", (Variant(name=EVALUATION, training=False, grad=False), *self.variants))
+            object.__setattr__(self, "evaluation", False)
+        self._check_choices()
+        self._check_loss()
+        self._check_gradients()
+        self._check_processes()
+        self._check_variants()
+
+    @classmethod
+    def describe(
+        cls,
+        batches: Sequence[object],
+        *,
+        count: int = 4,
+        ranges: Mapping[str, Range] | None = None,
+        **step: Unpack[Step],
+    ) -> Workload:
+        """Make a workload that describes its batches by shape, dtype and index range: no value leaves the job.
+
+        Args:
+            batches: real batches, as for `Workload`; shapes are the first one's.
+            count: how many different batches a trial draws.
+            ranges: [low, high) by tensor (`input.0`, `kwarg.NAME`, `target`). Without an entry an integer tensor has
+                the range of its values in `batches`, and a float tensor is drawn from N(0, 1).
+            **step: the other fields of a `Workload`.
+
+        Raises:
+            WorkloadError: the batches differ in structure, a range names no tensor, or another field is wrong.
+        """
+        real, ranges = cls(batches=batches, **step), ranges or {}
+        variants = [each.described(count=count, ranges=ranges) for each in real.variants]
+        return replace(real, batches=describe(real.real_batches, count=count, ranges=ranges), variants=variants)
+
+    @property
+    def spec(self) -> BatchSpec | None:
+        """The description of the batches, unless they are real."""
+        return self.batches if isinstance(self.batches, BatchSpec) else None
+
+    @property
+    def real_batches(self) -> tuple[Batch, ...]:
+        """The real batches; none when they are described."""
+        return () if isinstance(self.batches, BatchSpec) else normalize(self.batches, None)
+
+    @property
+    def samples(self) -> tuple[Batch, ...]:
+        """The real batches, or one drawn from their description.
+
+        Raises:
+            WorkloadError: the description leaves open what to draw.
+        """
+        spec = self.spec
+        return self.real_batches if spec is None else draw(replace(spec, count=1), self.seed)
+
+    @property
+    def trainer_optimizer(self) -> Optimizer:
+        """The trainer's optimizer, whichever way it was given."""
+        return Optimizer(name=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+
+    def of(self, variant: Variant) -> Workload:
+        """Return how a step of one of the variants runs, as a workload of its own.
+
+        Raises:
+            WorkloadError: its batches lack the target that the loss needs.
+        """
+        batches = self.batches if variant.batches is None else variant.batches
+        if variant.grad:
+            return replace(self, batches=batches, variants=())
+        return replace(
+            self,
+            batches=batches,
+            mode="forward",
+            accumulation=1,
+            clip_norm=None,
+            loss_scale=None,
+            optimizer="none",
+            variants=(),
+        )
+
+    def _check_variants(self) -> None:
+        object.__setattr__(self, "variants", tuple(self.variants))
+        check_names(self.variants)
+        for each in self.variants:
+            if each.grad and self.mode == "forward":
+                raise WorkloadError(
+                    "records gradients, and the workload's steps do not",
+                    where=f"Workload.variants {each.name!r}",
+                    hint="Pass grad=False, or make training the workload's own step.",
+                )
+            self.of(each)
+
+    def _check_choices(self) -> None:
+        if isinstance(self.loss, str) and self.loss not in LOSSES:
+            raise WorkloadError(
+                f"unknown loss {self.loss!r}",
+                where="Workload.loss",
+                hint=f"One of {', '.join(LOSSES)}, or a captured graph.",
+            )
+        if self.mode not in ("forward", "local", "distributed"):
+            raise WorkloadError(
+                f"unknown mode {self.mode!r}", where="Workload.mode", hint='"forward", "local" or "distributed".'
+            )
+        if self.assume not in ("", "reads", "pure"):
+            raise WorkloadError(
+                f"unknown assumption {self.assume!r}", where="Workload.assume", hint='"reads" or "pure".'
+            )
+        if not 0 <= self.seed < 2**63:
+            raise WorkloadError(f"{self.seed} is out of range", where="Workload.seed", hint="0 to 2**63 - 1.")
+
+    def _check_loss(self) -> None:
+        sample = self.batches if isinstance(self.batches, BatchSpec) else self.real_batches[0]
+        if self.mode != "forward" and self.loss in LOSSES_WITH_TARGET and sample.target is None:
+            raise WorkloadError(
+                f"the loss {self.loss!r} needs a target", where="Workload.targets", hint="Pass targets=[...]."
+            )
+
+    def _check_gradients(self) -> None:
+        if not 1 <= self.accumulation <= MAX_ACCUMULATION:
+            raise WorkloadError(f"must be 1 to {MAX_ACCUMULATION}", where="Workload.accumulation")
+        for name in ("clip_norm", "loss_scale"):
+            figure = getattr(self, name)
+            if figure is not None and not (math.isfinite(figure) and figure > 0):
+                raise WorkloadError("must be finite and positive", where=f"Workload.{name}", hint="Or None, for none.")
+        plain = self.accumulation == 1 and self.clip_norm is None and self.loss_scale is None
+        if self.mode != "local" and not plain:
+            raise WorkloadError(
+                "accumulation, clip_norm and loss_scale describe steps of local autograd",
+                where="Workload.mode",
+                hint='Use mode="local", or leave them out.',
+            )
+
+    def _check_processes(self) -> None:
+        for name in ("threads", "trainers"):
+            if getattr(self, name) < 1:
+                raise WorkloadError("must be at least 1", where=f"Workload.{name}")
+        if self.threads > MAX_THREADS:
+            raise WorkloadError(f"must be at most {MAX_THREADS}", where="Workload.threads")
+        if self.trainers + len(self.servers) > MAX_PROCESSES:
+            raise WorkloadError(
+                f"trainers and servers must be at most {MAX_PROCESSES} together", where="Workload.servers"
+            )
+        names = [server.name for server in self.servers]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise WorkloadError(f"two servers are called {twice[0]!r}", where="Workload.servers")
+        for name in self.contracts:
+            if ":" not in name and not name.startswith("."):
+                raise WorkloadError(
+                    f"{name!r} names no remote function",
+                    where="Workload.contracts",
+                    hint='Write "package.module:function" or ".method".',
+                )

@@ -1,0 +1,131 @@
+"""How two values differ, in bits or beyond a bound."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+import torch
+
+from fxlib.errors import PassError
+from fxlib.utils.tensors import numbers, plain_parts
+
+_SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far apart two figures may be: `|a - b| <= atol + rtol * |b|`. Both zero asks for the same bits.
+
+    Integers and flags count something, or point somewhere: they are the same, or they are not.
+    """
+
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no bound."""
+        if not (0 <= self.rtol < math.inf and 0 <= self.atol < math.inf):
+            raise PassError("a tolerance is a finite number, and not negative", where="verify")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether only the same bits will do."""
+        return self.rtol == 0 and self.atol == 0
+
+    def __str__(self) -> str:
+        """The bound in words."""
+        return "bit for bit" if self.is_exact else f"within rtol={self.rtol:g}, atol={self.atol:g}"
+
+
+def difference(one: object, other: object, tolerance: Tolerance) -> str:
+    """Say how two values differ beyond the tolerance; "" if they do not."""
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return "" if _alike(one, other, tolerance) else f"{_shown(one)} and {_shown(other)}"
+    if _kind(one) != _kind(other):
+        return f"{_kind(one)} and {_kind(other)}"
+    if same_bits(one, other):
+        return ""
+    ours, theirs = plain_parts(one), plain_parts(other)
+    if not tolerance.is_exact and (len(ours) > 1 or _shapes(ours) != _shapes(theirs)):
+        ours, theirs = [numbers(one)], [numbers(other)]  # which places of a sparse tensor are stored is no number
+    if _shapes(ours) != _shapes(theirs):
+        return "they store different places"
+    wrong = sum(int(_beyond(*pair, tolerance).sum()) for pair in zip(ours, theirs, strict=True))
+    if not wrong:
+        return ""
+    elements = sum(part.numel() for part in ours)
+    return f"{wrong} of {elements} elements differ, by {largest_difference(one, other):.3g} at most"
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one kind hold the same bits; NaNs are like any others, and -0 is not 0."""
+    if _kind(one) != _kind(other):
+        return False
+    ours, theirs = plain_parts(one), plain_parts(other)
+    return _shapes(ours) == _shapes(theirs) and all(
+        torch.equal(_bits(mine), _bits(its)) for mine, its in zip(ours, theirs, strict=True) if mine.numel()
+    )
+
+
+def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest difference of two elements; infinity where two are not alike and one is not finite."""
+    if _kind(one) != _kind(other) or one.is_meta:
+        return math.inf
+    ours, theirs = (numbers(each).to(torch.complex128) for each in (one, other))
+    if ours.shape != theirs.shape:
+        return math.inf
+    unlike = ~torch.isclose(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
+    apart = (ours - theirs)[unlike].abs()
+    return float(apart.nan_to_num(nan=math.inf, posinf=math.inf).max()) if apart.numel() else 0.0
+
+
+def _alike(one: object, other: object, tolerance: Tolerance) -> bool:
+    """Whether two values that are no tensors are the same; numbers as those in tensors are."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (float, complex)) and isinstance(other, (float, complex)):
+        ours, theirs = (torch.tensor(each, dtype=torch.complex128) for each in (one, other))
+        exact = tolerance.is_exact
+        return _packed(one) == _packed(other) if exact else not bool(_beyond(ours, theirs, tolerance))
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - of an array, for one: what cannot be compared is not known to be the same
+        return False
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def _packed(number: complex) -> bytes:
+    return struct.pack("<dd", number.real, number.imag)
+
+
+def _shapes(parts: list[torch.Tensor]) -> list[torch.Size]:
+    return [part.shape for part in parts]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _beyond(one: torch.Tensor, other: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    """Return which elements of two plain tensors are not alike."""
+    if one.numel() == 0:
+        return torch.zeros(0, dtype=torch.bool)
+    if tolerance.is_exact or not (one.is_floating_point() or one.is_complex()):
+        return (_bits(one) != _bits(other)).reshape(one.numel(), -1).any(1)
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    return ~torch.isclose(one.to(wide), other.to(wide), rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    nested = tensor.is_nested  # such a one's shape names its offsets, or is not known
+    shape = "nested" if nested else f"of shape {tuple(tensor.shape)}"
+    layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
+    return f"{tensor.dtype}{layout} {shape} on {tensor.device}"
