@@ -24,6 +24,7 @@ from fxlib.capture.declarations import Declarations
 from fxlib.capture.faults import fault, unswallowed
 from fxlib.capture.intercept import Interception, is_capturing
 from fxlib.capture.metadata import annotate
+from fxlib.capture.opened import WHOLE, Opened
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.rrefs import RRefPlaces
@@ -142,12 +143,22 @@ def _check_call(model: Model) -> None:
 
 
 def _traced(model: Model, options: Options) -> CapturedModule:
+    opened = Opened()
+    while True:
+        try:
+            return _traced_through(model, options, opened)
+        except CaptureError as error:
+            if not opened.close(error):
+                raise
+
+
+def _traced_through(model: Model, options: Options, opened: Opened) -> CapturedModule:
     forward = type(model).forward if isinstance(model, nn.Module) else model
     declarations = Declarations(options.contracts or {}, forward)
     also: tuple[FunctionType, ...] = ()
     for _ in range(_ATTEMPTS):
         recorder = Recorder(model, also)
-        captured = _traced_once(model, options, declarations, recorder)
+        captured = _traced_once(model, options, declarations, recorder, opened)
         if (late := recorder.met_late()) is None:
             recorder.refuse_leaks()
             return captured
@@ -159,12 +170,14 @@ def _traced(model: Model, options: Options) -> CapturedModule:
     )
 
 
-def _traced_once(model: Model, options: Options, declarations: Declarations, recorder: Recorder) -> CapturedModule:
+def _traced_once(
+    model: Model, options: Options, declarations: Declarations, recorder: Recorder, opened: Opened
+) -> CapturedModule:
     tracer = tracer_for(options.tracer_class)
     module = model if isinstance(model, nn.Module) else None
     places = RRefPlaces(nn.Module() if module is None else module)
     calls = RemoteCalls(tracer, declarations)
-    tracer.prepare(calls, places, frozenset(options.leaf_modules), sys._getframe(), recorder)
+    tracer.prepare(calls, places, frozenset(options.leaf_modules), sys._getframe(), recorder=recorder, opened=opened)
     try:
         graph = _trace(tracer, model, dict(options.concrete_args) if options.concrete_args else None, options.wrap)
         for name in declarations.unused():
@@ -173,6 +186,9 @@ def _traced_once(model: Model, options: Options, declarations: Declarations, rec
             warnings.warn(text, FxlibWarning, stacklevel=5)
         fixed = _name_fixed_arguments(graph, options.concrete_args or {})
         captured = _finish(tracer, graph, model)
+        for node in graph.find_nodes(op="call_module"):
+            if (why := opened.whole.get(submodule(tracer.root, str(node.target)))) is not None:
+                node.meta[WHOLE] = why
         captured._fxlib.conditions.fixed = fixed
     finally:
         for name in tracer.added if module is not None else ():

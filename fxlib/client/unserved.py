@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxlib import protocol, wire
 from fxlib.analysis.effects.process_groups import groups_of, own_code_in
+from fxlib.capture.opened import WHOLE
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
 from fxlib.client.request import Prepared
@@ -107,6 +108,8 @@ def _opaque(prepared: Prepared) -> Iterator[str]:
     """
     graph = wire.parse(prepared.blobs[prepared.request.graph.sha256])
     clients = {label for each in graph.clients for label in (each.blocking, each.issue, each.wait)}
+    nodes = prepared.captured.graph.find_nodes(op="call_module")
+    whole = {str(node.target): f" (not traced: {node.meta[WHOLE]})" for node in nodes if WHOLE in node.meta}
     for place, module in enumerate(graph.modules):
         if module.WhichOneof("kind") != "graph":
             continue
@@ -118,7 +121,7 @@ def _opaque(prepared: Prepared) -> Iterator[str]:
             if kind in _OPAQUE and getattr(target, kind) not in clients:
                 yield f"function {getattr(target, kind)!r}"
             elif node.op == graph_pb2.OPCODE_CALL_MODULE and (called := _module_at(graph, module, target.path)):
-                yield f"module {target.path!r} of class {called}"
+                yield f"module {target.path!r} of class {called}{whole.get(target.path, '')}"
             elif node.op == graph_pb2.OPCODE_GET_ATTR and target.path not in rrefs and index not in given:
                 *_, name = target.path.split(".")
                 owner = _owner_of(graph, module, target.path)

@@ -51,7 +51,18 @@ _IN_PLACE = (
     *("sinh_", "sqrt_", "square_", "tan_", "tanh_", "threshold_", "trunc_", "xlogy_", "zero_"),
 )
 _TORCH_EXTRAS = (
-    *("Size", "_assert", "as_strided", "can_cast", "device", "fill", "finfo", "get_default_dtype", "iinfo"),
+    *(
+        "Size",
+        "_assert",
+        "_weight_norm",
+        "as_strided",
+        "can_cast",
+        "device",
+        "fill",
+        "finfo",
+        "get_default_dtype",
+        "iinfo",
+    ),
     *("is_autocast_enabled", "is_grad_enabled", "is_tensor", "promote_types", "result_type", "segment_reduce"),
     *("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "sym_sum", "unique"),
 )

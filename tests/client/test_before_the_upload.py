@@ -137,6 +137,16 @@ def test_code_that_only_the_launcher_has_is_told_before_the_upload(service: Scri
     assert nothing_was_sent(service)
 
 
+def test_of_a_hook_that_cannot_be_sent_the_reason_is_told(service: Scripted, client: Client) -> None:
+    seen: list[Any] = []
+    model = Local()
+    model.top.register_forward_hook(lambda module, given, made: seen.append(made))
+    result = ask(client, model, Workload(batches=[torch.randn(2, 4)]))
+    assert result.reason is Reason.OPAQUE_CODE
+    assert "module 'top' of class torch.nn.modules.linear.Linear (not traced: " in result.explanation
+    assert nothing_was_sent(service)
+
+
 def test_a_function_that_no_worker_has_is_told_before_the_upload(service: Scripted, client: Client) -> None:
     described = Workload(batches=[torch.arange(4)], servers=[Server(name="ps0")])
     service.capabilities.workers.append(jobs_pb2.WorkerInfo(worker_id="w", torch_version=torch.__version__))

@@ -252,7 +252,7 @@ def _torch_names() -> dict[object, str]:
         table |= {_key(getattr(module, name)): name for name in names if callable(getattr(module, name, None))}
     for function in published[torch.Tensor]:
         table.setdefault(_key(function), getattr(function, "__name__", ""))
-    table[torch._assert] = "_assert"
+    table |= {torch._assert: "_assert", torch._weight_norm: "_weight_norm"}
     return table
 
 

@@ -28,7 +28,8 @@ _PLUMBING = frozenset(
     | {"__init__", "__setstate__", "_apply", "apply", "to", "train", "requires_grad_", "register_buffer"}
 )
 """Methods of nn.Module whose reading is known, or is none of the forward's."""
-_MODULES = f"{source.TORCH}nn/modules/"
+_MODULES = (f"{source.TORCH}nn/modules/", f"{source.TORCH}nn/utils/parametri")
+"""Where the code of torch's own modules is, and that of the parametrizations of their weights."""
 _NOT_OBSERVED = (source.TORCH, source.CAPTURE.removesuffix("capture/"), "<frozen", "<eval_with_key>")
 
 

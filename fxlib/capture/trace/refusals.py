@@ -172,10 +172,12 @@ def _kept(module: nn.Module, name: str) -> CaptureError:
 
 
 def _is_written_in_place(before: object, value: object) -> bool:
-    """Whether this is the end of `self.count += 1`: Python assigns what the buffer itself has become."""
+    """Whether this is the end of `self.count += 1`, or of `self.u = f(..., out=self.u)`: the buffer itself."""
     if not (isinstance(before, Proxy) and isinstance(value, Proxy)):
         return before is value and value is not None
     node: Any = value.node
+    if node.kwargs.get("out") is before.node:
+        return True
     while node is not before.node and node.target in IN_PLACE:
         node = node.args[0]
     return node is before.node

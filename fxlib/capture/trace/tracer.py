@@ -21,6 +21,8 @@ from typing_extensions import override
 from fxlib.capture import source
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing
+from fxlib.capture.opened import Opened
+from fxlib.capture.parameter_looks import ParameterLooks
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace import isinstance_rules
@@ -52,6 +54,7 @@ class RemoteTracer(Tracer):
     calls: RemoteCalls
     recorder: Recorder
     places: RRefPlaces
+    opened: Opened
     leaves: Collection[object] = ()
     depth = 0
     """Above zero while the tracer itself works, so that its own computations are not recorded."""
@@ -68,16 +71,19 @@ class RemoteTracer(Tracer):
         places: RRefPlaces,
         leaves: Collection[object],
         end: FrameType,
+        *,
         recorder: Recorder,
+        opened: Opened,
     ) -> None:
         """Set up one capture; `end` is the frame at which the user's frames end."""
         self.recorder = recorder
         recorder.use(self)
         self.tensor_attrs = {}
-        self.calls, self.places, self.leaves, self.end = calls, places, leaves, end
+        self.calls, self.places, self.leaves, self.end, self.opened = calls, places, leaves, end, opened
         self.added: list[str] = []
         self._names: dict[int, str] | None = None
         self._constants: dict[int, Proxy] = {}
+        self._looks = ParameterLooks()
         self.recorders: dict[object, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
 
     def forget(self) -> None:
@@ -100,6 +106,20 @@ class RemoteTracer(Tracer):
         name = hint if not hasattr(self.root, hint) else self.get_fresh_qualname(f"{hint}_")
         setattr(self.root, name, value)
         return self._attribute(value, name)
+
+    def look_of(self, proxy: Proxy, name: str) -> Any:
+        """Return what a value that is computed from parameters alone answers for an attribute, while one is computed.
+
+        None where that is not known.
+        """
+        if not self.opened.computing:
+            return None
+        if name == "device":
+            seen: Any = self._looks.device_of(proxy.node, self.root)
+        else:
+            seen = None if (found := self._looks.of(proxy.node, self.root)) is None else getattr(found, name)
+        self.answered |= seen is not None
+        return seen
 
     def check_structure(self, value: StructuredValue) -> None:
         """Let each run check that a remote result, or a part of it, has its declared structure."""
@@ -191,6 +211,9 @@ class RemoteTracer(Tracer):
             return self.calls.method_call("sync", m.module_rref, "forward", args, kwargs)
         if isinstance(m, CapturedModule) and m._fxlib.original is not None:
             return m._fxlib.original.forward(*args, **kwargs)
+        if self.opened.opens(m):
+            with self.opened.inside(m):
+                return super().call_module(m, forward, args, kwargs)
         return super().call_module(m, forward, args, kwargs)
 
     @override
@@ -200,7 +223,9 @@ class RemoteTracer(Tracer):
         hooked = bool(m._backward_hooks or m._backward_pre_hooks)
         # Its forward prepares its reducer for the backward of this very step.
         parallel = isinstance(m, DistributedDataParallel)
-        return named or hooked or parallel or super().is_leaf_module(m, module_qualified_name)
+        if named or hooked or parallel or m in self.opened.whole:
+            return True
+        return super().is_leaf_module(m, module_qualified_name) and not self.opened.opens(m)
 
     @override
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:

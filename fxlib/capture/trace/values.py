@@ -13,6 +13,7 @@ from torch.fx.proxy import Attribute, TracerBase
 from typing_extensions import override
 
 from fxlib.capture.faults import fault
+from fxlib.capture.parameter_looks import ANSWERED
 from fxlib.capture.trace import isinstance_rules
 from fxlib.errors import CaptureError
 from fxlib.runtime.collectives import wait_collective
@@ -92,7 +93,9 @@ class TracedValue(_InPlace, Proxy):
 
     tracer: Any
 
-    def __getattr__(self, name: str) -> TracedAttribute:
+    def __getattr__(self, name: str) -> Any:
+        if name in ANSWERED and (known := self.tracer.look_of(self, name)) is not None:
+            return known
         found = TracedAttribute(self, name)
         if name in _VIEWS:
             found.node  # noqa: B018 - makes it where the program does: what follows may write in place, or be a use, too
