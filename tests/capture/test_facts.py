@@ -18,6 +18,8 @@ from torch import nn
 from torch.nn.modules import module as torchs
 
 import fxlib
+from fxlib.capture import api
+from fxlib.capture.recording.recorder import Recorder
 from fxlib.errors import CaptureError
 
 X = torch.linspace(-2, 2, 12).view(3, 4)
@@ -67,6 +69,20 @@ class Plain:
         return x * self.value
 
 
+class Heir(Plain):
+    shared = 4.0
+
+
+class Asked:
+    """Hears of all that is asked of it."""
+
+    def __init__(self) -> None:
+        self.value = 2.0
+
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__("value" if name == "factor" else name)
+
+
 class Slots:
     __slots__ = ("value",)
 
@@ -97,7 +113,7 @@ class Model(nn.Module):
         self.register_buffer("mean", torch.full((4,), 2.0))
         self.register_parameter("gain", None)
         self.scale, self.name = 2.0, "scale"
-        self.plain, self.slots, self.config = Plain(), Slots(), Config()
+        self.plain, self.slots, self.config, self.heir, self.asked = Plain(), Slots(), Config(), Heir(), Asked()
         self.sizes, self.table, self.names = [1.0, 2.0], {"a": 2.0}, {"a"}
         self.nested = {"outer": [{"inner": 2.0}]}
         self.array, self.offset = np.array([1.0, 2.0]), torch.full((4,), 2.0)
@@ -201,6 +217,8 @@ FACTS: dict[str, tuple[Run, Change]] = {
     "a property's": (lambda m, x: x * m.plain.twice, lambda m: setattr(m.plain, "value", 3.0)),
     "one made by __getattr__": (lambda m, x: x * m.plain.computed, lambda m: setattr(m.plain, "hidden", 4.0)),
     "a plain class's": (lambda m, x: x * m.plain.shared, lambda _: setattr(Plain, "shared", 3.0)),
+    "one of the class above": (lambda m, x: x * super(Heir, m.heir).shared, lambda _: setattr(Plain, "shared", 3.0)),
+    "one made by __getattribute__": (lambda m, x: x * m.asked.factor, lambda m: setattr(m.asked, "value", 3.0)),
     "another plain object": (lambda m, x: m.plain(x), put("plain", lambda x: x)),
     "the truth of an object": (lambda m, x: x if m.plain else -x, lambda m: m.plain.parts["a"].clear()),
     "a slot": (lambda m, x: x * m.slots.value, lambda m: setattr(m.slots, "value", 3.0)),
@@ -325,6 +343,18 @@ def test_a_fact_that_changes_after_the_capture_makes_the_original_run(fact: str)
     assert torch.equal(module(X), after)
     assert before.dtype != after.dtype or not torch.equal(before, after)
     assert module._fxlib.broken(grad_enabled=True)
+
+
+def test_a_capture_asks_no_object_for_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = []
+
+    def counted(*args: Any) -> Recorder:
+        attempts.append(args)
+        return Recorder(*args)
+
+    monkeypatch.setattr(api, "Recorder", counted)
+    fxlib.capture(Model(FACTS["one made by __getattribute__"][0]))
+    assert len(attempts) == 1
 
 
 @functools.lru_cache
@@ -455,3 +485,41 @@ def test_a_helper_that_caches_what_it_makes_is_left_clean(run: Run) -> None:
         assert torch.equal(module(X), model(X))
     assert type(cached(4)) is torch.Tensor
     assert torch.equal(model(X), model(X))
+
+
+def test_what_a_forward_hears_of_its_own_code_is_no_change_of_it() -> None:
+    def count(_: Any, x: torch.Tensor) -> Any:
+        return x * defaulted.__code__.co_argcount
+
+    code = defaulted.__code__
+    model = Model(count)
+    module = fxlib.capture(model)
+    assert torch.equal(module(X), model(X))
+    assert defaulted.__code__ is code
+    assert not module._fxlib.broken(grad_enabled=True)
+
+
+def test_a_graph_of_torch_fx_watches_what_its_modules_read() -> None:
+    class Keeps(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, _: str) -> bool:
+            return isinstance(m, Scaled)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scaled = Scaled()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scaled(x)
+
+    model = Outer()
+    module = fxlib.capture(torch.fx.GraphModule(model, Keeps().trace(model)))
+    model.scaled.factor = 3.0
+    assert torch.equal(module(X), X * 3)
+
+
+class Scaled(nn.Module):
+    factor = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor

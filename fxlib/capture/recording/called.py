@@ -27,6 +27,7 @@ from fxlib.capture.recording.observers import (
     LRU_CACHE,
     ObservedFunctions,
     code_of,
+    is_a,
     is_instrumented,
     is_observed,
 )
@@ -97,9 +98,9 @@ class Calls:
         if kind is FunctionType:
             self._functions.discover_function(function)
             return function if is_instrumented(function.__code__) else self._leaf(function, operands)
-        if operands and isinstance(operands[0], Proxy) and _hashable(function) and function in _OF_TRACED:
+        if operands and is_a(operands[0], Proxy) and _hashable(function) and function in _OF_TRACED:
             return self._arguments.of_traced(function, operands[0], operands[1:])
-        if isinstance(function, type):
+        if is_a(function, type):
             self._functions.discover_class(function)
             self._constructed(function, operands)
             return function
@@ -109,7 +110,7 @@ class Calls:
         kind = type(function)
         if kind is BuiltinFunctionType:
             owner = function.__self__
-            if owner is None or isinstance(owner, (ModuleType, type)):
+            if owner is None or is_a(owner, (ModuleType, type)):
                 return self._leaf(function, operands)
             self._method(owner, function.__name__, operands)
         elif kind in _WRAPPERS:
@@ -124,7 +125,7 @@ class Calls:
         else:
             self._functions.discover_class(kind)
             self._observations.special(kind)
-            if isinstance(function, nn.Module):
+            if is_a(function, nn.Module):
                 if function is not self._model:
                     self._observations.on_class("forward", kind)
             elif not isinstance(kind.__call__, FunctionType):  # written in C, such as NumPy's functions
@@ -133,9 +134,9 @@ class Calls:
 
     def _object_in_c(self, function: Any, operands: tuple[Any, ...]) -> None:
         """An object that is written in C is called."""
-        if isinstance(function, weakref.ref):
+        if is_a(function, weakref.ref):
             self._record.see(function())
-        for path in function.__reduce__()[1] if isinstance(function, operator.attrgetter) else ():
+        for path in function.__reduce__()[1] if is_a(function, operator.attrgetter) else ():
             owner = operands[0]
             for name in path.split("."):
                 self._observations.attribute(name, owner)
@@ -158,9 +159,9 @@ class Calls:
             )
 
     def _contents_of_argument(self, value: Any) -> None:
-        if isinstance(value, BuiltinFunctionType):
+        if is_a(value, BuiltinFunctionType):
             self._observations.deep(value)
-        elif isinstance(value, (tuple, list)) and not self._record.knows(value):  # of a call with a star
+        elif is_a(value, (tuple, list)) and not self._record.knows(value):  # of a call with a star
             for each in value:
                 self._observations.contents(each)
         else:
@@ -168,19 +169,19 @@ class Calls:
 
     def _method(self, owner: Any, name: str, operands: tuple[Any, ...]) -> None:
         """A method that is written in C."""
-        if isinstance(owner, VALUES):
+        if is_a(owner, VALUES):
             return
-        if name in ("__getattribute__", "__getattr__") and operands and isinstance(operands[0], str):
+        if name in ("__getattribute__", "__getattr__") and operands and is_a(operands[0], str):
             self._observations.attribute(operands[0], owner)
             return
-        if name in ("__setattr__", "__delattr__") and operands and isinstance(operands[0], str):
+        if name in ("__setattr__", "__delattr__") and operands and is_a(operands[0], str):
             self._observations.stored(operands[0], owner)
             return
-        if isinstance(owner, dict) and name in _ITEM_METHODS and operands:
+        if is_a(owner, dict) and name in _ITEM_METHODS and operands:
             self._observations.item_stored(owner, operands[0]) if self._record.knows(owner) else None
         elif self._record.knows(owner) and (fact := self._observations.contents(owner)) is not None:
             fact.where = fact.where or source.here()
-        elif isinstance(owner, torch.Generator) and name in ("manual_seed", "seed", "set_state"):
+        elif is_a(owner, torch.Generator) and name in ("manual_seed", "seed", "set_state"):
             raise fault(
                 "the forward seeds a random generator, which a graph would not do at each run",
                 hint="Seed it before the forward.",
@@ -218,7 +219,7 @@ class Calls:
 
     def _by_name(self, function: Any, operands: tuple[Any, ...]) -> Any:
         owner, name, *_ = operands if len(operands) > 1 else (None, None)
-        if isinstance(name, str) and not isinstance(owner, VALUES):
+        if is_a(name, str) and not is_a(owner, VALUES):
             self._observations.attribute(name, owner) if function in (getattr, hasattr) else self._observations.stored(
                 name, owner
             )
@@ -236,7 +237,7 @@ class Calls:
                     self._record.fact(Kind.QUESTION, function, operands, answer)
         else:
             for each in operands:
-                if isinstance(each, (*CONTAINERS, tuple)):
+                if is_a(each, (*CONTAINERS, tuple)):
                     self._observations.deep(each)
         return function
 

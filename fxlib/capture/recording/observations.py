@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -15,14 +15,7 @@ from fxlib.capture import source
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import suspended
 from fxlib.capture.recording.arguments_asked import ArgumentsAsked
-from fxlib.capture.recording.observers import (
-    HEAP_TYPE,
-    ObservedFunctions,
-    functions_in,
-    is_fx,
-    is_observed,
-    original_code,
-)
+from fxlib.capture.recording.observers import HEAP_TYPE, ObservedFunctions, functions_in, is_a, is_fx, is_observed
 from fxlib.capture.recording.record import STATELESS, VALUES, Record
 from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark, attributes_of, contents_of, is_array
 
@@ -76,7 +69,9 @@ class Observations:
         kind = type(owner)
         if kind in STATELESS or issubclass(kind, VALUES):
             return
-        if issubclass(kind, ModuleType):
+        if kind is super:
+            self._attribute_of_bases(name, owner)
+        elif issubclass(kind, ModuleType):
             self._attribute_of_module(name, owner)
         elif issubclass(kind, type):
             self._attribute_of_class(name, owner)
@@ -99,18 +94,26 @@ class Observations:
         if type(owner) is not type:
             self._getter(name, owner)
 
+    def _attribute_of_bases(self, name: str, owner: Any) -> None:
+        if owner.__self_class__ is not None:  # it is bound
+            bases = owner.__self_class__.__mro__
+            self._on_one_of(name, bases[bases.index(owner.__thisclass__) + 1 :])
+
     def on_class(self, name: str, kind: type) -> Any:
         """Return what the class of an object, or one of its bases, has under a name; that is a fact of each."""
         if (kind, name) not in self._looked_up:
-            found: Any = Mark.ABSENT
-            for base in kind.__mro__:
-                found = base.__dict__.get(name, Mark.ABSENT)
-                if base.__flags__ & HEAP_TYPE:
-                    self._record.fact(Kind.CLASS, base, name, found)
-                if found is not Mark.ABSENT:
-                    break
-            self._looked_up[kind, name] = found
+            self._looked_up[kind, name] = self._on_one_of(name, kind.__mro__)
         return self._looked_up[kind, name]
+
+    def _on_one_of(self, name: str, bases: Iterable[type]) -> Any:
+        found: Any = Mark.ABSENT
+        for base in bases:
+            found = base.__dict__.get(name, Mark.ABSENT)
+            if base.__flags__ & HEAP_TYPE:
+                self._record.fact(Kind.CLASS, base, name, found)
+            if found is not Mark.ABSENT:
+                break
+        return found
 
     def _attribute_of_instance(self, name: str, owner: Any) -> None:
         kind = type(owner)
@@ -127,12 +130,12 @@ class Observations:
             self._record.see(attributes_of(owner))
             return
         if kind.__dictoffset__:
-            if name == "training" and isinstance(owner, nn.Module):
+            if name == "training" and is_a(owner, nn.Module):
                 return  # a condition for all modules
             value = attributes_of(owner).get(name, Mark.ABSENT)
             if (
                 id(owner) in self._record.modules
-                and isinstance(value, torch.Tensor)
+                and is_a(value, torch.Tensor)
                 and self._record.path_in_graph(value) is not None
             ):
                 self._record.fact(Kind.ATTRIBUTE, owner, name, Mark.TENSOR)
@@ -151,12 +154,12 @@ class Observations:
             self._getter(name, owner)
 
     def _missing(self, name: str, owner: Any) -> None:
-        if isinstance(owner, nn.Module):
+        if is_a(owner, nn.Module):
             tables = [attributes_of(owner).get(each, {}) for each in _TABLES]
             holding = [table for table in tables if name in table]  # no more than one: nn.Module sees to that
             for table in holding or tables:
                 value = table.get(name, Mark.ABSENT)
-                self._record.fact(Kind.ITEM, table, name, Mark.TENSOR if isinstance(value, torch.Tensor) else value)
+                self._record.fact(Kind.ITEM, table, name, Mark.TENSOR if is_a(value, torch.Tensor) else value)
         elif not is_torch(type(owner).__module__) and not any(
             is_observed(each.__code__) for each in functions_in(getattr(type(owner), "__getattr__", None))
         ):
@@ -165,16 +168,14 @@ class Observations:
     def _getter(self, name: str, owner: Any) -> None:
         with suspended():
             value = getattr(owner, name, Mark.ABSENT)
-        if name == "__code__" and isinstance(owner, FunctionType):
-            value = original_code(owner)
-        if not isinstance(value, (MethodType, BuiltinFunctionType, *VALUES)):
+        if not is_a(value, (MethodType, BuiltinFunctionType, *VALUES)):
             self._record.fact(Kind.GETTER, owner, name, value)
 
     def item(self, container: Any, key: Any) -> None:
         """An element is read."""
         if not self._record.knows(container):
             return
-        if isinstance(container, dict):
+        if is_a(container, dict):
             try:
                 self._entry_of(container, key)
             except TypeError:  # a key that cannot be one
@@ -191,12 +192,12 @@ class Observations:
 
     def contents(self, value: Any, *_: Any) -> Fact | None:
         """What a container holds is looked at."""
-        if type(value) in STATELESS or isinstance(value, (*VALUES, type, nn.Module)) or not self._record.knows(value):
+        if type(value) in STATELESS or is_a(value, (*VALUES, type, nn.Module)) or not self._record.knows(value):
             return None
         self.special(type(value))
-        if isinstance(value, CONTAINERS) or is_array(value):
+        if is_a(value, CONTAINERS) or is_array(value):
             held = contents_of(value)
-            if isinstance(value, dict) and value is not None:
+            if is_a(value, dict) and value is not None:
                 held = tuple((key, self._record.or_mark(each)) for key, each in held)
             return self._record.fact(Kind.CONTENTS, value, None, held)
         if hasattr(type(value), "__next__"):
@@ -210,21 +211,21 @@ class Observations:
         """Whatever can be reached from a value may be looked at, but modules, functions and classes."""
         seen = set() if seen is None else seen
         kind = type(value)
-        if kind in STATELESS or id(value) in seen or isinstance(value, (*VALUES, type, ModuleType, nn.Module)):
+        if kind in STATELESS or id(value) in seen or is_a(value, (*VALUES, type, ModuleType, nn.Module)):
             return
         if kind.__module__.partition(".")[0] in _MACHINERY:
             return
         seen.add(id(value))
         self.special(kind)
-        if isinstance(value, (FunctionType, MethodType)):
+        if is_a(value, (FunctionType, MethodType)):
             return
-        if isinstance(value, BuiltinFunctionType):
+        if is_a(value, BuiltinFunctionType):
             self.deep(value.__self__, seen)
             return
         self._contents_if_any(value)
         for each in _elements(value):
             self.deep(each, seen)
-        if kind.__dictoffset__ and not isinstance(value, functools.partial):
+        if kind.__dictoffset__ and not is_a(value, functools.partial):
             held = attributes_of(value)
             if self._record.knows(value):
                 self._record.see(held)
@@ -233,7 +234,7 @@ class Observations:
                 self.deep(each, seen)
 
     def _contents_if_any(self, value: Any) -> None:
-        if isinstance(value, CONTAINERS) or is_array(value):
+        if is_a(value, CONTAINERS) or is_array(value):
             self.contents(value)
 
     def truth(self, value: Any) -> None:
@@ -279,13 +280,13 @@ class Observations:
 
     def stored(self, name: str, owner: Any) -> None:
         """An attribute is written or deleted."""
-        if id(owner) in self._record.modules or not self._record.knows(owner) or isinstance(owner, VALUES):
+        if id(owner) in self._record.modules or not self._record.knows(owner) or is_a(owner, VALUES):
             return  # modules are watched whole
-        if isinstance(owner, type):
+        if is_a(owner, type):
             fact = self._record.fact(Kind.CLASS, owner, name, owner.__dict__.get(name, Mark.ABSENT))
         else:
             found = self.on_class(name, type(owner))
-            if hasattr(type(found), "__set__") and not isinstance(found, property):
+            if hasattr(type(found), "__set__") and not is_a(found, property):
                 fact = self._record.fact(Kind.GETTER, owner, name, getattr(owner, name, Mark.ABSENT))
             elif hasattr(type(found), "__set__") or not type(owner).__dictoffset__:
                 return
@@ -295,9 +296,9 @@ class Observations:
 
     def item_stored(self, container: Any, key: Any) -> None:
         """An element is written or deleted."""
-        if not self._record.knows(container) or isinstance(container, VALUES):
+        if not self._record.knows(container) or is_a(container, VALUES):
             return
-        fact = self._entry_of(container, key) if isinstance(container, dict) else self.contents(container)
+        fact = self._entry_of(container, key) if is_a(container, dict) else self.contents(container)
         if fact is not None:
             fact.where = fact.where or source.here()
 
@@ -316,9 +317,9 @@ class Observations:
 
 
 def _elements(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
+    if is_a(value, dict):
         yield from list(dict.values(value))
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+    elif is_a(value, (list, tuple, set, frozenset, deque)):
         yield from list(value)
 
 

@@ -14,7 +14,7 @@ import gc
 import inspect
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Protocol
 
@@ -39,8 +39,8 @@ class Listener(Protocol):
     def begin(self) -> None:
         """Look for the first functions to be observed."""
 
-    def listens(self, function: FunctionType | None = None) -> bool:
-        """Whether what happens now is the forward's doing: from when its first `function` begins."""
+    def listens(self) -> bool:
+        """Whether what happens now is the forward's doing."""
 
     def observe(self, name: str, operands: tuple[Any, ...]) -> Any:
         """Handle one observation."""
@@ -82,12 +82,9 @@ def _entry(function: FunctionType | None, names: tuple[str, ...]) -> Observer:
     def enter() -> None:
         nonlocal begun
         listener = _Current.listener
-        if (
-            listener is not None
-            and begun != _Current.capture
-            and listener.listens(own := None if held is None else held())
-        ):
+        if listener is not None and begun != _Current.capture and listener.listens():
             begun = _Current.capture
+            own = None if held is None else held()
             listener.observe("begun", (own, sys._getframe(1).f_globals, names))
 
     return enter
@@ -122,9 +119,7 @@ class ObservedFunctions:
 
     @contextlib.contextmanager
     def told_to(self, listener: Listener) -> Iterator[None]:
-        """Let instrumented functions tell a listener during the block, and note which others ran."""
-        outer = sys.getprofile()
-        profiler = cProfile.Profile(subcalls=False, builtins=False)
+        """Let instrumented functions tell a listener during the block."""
         collecting = gc.isenabled()
         gc.disable()  # what runs at a collection is none of the forward's
         try:
@@ -133,18 +128,27 @@ class ObservedFunctions:
             for function in self._also:
                 self.discover_function(function)
             listener.begin()
-            profiler.enable()
             yield
         finally:
-            profiler.disable()
-            _resume(outer)
             if collecting:
                 gc.enable()
             _Current.listener = _Current.functions = None
-            codes = (each.code for each in profiler.getstats() if isinstance(each.code, CodeType))
-            self._ran = {id(each): each for each in codes if _is_users(each) and not is_instrumented(each)}
             for function, code in self.swapped.items():
                 function.__code__ = code
+
+    def note_others(self) -> Callable[[], None]:
+        """Note which functions of the user's run unobserved, until what is returned is called."""
+        outer = sys.getprofile()
+        profiler = cProfile.Profile(subcalls=False, builtins=False)
+
+        def stop() -> None:
+            profiler.disable()
+            _resume(outer)
+            codes = (each.code for each in profiler.getstats() if isinstance(each.code, CodeType))
+            self._ran = {id(each): each for each in codes if _is_users(each) and not is_instrumented(each)}
+
+        profiler.enable()
+        return stop
 
     def met_late(self, own: set[int]) -> tuple[FunctionType, ...] | None:
         """Return functions to be observed from the start of another attempt; None if this one has seen all.
@@ -260,6 +264,11 @@ def is_instrumented(code: CodeType) -> bool:
     return any(type(each) is FunctionType and each.__module__ == __name__ for each in code.co_consts)
 
 
+def is_a(value: object, kinds: Any) -> bool:
+    """Whether a value is of one of the classes; `isinstance` would ask it, by a `__getattribute__` of its own."""
+    return issubclass(type(value), kinds)
+
+
 def all_functions(kind: type) -> Iterator[FunctionType]:
     """Yield the functions that a class defines."""
     for value in list(kind.__dict__.values()):
@@ -291,7 +300,7 @@ def functions_in(value: Any, depth: int = 0) -> Iterator[FunctionType]:
         yield from functions_in(value.__func__, depth)
     elif kind is functools.partial or kind is functools.partialmethod:
         yield from functions_in(value.func, depth)
-    elif isinstance(value, property):
+    elif is_a(value, property):
         for each in (value.fget, value.fset, value.fdel):
             yield from functions_in(each, depth)
     elif kind is functools.cached_property:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import Node, Proxy
 
 from fxlib.capture import source
-from fxlib.capture.recording.observers import ObservedFunctions, code_of, functions_in
+from fxlib.capture.recording.observers import ObservedFunctions, code_of, functions_in, is_a
 from fxlib.errors import CaptureError
 from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark
 from fxlib.runtime.walk import local_modules
@@ -97,11 +97,11 @@ class Record:
 
     def knows(self, value: Any) -> bool:
         """Whether a value was there before the capture."""
-        return id(value) in self._tracked or id(value) in self.modules or isinstance(value, (type, ModuleType))
+        return id(value) in self._tracked or id(value) in self.modules or is_a(value, (type, ModuleType))
 
     def or_mark(self, value: Any) -> Any:
         """Return a value, or the mark of tensors for one that the graph reads at each run."""
-        if not isinstance(value, torch.Tensor):
+        if not is_a(value, torch.Tensor):
             return value
         return Mark.TENSOR if id(value) in self._state or self.path_in_graph(value) is not None else value
 
@@ -158,6 +158,12 @@ class Record:
                 changed.append(fact)
             self._facts[place] = fact
         return changed
+
+    def leave(self) -> None:
+        """Take each fact for what it is now that what was put in place for the capture is gone."""
+        for fact in self._facts.values():
+            if not fact.holds():
+                fact.value = fact.now()
 
 
 def is_ours(value: Any) -> bool:

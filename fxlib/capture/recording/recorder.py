@@ -8,7 +8,7 @@ differs when the capture ends has been changed by the forward: it is put back, a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,10 +22,10 @@ from fxlib.capture.recording.arguments_asked import ArgumentsAsked
 from fxlib.capture.recording.called import Calls
 from fxlib.capture.recording.instrument import IS_KNOWN
 from fxlib.capture.recording.observations import Observations
-from fxlib.capture.recording.observers import ObservedFunctions, all_functions, functions_in
+from fxlib.capture.recording.observers import ObservedFunctions, all_functions
 from fxlib.capture.recording.record import Record
 from fxlib.errors import CaptureError
-from fxlib.runtime.guards.capture_facts import Facts
+from fxlib.runtime.guards.capture_facts import Fact, Facts
 from fxlib.runtime.walk import local_modules
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """What one capture has read. Between `__enter__` and `__exit__`, it sees all that instrumented functions do.
+    """What one capture has read: all that instrumented functions do while the forward runs.
 
     Args:
         model: the model, or a function. Its own modules are watched by `state.unchanged`, too.
@@ -47,17 +47,17 @@ class Recorder:
         self._arguments = ArgumentsAsked(model, self._record)
         self._observations = Observations(self._record, self._functions, self._arguments)
         self._calls = Calls(model, self._record, self._functions, self._arguments, self._observations)
-        forward = type(model).forward if isinstance(model, nn.Module) else model
-        self._roots = set(functions_in(forward))
         self._active = self._busy = False
+        self._stop_noting: Callable[[], None] | None = None
+        self._changed: list[Fact] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        changed = self._record.restore()
-        if error is None and changed:
-            fact = changed[0]
+        self._record.leave()
+        if error is None and self._changed:
+            fact = self._changed[0]
             raise CaptureError(
                 f"the forward changes {fact}, so one step would depend on the last",
                 where=fact.where or source.of_definition(getattr(type(self._model), "forward", self._model)),
@@ -72,7 +72,22 @@ class Recorder:
     def observing(self) -> Iterator[None]:
         """Let the user's functions run from instrumented code during the block."""
         with self._functions.told_to(self):
-            yield
+            try:
+                yield
+            finally:
+                self.forward_ends()
+
+    def forward_begins(self) -> None:
+        """Take what happens from now on for the forward's doing."""
+        self._active, self._stop_noting = True, self._functions.note_others()
+
+    def forward_ends(self) -> None:
+        """Put back what the forward has changed, while all that was put in place for the capture is there still."""
+        if self._stop_noting is not None:
+            self._stop_noting()
+            self._active, self._stop_noting = False, None
+            with self.unobserved():
+                self._changed = self._record.restore()
 
     def begin(self) -> None:
         """Look for functions where the model is."""
@@ -83,12 +98,9 @@ class Recorder:
         else:
             self._record.see(self._model)
 
-    def listens(self, function: FunctionType | None = None) -> bool:
-        """Whether what happens now is the forward's doing: from when its first `function` begins."""
-        if self._busy or not is_capturing():
-            return False
-        self._active = self._active or function in self._roots
-        return self._active
+    def listens(self) -> bool:
+        """Whether what happens now is the forward's doing."""
+        return self._active and not self._busy and is_capturing()
 
     def observe(self, name: str, operands: tuple[Any, ...]) -> Any:
         """Handle one observation; what the recorder itself does meanwhile is none."""

@@ -139,6 +139,12 @@ class RemoteTracer(Tracer):
     # What torch.fx asks of a tracer.
 
     @override
+    def create_args_for_root(self, *args: Any, **kwargs: Any) -> Any:
+        made = super().create_args_for_root(*args, **kwargs)
+        self.recorder.forward_begins()
+        return made
+
+    @override
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Node:
         self.depth += 1
         try:
