@@ -5,7 +5,7 @@ graph. Metrics: `seconds` and `changes`, by one count for both. The copy of the 
 afterwards are left out on both sides, and Python's cycle collector rests. A run of `stock` that is not over in time is
 ended: `left_out` says after how many seconds, and larger graphs are not tried.
 
-Pass `schedule` is the whole recipe (`fxlib.recipes.recipes.apply`: copy, all passes with their checks, code) beside
+Pass `schedule` is the whole recipe (`fxlib.recipes.apply`: copy, all passes with their checks, code) beside
 `symbolic_trace`, which is what it took to trace the model in the first place; their `ratio`, round by round, is below 1
 where planning takes less. Its passes, which torch has nothing like, follow. Graph `calls` makes a remote call in every
 hundred nodes; `unused` also has values that nobody uses; `repeats` computes values twice, `constants` from weights

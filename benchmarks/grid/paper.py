@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.remote.split_calls import split
 from fxlib.recipes.recipes import Recipe
 from fxlib.runtime import is_call, ops
@@ -22,7 +22,7 @@ class SplitAndHoist(GraphPass):
     """Split and hoist, as in the paper."""
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         calls = [node for node in module.graph.nodes if is_call(node)]
         for call in calls:
             issue = split(call)

@@ -1,6 +1,6 @@
 """Transforms of a GraphModule, one to a file. Importing the package registers them all."""
 
-from fxlib.passes.infra.base import REGISTRY, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import REGISTRY, Context, GraphPass, PassResult, register_pass
 from fxlib.passes.local.channels_last.channels_last import ChannelsLast
 from fxlib.passes.local.common_subexpressions import CommonSubexpressions
 from fxlib.passes.local.dead_code import DeadCode
@@ -23,6 +23,7 @@ __all__ = [
     "CoalesceCalls",
     "CoalesceWrites",
     "CommonSubexpressions",
+    "Context",
     "DeadCode",
     "Decompose",
     "FoldConstants",

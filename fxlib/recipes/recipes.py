@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields, replace
 
 from torch.fx import Graph, GraphModule
 
-from fxlib.analysis.effects.dependencies import DEPENDENCIES
 from fxlib.analysis.effects.resources import function_name, speaks_to
 from fxlib.capture.coerce import Model, as_graph
 from fxlib.capture.variants import capture_variant, mode_of
@@ -34,6 +33,7 @@ from fxlib.passes import (
 )
 from fxlib.passes.infra.annotate import annotate
 from fxlib.passes.infra.base import Preserves
+from fxlib.passes.infra.context import Context
 from fxlib.passes.infra.copy import differs, draft_of
 from fxlib.passes.infra.diff import code_of, diff_of
 from fxlib.passes.infra.invariants import Conduct
@@ -42,9 +42,9 @@ from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.guards.folded_weights import relies_on_weights
 from fxlib.runtime.record import call_name
 from fxlib.spec.contract import Contract
-from fxlib.spec.profile import PROFILE, Profile
+from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, PassReport
-from fxlib.spec.workload import WORKLOAD, Assume, Workload
+from fxlib.spec.workload import Assume, Workload
 
 _WEAKEST: tuple[Preserves, ...] = ("lossy", "tolerance", "bitwise")
 
@@ -161,15 +161,9 @@ def apply(
         PassError: the recipe is unknown, a pass does not apply, or a pass broke its declaration.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
+    context = Context(module, profile=profile, workload=workload)
     with _collector_paused():
-        return _apply(
-            module,
-            recipe,
-            contracts or {},
-            assume,
-            {PROFILE: profile, WORKLOAD: workload, DEPENDENCIES: None},
-            diffs=diffs,
-        )
+        return _apply(module, recipe, contracts or {}, assume, context, diffs=diffs)
 
 
 def _apply(
@@ -177,26 +171,23 @@ def _apply(
     recipe: Recipe,
     contracts: Mapping[str, Contract],
     assume: Assume,
-    known: Mapping[str, Profile | Workload | None],
+    context: Context,
     *,
     diffs: bool,
 ) -> Rewrite:
     working = draft_of(module)
-    working.meta.update(known)
     assumptions = annotate(working.graph, contracts, assume)
     reports: list[PassReport] = []
     calls: dict[str, CallReport] = {each.node: each for each in _unscheduled(working.graph)}
     conduct: Conduct | None = None
     code = code_of(working.graph) if diffs else []
     for step in recipe.passes:
-        run = step(working, conduct)
+        run = step(working, context, before=conduct)
         working, conduct = run.result.module, run.conduct
         before, code = code, code_of(working.graph) if diffs else []
         reports.append(replace(run.report, diff=diff_of(before, code, name=step.name)))
         calls |= {each.node: each for each in run.result.calls}
     changed = differs(module, working)
-    for name in known:
-        working.meta.pop(name, None)
     return Rewrite(
         module=_finished(working, module) if changed else module,
         changed=changed,

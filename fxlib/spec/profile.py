@@ -18,9 +18,6 @@ import torch
 
 from fxlib.errors import WorkloadError
 
-PROFILE = "profile"
-"""Where a recipe leaves the profile for its passes: in `module.meta`, while they run."""
-
 MIN_BYTES_PER_S = 1.0
 """A slower link would make times of which there is no sum."""
 

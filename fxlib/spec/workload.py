@@ -43,8 +43,6 @@ MAX_PROCESSES = 256
 """Trainers and servers of one trial."""
 
 MAX_THREADS = 1024
-WORKLOAD = "workload"
-"""Where a recipe leaves the workload for its passes: in `module.meta`, while they run."""
 
 OPTIMIZERS = ("none", "sgd", "adagrad", "adam", "adamw")
 

@@ -109,7 +109,7 @@ def check(seed: int) -> None:
     assert least_s <= predict(module, known).step_s + 1e-12
     for recipe in (SPLIT, TOGETHER):
         rewritten = recipes.apply(module, recipe, profile=known).module
-        costs = Costs.by(rewritten, known)
+        costs = Costs.of(rewritten, known)
         for order in itertools.islice(legal_orders(Dependencies.of(rewritten)), MOST_ORDERS):
             found = simulate(order, costs).step_s
             assert least_s <= found + 1e-12, f"seed {seed}: bound {least_s}, {found} for {order}"

@@ -146,11 +146,11 @@ def test_what_is_in_flight_counts_as_memory_from_its_issue() -> None:
 
 def test_a_node_that_no_profile_knows_is_estimated() -> None:
     module = two_lookups()
-    costs = Costs.by(module, profile([call("a", 5)], {}))
+    costs = Costs.of(module, profile([call("a", 5)], {}))
     by_name = {node.name: seconds for node, seconds in costs.seconds.items()}
     assert by_name["dense"] > 0
     assert {each.call: each.service_s for each in costs.results.values()}["a"] == 5 * MS
-    assert not Costs.by(module, None).measured
+    assert not Costs.of(module, None).measured
 
 
 @pytest.mark.parametrize("sent", [False, True])
@@ -181,7 +181,7 @@ def test_gradients_for_different_parts_are_taken_side_by_side(
         leaves.append(program.work(f"leaf{place}", send_gradient, *arguments))
     known = profile([call(f"a{i}", 0, push=push) for i in range(2)], {}, server(round_trip_s=1 * MS))
     module = program.returns(*leaves)
-    of_forward = sum(Costs.by(module, known).seconds.values())
+    of_forward = sum(Costs.of(module, known).seconds.values())
     on_the_way = predict(module, known).step_s - of_forward
     assert on_the_way == pytest.approx(milliseconds_on_the_way * MS, rel=0.02)
 

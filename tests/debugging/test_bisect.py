@@ -14,7 +14,7 @@ from typing_extensions import override
 import fxlib
 from fxlib.errors import PassError
 from fxlib.passes import REGISTRY, DeadCode
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.recipes import recipes
 from fxlib.recipes.recipes import Recipe
 from tests.passes.test_verify import Model
@@ -48,7 +48,7 @@ def replaced(method: str, function: object, *more: object) -> GraphPass:
     @register_pass(f"replace_{method}", preserves="lossy")
     class Replace(GraphPass):
         @override
-        def run(self, module: GraphModule) -> PassResult:
+        def run(self, module: GraphModule, context: Context) -> PassResult:
             found = [node for node in module.graph.nodes if node.op == "call_method" and node.target == method]
             for node in found:
                 with module.graph.inserting_before(node):
@@ -116,7 +116,7 @@ def test_a_write_over_what_is_still_read_is_found_behind_its_victim() -> None:
     @register_pass("write_in_place", preserves="bitwise")
     class WriteInPlace(GraphPass):
         @override
-        def run(self, module: GraphModule) -> PassResult:
+        def run(self, module: GraphModule, context: Context) -> PassResult:
             (node,) = (node for node in module.graph.nodes if node.target is torch.sigmoid)
             node.target = torch.sigmoid_
             return PassResult(module, changes=1)
@@ -195,7 +195,7 @@ def test_a_pass_that_raises_is_found() -> None:
     @register_pass("refuses", preserves="bitwise")
     class Refuses(GraphPass):
         @override
-        def run(self, module: GraphModule) -> PassResult:
+        def run(self, module: GraphModule, context: Context) -> PassResult:
             raise PassError("not today", where=self.name)
 
     found = fxlib.bisect(fxlib.capture(Net()), recipe(DeadCode(), Refuses()), [X])

@@ -12,11 +12,14 @@ from torch import nn
 from torch.fx import GraphModule
 from typing_extensions import override
 
+from fxlib.analysis.effects.dependencies import Dependencies
+from fxlib.analysis.effects.model import Effects
 from fxlib.errors import PassError
-from fxlib.passes import REGISTRY, GraphPass, PassResult, SplitCalls, register_pass
+from fxlib.passes import REGISTRY, Context, GraphPass, PassResult, SplitCalls, register_pass
 from fxlib.reasons import Declined, Reason
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
+from fxlib.spec.profile import Profile
 from tests.analysis.sketch import Sketch, names
 
 
@@ -47,7 +50,7 @@ def test_a_bitwise_pass_may_not_lose_a_call() -> None:
     @register_pass("loses", preserves="bitwise")
     class Loses(GraphPass):
         @override
-        def run(self, module: GraphModule) -> PassResult:
+        def run(self, module: GraphModule, context: Context) -> PassResult:
             node = next(node for node in module.graph.nodes if node.name == "found")
             node.replace_all_uses_with(next(iter(module.graph.nodes)))
             module.graph.erase_node(node)
@@ -63,7 +66,7 @@ def test_a_bitwise_pass_may_not_lose_a_random_operator_and_another_may() -> None
         @register_pass(f"quiet {preserves}", preserves=preserves)
         class Quiet(GraphPass):
             @override
-            def run(self, module: GraphModule) -> PassResult:
+            def run(self, module: GraphModule, context: Context) -> PassResult:
                 return erase(module, "noise")
 
     with pytest.raises(PassError, match="random"):
@@ -75,8 +78,8 @@ def test_a_pass_may_not_lose_a_wait() -> None:
     @register_pass("forgets", preserves="lossy")
     class Forgets(GraphPass):
         @override
-        def run(self, module: GraphModule) -> PassResult:
-            SplitCalls().run(module)
+        def run(self, module: GraphModule, context: Context) -> PassResult:
+            SplitCalls()(module)
             wait = next(node for node in module.graph.nodes if node.name == "found")
             wait.replace_all_uses_with(next(iter(module.graph.nodes)))
             module.graph.erase_node(wait)
@@ -90,7 +93,7 @@ def test_a_pass_may_not_change_weights_that_it_did_not_ask_for() -> None:
     @register_pass("drifts", preserves="lossy")
     class Drifts(GraphPass):
         @override
-        def run(self, module: GraphModule) -> PassResult:
+        def run(self, module: GraphModule, context: Context) -> PassResult:
             module.layer = nn.Linear(2, 2)
             return PassResult(module, changes=1)
 
@@ -103,7 +106,7 @@ def test_a_pass_may_not_keep_its_changes_to_itself() -> None:
     @register_pass("shy", preserves="lossy")
     class Shy(GraphPass):
         @override
-        def run(self, module: GraphModule) -> PassResult:
+        def run(self, module: GraphModule, context: Context) -> PassResult:
             erase(module, "more")
             return PassResult(module, changes=0)
 
@@ -115,7 +118,7 @@ def test_ensures_looks_at_the_output() -> None:
     @register_pass("promises", preserves="tolerance")
     class Promises(GraphPass):
         @override
-        def run(self, module: GraphModule) -> PassResult:
+        def run(self, module: GraphModule, context: Context) -> PassResult:
             return erase(module, "noise")
 
         @override
@@ -129,7 +132,7 @@ def test_a_pass_for_eval_mode_refuses_a_module_in_training() -> None:
     @register_pass("folds", preserves="tolerance", needs=frozenset({"eval_mode"}))
     class Folds(GraphPass):
         @override
-        def run(self, module: GraphModule) -> PassResult:
+        def run(self, module: GraphModule, context: Context) -> PassResult:
             return PassResult(module, changes=0)
 
     with pytest.raises(PassError, match="folds: needs a module in eval mode"):
@@ -142,7 +145,7 @@ def test_options_are_frozen_keywords_and_part_of_the_recipes_key() -> None:
         depth: int = 2
 
         @override
-        def run(self, module: GraphModule) -> PassResult:
+        def run(self, module: GraphModule, context: Context) -> PassResult:
             declined = Declined(node="found", reason=Reason.NOTHING_TO_OVERLAP)
             return PassResult(module, changes=0, declined=(declined,))
 
@@ -155,6 +158,44 @@ def test_options_are_frozen_keywords_and_part_of_the_recipes_key() -> None:
     assert report.seconds >= 0
     with pytest.raises(PassError, match="has no option 'width'"):
         recipes.from_passes([("tuned", {"width": 1})])
+
+
+def test_an_analysis_is_made_once_and_anew_when_the_graph_has_changed() -> None:
+    module = sample()
+    context = Context(module)
+    first = context.get(Dependencies)
+    assert context.get(Dependencies) is first
+    assert context.get(Effects) is first.effects
+    SplitCalls()(module, context)
+    assert context.get(Dependencies) is not first
+    assert context.get(Effects).nodes == list(module.graph.nodes)
+
+
+def test_a_pass_reads_profile_and_workload_from_its_context_and_nothing_is_left_in_the_module() -> None:
+    seen = []
+
+    @register_pass("reads its context", preserves="bitwise")
+    class Reads(GraphPass):
+        @override
+        def run(self, module: GraphModule, context: Context) -> PassResult:
+            seen.append((context.profile, context.workload, set(module.meta) & {"profile", "workload"}))
+            return PassResult(module, changes=0)
+
+    profile = Profile(steps=3)
+    recipes.apply(sample(), recipes.from_passes([("reads its context", {})]), profile=profile)
+    assert seen == [(profile, None, set())]
+
+
+def test_a_pass_that_takes_a_module_alone_runs_for_one_more_release() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Old\.run takes a module alone; write run\(self, module, context\)"):
+
+        @register_pass("old", preserves="bitwise")
+        class Old(GraphPass):
+            @override
+            def run(self, module: GraphModule) -> PassResult:  # type: ignore[override]
+                return PassResult(module, changes=0)
+
+    assert recipes.apply(sample(), recipes.from_passes([("old", {})])).passes[0].changes == 0
 
 
 def test_two_passes_may_not_share_a_name() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxlib.analysis.effects.dependencies import DEPENDENCIES, Dependencies
-from fxlib.passes import CoalesceCalls, SplitCalls
+from fxlib.analysis.effects.dependencies import Dependencies
+from fxlib.passes import CoalesceCalls, Context, SplitCalls
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
@@ -142,12 +142,11 @@ def test_the_next_pass_knows_what_must_stay_before_what_without_looking_again() 
     program.call("push", program.work("sum", torch.add, before[0], work), contract=WRITE)
     after = [program.call(name, program.inputs[0], contract=READ) for name in "cd"]
     module = program.returns(work, *before, *after)
-    module.meta[DEPENDENCIES] = None
-    SplitCalls().run(module)
-    assert CoalesceCalls().run(module).changes == 4
-    kept = Dependencies.of(module)
-    assert module.meta[DEPENDENCIES][1] is kept
-    del module.meta[DEPENDENCIES]
+    context = Context(module)
+    SplitCalls()(module, context)
+    assert CoalesceCalls()(module, context).result.changes == 4
+    kept = context.get(Dependencies)
+    assert kept is not Dependencies.of(module)
     assert all_before(kept) == all_before(Dependencies.of(module))
 
 

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.operators import receivers
 from fxlib.analysis.operators.access import operator_of
 from fxlib.analysis.operators.schemas import Operator
-from fxlib.passes import DeadCode
+from fxlib.passes import Context, DeadCode
 from fxlib.recipes import recipes
 from tests.analysis.sketch import Sketch, names
 
@@ -50,5 +50,5 @@ def test_each_method_of_a_chain_is_looked_at_once(monkeypatch: pytest.MonkeyPatc
     for place in range(200):
         value = program.work(f"n{place}", "relu", value)
     module = program.returns(x)
-    assert DeadCode().run(module).changes == 201
+    assert DeadCode().run(module, Context(module)).changes == 201
     assert len(looked_at) == len(set(looked_at)) == 200

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import fxlib
 from fxlib import Rule
-from fxlib.passes import RewriteRules
+from fxlib.passes import Context, RewriteRules
 from fxlib.recipes import recipes
 from fxlib.rules import matching
 from tests.passes.rule_programs import found, ruled
@@ -122,7 +122,7 @@ def test_torchs_own_rewriter_takes_longer(step: Callable[[Graph, Node, Node], No
         rewrite(twin)
         return time.thread_time() - start
 
-    ours, stock = RewriteRules(rules=(rule,)).run, partial(_stock, rule)
+    ours, stock = lambda twin: RewriteRules(rules=(rule,)).run(twin, Context(twin)), partial(_stock, rule)
 
     def least_s() -> tuple[float, float]:
         pairs = [(taken_s(ours), taken_s(stock)) for _ in range(3)]

@@ -6,7 +6,7 @@ import pytest
 
 from fxlib import passes
 from fxlib.errors import PassError
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.protocol import catalogue_to_proto
 from fxlib.recipes import recipes
 
@@ -41,7 +41,7 @@ def test_a_doc_may_take_several_lines_and_be_missing() -> None:
         and of another."""
         bare: str = "x"
 
-        def run(self, module: object) -> PassResult:
+        def run(self, module: object, context: Context) -> PassResult:
             raise NotImplementedError
 
     try:

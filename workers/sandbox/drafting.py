@@ -107,7 +107,7 @@ def _headroom(
 ) -> float | None:
     if profile is None or not _SCHEDULING.issuperset(each.name for each in recipe.passes):
         return None
-    if any(call.guessed for call in Costs.by(original, profile).results.values()):
+    if any(call.guessed for call in Costs.of(original, profile).results.values()):
         return None
     least_s = bound(plan(_SPLIT).module, profile, typical=True).step_s
     return predict(original, profile).step_s / least_s - 1.0 if least_s else None

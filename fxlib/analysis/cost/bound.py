@@ -56,7 +56,7 @@ def bound(module: GraphModule, profile: Profile | None, *, typical: bool = False
     Nodes and edges are looked at once. Each part counts with the least that was seen of it, or with what is `typical`
     of it: then it bounds what `fxlib.analysis.cost.simulate.predict` says of the program's legal orders.
     """
-    costs = Costs.by(module, profile if profile is None or typical else fastest(profile))
+    costs = Costs.of(module, profile if profile is None or typical else fastest(profile))
     dependencies = Dependencies.of(module)
     return _Terms(dependencies, costs).bound()
 

@@ -18,7 +18,7 @@ from fxlib.runtime.batched_items import is_batch, is_item, item_of, waits_of
 from fxlib.runtime.calls import is_call, is_issue, is_wait
 from fxlib.runtime.record import call_name
 from fxlib.spec.contract import Contract
-from fxlib.spec.profile import PROFILE, CallProfile, Profile, Push, ServerProfile
+from fxlib.spec.profile import CallProfile, Profile, Push, ServerProfile
 
 INTAKE_SHARE = 0.5
 """Share of a round trip that is work for one message at a time, where that was not measured."""
@@ -100,13 +100,7 @@ class Costs:
     """Whether there is a profile."""
 
     @classmethod
-    def of(cls, module: GraphModule) -> Costs:
-        """Look a module's nodes up in the profile at `module.meta`, or estimate them; in linear time."""
-        profile = module.meta.get(PROFILE)
-        return cls.by(module, profile if isinstance(profile, Profile) else None)
-
-    @classmethod
-    def by(cls, module: GraphModule, profile: Profile | None) -> Costs:
+    def of(cls, module: GraphModule, profile: Profile | None) -> Costs:
         """Look a module's nodes up in a profile, or estimate them; in linear time."""
         return _Ledger(module, profile or Profile(), measured=profile is not None).costs()
 

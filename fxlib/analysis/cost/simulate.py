@@ -70,7 +70,7 @@ class Simulation:
 
 def predict(module: GraphModule, profile: Profile | None) -> Simulation:
     """Simulate one step of a captured or rewritten module, by what the program was measured to take."""
-    return simulate(list(module.graph.nodes), Costs.by(module, profile))
+    return simulate(list(module.graph.nodes), Costs.of(module, profile))
 
 
 def simulate(order: Sequence[Node], costs: Costs) -> Simulation:

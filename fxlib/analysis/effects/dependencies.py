@@ -42,8 +42,6 @@ class Why(IntEnum):
 
 _BITS = 3
 _CAUSE = (1 << _BITS) - 1
-DEPENDENCIES = "dependencies"
-"""Where passes that run one after another leave what they found, for the next of them: in `module.meta`."""
 _FALLIBLE = frozenset({Part.CALL, Part.ISSUE, Part.WAIT})
 
 
@@ -62,23 +60,9 @@ class Dependencies:
 
     @classmethod
     def of(cls, module: GraphModule) -> Dependencies:
-        """Analyse a module's graph, in time proportional to its nodes and edges.
-
-        Where `module.meta` has a place for it (`DEPENDENCIES`), what was found is kept there until the graph changes.
-        """
-        kept = module.meta.get(DEPENDENCIES)
-        if kept is not None and kept[0] == _seen(module):
-            found: Dependencies = kept[1]
-            return found
+        """Analyse a module's graph, in time proportional to its nodes and edges."""
         effects = Effects.of(module)
-        made = cls(effects=effects, edges=_Builder(module, effects).build())
-        made.keep(module)
-        return made
-
-    def keep(self, module: GraphModule) -> None:
-        """Leave them for the next pass, where `module.meta` has a place for it, until the graph changes."""
-        if DEPENDENCIES in module.meta:
-            module.meta[DEPENDENCIES] = _seen(module), self
+        return cls(effects=effects, edges=_Builder(module, effects).build())
 
     def gathered(self, order: Sequence[int], heads: Mapping[int, int], nodes: Sequence[Node]) -> Dependencies:
         """Return those of the program after some issues have become one, and all nodes were put into another order.
@@ -246,10 +230,6 @@ class _ServerWrites:
             return max(self._by_server.get(server, -1), self._by_server.get(None, -1))
         either = (state, ServerState(server), ServerState(None, name), ServerState())
         return max(self._by_state.get(each, -1) for each in either)
-
-
-def _seen(module: GraphModule) -> list[tuple[object, ...]]:
-    return [(node, node.target, node.args, node.kwargs) for node in module.graph.nodes]
 
 
 def _cause(resource: Resource) -> Why:

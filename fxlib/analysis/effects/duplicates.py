@@ -33,17 +33,14 @@ class Duplicate:
     hindrance: Reason | None
 
 
-def duplicates(module: GraphModule, profile: Profile | None) -> Iterator[Duplicate]:
+def duplicates(module: GraphModule, dependencies: Dependencies, profile: Profile | None) -> Iterator[Duplicate]:
     """Yield the reads of a program that repeat an earlier one, with nothing between that it could notice.
 
     Calls in their blocking form count, and calls that were split; those that the program itself issues do not. Same
     server, function, arguments and timeout: the same values, not only equal ones, and none written in between.
     """
-    nodes = list(module.graph.nodes)
+    nodes = dependencies.effects.nodes
     kinds = {place: frozen(node.args) for place, node in enumerate(nodes) if _is_read(node)}
-    if len(set(kinds.values())) == len(kinds):
-        return
-    dependencies = Dependencies.of(module)
     level, results = levels(dependencies, kinds), _Results(module, dependencies, profile)
     firsts: dict[Hashable, Node] = {}
     for place, kind in kinds.items():

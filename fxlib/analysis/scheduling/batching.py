@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxlib.analysis.cost.costs import CallCost, Costs
 from fxlib.analysis.effects.dependencies import Dependencies
@@ -20,7 +20,6 @@ from fxlib.reasons import Declined, Reason
 from fxlib.runtime import functions, ops
 from fxlib.runtime.record import call_name
 from fxlib.spec.profile import ServerProfile
-from fxlib.spec.workload import WORKLOAD, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +55,19 @@ class _Kind:
     batched_by: str | None
 
 
-def plan(module: GraphModule, capacity: Capacity, *, declared: bool) -> Batches:
-    """Group the calls of a module, in O((n + e) log n). Costs are those of the profile at `module.meta`, or estimates.
+def plan(
+    dependencies: Dependencies, costs: Costs, capacity: Capacity, *, declared: bool, in_turn: bool = False
+) -> Batches:
+    """Group the calls of a program, in O((n + e) log n).
 
     Args:
-        module: its calls split.
+        dependencies: those of the program, its calls split.
+        costs: what its nodes and calls take.
         capacity: of one message.
         declared: whether a function's declared batched form may be used where there is one.
+        in_turn: whether distributed autograd runs the step, which serves the calls of one message in turn.
     """
-    planner = _Planner(module, capacity, declared=declared)
+    planner = _Planner(dependencies, costs, capacity, declared=declared, in_turn=in_turn)
     # Grouping may turn an order between two calls of one kind into an order between two messages, and so into a cycle.
     # Then every order counts: calls between which a path leads are never grouped.
     found = planner.plan(apart=False) or planner.plan(apart=True)
@@ -73,13 +76,14 @@ def plan(module: GraphModule, capacity: Capacity, *, declared: bool) -> Batches:
 
 
 class _Planner:
-    """What is known of one module, and the groups made of it."""
+    """What is known of one program, and the groups made of it."""
 
-    def __init__(self, module: GraphModule, capacity: Capacity, *, declared: bool) -> None:
-        workload = module.meta.get(WORKLOAD)
-        self.dependencies, self._costs = Dependencies.of(module), Costs.of(module)
+    def __init__(
+        self, dependencies: Dependencies, costs: Costs, capacity: Capacity, *, declared: bool, in_turn: bool
+    ) -> None:
+        self.dependencies, self._costs = dependencies, costs
         self._capacity = capacity
-        self._in_turn = isinstance(workload, Workload) and workload.mode == "distributed"
+        self._in_turn = in_turn
         effects = self.dependencies.effects
         self._nodes = effects.nodes
         parts = enumerate(effects.per_node)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -12,6 +14,7 @@ from torch.fx import GraphModule
 from typing_extensions import dataclass_transform
 
 from fxlib.errors import PassError
+from fxlib.passes.infra.context import Context
 from fxlib.passes.infra.invariants import Conduct
 from fxlib.reasons import Declined
 from fxlib.spec.report import CallReport, PassReport
@@ -19,6 +22,8 @@ from fxlib.spec.report import CallReport, PassReport
 Preserves = Literal["bitwise", "tolerance", "lossy"]
 Need = Literal["weights", "sample_inputs", "eval_mode"]
 PassClass = TypeVar("PassClass", bound="GraphPass")
+
+__all__ = ["REGISTRY", "Context", "GraphPass", "Need", "PassResult", "Preserves", "Run", "register_pass"]
 
 REGISTRY: dict[str, type[GraphPass]] = {}
 """All passes by name, in order of registration."""
@@ -54,8 +59,13 @@ class GraphPass(ABC):
         return self.preserves
 
     @abstractmethod
-    def run(self, module: GraphModule) -> PassResult:
-        """Transform the module. The graph may be left unlinted and not recompiled: the recipe does both once."""
+    def run(self, module: GraphModule, context: Context) -> PassResult:
+        """Transform the module. The graph may be left unlinted and not recompiled: the recipe does both once.
+
+        Args:
+            module: the module, which may be changed in place.
+            context: profile and workload, where there are any, and analyses of the graph (`context.get(Effects)`).
+        """
 
     def requires(self, module: GraphModule) -> None:  # noqa: B027 - most passes apply to any module
         """Raise PassError if the pass does not apply to this module."""
@@ -63,11 +73,12 @@ class GraphPass(ABC):
     def ensures(self, module: GraphModule) -> None:  # noqa: B027 - most promises are declared, and checked for all
         """Raise PassError if the pass broke its own promise on its output."""
 
-    def __call__(self, module: GraphModule, before: Conduct | None = None) -> Run:
+    def __call__(self, module: GraphModule, context: Context | None = None, *, before: Conduct | None = None) -> Run:
         """Run the pass, time it, and hold it to what it declares.
 
         Args:
             module: what to transform.
+            context: that of the recipe; None: one of its own, without profile and workload.
             before: the module's conduct, where the caller knows it already.
 
         Raises:
@@ -78,7 +89,7 @@ class GraphPass(ABC):
         self.requires(module)
         before = Conduct.of(module) if before is None else before
         start = time.perf_counter()
-        result = self.run(module)
+        result = self.run(module, _bound(context, module))
         seconds = time.perf_counter() - start
         after = before.after(result.module, changes=result.changes)
         broken = before.broken_by(
@@ -92,6 +103,13 @@ class GraphPass(ABC):
         self.ensures(result.module)
         report = PassReport(name=self.name, changes=result.changes, seconds=seconds, declined=result.declined)
         return Run(result=result, report=report, conduct=after)
+
+
+def _bound(context: Context | None, module: GraphModule) -> Context:
+    """Return a context that tells of this module."""
+    context = Context(module) if context is None else context
+    context.module = module
+    return context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +134,26 @@ def register_pass(
         if name in REGISTRY:
             raise PassError(f"another pass is called {name!r}", where=f"{cls.__module__}.{cls.__qualname__}")
         cls.name, cls.preserves, cls.needs, cls.version = name, preserves, frozenset(needs), version
+        _take_context(cls)
         REGISTRY[name] = made = dataclass(frozen=True, kw_only=True)(cls)
         return made
 
     return declare
+
+
+def _take_context(cls: type[GraphPass]) -> None:
+    """Let a pass that was written as `run(module)` run with a context, for this release."""
+    written = cls.__dict__.get("run")
+    if written is None or len(inspect.signature(written).parameters) > 2:
+        return
+    warnings.warn(
+        f"{cls.__qualname__}.run takes a module alone; write run(self, module, context): the next release needs it",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+
+    def run(self: GraphPass, module: GraphModule, context: Context) -> PassResult:  # noqa: ARG001 - not its own
+        result: PassResult = written(self, module)
+        return result
+
+    cls.run = run  # type: ignore[method-assign]

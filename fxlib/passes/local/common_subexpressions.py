@@ -14,7 +14,7 @@ from fxlib.analysis.effects.model import Effects, NodeEffects
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
 from fxlib.analysis.effects.records_gradients import records_gradients
 from fxlib.analysis.effects.resources import Resource
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.reasons import Declined, Reason
 
 
@@ -30,8 +30,8 @@ class CommonSubexpressions(GraphPass):
     """
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
-        effects = Effects.of(module)
+    def run(self, module: GraphModule, context: Context) -> PassResult:
+        effects = context.get(Effects)
         state, sharing = _State(), _Sharing(module, effects)
         behaviours = Behaviours(module)
         firsts: dict[Hashable, Node] = {}

@@ -6,7 +6,7 @@ from torch.fx import GraphModule, Node
 from typing_extensions import override
 
 from fxlib.analysis.effects.node_kinds import Behaviours
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 
 
 @register_pass("dead_code", preserves="bitwise", version="2")
@@ -19,7 +19,7 @@ class DeadCode(GraphPass):
     """
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         behaviours, deleted = Behaviours(module), 0
         for node in reversed(module.graph.nodes):
             if not node.users and not behaviours.of(node).is_impure and not _reveals(node, behaviours):

@@ -7,7 +7,7 @@ from torch.fx import GraphModule
 from typing_extensions import override
 
 from fxlib.errors import PassError
-from fxlib.passes.infra.base import GraphPass, PassResult, Preserves, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, Preserves, register_pass
 from fxlib.passes.infra.replace_values import Succession
 from fxlib.passes.infra.splice import splice
 from fxlib.reasons import Declined, Reason
@@ -65,7 +65,7 @@ class RewriteRules(GraphPass):
         return "bitwise" if self.bitwise else self.preserves
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         work = _Work(module, bitwise=self.bitwise)
         most = _MAX_GROWTH * len(module.graph.nodes)
         for _ in range(self.rounds):

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
+from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.resources import contract_of_call
 from fxlib.analysis.scheduling.batching import Capacity, may_travel, plan
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.remote.overlap_calls import arrange
 from fxlib.runtime import issue_batch, wait_item
 from fxlib.runtime.record import call_name
@@ -32,18 +33,24 @@ class CoalesceCalls(GraphPass):
     """Whether declared batched forms may be used: not where a profile says that they would keep the server longer."""
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         nodes, capacity = list(module.graph.nodes), Capacity(calls=self.max_calls, bytes=self.batch_bytes)
         if sum(map(may_travel, nodes)) < 2:
             return PassResult(module, changes=0)
-        found = plan(module, capacity, declared=self.declared)
+        found = plan(
+            context.get(Dependencies),
+            context.costs(),
+            capacity,
+            declared=self.declared,
+            in_turn=context.workload is not None and context.workload.mode == "distributed",
+        )
         if not found.groups:
             return PassResult(module, changes=0, declined=found.declined)
         arrange([nodes[place] for place in found.order])
         for group, batched_by in zip(found.groups, found.batched_by, strict=True):
             coalesce([nodes[place] for place in group], batched_by)
         heads = {place: group[-1] for group in found.groups for place in group}
-        found.dependencies.gathered(found.order, heads, list(module.graph.nodes)).keep(module)
+        context.keep(found.dependencies.gathered(found.order, heads, list(module.graph.nodes)))
         return PassResult(module, changes=sum(map(len, found.groups)), declined=found.declined)
 
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.analysis.cost.costs import Costs
 from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.scheduling.batching import Capacity
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.remote.coalesce_calls import coalesce
 from fxlib.passes.remote.write_sequences import may_write_in_turn, sequences
 from fxlib.runtime.batches import IN_ORDER
@@ -29,12 +28,12 @@ class CoalesceWrites(GraphPass):
     """Of one message, requests and answers together, as far as a profile tells."""
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         nodes = list(module.graph.nodes)
         if sum(map(may_write_in_turn, nodes)) < 2:
             return PassResult(module, changes=0)
         capacity = Capacity(calls=self.max_calls, bytes=self.batch_bytes)
-        found = list(sequences(Dependencies.of(module), Costs.of(module), capacity))
+        found = list(sequences(context.get(Dependencies), context.costs(), capacity))
         for places in found:
             gather([nodes[place] for place in places])
         return PassResult(module, changes=sum(map(len, found)))

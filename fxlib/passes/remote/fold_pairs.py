@@ -6,7 +6,7 @@ from torch.fx import GraphModule, Node
 from typing_extensions import override
 
 from fxlib.analysis.scheduling.reordering import is_idle, was_split
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.runtime.calls import is_wait, kind_of
 
 
@@ -18,7 +18,7 @@ class FoldPairs(GraphPass):
     """
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         waits = [node for node in module.graph.nodes if is_wait(node) and was_split(node) and _is_adjacent(node)]
         for wait in waits:
             fold(wait)

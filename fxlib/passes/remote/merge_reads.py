@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch.fx import GraphModule
 from typing_extensions import override
 
+from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.duplicates import Duplicate, duplicates, result_of
 from fxlib.analysis.effects.resources import function_name, speaks_to
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.invariants import MERGED
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.record import call_name
-from fxlib.spec.profile import PROFILE
 from fxlib.spec.report import CallReport
 
 
@@ -24,8 +24,8 @@ class MergeReads(GraphPass):
     """
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
-        found = list(duplicates(module, module.meta.get(PROFILE)))
+    def run(self, module: GraphModule, context: Context) -> PassResult:
+        found = list(duplicates(module, context.get(Dependencies), context.profile))
         merged = [each for each in found if each.hindrance is None]
         for each in merged:
             merge(each)

@@ -18,7 +18,7 @@ from fxlib.analysis.scheduling.explain_exposed import Limit, limits_on
 from fxlib.analysis.scheduling.flight_limits import Limits
 from fxlib.analysis.scheduling.reordering import Pair, Reordering, pairs_of, was_split
 from fxlib.analysis.scheduling.schedule import Schedule, closed, overlapped_order
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.remote.limit_flight import limit_flight
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.batched_items import is_batch, items_of
@@ -59,8 +59,8 @@ class OverlapCalls(GraphPass):
         )
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
-        dependencies, costs = Dependencies.of(module), Costs.of(module)
+    def run(self, module: GraphModule, context: Context) -> PassResult:
+        dependencies, costs = context.get(Dependencies), context.costs()
         plan = _Plan(dependencies, costs, overlapped_order(dependencies, costs, self.limits))
         reports = plan.reports()
         moved = sum(report.action == "moved" for report in reports)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import ops
 from fxlib.runtime.record import call_name
-from fxlib.spec.workload import WORKLOAD, Workload
 
 
 @register_pass("send_gradients", preserves="bitwise", version="2")
@@ -17,10 +16,9 @@ class SendGradients(GraphPass):
     """Send the gradients of remote results, where the program pushes them, in one message to each server."""
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         tracked = [node for node in module.graph.nodes if node.target is ops.track_gradient]
-        workload = module.meta.get(WORKLOAD)
-        if isinstance(workload, Workload) and workload.mode == "distributed":
+        if context.workload is not None and context.workload.mode == "distributed":
             return PassResult(module, changes=0, declined=tuple(map(_decline, tracked)))
         for node in tracked:
             node.target = ops.send_gradient

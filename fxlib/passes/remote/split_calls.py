@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.invariants import MERGED
 from fxlib.runtime.calls import is_call, kind_of
 
@@ -18,7 +18,7 @@ class SplitCalls(GraphPass):
     """Give every blocking call two halves that other passes can move apart. The wait keeps the call's node and name."""
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         calls = [node for node in module.graph.nodes if is_call(node)]
         for call in calls:
             split(call)

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from fxlib.analysis.operators.arguments import replace_arguments
 from fxlib.analysis.operators.linear_layers import Affine
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep
 from fxlib.passes.local.channels_last.layout_regions import Region, regions_of
 from fxlib.reasons import Declined, Reason
@@ -28,7 +28,7 @@ class ChannelsLast(GraphPass):
     """
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         found = regions_of(module)
         declined = list(found.declined)
         held: dict[object, str] = {}

@@ -15,7 +15,7 @@ from fxlib.analysis.effects.motion import Motion
 from fxlib.analysis.effects.records_gradients import records_gradients
 from fxlib.analysis.effects.sharing import Sharing
 from fxlib.analysis.operators.canonical import as_function
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.replace_values import Succession
 from fxlib.passes.infra.splice import place_of, splice
 from fxlib.passes.local.decompose.decompositions import DECOMPOSITIONS
@@ -74,7 +74,7 @@ class Decompose(GraphPass):
                 raise TypeError(f"the decomposition of {target!r} is {function!r}, and no function")
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         known = {target: each for name in self.operators for target, each in DECOMPOSITIONS[name].items()}
         work = _Work(module, known | dict(self.rules or {}))
         return PassResult(module, changes=work.run(), declined=tuple(work.declined))

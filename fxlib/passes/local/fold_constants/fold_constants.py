@@ -12,7 +12,7 @@ from typing_extensions import override
 from fxlib.analysis.effects.escapes import Escapes
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.records_gradients import may_leave_gradients
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import hold, read, sweep
 from fxlib.passes.local.fold_constants.constant_values import Constant, constants
 from fxlib.reasons import Declined, Reason
@@ -30,10 +30,10 @@ class FoldConstants(GraphPass):
     """Of all values that are computed, together."""
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         if not may_leave_gradients(module):
             return PassResult(module, changes=0, declined=(Declined(node="graph", reason=Reason.MODE_BLOCKS),))
-        effects = Effects.of(module)
+        effects = context.get(Effects)
         found, escapes = constants(module, effects, max_bytes=self.max_bytes), Escapes(effects)
         declined, changes = list(found.declined), 0
         for node, constant in found.of.items():

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from fxlib.analysis.operators.arguments import replace_arguments
 from fxlib.analysis.operators.linear_layers import Affine
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep
 from fxlib.passes.local.fold_norms.foldable import Chain, asks_only, foldable
 from fxlib.passes.local.fold_norms.norms import Norm, ScaleAndShift, scales_and_shifts
@@ -36,7 +36,7 @@ class FoldNorms(GraphPass):
 
     @override
     @torch.no_grad()
-    def run(self, module: GraphModule) -> PassResult:
+    def run(self, module: GraphModule, context: Context) -> PassResult:
         found = foldable(module)
         norms = scales_and_shifts(norm for chain in found.chains for norm in chain.norms)
         made: dict[tuple[object, ...], tuple[str, str]] = {}

@@ -11,10 +11,9 @@ from typing_extensions import override
 
 from fxlib.analysis.effects.records_gradients import records_gradients
 from fxlib.analysis.operators.in_place import SCATTERS
-from fxlib.passes.infra.base import GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.local.reinplace.reuse import Overwrite, Step, Store, plan
 from fxlib.runtime import CapturedModule
-from fxlib.spec.workload import WORKLOAD, Workload
 
 _SHAPES = ("val", "tensor_meta")
 
@@ -33,17 +32,16 @@ class Reinplace(GraphPass):
     any may share memory with any other."""
 
     @override
-    def run(self, module: GraphModule) -> PassResult:
-        found = plan(module, recording=_is_recorded(module), distinct_inputs=self.distinct_inputs)
+    def run(self, module: GraphModule, context: Context) -> PassResult:
+        found = plan(module, recording=_is_recorded(module, context), distinct_inputs=self.distinct_inputs)
         for step in found.steps:
             _take(module.graph, step)
         return PassResult(module, changes=len(found.steps), declined=found.declined)
 
 
-def _is_recorded(module: GraphModule) -> bool:
+def _is_recorded(module: GraphModule, context: Context) -> bool:
     """Whether gradients are recorded when the module's graph begins to run."""
-    workload = module.meta.get(WORKLOAD)
-    if isinstance(workload, Workload) and workload.mode == "forward":
+    if context.workload is not None and context.workload.mode == "forward":
         return False
     return records_gradients(module) if isinstance(module, CapturedModule) else torch.is_grad_enabled()
 
