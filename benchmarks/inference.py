@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.convolutional.arms import ARMS, OverCapError, Process
 from benchmarks.report import RESAMPLES, Case, Row, main, row
-from fxlib.equivalence.distance import relative_error
+from fxlib.utils.compare import relative_error
 
 MODELS: Final = ("resnet50", "mobilenetv2_w1", "densenet121", "efficientnet_b0", "resnext50_32x4d")
 BATCHES: Final = (1, 8)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxlib.equivalence.distance import relative_error
+from fxlib.utils.compare import relative_error
 
 
 @given(values=st.lists(st.floats(width=32), min_size=1, max_size=8))

@@ -23,8 +23,7 @@ import torch
 from torch.distributed import autograd as dist_autograd
 from torch.distributed.rpc import internal
 
-from fxlib.batch.isolation import apart
-from fxlib.batch.shared_messages import as_sent, sendable
+from fxlib.batch.isolation import apart, as_sent, sendable
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 """A function, its positional arguments, and its keyword arguments."""

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from fxlib.capture.coerce import Model, as_module
-from fxlib.equivalence.distance import relative_error
 from fxlib.equivalence.float64 import in_float64
 from fxlib.equivalence.node_trace import place_of_failure
 from fxlib.equivalence.snapshot import Batch, left_behind
@@ -23,7 +22,7 @@ from fxlib.errors import PassError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.conditions import parameters_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
-from fxlib.utils.compare import Tolerance, difference, largest_difference, same_bits
+from fxlib.utils.compare import Tolerance, difference, largest_difference, relative_error, same_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,7 +138,7 @@ class Report:
     not_reproduced: tuple[str, ...] = ()
     preserves: str = "bitwise"
     max_relative_error: float | None = None
-    """How far results were from the original's, see `distance`; 0: the same bits. None: it was not measured."""
+    """How far results were from the original's, see `utils.compare`; 0: the same bits. None: it was not measured."""
     assumptions: tuple[str, ...] = ()
     timeline_original: Timeline | None = None
     timeline_optimized: Timeline | None = None

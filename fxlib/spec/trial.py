@@ -18,7 +18,7 @@ class TrialOptions:
         sameness_steps: steps whose results are compared bit for bit.
         step_timeout_s: the longest that one step may take, in seconds; a longer one counts as hung.
         max_relative_error: how far the results of passes that do not promise the same bits may be from the original's;
-            see `fxlib.equivalence.distance.relative_error`.
+            see `fxlib.utils.compare.relative_error`.
 
     Raises:
         WorkloadError: a figure is out of its range.

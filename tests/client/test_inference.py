@@ -10,9 +10,9 @@ from torch import nn
 
 import fxlib
 from fxlib import Client, Workload, wire
-from fxlib.equivalence.distance import relative_error
 from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.protocol import RecipeLike
+from fxlib.utils.compare import relative_error
 from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
 

@@ -14,10 +14,10 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib.client import Client
-from fxlib.equivalence.distance import relative_error
 from fxlib.reasons import Reason
 from fxlib.spec.report import Result
 from fxlib.spec.workload import Server, Workload
+from fxlib.utils.compare import relative_error
 from tests.loop.processes import Service, Worker, submit, until
 from tests.workers import remote_code
 from tests.workers.cases import Lookups, Reducing, lookup_workload

@@ -84,7 +84,7 @@ def test_a_node_with_a_thousand_inputs_is_given_them_at_once(monkeypatch: pytest
         given.append(arguments)
         return map_arg(arguments, change)
 
-    monkeypatch.setattr("fxlib.passes.infra.replace_values.map_arg", counted)
+    monkeypatch.setattr("fxlib.passes.infra.edit.map_arg", counted)
     graph = Graph()
     x = graph.placeholder("x")
     graph.output(tuple(graph.call_function(torch.exp, (x,)) for _ in range(1000)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fxlib.equivalence.distance import relative_error
+from fxlib.utils.compare import relative_error
 from workers.trial.arms import Arm
 
 

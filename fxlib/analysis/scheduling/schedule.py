@@ -35,8 +35,7 @@ from dataclasses import dataclass
 from fxlib.analysis.cost.costs import Costs, issue_of
 from fxlib.analysis.cost.memory import peak_bytes
 from fxlib.analysis.effects.dependencies import Dependencies
-from fxlib.analysis.scheduling.flight_limits import UNLIMITED, Limits
-from fxlib.analysis.scheduling.in_flight import Flights
+from fxlib.analysis.scheduling.in_flight import UNLIMITED, Flights, Limits
 from fxlib.analysis.scheduling.priorities import NEVER, Lane, Priorities
 from fxlib.analysis.scheduling.reordering import Pair
 

@@ -8,8 +8,7 @@ from typing_extensions import override
 
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, Preserves, register_pass
-from fxlib.passes.infra.replace_values import Succession
-from fxlib.passes.infra.splice import splice
+from fxlib.passes.infra.edit import Succession, splice
 from fxlib.reasons import Declined, Reason
 from fxlib.rules import Match, Rule
 from fxlib.rules.legality import Legality, insertion, is_used

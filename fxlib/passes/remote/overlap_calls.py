@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from typing_extensions import override
 
 from fxlib.analysis.cost.costs import Costs
@@ -15,13 +15,13 @@ from fxlib.analysis.effects.model import NodeEffects
 from fxlib.analysis.effects.resources import contract_of_call, function_name, speaks_to
 from fxlib.analysis.scheduling.explain_blocked import Blame, remedy_for
 from fxlib.analysis.scheduling.explain_exposed import Limit, limits_on
-from fxlib.analysis.scheduling.flight_limits import Limits
+from fxlib.analysis.scheduling.in_flight import Limits
 from fxlib.analysis.scheduling.reordering import Pair, Reordering, pairs_of, was_split
 from fxlib.analysis.scheduling.schedule import Schedule, closed, overlapped_order
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.remote.limit_flight import limit_flight
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.batched_items import is_batch, items_of
+from fxlib.runtime.credits import limit_in_flight
 from fxlib.runtime.record import call_name
 from fxlib.spec.report import Action, CallReport
 
@@ -166,3 +166,12 @@ def _as_declined(report: CallReport) -> Declined:
 def _remedy(node: Node, does: NodeEffects) -> str:
     """Return the declaration that would free a call that moved, but less than it might have."""
     return remedy_for(node) if does.commits and contract_of_call(node) is None else ""
+
+
+def limit_flight(graph: Graph, limits: Limits) -> None:
+    """Put the limits on calls and bytes in flight at the beginning of the forward, in place of those there."""
+    for node in graph.find_nodes(op="call_function", target=limit_in_flight):
+        graph.erase_node(node)
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        graph.call_function(limit_in_flight, (limits.calls_in_flight, limits.bytes_in_flight))

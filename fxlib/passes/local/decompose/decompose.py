@@ -16,8 +16,7 @@ from fxlib.analysis.effects.records_gradients import records_gradients
 from fxlib.analysis.effects.sharing import Sharing
 from fxlib.analysis.operators.canonical import as_function
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.replace_values import Succession
-from fxlib.passes.infra.splice import place_of, splice
+from fxlib.passes.infra.edit import Succession, place_of, splice
 from fxlib.passes.local.decompose.decompositions import DECOMPOSITIONS
 from fxlib.reasons import Declined, Reason
 from fxlib.rules.retracing import Retraced, Retracing
