@@ -24,7 +24,6 @@ from fxlib.capture.declarations import Declarations
 from fxlib.capture.faults import fault, unswallowed
 from fxlib.capture.intercept import Interception, is_capturing
 from fxlib.capture.metadata import annotate
-from fxlib.capture.opened import WHOLE, Opened
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.rrefs import RRefPlaces
@@ -32,6 +31,7 @@ from fxlib.capture.samples import Given, bind
 from fxlib.capture.state import unchanged
 from fxlib.capture.trace.eager import EagerCalls
 from fxlib.capture.trace.hooks import install
+from fxlib.capture.trace.opened import WHOLE, Opened
 from fxlib.capture.trace.rebinding import protect_old_values
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.tracer import RemoteTracer, tracer_for

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,11 +12,10 @@ from torch.fx import Node, Proxy
 
 from fxlib.capture import builtin_contracts, source
 from fxlib.capture.intercept import suspended
-from fxlib.capture.trace.method_callers import class_of_method
 from fxlib.errors import CaptureError
-from fxlib.runtime import ops
+from fxlib.runtime import contract_lookup, ops
 from fxlib.runtime.calls import CallKind
-from fxlib.spec.contract import Contract, contract_of
+from fxlib.spec.contract import Contract
 
 _TYPE_QUERY_TIMEOUT_S = 10.0
 
@@ -47,7 +45,8 @@ class Declarations:
 
     def of_function(self, name: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Contract | None:
         """Return the contract of a function called by name, or None if it is unknown."""
-        return self._stated_for(name) or contract_of(function) or builtin_contracts.of_function(name, kwargs)
+        found = contract_lookup.of_function(name, function, self._stated_for)
+        return found or builtin_contracts.of_function(name, kwargs)
 
     def of_client(self, kind: CallKind) -> Contract | None:
         """Return the contract of a registered client's calls, or None if it is unknown."""
@@ -57,35 +56,13 @@ class Declarations:
         """Return the contract of a method of the object behind an RRef, or None if it is unknown."""
         if (stated := self._stated_for(f".{method}")) is not None:
             return stated
-        cls = self._class_behind(rref)
-        if cls is None:
-            return None
-        for base in cls.__mro__:
-            if method in base.__dict__:
-                stated = self._stated_for(f"{base.__module__}:{base.__qualname__}.{method}")
-                declared = stated or contract_of(base.__dict__[method]) or contract_of(getattr(base, method))
-                return declared or builtin_contracts.of_method(cls, method)
-        return builtin_contracts.of_method(cls, method)
+        kind = self._class_behind(rref)
+        found = contract_lookup.of_method(kind, method, self._stated_for)
+        return found or (None if kind is None else builtin_contracts.of_method(kind, method))
 
-    def of_method_called(self, method: Callable[..., Any], rref: Any, helpers: Contract | None) -> Contract | None:
-        """Return the contract of a method that a helper calls on the object behind an RRef.
-
-        What is stated for the method comes first, then what is known of the helper, then what the method declares.
-        """
-        name, cls = method.__name__, class_of_method(method)
-        stated = self._stated_for(f".{name}")
-        if cls is not None:
-            stated = self._stated_for(f"{cls.__module__}:{cls.__qualname__}.{name}") or stated
-        own = (
-            stated
-            or helpers
-            or contract_of(method)
-            or (builtin_contracts.of_method(cls, name) if cls is not None else None)
-        )
-        if own is None or own is helpers:
-            return own
-        # What it says of the method's arguments is not so of those that the helper is given.
-        return replace(own, part=None, part_at=None, batched_by=None)
+    def of_method_called(self, method: Callable[..., Any], helpers: Contract | None) -> Contract | None:
+        """Return the contract of a method that a helper calls on the object behind an RRef."""
+        return contract_lookup.of_method_called(method, helpers, self._stated_for, builtin_contracts.of_method)
 
     def of_value(self, rref: Any) -> Contract | None:
         """Return the effects of fetching an RRef's value: those of the read that made the value, else unknown."""

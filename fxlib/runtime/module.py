@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,11 @@ from typing_extensions import override
 
 from fxlib.errors import CaptureError, WireError
 from fxlib.runtime import failure, ops
-from fxlib.runtime.batched_items import is_item, item_of
 from fxlib.runtime.calls import is_issue, is_wait
+from fxlib.runtime.contract_lookup import contracts_in
 from fxlib.runtime.forward_context import THREAD, Flight
 from fxlib.runtime.gradients.plain_forward import tracked_calls
+from fxlib.runtime.gradients.tracking import keep_gradients
 from fxlib.runtime.guards.capture_facts import Facts
 from fxlib.runtime.guards.conditions import Asked, Conditions, Entry, parameters_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
@@ -30,7 +32,6 @@ from fxlib.runtime.shadowed_names import shadowed
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
 from fxlib.runtime.variants import Hindrance
 from fxlib.runtime.walk import local_modules, remote_modules
-from fxlib.spec.contract import Contract
 
 
 class CapturedModule(GraphModule):
@@ -127,6 +128,9 @@ class CapturedModule(GraphModule):
             guarded,
             reordered=order != sorted(order),
             reorders_backward=in_backward != sorted(in_backward),
+            returns_tracked=any(
+                map(_is_tracked, (each for node in self.graph.find_nodes(op="output") for each in node.all_input_nodes))
+            ),
         )
         cls.forward = _guard(cls._program)
         # GraphModule's own `__call__` prints failures of generated code and cuts their tracebacks off.
@@ -290,7 +294,9 @@ class CapturedModule(GraphModule):
         if grad_enabled is not companions.conditions.grad_enabled:  # the graph's blocks end in the mode of its capture
             torch.set_grad_enabled(grad_enabled)
         if flight.tracked:
-            companions.tape.add(flight.tracked, flight.backward)
+            if self._program.returns_tracked and not flight.is_deaf:
+                keep_gradients(result)
+            companions.tape.add(flight.tracked, flight.backward, returned=self._program.returns_tracked)
         if self._program.reorders_backward and grad_enabled and not torch.compiler.is_compiling():
             companions.conditions.backward_order.watch(result)
         return result
@@ -318,12 +324,22 @@ class _Program:
     """Whether nodes stand in another order than that of the program as captured."""
     reorders_backward: bool
     """Whether that is so of nodes that backward runs through, and not of calls alone."""
+    returns_tracked: bool
+    """Whether the caller gets remote results whose gradients are tracked, and may ask these for theirs."""
 
 
 def _is_in_backward(node: Node) -> bool:
     """Whether backward may run through a node, in an order that the node's place in the graph decides."""
     is_local = node.op in {"call_function", "call_method", "call_module"}
     return is_local and not (is_issue(node) or is_wait(node) or node.target in ops.TRACKERS)
+
+
+def _is_tracked(node: Node) -> bool:
+    """Whether a node's value is a tracked remote result, or one of its tensors."""
+    if node.target is operator.getitem or node.target == "requires_grad_":
+        given = node.args[0]
+        return isinstance(given, Node) and _is_tracked(given)
+    return node.target in ops.TRACKERS
 
 
 def _guard(program: _Program) -> Callable[..., Any]:
@@ -364,14 +380,5 @@ def _run_original(
     with lent(module, original):
         if not tracks:
             return original.forward(*args, **kwargs)
-        with tracked_calls(module._fxlib.tape, _contracts_in(module.graph), reason):
+        with tracked_calls(module._fxlib.tape, contracts_in(module.graph), reason):
             return original.forward(*args, **kwargs)
-
-
-def _contracts_in(graph: Graph) -> dict[str, Contract]:
-    """Return the contracts of the functions that a graph calls, whoever declared them, by name."""
-    known = [node for node in graph.nodes if "contract" in node.meta]
-    calls = {
-        str(each.args[1]): each.meta["contract"] for each in known if each.target in {ops.remote_call, ops.issue_call}
-    }
-    return calls | {item_of(each).function: each.meta["contract"] for each in known if is_item(each)}

@@ -71,6 +71,8 @@ def _tapes(module: nn.Module, caller: str) -> tuple[list[Tape], list[AsWritten]]
     """Return where the gradients are that a module's forwards left, and those of them that run as written."""
     within = [each for _, each in local_modules(module)]
     written = [found for each in within if (found := as_written(each)) is not None]
+    for each in written:
+        each.settle()
     tapes = [each._fxlib.tape for each in within if isinstance(each, CapturedModule)] + [each.tape for each in written]
     if not tapes:
         raise FxlibError(

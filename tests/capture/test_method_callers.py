@@ -14,9 +14,10 @@ from torch.fx import Node
 
 import fxlib
 from fxlib import wire
-from fxlib.capture.trace.method_callers import class_of_method, method_called
 from fxlib.recipes import recipes
 from fxlib.runtime import is_call, is_issue, is_wait
+from fxlib.runtime.gradients.plain_forward import train_as_written
+from fxlib.runtime.method_callers import class_of_method, method_called
 from tests.capture import servers
 from tests.capture.checks import targets
 from tests.capture.servers import Counted, Table, call_method, remote_method
@@ -117,6 +118,35 @@ def test_the_gradient_of_a_method_called_through_a_helper_is_pushed_to_a_method_
     ((pushed_rows, gradient),) = model.counted.rpc_sync().taken()
     assert torch.equal(pushed_rows, ROWS)
     assert torch.equal(gradient, torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["captured", "refused"])
+def test_it_is_pushed_where_the_model_s_own_forward_runs(refused: bool) -> None:
+    model = Pushed()
+    trained: Any = model if refused else fxlib.capture(model)
+    if refused:
+        train_as_written(model, {})
+    else:
+        model.counted = rpc.remote("ps1", Counted)  # not the one that the graph was made for
+    trained(ROWS).sum().backward()
+    fxlib.push_gradients(trained)
+
+    ((pushed_rows, gradient),) = model.counted.rpc_sync().taken()
+    assert torch.equal(pushed_rows, ROWS)
+    assert torch.equal(gradient, torch.ones(4, 3))
+
+
+def test_what_is_stated_for_the_method_is_so_where_the_own_forward_runs(recwarn: pytest.WarningsRecorder) -> None:
+    model = Pushed()
+    train_as_written(model, {f"{servers.NAME}:Counted.read": fxlib.Contract(reads=frozenset({"rows"}))})
+    assert not remote_result_takes_gradient(model)
+    fxlib.push_gradients(model)
+    assert not recwarn.list
+
+
+def remote_result_takes_gradient(model: Pushed) -> bool:
+    model.scale.requires_grad_(False)
+    return bool(model(ROWS).requires_grad)
 
 
 def logs_first(method: Any, rref: Any, *args: Any, **kwargs: Any) -> Any:

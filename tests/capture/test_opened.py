@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations as P
 from torch.nn.utils import parametrize
 
 import fxlib
-from fxlib.capture.opened import WHOLE
+from fxlib.capture.trace.opened import WHOLE
 from fxlib.recipes import recipes
 from tests.capture.servers import lookup
 from tests.wire.support import round_trip

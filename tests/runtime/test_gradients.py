@@ -13,18 +13,21 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.distributed import rpc
 from torch.fx import Node
 
+import fxlib
 from fxlib.errors import ContractError, FxlibError
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule, remote_call, send_gradient, track_gradient
 from fxlib.runtime.gradients.autograd_node import Backward
 from fxlib.runtime.gradients.autograd_node import tracked as taking
 from fxlib.runtime.gradients.containers import as_it_is, owned
-from fxlib.runtime.gradients.tape import UNPUSHED_FORWARDS
+from fxlib.runtime.gradients.tape import OWN_LOOP_FORWARDS, UNPUSHED_FORWARDS
 from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.graphs import Program
 from tests.runtime.pushing import model
-from tests.runtime.remote_functions import NAME
+from tests.runtime.remote_functions import NAME, read
 
 pytestmark = pytest.mark.usefixtures("servers")
 ROWS = torch.tensor([1, 2])
@@ -126,7 +129,7 @@ def test_a_forward_whose_backward_is_yet_to_come_stays_on_the_tape() -> None:
 def test_a_program_that_never_pushes_is_warned_and_bounded() -> None:
     program = Program("rows")
     value = program.local(torch.Tensor.float, program.inputs[0])
-    module = program.returns(tracked(program, value, "a", 0))
+    module = program.returns(program.local(torch.mul, tracked(program, value, "a", 0), 2.0))
     for _ in range(UNPUSHED_FORWARDS):
         module(ROWS).sum().backward()
     with pytest.warns(RuntimeWarning, match="push_gradients"):
@@ -303,3 +306,36 @@ def test_an_argument_that_holds_itself_is_passed_on() -> None:
     given: Any = Holds(ROWS)
     given.ids = [given]
     assert as_it_is(given) is given
+
+
+class ReturnsRows(nn.Module):
+    """Hands its rows to a program that pushes their gradients itself."""
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        found = [rpc.rpc_sync("ps0", read, args=(name, rows)).requires_grad_() for name in "ab"]
+        return (found[0] * 3 + found[1]).sum(), found
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_a_loop_of_the_program_s_own_finds_gradients_and_is_told_of_the_way_out_once(
+    rewritten: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    captured = fxlib.capture(ReturnsRows())
+    module = recipes.apply(captured).module if rewritten else captured
+    for _ in range(2 * OWN_LOOP_FORWARDS):
+        loss, found = module(ROWS)
+        loss.backward()
+        assert [each.grad.tolist() for each in found] == [[3.0, 3.0], [1.0, 1.0]]
+    (told,) = recwarn.list
+    assert "loop of its own, call fxlib.push_gradients" in str(told.message)
+    assert told.filename == __file__
+    assert pushed() == []
+
+
+def test_who_pushes_and_looks_at_rows_is_not_told(recwarn: pytest.WarningsRecorder) -> None:
+    module = fxlib.capture(ReturnsRows())
+    for _ in range(2 * OWN_LOOP_FORWARDS):
+        module(ROWS)[0].backward()
+        push_gradients(module)
+        assert pushed() == ["a [3.0, 3.0]", "b [1.0, 1.0]"]
+    assert not recwarn.list

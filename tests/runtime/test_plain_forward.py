@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -128,6 +129,45 @@ def test_gradients_that_go_nowhere_are_a_warning_once() -> None:
     model(ROWS).sum().backward()
     push_gradients(model)
     assert pushed() == []
+
+
+def test_a_forward_that_is_called_by_its_own_name_is_pushed_for(recwarn: pytest.WarningsRecorder) -> None:
+    model = refused(Weighs())
+    for _ in range(2):
+        model.forward(ROWS).sum().backward()
+        push_gradients(model)
+        assert pushed() == ["a [2.0, 2.0]", "b [3.0, 3.0]"]
+    model.forward(ROWS).sum().backward()
+    model(ROWS).sum().backward()
+    with pytest.warns(FxlibWarning, match="the gradients of 2 forwards"):
+        push_gradients(model)
+    assert pushed() == ["a [2.0, 2.0]", "b [3.0, 3.0]"] * 2
+    assert not rpc.rpc_sync("ps0", read, args=("a", ROWS)).requires_grad
+    assert not plain_forward._TRAINED[model].pending
+
+
+class Pools(nn.Module):
+    """Fetches its rows by threads of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        with ThreadPoolExecutor(2) as pool:
+            a, b = pool.map(lambda name: rpc.rpc_sync("ps0", read, args=(name, rows)), "ab")
+        return self.weight * a + b
+
+
+def test_gradients_of_what_other_threads_fetch_are_not_silently_missing() -> None:
+    model = refused(Pools())
+    model(ROWS).sum().backward()
+    with pytest.warns(FxlibWarning, match=r"other threads fetch while its forward runs are not pushed: [^,]*:read\. "):
+        push_gradients(model)
+    model(ROWS).sum().backward()
+    push_gradients(model)
+    assert pushed() == []
+    assert not plain_forward._RUNNING
 
 
 def test_a_captured_module_whose_original_runs_pushes_for_it() -> None:

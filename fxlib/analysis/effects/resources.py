@@ -7,9 +7,10 @@ from typing import NamedTuple, TypeAlias
 
 from torch.fx import Node
 
-from fxlib.runtime import functions, ops
+from fxlib.runtime import ops
 from fxlib.runtime.batched_items import is_batch, is_item, item_of
 from fxlib.runtime.calls import COLLECTIVE, FETCH, client_of, is_wait, kind_of
+from fxlib.runtime.method_callers import method_sent
 from fxlib.spec.contract import Contract
 
 
@@ -121,13 +122,11 @@ def function_name(node: Node) -> str:
 def methods_sent(node: Node) -> tuple[str, ...]:
     """Return the names under which a contract may be stated of the method that a call hands to a helper to be called.
 
-    Capture gives the call that contract where it knows the helper: see `fxlib.capture.trace.method_callers`.
+    Capture gives the call that contract where it knows the helper: see `fxlib.runtime.method_callers`.
     """
-    sent = node.args[2] if names_a_function(node) else ()
-    first = sent[0] if isinstance(sent, tuple) and sent else None
-    if not isinstance(first, Node) or first.target is not functions.resolve:
+    name = method_sent(node.args[2]) if names_a_function(node) else ""
+    if not name:
         return ()
-    name = str(first.args[0])
     return (name, f".{name.rpartition('.')[2]}")
 
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from fxlib.capture import source
 from fxlib.capture.recording.instrument import ENTRY, IS_KNOWN, Observer, globals_of, instrumented
+from fxlib.runtime import method_callers
 
 HEAP_TYPE = 1 << 9
 LRU_CACHE: type = type(functools.lru_cache(int))
@@ -102,6 +103,9 @@ def original_code(function: FunctionType) -> CodeType:
     """Return the code that a function has but for the time of a capture."""
     functions = _Current.functions
     return function.__code__ if functions is None else functions.swapped.get(function, function.__code__)
+
+
+method_callers.ask_for_code(original_code)
 
 
 class ObservedFunctions:

@@ -18,11 +18,11 @@ from fxlib.capture.declarations import Declarations
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import suspended
 from fxlib.capture.trace.except_handlers import guarding_handler
-from fxlib.capture.trace.method_callers import GIVEN, MethodCall, method_called
 from fxlib.capture.trace.values import FutureValue, RRefCalls, StructuredValue, TracedValue, value_of
 from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import functions, is_wait, ops
 from fxlib.runtime.calls import CallKind, kind_of
+from fxlib.runtime.method_callers import GIVEN, MethodCall, method_called
 from fxlib.spec.contract import Contract, contract_of
 
 Style = Literal["sync", "async", "remote"]
@@ -76,7 +76,7 @@ class RemoteCalls:
             raise _refused("cannot call this function remotely", error) from error
         contract, through = self._declarations.of_function(name, function, kwargs), None
         if (called := method_called(function, args)) is not None:
-            own = self._declarations.of_method_called(called.method, called.rref, contract)
+            own = self._declarations.of_method_called(called.method, contract)
             contract, through = own, (called if own is not contract else None)
         call = (self._destination(to), name, self.values(args), self.values(kwargs), _seconds(timeout))
         created = functools.partial(self._declarations.note_created, function)

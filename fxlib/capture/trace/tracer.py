@@ -21,11 +21,11 @@ from typing_extensions import override
 from fxlib.capture import source
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing
-from fxlib.capture.opened import Opened
-from fxlib.capture.parameter_looks import ParameterLooks
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace import isinstance_rules
+from fxlib.capture.trace.opened import Opened
+from fxlib.capture.trace.parameter_looks import ParameterLooks
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.values import CollectiveValue, StructuredValue, TracedValue
 from fxlib.errors import CaptureError

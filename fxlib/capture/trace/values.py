@@ -13,8 +13,8 @@ from torch.fx.proxy import Attribute, TracerBase
 from typing_extensions import override
 
 from fxlib.capture.faults import fault
-from fxlib.capture.parameter_looks import ANSWERED
 from fxlib.capture.trace import isinstance_rules
+from fxlib.capture.trace.parameter_looks import ANSWERED
 from fxlib.errors import CaptureError
 from fxlib.runtime.collectives import wait_collective
 

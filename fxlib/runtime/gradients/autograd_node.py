@@ -88,6 +88,11 @@ def tracked(tensor: torch.Tensor, backward: Backward, *, is_deaf: bool) -> tuple
     return _tracked(tensor, backward, Slot(is_deaf=is_deaf))
 
 
+def is_tracked(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what `tracked` returned, and was not written to since."""
+    return tensor.grad_fn is not None and tensor.grad_fn.name() == _NAME
+
+
 def _tracked(tensor: torch.Tensor, backward: Backward, slot: Slot) -> tuple[torch.Tensor, Slot]:
     if tensor.layout is torch.strided and not tensor.is_contiguous():
         slot.strides = torch.empty_like(tensor).stride()  # as the tensor's, where that has no gaps or overlaps
@@ -112,6 +117,9 @@ class _Take(torch.autograd.Function):
         if gradient is not None and not slot.is_deaf:
             ctx.brings.bring(slot, slot.own(gradient, sys.getrefcount(gradient)))
         return None, None
+
+
+_NAME = f"{_Take.__name__}Backward"
 
 
 @dataclass(slots=True, eq=False)

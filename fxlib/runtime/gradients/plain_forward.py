@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -25,14 +25,19 @@ from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.distributed.rpc.internal import RPCExecMode
 
 from fxlib.errors import ContractError, FxlibWarning
-from fxlib.runtime import functions, ops
+from fxlib.runtime import contract_lookup, functions, ops
 from fxlib.runtime.forward_context import THREAD, Flight
 from fxlib.runtime.gradients.tape import Tape
+from fxlib.runtime.gradients.tracking import keep_gradients
+from fxlib.runtime.method_callers import method_called
 from fxlib.spec.contract import Contract, contract_of
-from fxlib.utils.pytree import leaves
 
 _METHODS = (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution)
 _TRAINED: WeakKeyDictionary[nn.Module, AsWritten] = WeakKeyDictionary()
+_FORWARDS: set[CodeType] = set()
+"""The code of their forwards."""
+_RUNNING: dict[int, tuple[AsWritten, _Watch]] = {}
+"""Of the forwards of theirs that run now, in whichever thread."""
 
 
 class _Call(NamedTuple):
@@ -51,10 +56,13 @@ class _Thread(threading.local):
         self.watch: _Watch | None = None
         self.open: list[tuple[Any, _Watch | None]] = []
         """What was before each watched forward that has not ended."""
+        self.direct: _Watch | None = None
+        """Of the last forward that was called by its own name, and so ran no hooks."""
 
     def current(self) -> _Watch | None:
         """Return the watch of the forward that runs; one that an interrupt ended has been left behind."""
         while self.watch is not None and self.watch.caller is not None and not _is_running(self.watch.caller):
+            _RUNNING.pop(id(self.watch), None)
             THREAD.flight, self.watch = self.open.pop()
         return self.watch
 
@@ -71,20 +79,39 @@ class AsWritten:
     tape: Tape = field(default_factory=Tape)
     calls: dict[str, bool] = field(default_factory=dict)
     """The remote calls that were made, and whether all gradients go where somebody has declared."""
+    elsewhere: list[str] = field(default_factory=list)
+    """Calls that other threads made while a forward ran, and whose gradients would have to be pushed."""
+    pending: list[_Watch] = field(default_factory=list)
+    """Of forwards that were called by their own name: when these end shows when somebody asks."""
     told: bool = False
+
+    def settle(self) -> None:
+        """Note what is to be pushed for forwards that were called by their own name, and have ended."""
+        running = [each for each in self.pending if each.caller is not None and _is_running(each.caller)]
+        for each in self.pending:
+            if each not in running:
+                each.note()
+                each.caller, each.flight = None, Flight()  # the frame holds what the forward made, and autograd's nodes
+        self.pending = running
 
     def tell(self) -> None:
         """Warn, once, if gradients of remote results are pushed nowhere."""
         lost = [name for name, declared in self.calls.items() if not declared]
-        if self.told or not lost:
+        if self.told or not (lost or self.elsewhere):
             return
         self.told = True
-        warnings.warn(
-            f"{self.name} was not captured, and gradients of what these calls return go nowhere: {', '.join(lost)}. "
-            'Have a call block, and declare what takes its gradient: @fxlib.remote(gradient="my.ps:push").',
-            FxlibWarning,
-            stacklevel=3,
-        )
+        problems = []
+        if lost:
+            problems.append(
+                f"gradients of what these calls return go nowhere: {', '.join(lost)}. Have a call block, and declare "
+                'what takes its gradient: @fxlib.remote(gradient="my.ps:push").'
+            )
+        if self.elsewhere:
+            problems.append(
+                f"gradients of what other threads fetch while its forward runs are not pushed: "
+                f"{', '.join(dict.fromkeys(self.elsewhere))}. Make these calls in the thread of the forward."
+            )
+        warnings.warn(f"{self.name} was not captured, and {' And '.join(problems)}", FxlibWarning, stacklevel=3)
 
 
 class _Watch:
@@ -113,17 +140,19 @@ class _Watch:
     def end(self, *, completed: bool) -> None:
         """Stop watching; note what is to be pushed, if the forward came to its end."""
         THREAD.flight, _thread.watch = _thread.open.pop()
-        if completed and self.flight.tracked:
+        _RUNNING.pop(id(self), None)
+        if completed:
+            self.note()
+
+    def note(self) -> None:
+        """Note what is to be pushed."""
+        if self.flight.tracked:
             self._tape.add(self.flight.tracked, self.flight.backward)
 
     def answer(self, future: Any, call: _Call) -> Any:
         """Return the future of a call; one that tracks the result where a gradient is to be pushed for it."""
-        to, function, mode, args, kwargs, timeout = call
-        if function in _METHODS:
-            to, method, args, kwargs = args
-            name, contract = f".{method}", self._of_method(to, method)
-        else:
-            name, contract = self._of_function(function)
+        mode, timeout = call.mode, call.timeout
+        name, contract, to, args, kwargs = self.described(call)
         blocks = mode is RPCExecMode.SYNC
         self.calls[name] = contract is not None and (contract.gradient is None or blocks)
         if contract is None or contract.gradient is None:
@@ -133,39 +162,53 @@ class _Watch:
             return future
         limit = None if timeout == UNSET_RPC_TIMEOUT else timeout
         self._index += 1
-        return _Answer(future, (to, contract.gradient, tuple(args or ()), dict(kwargs or {}), limit, self._index - 1))
+        push = (to, contract.gradient, tuple(args or ()), dict(kwargs or {}), limit, self._index - 1)
+        return _Answer(future, push, self.flight)
+
+    def described(self, call: _Call) -> tuple[str, Contract | None, Any, Any, Any]:
+        """Return the name of what is called, its contract, on whom, and with which arguments."""
+        to, function, _, args, kwargs, _ = call
+        if function in _METHODS:
+            to, method, args, kwargs = args
+            return f".{method}", self._of_method(to, method), to, args, kwargs
+        name, contract = self._of_function(function)
+        if (called := method_called(function, tuple(args or ()))) is not None:
+            own = contract_lookup.of_method_called(called.method, contract, self._contracts.get)
+            if own is not contract:  # from here on it is the method's call, as in a graph
+                return called.method.__qualname__, own, called.rref, called.args, kwargs
+        return name, contract, to, args, kwargs
 
     def _of_function(self, function: Any) -> tuple[str, Contract | None]:
         try:
             name = functions.name_of(function)
         except ContractError:
             return repr(function), contract_of(function)
-        return name, self._contracts.get(name) or contract_of(function)
+        return name, contract_lookup.of_function(name, function, self._contracts.get)
 
     def _of_method(self, rref: Any, method: str) -> Contract | None:
         if (stated := self._contracts.get(f".{method}")) is not None:
             return stated
         kind = rref._get_type(blocking=False).wait()  # known: the call has asked for it
-        for base in kind.__mro__:
-            if method in base.__dict__:
-                stated = self._contracts.get(f"{base.__module__}:{base.__qualname__}.{method}")
-                return stated or contract_of(base.__dict__[method]) or contract_of(getattr(base, method))
-        return None
+        return contract_lookup.of_method(kind, method, self._contracts.get)
 
 
 class _Answer:
     """The future of a blocking call, whose result takes a gradient."""
 
-    def __init__(self, future: Any, push: tuple[Any, ...]) -> None:
+    def __init__(self, future: Any, push: tuple[Any, ...], flight: Flight) -> None:
         self._future = future
         self._push = push
+        self._flight = flight
 
     def wait(self) -> Any:
         """Wait for the result, and track it; a program that pushes by itself finds its `grad` all the same."""
-        result = ops.track_gradient(self._future.wait(), *self._push)
-        for _, each in leaves(result):
-            if isinstance(each, torch.Tensor) and each.requires_grad and not each.is_leaf:
-                each.retain_grad()
+        answered = self._future.wait()
+        outer, THREAD.flight = THREAD.flight, self._flight
+        try:
+            result = ops.track_gradient(answered, *self._push)
+        finally:
+            THREAD.flight = outer
+        keep_gradients(result)
         return result
 
 
@@ -202,6 +245,9 @@ def train_as_written(model: nn.Module, contracts: Mapping[str, Contract], *, cal
         known.contracts = contracts
         return
     _TRAINED[model] = AsWritten(type(model).__name__, contracts)
+    if calls:
+        _observe()
+        _FORWARDS.add(type(model).forward.__code__)
     if calls and not any(hook is _begin for hook in model._forward_pre_hooks.values()):
         model.register_forward_pre_hook(_begin, prepend=True)
         model.register_forward_hook(_end, always_call=True)
@@ -213,6 +259,7 @@ def _begin(module: nn.Module, _: Any) -> None:
         watch = _Watch(trained.tape, trained.contracts, trained.calls)
         watch.begin()
         watch.caller = sys._getframe(1)
+        _RUNNING[id(watch)] = (trained, watch)
 
 
 def _end(module: nn.Module, _: Any, __: Any) -> None:
@@ -233,6 +280,42 @@ def as_written(module: nn.Module) -> AsWritten | None:
     return _TRAINED.get(module)
 
 
+def _of_direct_call() -> _Watch | None:
+    """Return the watch of the forward that this thread runs without its hooks: called as `model.forward(x)`."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code in _FORWARDS and code.co_varnames:
+            trained = _trained(frame.f_locals.get(code.co_varnames[0]))
+            if trained is not None:
+                return _watch_of(frame, trained)
+        frame = frame.f_back
+    return None
+
+
+def _watch_of(frame: FrameType, trained: AsWritten) -> _Watch:
+    watch = _thread.direct
+    if watch is None or watch.caller is not frame:
+        trained.settle()
+        watch = _Watch(trained.tape, trained.contracts, trained.calls)
+        watch.caller = frame
+        trained.pending.append(watch)
+        _thread.direct = watch
+    return watch
+
+
+def _trained(value: object) -> AsWritten | None:
+    return _TRAINED.get(value) if isinstance(value, nn.Module) else None
+
+
+def _note_elsewhere(call: _Call) -> None:
+    """Note a call of a thread that runs no forward of its own, while another thread runs one."""
+    for trained, watch in list(_RUNNING.values()):
+        name, contract, *_ = watch.described(call)
+        if contract is None or contract.gradient is not None:
+            trained.elsewhere.append(name)
+
+
 @functools.cache
 def _observe() -> None:
     """Put torch's function aside, once; outside of a watched forward, this one does what that did."""
@@ -244,8 +327,15 @@ def _observe() -> None:
     ) -> Any:
         future = plain(to, func, rpc_type, args, kwargs, rpc_timeout)
         watch = _thread.current()
-        if watch is None or THREAD.flight is not watch.flight or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return future
-        return watch.answer(future, _Call(to, func, rpc_type, args, kwargs, rpc_timeout))
+        call = _Call(to, func, rpc_type, args, kwargs, rpc_timeout)
+        if watch is None:
+            watch = _of_direct_call()
+            if watch is None and _RUNNING:
+                _note_elsewhere(call)
+        elif THREAD.flight is not watch.flight:
+            return future
+        return future if watch is None else watch.answer(future, call)
 
     rpc.api._invoke_rpc = invoke

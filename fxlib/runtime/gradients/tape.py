@@ -18,6 +18,8 @@ from fxlib.runtime.gradients.pushes import Push, pushes_of
 
 UNPUSHED_FORWARDS = 256
 """Forwards whose gradients are kept for a program that has never pushed any."""
+OWN_LOOP_FORWARDS = 8
+"""Forwards after which a program that has never pushed, and that gets its remote results, is told of a better way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Tape:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._forwards: deque[_Forward] = deque()
-        self._pushes = False
+        self._pushes = self._told = False
         self._pushes_one = True
         """Whether each push so far was of one forward."""
         self.untracked = ""
@@ -60,18 +62,22 @@ class Tape:
     def __deepcopy__(self, memo: dict[int, Any]) -> Tape:
         return Tape()  # what is tracked belongs to forwards of the module that was copied
 
-    def add(self, tracked: Sequence[Tracked], backward: Backward) -> None:
-        """Append one forward, which has just ended."""
+    def add(self, tracked: Sequence[Tracked], backward: Backward, *, returned: bool = False) -> None:
+        """Append one forward, which has just ended; `returned`: the program was given tracked results."""
         forward = _Forward(pushes_of(sorted(tracked, key=attrgetter("index"))), weakref.ref(backward))
         with self._lock:
             while self._forwards and self._forwards[-1].is_dead:
                 self._forwards.pop()
             self._forwards.append(forward)
             lost = not self._pushes and len(self._forwards) > UNPUSHED_FORWARDS
+            own_loop = returned and not self._pushes and len(self._forwards) > OWN_LOOP_FORWARDS
             if lost:
                 self._forwards.popleft()
         if lost:
             _warn_of_loss()
+        if own_loop and not self._told:
+            self._told = True
+            _warn_of_own_loop()
 
     def take(self) -> list[Push]:
         """Return what has a gradient to push, forward by forward, in program order, and forget all."""
@@ -99,6 +105,16 @@ def _warn_of_several(forwards: int) -> None:
         "a step was skipped or failed, call fxlib.drop_gradients(module), or its gradients go with those of the next.",
         FxlibWarning,
         stacklevel=4,
+    )
+
+
+def _warn_of_own_loop() -> None:
+    warnings.warn(
+        "the module returns remote results, whose gradients are in their grad after backward, and nothing pushes those "
+        "that it keeps. If the program pushes them by a loop of its own, call fxlib.push_gradients(module) in place of "
+        "the loop: a rewritten module sends one message to each server. Or declare no gradient= for these functions.",
+        FxlibWarning,
+        stacklevel=7,
     )
 
 

@@ -9,9 +9,10 @@ import torch
 
 from fxlib.errors import ContractError
 from fxlib.runtime.forward_context import Flight, Tracked, current_flight
-from fxlib.runtime.gradients.autograd_node import Slot, tracked
+from fxlib.runtime.gradients.autograd_node import Slot, is_tracked, tracked
 from fxlib.runtime.gradients.containers import as_it_is
 from fxlib.runtime.structure import mapped
+from fxlib.utils.pytree import leaves
 
 Destination: TypeAlias = tuple[Any, str, tuple[Any, ...], Mapping[str, Any], float | None, int]
 """To whom a gradient goes, the function that takes it, its other arguments, its timeout in seconds, and its place in
@@ -42,6 +43,16 @@ def track(result: Any, push: Destination, *, together: bool) -> Any:
     slots = {key: slot for key, (_, slot) in made.items()}
     _note(flight, mapped(result, lambda each: slots.get(id(each))), tuple(slots.values()), push, together=together)
     return mapped(result, lambda each: outputs.get(id(each), each))
+
+
+def keep_gradients(value: Any) -> None:
+    """Have tracked results among the leaves of a value keep their gradients in `grad`, as leaves of autograd do.
+
+    A program that pushes by a loop of its own looks for them there.
+    """
+    for _, each in leaves(value):
+        if isinstance(each, torch.Tensor) and is_tracked(each):
+            each.retain_grad()
 
 
 def _may_take_a_gradient(tensor: torch.Tensor) -> bool:

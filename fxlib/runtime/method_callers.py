@@ -9,18 +9,30 @@ other.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from torch.distributed import rpc
-from torch.fx import Proxy
+from torch.fx import Node, Proxy
 
-from fxlib.capture.recording.observers import original_code
+from fxlib.runtime import functions
 
 _FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
 GIVEN = 2
 """How many arguments a helper takes before those of the method: the method, and the RRef."""
+
+
+class _Code:
+    """What tells the code of a function; a capture, which instruments functions for a while, knows what it was."""
+
+    of: Callable[[FunctionType], CodeType] = operator.attrgetter("__code__")
+
+
+def ask_for_code(of: Callable[[FunctionType], CodeType]) -> None:
+    """Have helpers known by the code that `of` tells."""
+    _Code.of = staticmethod(of)
 
 
 class MethodCall(NamedTuple):
@@ -33,12 +45,18 @@ class MethodCall(NamedTuple):
 
 def method_called(function: Callable[..., Any], args: tuple[Any, ...]) -> MethodCall | None:
     """Return which method a call of `function` with these arguments calls, and on what; None if it does more."""
-    if len(args) < GIVEN or not isinstance(function, FunctionType) or _shape(original_code(function)) not in _KNOWN:
+    if len(args) < GIVEN or not isinstance(function, FunctionType) or _shape(_Code.of(function)) not in _KNOWN:
         return None
     method, rref, *rest = args
     if not isinstance(method, FunctionType) or not isinstance(rref, (rpc.PyRRef, Proxy)):
         return None
     return MethodCall(method, rref, tuple(rest))
+
+
+def method_sent(args: object) -> str:
+    """Return the name of the method that a call in a graph hands to a helper; empty if its first argument is none."""
+    first = args[0] if isinstance(args, tuple) and args else None
+    return str(first.args[0]) if isinstance(first, Node) and first.target is functions.resolve else ""
 
 
 def class_of_method(method: Callable[..., Any]) -> type | None:
