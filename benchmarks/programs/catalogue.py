@@ -7,11 +7,12 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.distributed.nn import RemoteModule
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 import fxlib
 from fxlib.spec.workload import Batch, Mode
@@ -44,6 +46,7 @@ class Program:
         contracts: what the launcher says of its remote functions, by name; "program" stands for its module.
         hand: an expert's forward, of the model; None: there is no more than one call at a time to make.
         parallel: whether a part of it is wrapped into `DistributedDataParallel`.
+        prepare: makes up, in each process, for releases of libraries that the program was not written for.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Program:
     contracts: Mapping[str, fxlib.Contract] = field(default_factory=dict)
     hand: Callable[[nn.Module], Callable[..., Any]] | None = None
     parallel: bool = False
+    prepare: Callable[[], None] | None = None
 
     @property
     def launchers(self) -> int:
@@ -72,7 +76,7 @@ class Program:
         if self.path.startswith(f"{INSTALLED}/"):
             module = importlib.import_module(self.path.removesuffix(".py").replace("/", "."))
         else:
-            files = sorted(sources.rglob(self.path.rpartition("/")[2]))
+            files = sorted(sources.rglob(f"*{self.path.rpartition('/')[2]}"))
             found = [file for file in files if str(file).endswith(self.path) and self.holds in file.read_text()]
             if not found:
                 raise FileNotFoundError(f"no file ...{self.path} with {self.holds!r} below {sources}")
@@ -83,10 +87,26 @@ class Program:
             _stand_in_for_data_sets()
             module = importlib.util.module_from_spec(spec)
             sys.modules[name] = module
-            spec.loader.exec_module(module)
+            with _as_a_script(found[0]):
+                spec.loader.exec_module(module)
+        if self.prepare is not None:
+            self.prepare()
         if "DDP" in vars(module):
             module.DDP = _on_processors  # type: ignore[attr-defined]
         return module
+
+
+@contextlib.contextmanager
+def _as_a_script(file: Path) -> Iterator[None]:
+    """Let a file find its neighbours, no arguments, and a folder to write in."""
+    arguments, sys.argv = sys.argv, [str(file)]
+    sys.path.insert(0, str(file.parent))
+    try:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            yield
+    finally:
+        sys.argv = arguments
+        sys.path.remove(str(file.parent))
 
 
 def _stand_in_for_data_sets() -> None:
@@ -197,7 +217,85 @@ def clicks() -> Batch:
     )
 
 
+class Forward(nn.Module):
+    """The forward of a program that has a class of its own for it."""
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        self.program = program
+
+    @override
+    def forward(self, tokens: Tensor) -> Any:
+        return self.program.forward(tokens)
+
+
+def stages(module: ModuleType) -> nn.Module:
+    """A small GPT in eight stages, one after another on two workers."""
+    with contextlib.redirect_stdout(None):
+        config = module.GPTConfig(n_head=2, n_embd=32)
+        return Forward(module.RPCPipeline(config, ["ps0", "ps1"] * 4, ["cpu"] * 8))
+
+
+def tokens() -> Batch:
+    """Letters, and those that follow them."""
+    generator = torch.Generator().manual_seed(0)
+    return Batch(inputs=(torch.randint(0, 65, (4, 16), generator=generator),))
+
+
+def halves(module: ModuleType) -> nn.Module:
+    """BERT in two halves, with random weights, narrow where the program does not say how wide."""
+    from transformers import BertConfig, BertModel  # of this program alone
+
+    with tempfile.TemporaryDirectory() as folder:
+        BertModel(BertConfig(vocab_size=100, intermediate_size=64)).save_pretrained(folder)
+        model = module.DistBertOri(folder, folder, 6, 8, 2, {"cloud": "cpu", "edge": "cpu"})
+        for half in (model.front_ref, model.back_ref):
+            half.rpc_sync().parameter_rrefs()  # it is there, and has read its weights
+    return cast(nn.Module, model)
+
+
+def sentences() -> Batch:
+    """Words, the sentences that they are of, what is a word at all, and a class."""
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(0, 100, (2, 8), generator=generator)
+    return Batch(
+        inputs=(words, torch.zeros_like(words), torch.ones(2, 8)), target=torch.randint(0, 2, (2,), generator=generator)
+    )
+
+
+def layers_of_transformers_4() -> None:
+    """Let layers return a tuple, as they did when programs were written that take its first part."""
+    from transformers.models.bert.modeling_bert import BertLayer  # of this program alone
+
+    layer: Any = BertLayer
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: (forward(*args, **kwargs),)
+
+
+def recommender_by_hand(model: Any) -> Callable[..., Any]:
+    """All lookups issued, the dense part below them, then all awaited."""
+
+    def forward(dense: Tensor, offsets: list[Tensor], rows: list[Tensor]) -> Any:
+        futures = [each.rpc_async().forward(offsets, rows) for each in model.emb_rref]
+        x = model.bot_mlp_ddp(dense)
+        found = [0] * model.ln.size
+        for future in futures:
+            tables, places = future.wait()
+            for table, place in zip(tables, places, strict=True):
+                found[place] = table
+        p = model.top_mlp_ddp(model.interact_features(x, found))
+        return torch.clamp(p, min=model.loss_threshold, max=(1.0 - model.loss_threshold))
+
+    return forward
+
+
 _READS: Final = frozenset({"parameters"})
+_TABLES: Final = {
+    f"emb_rref_{each}.forward": fxlib.Contract(reads=_READS, returns=([None, None], [2 * each, 2 * each + 1]))
+    for each in range(4)
+}
+"""Which tables each server has: it answers with their numbers, and the forward puts them into their places by these."""
+
 PROGRAMS: Final = (
     Program(
         name="HybridModel",
@@ -260,12 +358,40 @@ PROGRAMS: Final = (
     Program(
         name="dlrm",
         path="dlrm_rpc.py",
-        holds="class DLRM_RPC",
+        holds="emb_rref.rpc_sync().forward",
         servers=("ps0", "ps1", "ps2", "ps3"),
         make=recommender,
         batch=clicks,
-        contracts={".forward": fxlib.Contract(reads=_READS, returns=([None, None], [None, None]))},
+        contracts=_TABLES,
+        hand=recommender_by_hand,
         parallel=True,
+    ),
+    Program(
+        name="dlrm_async",
+        path="dlrm_rpc.py",
+        holds="emb_rref.rpc_async().forward",
+        servers=("ps0", "ps1", "ps2", "ps3"),
+        make=recommender,
+        batch=clicks,
+        contracts=_TABLES,
+        parallel=True,
+    ),
+    Program(
+        name="bert",
+        path="sst2_rpc/model.py",
+        holds="class DistBertOri",
+        servers=("cloud", "edge"),
+        make=halves,
+        batch=sentences,
+        prepare=layers_of_transformers_4,
+    ),
+    Program(
+        name="gpt",
+        path=".py",
+        holds="class RPCPipeline",
+        servers=("ps0", "ps1"),
+        make=stages,
+        batch=tokens,
     ),
     Program(
         name="batch",

@@ -24,7 +24,8 @@ class Declarations:
     """Finds contracts.
 
     Args:
-        stated: contracts by "package.module:qualname", or by ".method" for methods of objects behind RRefs.
+        stated: contracts by "package.module:qualname", or by ".method" for methods of objects behind RRefs; of one
+            RRef's alone, by "attribute.method".
         forward: the function to be captured, whose signature may name classes: `table: RRef[Embedding]`.
     """
 
@@ -52,9 +53,9 @@ class Declarations:
         """Return the contract of a registered client's calls, or None if it is unknown."""
         return self._stated_for(kind.function) or kind.contract
 
-    def of_method(self, rref: Any, method: str) -> Contract | None:
-        """Return the contract of a method of the object behind an RRef, or None if it is unknown."""
-        if (stated := self._stated_for(f".{method}")) is not None:
+    def of_method(self, rref: Any, method: str, holder: str) -> Contract | None:
+        """Return the contract of a method of the object behind an RRef, which `holder` leads to, or None if unknown."""
+        if (stated := self._stated_for(f"{holder}.{method}") or self._stated_for(f".{method}")) is not None:
             return stated
         kind = self._class_behind(rref)
         found = contract_lookup.of_method(kind, method, self._stated_for)

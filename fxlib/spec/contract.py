@@ -30,7 +30,8 @@ class Contract:
     calls to one server may travel as one, through `fxlib.batch`, which the server then has to have installed.
     `batched_by`: the remote function that serves many of these calls at once, in place of that: called with a list of
     (args, kwargs), it returns the list of their results. `returns`: the result's structure, a nest of tuples, lists and
-    dicts with `None` for each leaf, so that it can be unpacked while tracing; or, for `torch.export`, a function of the
+    dicts with `None` for each leaf, so that it can be unpacked while tracing (a number, a flag or a text in it stands
+    for itself: the forward may decide by it, and each run checks it); or, for `torch.export`, a function of the
     same arguments that makes tensors of the result's shapes and dtypes, in that structure.
     """
 

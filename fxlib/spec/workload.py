@@ -298,9 +298,9 @@ class Workload:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise WorkloadError(f"two servers are called {twice[0]!r}", where="Workload.servers")
         for name in self.contracts:
-            if ":" not in name and not name.startswith("."):
+            if ":" not in name and "." not in name:
                 raise WorkloadError(
                     f"{name!r} names no remote function",
                     where="Workload.contracts",
-                    hint='Write "package.module:function" or ".method".',
+                    hint='Write "package.module:function", ".method" or "attribute.method".',
                 )

@@ -86,8 +86,9 @@ class RemoteCalls:
         self, style: Style, rref: Any, method: str, args: tuple[Any, ...], kwargs: Any, *, timeout: Any = None
     ) -> Any:
         """Record a call of a method of the object behind an RRef."""
-        contract = self._declarations.of_method(rref, method)
         to = rref if isinstance(rref, Proxy) else self._tracer.rref(rref)
+        holder = str(to.node.target) if to.node.op in ("get_attr", "placeholder") else ""
+        contract = self._declarations.of_method(rref, method, holder)
         call = (to, f".{method}", self.values(args), self.values(kwargs), _seconds(timeout))
         return self._record(style, call, contract, None)
 

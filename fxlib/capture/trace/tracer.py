@@ -123,13 +123,19 @@ class RemoteTracer(Tracer):
 
     def check_structure(self, value: StructuredValue) -> None:
         """Let each run check that a remote result, or a part of it, has its declared structure."""
+        declared = tuple(value.structure) if isinstance(value.structure, Mapping) else len(value.structure)
+        self._check(structure.check_structure, value, declared)
+
+    def check_plain(self, value: Proxy, declared: float | str) -> None:
+        """Let each run check that a part of a remote result is what its contract says that it is."""
+        self._check(structure.check_plain, value, (declared,))
+
+    def _check(self, check: Callable[..., None], value: Proxy, declared: object) -> None:
         made = value.node
         while made.target is operator.getitem and made.args:
             made = made.args[0]  # type: ignore[assignment]
-        declared = tuple(value.structure) if isinstance(value.structure, Mapping) else len(value.structure)
         if "call" in made.meta:
-            args = (value, self.calls.called(made), declared)
-            self.create_proxy("call_function", structure.check_structure, args, {})
+            self.create_proxy("call_function", check, (value, self.calls.called(made), declared), {})
 
     def _attribute(self, value: object, path: str) -> Proxy:
         if id(value) not in self._constants:

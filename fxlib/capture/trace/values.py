@@ -19,12 +19,17 @@ from fxlib.errors import CaptureError
 from fxlib.runtime.collectives import wait_collective
 
 Structure = Mapping[Any, Any] | Sequence[Any]
+PLAIN = (bool, int, float, str)
+"""What a contract may declare by value as a part of a result."""
 
 
-def value_of(proxy: Proxy, structure: object) -> Proxy:
-    """Give the proxy the declared structure; a leaf stays a plain proxy."""
+def value_of(proxy: Proxy, structure: object) -> Any:
+    """Give the proxy the declared structure; a leaf stays a plain proxy, unless its value is declared, too."""
     if isinstance(structure, (tuple, list, Mapping)):
         return StructuredValue(proxy.node, proxy.tracer, structure)
+    if isinstance(structure, PLAIN):
+        proxy.tracer.check_plain(proxy, structure)
+        return structure
     return proxy
 
 

@@ -48,7 +48,7 @@ def annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) ->
 def _warn_of_vain(graph: Graph, contracts: Mapping[str, Contract]) -> None:
     """Say which contracts, or which parts of them, are given in vain: silence would look like consent."""
     calls = [node for node in graph.nodes if takes_contract(node)]
-    named = {name for node in calls for name in (function_name(node), *methods_sent(node))}
+    named = {name for node in calls for name in (function_name(node), *_of_handle(node), *methods_sent(node))}
     open_ = {function_name(node) for node in calls if contract_of_call(node) is None}
     for name, contract in contracts.items():
         if name not in named:
@@ -58,6 +58,13 @@ def _warn_of_vain(graph: Graph, contracts: Mapping[str, Contract]) -> None:
         else:
             continue
         warnings.warn(f"contracts[{name!r}] {problem}", FxlibWarning, stacklevel=5)
+
+
+def _of_handle(node: Node) -> tuple[str, ...]:
+    """Return the name by which a contract is stated of a method of one object alone: "attribute.method"."""
+    to, method = node.args[0] if node.args else None, function_name(node)
+    held = isinstance(to, Node) and to.op in ("get_attr", "placeholder") and method.startswith(".")
+    return (f"{to.target}{method}",) if held else ()  # type: ignore[union-attr]
 
 
 def _words(contract: Contract) -> str:
