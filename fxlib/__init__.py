@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fxlib.runtime.variants import usage
     from fxlib.serialization.files import load, save
     from fxlib.serialization.package import to_folder
-    from fxlib.spec.contract import Contract, remote
+    from fxlib.spec.contract import Contract, Exactly, remote
     from fxlib.spec.profile import Profile
     from fxlib.spec.report import Result, Usage
     from fxlib.spec.trial import TrialOptions
@@ -53,6 +53,7 @@ __all__ = [
     "Contract",
     "Culprit",
     "Dense",
+    "Exactly",
     "FxlibError",
     "Handle",
     "Optimizer",
@@ -98,7 +99,7 @@ _HOMES = {
     "fxlib.equivalence.bisect": ("Culprit", "bisect"),
     "fxlib.capture": ("capture",),
     "fxlib.client": ("Client", "Handle", "Tls", "connect"),
-    "fxlib.spec.contract": ("Contract", "remote"),
+    "fxlib.spec.contract": ("Contract", "Exactly", "remote"),
     "fxlib.errors": ("FxlibError",),
     "fxlib.serialization.files": ("load", "save"),
     "fxlib.serialization.package": ("to_folder",),

@@ -290,10 +290,17 @@ def recommender_by_hand(model: Any) -> Callable[..., Any]:
 
 
 _READS: Final = frozenset({"parameters"})
-_TABLES: Final = {
-    f"emb_rref_{each}.forward": fxlib.Contract(reads=_READS, returns=([None, None], [2 * each, 2 * each + 1]))
-    for each in range(4)
-}
+
+
+def _tables(server: int) -> Callable[..., Any]:
+    def returns(offsets: list[Tensor], _: list[Tensor]) -> Any:
+        found = [torch.empty(offsets[0].shape[0], 64) for _ in range(2)]
+        return found, [fxlib.Exactly(2 * server), fxlib.Exactly(2 * server + 1)]
+
+    return returns
+
+
+_TABLES: Final = {f"emb_rref_{each}.forward": fxlib.Contract(reads=_READS, returns=_tables(each)) for each in range(4)}
 """Which tables each server has: it answers with their numbers, and the forward puts them into their places by these."""
 
 PROGRAMS: Final = (

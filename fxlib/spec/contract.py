@@ -19,6 +19,13 @@ def _names(value: str | Iterable[str]) -> frozenset[str]:
     return frozenset([value] if isinstance(value, str) else value)
 
 
+@dataclass(frozen=True, slots=True)
+class Exactly:
+    """A number in `Contract.returns` that is always the same; a plain one stands for any number of its kind."""
+
+    value: int | float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
     """Effects of one remote function; resources are names scoped to the call's destination.
@@ -30,9 +37,9 @@ class Contract:
     calls to one server may travel as one, through `fxlib.batch`, which the server then has to have installed.
     `batched_by`: the remote function that serves many of these calls at once, in place of that: called with a list of
     (args, kwargs), it returns the list of their results. `returns`: the result's structure, a nest of tuples, lists and
-    dicts with `None` for each leaf, so that it can be unpacked while tracing (a number, a flag or a text in it stands
-    for itself: the forward may decide by it, and each run checks it); or, for `torch.export`, a function of the
-    same arguments that makes tensors of the result's shapes and dtypes, in that structure.
+    dicts with `None` for each leaf, so that it can be unpacked while tracing; or, for `torch.export`, a function of the
+    same arguments that makes tensors of the result's shapes and dtypes, in that structure. In either, a flag, a text
+    and `Exactly(3)` stand for this very value: the forward may decide by it, and each run checks it.
     """
 
     pure: bool = False

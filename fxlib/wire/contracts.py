@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fxlib.errors import ContractError
+from fxlib.runtime.structure import mapped
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.check_values import Place, check_value
@@ -31,7 +32,7 @@ def write_contract(contract: Contract) -> pb.Contract:
         part_at=contract.part_at,
     )
     if contract.structure is not None:  # a function that makes the result's like stays where it was declared
-        ValueWriter().write(message.returns, contract.structure)
+        ValueWriter().write(message.returns, mapped(contract.structure, lambda _: None))
     return message
 
 

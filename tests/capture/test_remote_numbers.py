@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed import rpc
 from torch.distributed.rpc import rpc_async, rpc_sync
 
 import fxlib
 from fxlib import wire
 from fxlib.equivalence.verify import verify
 from fxlib.errors import ContractError
-from fxlib.runtime import ops
+from fxlib.runtime import is_issue, ops
 
 pytestmark = pytest.mark.usefixtures("world")
 ROWS = torch.arange(6)
@@ -73,3 +74,58 @@ def test_a_flag_that_a_contract_declares_is_looked_at() -> None:
     )
     with pytest.raises(ContractError, match="the contract declares False in the result, and it is True"):
         captured(ROWS)
+
+
+class Tables(nn.Module):
+    """Some of several tables, of whose places in the model it tells with its answer."""
+
+    def __init__(self, *places: int) -> None:
+        super().__init__()
+        self.places = list(places)
+
+    def forward(self, rows: Tensor) -> Any:
+        return [rows.float() * (place + 2) for place in self.places], self.places
+
+
+class Placed(nn.Module):
+    """Puts what servers answer into places that they name, as DLRMs over RPC do."""
+
+    def __init__(self, *tables: Any) -> None:
+        super().__init__()
+        self.tables = list(tables)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: list[Any] = [None] * 4
+        for table in self.tables:
+            answers, places = table.rpc_sync().forward(rows)
+            for index, place in enumerate(places):
+                found[place] = answers[index]
+        return torch.stack(found)
+
+
+def placed(*places: int, traced: bool) -> fxlib.Contract:
+    told = [fxlib.Exactly(place) for place in places]
+    like = ([None, None], told) if traced else lambda rows: ([torch.empty(rows.shape[0])] * 2, told)
+    return fxlib.Contract(reads=frozenset({"parameters"}), returns=like)
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_numbers_that_are_always_the_same_decide_by_handle_and_are_looked_at_in_each_run(how: Any) -> None:
+    model = Placed(rpc.remote("ps0", Tables, (3, 0)), rpc.remote("ps1", Tables, (1, 2)))
+    contracts = {
+        f"tables_{server}.forward": placed(*places, traced=how == "trace")
+        for server, places in enumerate([(3, 0), (1, 2)])
+    }
+    captured = fxlib.capture(model, sample_inputs=[ROWS], how=how, contracts=contracts)
+    scheduled = fxlib.optimize(captured, recipe="schedule")
+    assert sum(map(is_issue, scheduled.graph.nodes)) == 2
+    sent = wire.decode(wire.parse(wire.serialize(wire.encode(scheduled).graph)), root=captured)
+    for module in (captured, scheduled, sent):
+        assert torch.equal(module(ROWS), model(ROWS))
+    rpc.rpc_sync("ps1", _swap, (model.tables[1],))
+    with pytest.raises(ContractError, match="the contract declares 1 in the result, and it is 2"):
+        scheduled(ROWS)
+
+
+def _swap(tables: Any) -> None:
+    tables.local_value().places.reverse()

@@ -28,14 +28,14 @@ from fxlib.capture.trace.remote import METHOD_ARGUMENTS, RemoteCalls
 from fxlib.capture.trace.values import FutureValue
 from fxlib.runtime import is_wait, ops
 from fxlib.runtime.walk import local_modules
-from fxlib.spec.contract import Contract
+from fxlib.spec.contract import Contract, Exactly
 from fxlib.utils.pytree import python_number
 
 _LIBRARY = torch.library.Library("fxlib_export", "DEF")
 _LIBRARY.define("call(int site, Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
 OPERATOR: Any = torch.ops.fxlib_export.call.default
 has_side_effect(OPERATOR)  # a call is made, whether its result is used or not
-_PLAIN = (int, float, bool, str, type(None))
+_PLAIN = (int, float, bool, str, type(None), Exactly)
 _SYMBOLS = (torch.SymFloat, torch.SymBool)
 TOKENS = (ops.start_call, ops.issue_call, ops.create)
 RECORDED = (ops.remote_call, ops.fetch, ops.wait, *TOKENS, *ops.TRACKERS)
@@ -159,11 +159,15 @@ class ExportRecorder(Tracer):
     def _with_gaps(self, node: Node, tensors: list[torch.Tensor]) -> list[Any]:
         """Put back what is no tensor among the leaves of a result."""
         remaining = iter(tensors)
-        numbers = NUMBERS.values()
-        return [
-            next(remaining) if gap is TENSOR else next(remaining).item() if gap in numbers else gap
-            for gap in self.gaps[node]
-        ]
+
+        def part(gap: Any) -> Any:
+            if gap is TENSOR:
+                return next(remaining)
+            if gap in NUMBERS.values():
+                return next(remaining).item()
+            return gap.value if isinstance(gap, Exactly) else gap
+
+        return [part(gap) for gap in self.gaps[node]]
 
     def stand_ins(self, site: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
         """Return tensors like those of the result, for the exporter."""
@@ -181,7 +185,8 @@ class ExportRecorder(Tracer):
             TENSOR if isinstance(leaf, torch.Tensor) else NUMBERS.get(type(leaf), leaf) for leaf in leaves
         ]
         found = [torch.empty((), dtype=_DTYPES[type(leaf)]) if type(leaf) in _DTYPES else leaf for leaf in leaves]
-        return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+        # Each is a tensor of its own, as results are: a contract may hand one out twice, or an argument.
+        return [torch.empty_like(leaf) for leaf in found if isinstance(leaf, torch.Tensor)]
 
     def _like_the_result(self, node: Node, given: Mapping[Node, Any]) -> Any:
         args: Any = node.args

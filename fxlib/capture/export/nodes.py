@@ -19,7 +19,7 @@ from fxlib.capture.export.calls import NUMBERS, OPERATOR, TENSOR, TOKENS, Export
 from fxlib.capture.export.sizes import expression
 from fxlib.runtime import ops, structure
 from fxlib.runtime.guards.export_guards import Expression, InputGuards, TensorGuard
-from fxlib.spec.contract import Contract
+from fxlib.spec.contract import Contract, Exactly
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _OWN_FRAME = f'\n  File "{intercept.__file__}"'
@@ -102,8 +102,9 @@ class Replay:
                     self.graph.call_function(structure.check_plain, (value, function, kind.__name__))
                     found.append(value)
                     self.numbers.add(value)
-                elif isinstance(gap, (bool, str)):
-                    self.graph.call_function(structure.check_plain, (value, function, (gap,)))
+                elif isinstance(gap, (bool, str, Exactly)):
+                    exact = gap.value if isinstance(gap, Exactly) else gap
+                    self.graph.call_function(structure.check_plain, (value, function, (exact,)))
                 return
             is_mapping = part.type in (dict, OrderedDict)
             keys = tuple(part.context) if is_mapping else tuple(range(part.num_children))

@@ -17,19 +17,20 @@ from fxlib.capture.trace import isinstance_rules
 from fxlib.capture.trace.parameter_looks import ANSWERED
 from fxlib.errors import CaptureError
 from fxlib.runtime.collectives import wait_collective
+from fxlib.spec.contract import Exactly
 
 Structure = Mapping[Any, Any] | Sequence[Any]
-PLAIN = (bool, int, float, str)
-"""What a contract may declare by value as a part of a result."""
 
 
 def value_of(proxy: Proxy, structure: object) -> Any:
     """Give the proxy the declared structure; a leaf stays a plain proxy, unless its value is declared, too."""
     if isinstance(structure, (tuple, list, Mapping)):
         return StructuredValue(proxy.node, proxy.tracer, structure)
-    if isinstance(structure, PLAIN):
-        proxy.tracer.check_plain(proxy, structure)
-        return structure
+    if isinstance(structure, (bool, str, Exactly)):
+        value = structure.value if isinstance(structure, Exactly) else structure
+        tracer: Any = proxy.tracer
+        tracer.check_plain(proxy, value)
+        return value
     return proxy
 
 
