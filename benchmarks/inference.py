@@ -4,7 +4,7 @@ Arms, each in a process of its own, their short blocks in random order, round by
 torch's own torch.fx.experimental.optimization.fuse; `inference`: the recipe, or the variant of it that a short choice
 before the run finds faster, as a worker does; `compile`: torch.compile with its defaults, left out with `--quick`, and
 where it takes too long to compile, which `left_out` says, in seconds (Inductor keeps what an earlier run has compiled).
-Metrics: `qps`, images per second (batches times their size); `max_relative_error` of the output (see `distance.py`)
+Metrics: `qps`, images per second (batches times their size); `max_relative_error` of the output (see `utils.compare`)
 beside the model in float64, so that `eager` has one, too; and `ratio` of the medians of qps, with the interval of a
 bootstrap over rounds. Models are pytorchcv's, with random weights and statistics of norms, at 224 by 224 pixels. On a
 machine with a GPU the same rows are there for `device` cuda; `gpus` tells how many there are.

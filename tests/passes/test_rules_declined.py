@@ -137,7 +137,7 @@ def test_work_that_draws_or_does_anything_is_never_replaced() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.risen, self.dropped = nn.ReLU(), nn.Dropout()
-            self.risen.register_forward_hook(lambda *_: None)
+            self.risen.register_full_backward_hook(lambda *_: None)
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.sigmoid(self.risen(x)) + torch.sigmoid(self.dropped(x))

@@ -78,7 +78,7 @@ def test_as_many_steps_as_the_program_has_nodes(
 
 
 def test_a_node_with_a_thousand_inputs_is_given_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[object] = []
+    given: list[Any] = []
 
     def counted(arguments: Any, change: Callable[[Node], Any]) -> Any:
         given.append(arguments)
@@ -91,7 +91,7 @@ def test_a_node_with_a_thousand_inputs_is_given_them_at_once(monkeypatch: pytest
     program = GraphModule(nn.Module(), graph)
     rewrite = ruled(program, Rule(lambda x: torch.exp(x), lambda x: torch.exp(x) * 1, name="times one"))
     assert found(rewrite) == 1000
-    assert len(given) == 1
+    assert [len(arguments[0]) for arguments, _ in given if isinstance(arguments[0], tuple)] == [1000]
     assert fxlib.verify(program, GraphModule(nn.Module(), rewrite.module.graph), [torch.ones(2)])
 
 

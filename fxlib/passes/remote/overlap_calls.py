@@ -31,7 +31,7 @@ class OverlapCalls(GraphPass):
     """Issue calls as early, and wait for them as late, as effects, the order of gradients and the limits allow.
 
     What comes first is decided by the costs of nodes and calls: from the profile where there is one. A graph in which
-    no call gains anything keeps its order. The limits are those of `scheduling.flight_limits`; the captured module
+    no call gains anything keeps its order. The limits are those of `scheduling.in_flight`; the captured module
     enforces those on calls and bytes in flight once more, as it runs.
     """
 
