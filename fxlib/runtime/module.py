@@ -272,7 +272,8 @@ class CapturedModule(GraphModule):
         if recording is not None:
             run = recording.instrument(self, generated)
         elif not torch.compiler.is_dynamo_compiling():  # dynamo follows modules, and needs no shortcuts
-            stands = companions.shortcuts.of(self, self._graph)
+            watched = () if companions.original is None else companions.conditions.unhooked  # they were just checked
+            stands = companions.shortcuts.of(self, self._graph, watched)
         outer, flight = THREAD.flight, Flight()
         THREAD.flight = flight
         try:

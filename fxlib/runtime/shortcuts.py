@@ -1,20 +1,29 @@
 """How generated code reaches submodules: through plain objects in place of a walk through `nn.Module.__getattr__`.
 
 A graph names what it reads by paths from its root, `self.layers.3.norm`. Each step of such a path is a function of
-Python, and for tiny modules they are the better part of a forward. So the generated code is given, in place of its
-module, an object whose attributes are the modules on the graph's paths; all else that it asks for, the module answers.
+Python, and so are the two through which `nn.Module` comes to `forward`; for tiny modules these are the better part of a
+forward. So the generated code is given, in place of its module, an object whose attributes are the modules on the
+graph's paths. Where the conditions of the capture have just been found to hold, modules of torch's stand there as their
+`forward`: that they have no hooks is one of these conditions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import repeat
 from operator import is_
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import Graph
 
 _READING = frozenset({"get_attr", "call_module"})
+_TORCHS_CALL = nn.Module.__call__
+_TORCHS_IMPLEMENTATION = nn.Module._call_impl
+_HARMLESS = ("torch", "fxlib.runtime", "_operator", "operator", "math", "builtins")
+_OPERATORS = ("torch._ops.aten", "torch._ops.prims")
+"""Where functions are defined that give no module a hook while a forward runs; custom operators may run anything."""
 
 
 class _Step:
@@ -24,7 +33,12 @@ class _Step:
         self._fxlib_module = module
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_fxlib_module"], name)
+        module = self.__dict__["_fxlib_module"]
+        own = module.__dict__
+        for table in ("_parameters", "_buffers"):
+            if name in own[table] and name not in own:
+                return own[table][name]
+        return getattr(module, name)
 
 
 class Shortcuts:
@@ -32,28 +46,37 @@ class Shortcuts:
 
     def __init__(self) -> None:
         """Know none: they are looked up when they are asked for first."""
-        self._root: _Step | None = None
-        self._tables: Sequence[dict[str, Any]] = ()
-        self._names: Sequence[str] = ()
-        self._modules: Sequence[nn.Module] = ()
+        self._ways: dict[bool, _Ways] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shortcuts:
         return Shortcuts()  # the copied module has submodules of its own
 
-    def of(self, module: nn.Module, graph: Graph) -> Any:
-        """Return what stands in for `module` in the code generated from `graph`."""
-        root = self._root
-        held = map(dict.get, self._tables, self._names)
-        if root is None or root._fxlib_module is not module or not all(map(is_, held, self._modules)):
-            root = self._found(module, graph)
-        return root
+    def of(self, module: nn.Module, graph: Graph, watched: Collection[int] = ()) -> Any:
+        """Return what stands in for `module` in the code generated from `graph`.
+
+        Args:
+            module: the module that runs.
+            graph: its graph.
+            watched: ids of modules of which was just found that they hold the modules that they held, are of their
+                classes, and have no hooks.
+        """
+        plain = not watched or nn.Module.__call__ is not _TORCHS_CALL or torch._C._get_tracing_state() is not None
+        ways = self._ways.get(plain)
+        if ways is None or not ways.hold(module):
+            ways = self._ways[plain] = _Ways(module, graph, () if plain else watched)
+        return ways.root
 
     def forget(self) -> None:
         """Look all of them up again: the graph is another one."""
-        self._root = None
+        self._ways = {}
 
-    def _found(self, module: nn.Module, graph: Graph) -> _Step:
-        steps, found = {"": _Step(module)}, list[tuple[Any, str, nn.Module]]()
+
+class _Ways:
+    """All paths of a graph, as they were found once."""
+
+    def __init__(self, module: nn.Module, graph: Graph, watched: Collection[int]) -> None:
+        self.root = _Step(module)
+        steps, found = {"": self.root}, list[tuple[dict[str, Any], str, Any]]()
         for path in dict.fromkeys(_paths(graph)):
             above, _, name = path.rpartition(".")
             if above not in steps:
@@ -62,18 +85,36 @@ class Shortcuts:
             child = owner._modules.get(name)
             if child is None or id(getattr(owner, name, None)) != id(child):
                 continue  # an attribute of another kind is looked up in the run
-            found.append((owner._modules, name, child))
+            if owner is module or id(owner) not in watched:
+                found.append((owner._modules, name, child))
             steps[path] = _Step(child)
-        whole = {str(node.target) for node in graph.nodes if node.op in _READING}
-        parents = {path.rpartition(".")[0] for path in steps} - whole  # what is read or called is the module itself
+        read = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+        called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+        parents = {path.rpartition(".")[0] for path in steps} - read - called  # what is called is the module itself
+        entered = {path[:at] for path in read | called for at, letter in enumerate(path) if letter == "."}
+        modules = [step._fxlib_module for path, step in steps.items() if path in called]
+        is_closed = bool(watched) and _gives_no_hooks(graph) and all(_is_torchs(each, watched) for each in modules)
+        direct = called - read - entered if is_closed else set[str]()
+        self._kinds: dict[type, Any] = {}
         for path, step in list(steps.items())[1:]:
             above, _, name = path.rpartition(".")
-            steps[above].__dict__[name] = step if path in parents else step._fxlib_module
-        self._tables = [table for table, _, _ in found]
-        self._names = [name for _, name, _ in found]
-        self._modules = [child for _, _, child in found]
-        self._root = steps[""]
-        return self._root
+            child = step._fxlib_module
+            stands: Any = step if path in parents else child
+            if path in direct:
+                stands, self._kinds[type(child)] = child.forward, type(child).forward
+                found.append((child.__dict__, "_compiled_call_impl", None))
+            steps[above].__dict__[name] = stands
+        self._tables: Sequence[dict[str, Any]] = [table for table, _, _ in found]
+        self._names: Sequence[str] = [name for _, name, _ in found]
+        self._values: Sequence[Any] = [value for _, _, value in found]
+
+    def hold(self, module: nn.Module) -> bool:
+        """Whether they lead where they led, but for what was watched by others."""
+        return (
+            self.root._fxlib_module is module
+            and all(map(is_, map(dict.get, self._tables, self._names), self._values))
+            and all(map(is_, map(getattr, self._kinds, repeat("forward")), self._kinds.values()))
+        )
 
 
 def _paths(graph: Graph) -> Iterator[str]:
@@ -83,3 +124,22 @@ def _paths(graph: Graph) -> Iterator[str]:
             parts = str(node.target).split(".")
             ends = len(parts) + (node.op == "call_module")
             yield from (".".join(parts[:end]) for end in range(1, ends))
+
+
+def _is_torchs(module: nn.Module, watched: Collection[int]) -> bool:
+    """Whether to call a module is to call its `forward`, and no code of the user's runs in it."""
+    kinds = {type(each) for each in module.modules()}
+    return (
+        all(each.__module__.startswith("torch.nn.modules.") and each.__call__ is _TORCHS_CALL for each in kinds)
+        and all(id(each) in watched and each.__dict__.get("_compiled_call_impl") is None for each in module.modules())
+        and nn.Module._call_impl is _TORCHS_IMPLEMENTATION
+    )
+
+
+def _gives_no_hooks(graph: Graph) -> bool:
+    """Whether no function that the graph calls could give one of its modules a hook meanwhile."""
+    targets: Iterable[Any] = (node.target for node in graph.nodes if node.op == "call_function")
+    modules = {str(getattr(each, "__module__", None) or "") for each in targets}
+    return all(
+        each.startswith(_OPERATORS) if each.startswith("torch._ops") else each.startswith(_HARMLESS) for each in modules
+    )

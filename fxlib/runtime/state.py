@@ -47,9 +47,10 @@ class Mirror:
         """Take over the parameters, buffers, modules and `constants` that were replaced on the original since."""
         held = self._original.__dict__
         for table, seen in self._seen.items():
-            if list(held[table]) == list(seen) and all(map(is_, held[table].values(), seen.values())):
+            now = held[table]
+            if not (now or seen) or (list(now) == list(seen) and all(map(is_, now.values(), seen.values()))):
                 continue  # as nearly always
-            changed = {name: part for name, part in held[table].items() if part is not seen.get(name, _NEVER)}
+            changed = {name: part for name, part in now.items() if part is not seen.get(name, _NEVER)}
             if changed:
                 module.__dict__[table].update(changed)
                 seen.update(changed)

@@ -97,6 +97,22 @@ class Described:
         return owner.__dict__["_kept"] if owner is not None else self
 
 
+class Tripled(Plain):
+    @property
+    def twice(self) -> float:
+        return self.value * 3
+
+
+class Base:
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Derived(Base):
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return super().scaled(x)
+
+
 class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -221,6 +237,9 @@ FACTS: dict[str, tuple[Run, Change]] = {
     "one made by __getattribute__": (lambda m, x: x * m.asked.factor, lambda m: setattr(m.asked, "value", 3.0)),
     "another plain object": (lambda m, x: m.plain(x), put("plain", lambda x: x)),
     "the truth of an object": (lambda m, x: x if m.plain else -x, lambda m: m.plain.parts["a"].clear()),
+    "the class of an object": (lambda m, x: x * m.plain.twice, lambda m: setattr(m.plain, "__class__", Tripled)),
+    "the class of a part": (lambda m, x: m.block(x), lambda m: setattr(m.block, "__class__", nn.Identity)),
+    "a method by super": (lambda _, x: Derived().scaled(x), lambda _: setattr(Base, "scaled", lambda _, x: x)),
     "a slot": (lambda m, x: x * m.slots.value, lambda m: setattr(m.slots, "value", 3.0)),
     "a config's": (lambda m, x: x * m.config.scale, lambda m: setattr(m.config, "scale", 3.0)),
     "a config's None": (
@@ -314,14 +333,14 @@ def _as_it_was() -> Any:
     state = {name: globals()[name] for name in ("SCALE", "decorated", "STEPS")}
     settings, seen = {**SETTINGS, "names": ["a", "b"]}, list(SEEN)
     hooks = dict(torchs._global_forward_hooks)
-    forward, length, relu = Block.forward, Plain.__len__, nn.functional.relu
+    forward, length, relu, scaled = Block.forward, Plain.__len__, nn.functional.relu, Base.scaled
     yield
     globals().update(state)
     SETTINGS.update(settings)
     SEEN[:] = seen
     MASKS.clear()
     OPTIONS.scale, Plain.shared, Model.level, nn.functional.relu = 2.0, 2.0, 5.0, relu
-    Block.forward = forward  # type: ignore[method-assign]
+    Block.forward, Base.scaled = forward, scaled  # type: ignore[method-assign]
     Plain.__len__ = length  # type: ignore[method-assign]
     defaulted.__defaults__, defaulted.__kwdefaults__ = (2.0,), {"more": 1.0}
     torchs._global_forward_hooks.clear()
@@ -355,6 +374,34 @@ def test_a_capture_asks_no_object_for_its_class(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(api, "Recorder", counted)
     fxlib.capture(Model(FACTS["one made by __getattribute__"][0]))
     assert len(attempts) == 1
+
+
+COUNTED: dict[str, Run] = {
+    "a list": lambda m, x: x * len(m.sizes),
+    "a dict": lambda m, x: x * len(m.table),
+    "a truth": lambda m, x: x if m.table and m.sizes else -x,
+}
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_what_is_only_counted_may_hold_other_things(kind: str) -> None:
+    module = fxlib.capture(model := Model(COUNTED[kind]))
+
+    model.sizes[0], model.table["a"] = 5.0, 5.0
+
+    assert not module._fxlib.broken(grad_enabled=True)
+    assert torch.equal(module(X), model(X))
+
+
+def test_a_list_of_equal_numbers_is_what_it_was_and_is_compared_by_identity_from_then_on() -> None:
+    module = fxlib.capture(model := Model(lambda m, x: x * sum(m.sizes)))
+    facts = module._fxlib.conditions.python
+
+    model.sizes[:] = [float("1"), float("2")]
+
+    assert not module._fxlib.broken(grad_enabled=True)
+    assert not module._fxlib.broken(grad_enabled=True)
+    assert facts._columns is not None
 
 
 @functools.lru_cache

@@ -204,7 +204,9 @@ class Calls:
             self._record.see(attributes_of(operands[0])) if self._record.knows(operands[0]) else None
             self._observations.deep(attributes_of(operands[0]))
         for each in operands if function not in _READS_NOTHING else ():
-            if function in _SHALLOW:
+            if function is len:
+                self._observations.length(each)
+            elif function in _SHALLOW:
                 self._contents_of_argument(each)
             else:
                 self._observations.deep(each)

@@ -123,6 +123,8 @@ class Observations:
         if not self._record.knows(owner):
             self._functions.discover_class(kind)
             return
+        if id(owner) not in self._record.modules and kind.__flags__ & HEAP_TYPE:  # the others are what they are
+            self._record.fact(Kind.TYPE, owner, None, kind)
         if found is not Mark.ABSENT and (hasattr(type(found), "__set__") or hasattr(type(found), "__delete__")):
             self._described(name, owner, found)
             return
@@ -197,15 +199,22 @@ class Observations:
         self.special(type(value))
         if is_a(value, CONTAINERS) or is_array(value):
             held = contents_of(value)
-            if is_a(value, dict) and value is not None:
+            if is_a(value, dict):
                 held = tuple((key, self._record.or_mark(each)) for key, each in held)
-            return self._record.fact(Kind.CONTENTS, value, None, held)
+            return self._record.look_into(value, held)
         if hasattr(type(value), "__next__"):
             raise fault(
                 f"the forward takes elements from a {type(value).__name__} that was there before, and changes it",
                 hint="Make it in the forward, or take the elements before.",
             )
         return None
+
+    def length(self, value: Any) -> None:
+        """A container is counted, or asked whether it holds anything."""
+        if type(value) not in CONTAINERS:
+            self.contents(value)
+        elif self._record.knows(value):
+            self._record.count(value)
 
     def deep(self, value: Any, seen: set[int] | None = None) -> None:
         """Whatever can be reached from a value may be looked at, but modules, functions and classes."""
@@ -242,7 +251,8 @@ class Observations:
         kind = type(value)
         if kind in STATELESS or issubclass(kind, VALUES):
             return
-        self._contents_if_any(value)
+        if is_a(value, CONTAINERS) or is_array(value):
+            self.length(value)
         if kind.__flags__ & HEAP_TYPE and self.on_class("__bool__", kind) is Mark.ABSENT:
             self.on_class("__len__", kind)
 

@@ -15,7 +15,7 @@ from torch.fx import Node, Proxy
 from fxlib.capture import source
 from fxlib.capture.recording.observers import ObservedFunctions, code_of, functions_in, is_a
 from fxlib.errors import CaptureError
-from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark
+from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark, contents_of
 from fxlib.runtime.walk import local_modules
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Record:
         self._tracked: dict[int, Any] = {}
         self._facts: dict[tuple[Kind, int, Any], Fact] = {}
         self._asked_tensors: dict[int, torch.Tensor] = {}
+        self._counted: set[int] = set()
         self._made: list[weakref.ref[Proxy]] = []
 
     def fact(self, kind: Kind, owner: Any, key: Any, value: Any) -> Fact:
@@ -105,6 +106,21 @@ class Record:
             return value
         return Mark.TENSOR if id(value) in self._state or self.path_in_graph(value) is not None else value
 
+    def count(self, container: Any) -> None:
+        """Note that the length of a container was asked."""
+        if (Kind.CONTENTS, id(container), None) not in self._facts:
+            self._facts[Kind.CONTENTS, id(container), None] = Fact(
+                Kind.CONTENTS, container, None, contents_of(container)
+            )
+            self._counted.add(id(container))
+
+    def look_into(self, container: Any, held: Any) -> Fact:
+        """Note what a container holds, and return the fact."""
+        if id(container) in self._counted:
+            self._counted.discard(id(container))
+            del self._facts[Kind.CONTENTS, id(container), None]
+        return self.fact(Kind.CONTENTS, container, None, held)
+
     def value_asked(self, tensor: torch.Tensor) -> None:
         """Note that the elements of a tensor were looked at, which no node of the graph reads."""
         self._asked_tensors[id(tensor)] = tensor
@@ -135,11 +151,17 @@ class Record:
             )
 
     def facts(self) -> tuple[Fact, ...]:
-        """Return all facts."""
+        """Return all facts. What has only been counted is watched for its length alone."""
         for fact in self._facts.values() if self._asked_tensors else ():
             if fact.value is Mark.TENSOR and id(fact.now()) in self._asked_tensors:
                 fact.value = fact.now()  # no other one would do
-        return tuple(self._facts.values())
+        return tuple(
+            Fact(Kind.LENGTH, each.owner, None, len(each.owner)) if self._is_counted(each) else each
+            for each in self._facts.values()
+        )
+
+    def _is_counted(self, fact: Fact) -> bool:
+        return fact.kind is Kind.CONTENTS and id(fact.owner) in self._counted
 
     def restore(self) -> list[Fact]:
         """Put back what the forward has changed, and return those facts."""

@@ -7,6 +7,7 @@ themselves, checked by identity, a program that found all of them unchanged woul
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from types import FunctionType, MappingProxyType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -38,14 +39,18 @@ class Kind(Enum):
     ATTRIBUTE = "attribute of an object's own"
     ITEM = "entry of a dict"
     CLASS = "attribute of a class"
+    TYPE = "class of an object"
     CELL = "variable of a closure"
     CONTENTS = "what a container holds"
+    LENGTH = "how much a container holds"
     GETTER = "attribute that is computed"
     DEFAULTS = "default arguments of a function"
     QUESTION = "what a function answers"
     VALUE = "the elements of a tensor"
 
 
+_ABSENT = Mark.ABSENT
+"""Looked up once: members of an Enum are slow to reach."""
 GRAD_MODE = frozenset({"is_grad_enabled", "set_grad_enabled", "enable_grad"})
 """Functions by which a forward behaves otherwise where no gradients are recorded, besides recording none."""
 SCALARS = (bool, int, float, complex, str, bytes, type(None), range, slice)
@@ -88,6 +93,8 @@ class Fact:
                 table.pop(self.key, None)
             elif self.value is not Mark.TENSOR:
                 table[self.key] = self.value
+        elif self.kind is Kind.TYPE:
+            object.__setattr__(self.owner, "__class__", self.value)
         elif self.kind is Kind.CLASS and self.value is Mark.ABSENT:
             type.__delattr__(self.owner, self.key)
         elif self.kind is Kind.CLASS:
@@ -99,6 +106,10 @@ class Fact:
         owner = self.owner.__name__ if isinstance(self.owner, type) else type(self.owner).__name__
         if self.kind is Kind.ITEM or self.kind is Kind.CONTENTS:
             return f"what a {owner} holds" + (f" under {self.key!r}" if self.kind is Kind.ITEM else "")
+        if self.kind is Kind.LENGTH:
+            return f"the length of a {owner}"
+        if self.kind is Kind.TYPE:
+            return f"the class of a {getattr(self.value, '__name__', owner)}"
         if self.kind in (Kind.CELL, Kind.DEFAULTS):
             return f"{self.kind.value} ({self.key})"
         if self.kind is Kind.QUESTION:
@@ -249,8 +260,10 @@ _READERS: Mapping[Kind, Callable[[Any, Any], Any]] = {
     Kind.ATTRIBUTE: lambda owner, key: attributes_of(owner).get(key, Mark.ABSENT),
     Kind.ITEM: lambda owner, key: dict.get(owner, key, Mark.ABSENT),
     Kind.CLASS: _of_class,
+    Kind.TYPE: lambda owner, _: type(owner),
     Kind.CELL: _of_cell,
     Kind.CONTENTS: lambda owner, _: contents_of(owner),
+    Kind.LENGTH: lambda owner, _: len(owner),
     Kind.GETTER: _computed,
     Kind.DEFAULTS: lambda owner, _: _DEFAULTS(owner),
     Kind.QUESTION: _answered,
@@ -260,18 +273,19 @@ _READERS: Mapping[Kind, Callable[[Any, Any], Any]] = {
 
 @dataclass(slots=True)
 class _Columns:
-    """The facts of the most frequent kinds, laid out so that one pass in C compares them all."""
+    """The facts of the most frequent kinds, laid out so that a few passes in C compare them all."""
 
     tables: list[dict[Any, Any]] = field(default_factory=list)
     keys: list[Any] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
-    classes: list[Any] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    members: list[Any] = field(default_factory=list)
-    full: list[dict[Any, Any]] = field(default_factory=list)
+    owners: list[Any] = field(default_factory=list)
+    classes: list[type] = field(default_factory=list)
+    sized: list[Any] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    full_keys: list[Any] = field(default_factory=list)
-    full_values: list[Any] = field(default_factory=list)
+    full: list[Any] = field(default_factory=list)
+    elements: list[Any] = field(default_factory=list)
+    held: list[dict[Any, Any]] = field(default_factory=list)
+    held_values: list[Any] = field(default_factory=list)
     tensor_tables: list[dict[Any, Any]] = field(default_factory=list)
     tensor_keys: list[Any] = field(default_factory=list)
     others: list[Fact] = field(default_factory=list)
@@ -279,14 +293,62 @@ class _Columns:
     def hold(self) -> bool:
         """Whether all facts hold to the letter: the same objects."""
         return (
-            all(map(is_, map(dict.get, self.tables, self.keys, repeat(Mark.ABSENT)), self.values))
-            and all(map(is_, map(MappingProxyType.get, self.classes, self.names, repeat(Mark.ABSENT)), self.members))
-            and list(map(len, self.full)) == self.lengths
-            and all(map(is_, chain.from_iterable(self.full), self.full_keys))
-            and all(map(is_, chain.from_iterable(map(dict.values, self.full)), self.full_values))
-            and all(map(isinstance, map(dict.get, self.tensor_tables, self.tensor_keys), repeat(torch.Tensor)))
-            and all(each.holds() for each in self.others)
+            all(map(is_, map(dict.get, self.tables, self.keys, repeat(_ABSENT)), self.values))
+            and list(map(type, self.owners)) == self.classes
+            and (not self.sized or self._containers_hold())
+            and (not self.tensor_tables or self._tensors_hold())
+            and (not self.others or all(each.holds() for each in self.others))
         )
+
+    def _containers_hold(self) -> bool:
+        return (
+            list(map(len, self.sized)) == self.lengths
+            and all(map(is_, chain.from_iterable(self.full), self.elements))
+            and all(map(is_, chain.from_iterable(map(dict.values, self.held)), self.held_values))
+        )
+
+    def _tensors_hold(self) -> bool:
+        return all(map(isinstance, map(dict.get, self.tensor_tables, self.tensor_keys), repeat(torch.Tensor)))
+
+    def place(self, fact: Fact) -> None:
+        """Add a fact where it is compared soonest."""
+        if fact.kind in (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS):
+            self._place_entry(fact)
+        elif fact.kind is Kind.TYPE:
+            self.owners.append(fact.owner)
+            self.classes.append(fact.value)
+        elif fact.kind is Kind.LENGTH:
+            self.sized.append(fact.owner)
+            self.lengths.append(fact.value)
+        elif fact.kind is Kind.CONTENTS and isinstance(fact.owner, dict) and not _has_tensors(fact.value):
+            self._place_full(fact.owner, [key for key, _ in fact.value])
+            self.held.append(fact.owner)
+            self.held_values += [value for _, value in fact.value]
+        elif fact.kind is Kind.CONTENTS and isinstance(fact.owner, (list, deque)):
+            self._place_full(fact.owner, fact.value)
+        else:
+            self.others.append(fact)
+
+    def _place_entry(self, fact: Fact) -> None:
+        if fact.kind is Kind.ITEM:
+            table = fact.owner
+        elif fact.kind is Kind.CLASS:
+            (table,) = gc.get_referents(fact.owner.__dict__)  # the dict itself, behind its proxy
+        else:
+            table = attributes_of(fact.owner)
+        if fact.value is Mark.TENSOR:
+            self.tensor_tables.append(table)
+            self.tensor_keys.append(fact.key)
+        else:
+            self.tables.append(table)
+            self.keys.append(fact.key)
+            self.values.append(fact.value)
+
+    def _place_full(self, container: Any, elements: Sequence[Any]) -> None:
+        self.sized.append(container)
+        self.lengths.append(len(elements))
+        self.full.append(container)
+        self.elements += elements
 
 
 class Facts:
@@ -340,7 +402,8 @@ class Facts:
         for fact in self._facts:
             if not fact.holds():
                 return f"{fact} is not what it was at capture"
-            if fact.value is not Mark.TENSOR and fact.kind in _REBOUND:
+            is_full = fact.kind is Kind.CONTENTS and not (isinstance(fact.owner, dict) and _has_tensors(fact.value))
+            if is_full or (fact.kind in _REBOUND and fact.value is not Mark.TENSOR):
                 fact.value = fact.now()  # an equal value: compared by identity from now on
         self._columns = None
         return ""
@@ -364,7 +427,7 @@ class Facts:
     def _laid_out(self) -> _Columns:
         made = _Columns()
         for fact in self._facts:
-            _place(made, fact)
+            made.place(fact)
         self._columns = made
         return made
 
@@ -389,29 +452,6 @@ def _renamed(value: Any, twin: Callable[[Any], Any]) -> Any:
     if type(value) is tuple:
         return tuple(_renamed(each, twin) for each in value)
     return twin(value)
-
-
-def _place(made: _Columns, fact: Fact) -> None:
-    if fact.kind in (Kind.ATTRIBUTE, Kind.ITEM):
-        table = fact.owner if fact.kind is Kind.ITEM else attributes_of(fact.owner)
-        if fact.value is Mark.TENSOR:
-            made.tensor_tables.append(table)
-            made.tensor_keys.append(fact.key)
-        else:
-            made.tables.append(table)
-            made.keys.append(fact.key)
-            made.values.append(fact.value)
-    elif fact.kind is Kind.CLASS:
-        made.classes.append(fact.owner.__dict__)
-        made.names.append(fact.key)
-        made.members.append(fact.value)
-    elif fact.kind is Kind.CONTENTS and isinstance(fact.owner, dict) and not _has_tensors(fact.value):
-        made.full.append(fact.owner)
-        made.lengths.append(len(fact.value))
-        made.full_keys += [key for key, _ in fact.value]
-        made.full_values += [value for _, value in fact.value]
-    else:
-        made.others.append(fact)
 
 
 def _has_tensors(items: Iterable[tuple[Any, Any]]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import Any
@@ -93,6 +93,7 @@ class _Watched:
     values: list[Any]
     unhooked: list[Mapping[int, Any]] = field(default_factory=list)
     hooked: list[tuple[Mapping[int, Any], tuple[int, ...]]] = field(default_factory=list)
+    plain: frozenset[int] = frozenset()
 
 
 class Conditions:
@@ -124,6 +125,7 @@ class Conditions:
         """Numbers, flags and None that arguments had at capture, and that the graph is for."""
         self.asks_grad_mode = asked.grad_mode
         self._original = original
+        self._parts, self._kinds = parts, list(map(type, parts))
         self._facts = [fact for each in parts for fact in _facts(each)]
         if parts:
             self._facts[0] = _Fact(module, "", "training", module.training)
@@ -173,6 +175,7 @@ class Conditions:
         twin._original = copy.deepcopy(self._original, memo)  # before the facts, which look for copies in the memory
         twin.python = copy.deepcopy(self.python, memo)
         twin._watched = None  # a copied module has tables of its own, which may not be there yet
+        twin._parts = copy.deepcopy(self._parts, memo)
         twin._facts = [
             _Fact(copy.deepcopy(each.owner, memo), each.table, each.name, copy.deepcopy(each.value, memo))
             for each in self._facts
@@ -180,6 +183,14 @@ class Conditions:
         twin._hooks = [(copy.deepcopy(each, memo), name, ids) for each, name, ids in self._hooks]
         twin._gradients = [(copy.deepcopy(each, memo), name, flag) for each, name, flag in self._gradients]
         return twin
+
+    @property
+    def unhooked(self) -> Collection[int]:
+        """Ids of the original's modules that have no hooks, no `forward` of their own, and the modules that they had.
+
+        So it is where nothing is broken. Where hooks of all modules were there at capture, there are none of them.
+        """
+        return (self._watched or self._watch()).plain
 
     def broken(self, *, grad_enabled: bool) -> str:
         """Return which of them does not hold now, in words; empty if all do."""
@@ -189,8 +200,11 @@ class Conditions:
         same = all(map(is_, map(dict.get, watched.tables, watched.names), watched.values))
         if not same and (changed := self._changed(watched)):
             return changed
-        if any(watched.unhooked) or any(tuple(table) != ids for table, ids in watched.hooked):
+        hooked = watched.hooked
+        if any(watched.unhooked) or (hooked and any(tuple(table) != ids for table, ids in hooked)):
             return "hooks of its modules are not those at capture"
+        if list(map(type, self._parts)) != self._kinds:
+            return "a module is of another class than at capture"
         for entry in self._entries:
             if not entry.holds:
                 return f"what was found under {entry.key!r}, on the way to an RRef, is not what it was at capture"
@@ -235,6 +249,10 @@ class Conditions:
                 watched.unhooked.append(table)
         for table, ids in self._global_hooks:
             (watched.hooked.append((table, ids)) if ids else watched.unhooked.append(table))
+        if not any(ids for _, ids in self._global_hooks):
+            changed = {id(each) for each, _, ids in self._hooks if ids}
+            changed |= {id(each.owner) for each in facts if each.name == "forward" and each.value is not None}
+            watched.plain = frozenset(map(id, self._parts[1:])) - changed
         self._watched = watched
         return watched
 
