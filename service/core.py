@@ -27,7 +27,7 @@ from service.servicers.blobs import BlobServicer
 from service.servicers.optimizer import OptimizerServicer
 from service.servicers.workers import WorkerServicer
 from service.stores.base import JobStore
-from service.submit import Intake, Twins
+from service.submit import EqualJobs, Submit
 from service.workers import Fleet
 
 _REMEMBERED_PER_LABEL = 4
@@ -67,13 +67,13 @@ async def make_core(config: Config, store: JobStore, blobs: BlobStore) -> Core:
         ledger, fleet, Leases(duration_s=config.lease_s), background, on_expiry=metrics.lease_expired
     )
     admission = Admission(blobs, config.limits)
-    ledger.listeners += [metrics.heard, dispatcher.heard, Twins(ledger, background).heard]
+    ledger.listeners += [metrics.heard, dispatcher.heard, EqualJobs(ledger, background).heard]
     await fleet.recall()
     await dispatcher.recover()
     await _recall_figures(models, ledger, _REMEMBERED_PER_LABEL * config.model_labels)
     registry.register(Gauges(store, fleet, hub, models))
     return Core(
-        optimizer=OptimizerServicer(ledger, hub, Intake(ledger, admission, fleet, config.limits), fleet, config.limits),
+        optimizer=OptimizerServicer(ledger, hub, Submit(ledger, admission, fleet, config.limits), fleet, config.limits),
         blobs=BlobServicer(blobs, config.limits),
         workers=WorkerServicer(dispatcher, admission, config.limits),
         dispatcher=dispatcher,

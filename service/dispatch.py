@@ -18,7 +18,7 @@ from service.leases import Lease, Leases
 from service.ledger import Ledger
 from service.lifecycle import Claimed, Completed, Failed, LeaseExpired, Released, Reported, Transition
 from service.stores.base import Head, Worker
-from service.wakeups import Doorbell
+from service.wakeups import Wakeups
 from service.workers import Fleet
 
 _SWEEP_S: Final = 0.5
@@ -47,7 +47,7 @@ class Dispatcher:
         self.leases = leases
         self._background = background
         self._on_expiry = on_expiry
-        self._bells: defaultdict[str, Doorbell] = defaultdict(Doorbell)
+        self._wakeups: defaultdict[str, Wakeups] = defaultdict(Wakeups)
         self._served: dict[str, float] = {}
         self._turn = asyncio.Lock()
         self._closed = False
@@ -62,19 +62,19 @@ class Dispatcher:
         job = transition.job
         if job.state is not State.RUNNING:
             self.leases.end(job.id)
-            self._bells[job.torch_version].ring()
+            self._wakeups[job.torch_version].wake_one()
 
     async def claim(self, worker: Worker, *, wait_s: float) -> Grant | None:
         """Return a job under a lease, waiting for one up to `wait_s`; None if there was none."""
         await self._fleet.see(worker)
-        bell, deadline = self._bells[worker.torch_version], time.monotonic() + wait_s
+        wakeups, deadline = self._wakeups[worker.torch_version], time.monotonic() + wait_s
         while True:
-            with bell.visit() as visitor:
+            with wakeups.waiting() as waiter:
                 grant = await self._claim_surely(worker)
                 if grant is not None:
-                    bell.ring()  # where there was one, there may be more
+                    wakeups.wake_one()  # where there was one, there may be more
                     return grant
-                if self._closed or not await visitor.wait(deadline - time.monotonic()):
+                if self._closed or not await waiter.wait(deadline - time.monotonic()):
                     return None
 
     async def heartbeat(self, job_id: str, token: str) -> bool:
@@ -149,8 +149,8 @@ class Dispatcher:
     def close(self) -> None:
         """Send the waiting workers away."""
         self._closed = True
-        for bell in self._bells.values():
-            bell.ring_all()
+        for wakeups in self._wakeups.values():
+            wakeups.wake_all()
 
     async def _claim_surely(self, worker: Worker) -> Grant | None:
         """Claim; a worker that leaves meanwhile gives back what it would have got."""

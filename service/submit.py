@@ -19,7 +19,7 @@ from service.workers import Fleet
 _RETRY_AFTER_S: Final = 10.0
 
 
-class Intake:
+class Submit:
     """Accepts requests."""
 
     def __init__(self, ledger: Ledger, admission: Admission, fleet: Fleet, limits: Limits) -> None:
@@ -81,7 +81,7 @@ class Intake:
         return "queued" if job.torch_version in live else f"no worker with torch {job.torch_version} is here yet"
 
 
-class Twins:
+class EqualJobs:
     """Ends the queued jobs that are equal to one that a worker has just ended.
 
     They were asked for at the same time, by the ranks of one job perhaps: to try again for each of them would help

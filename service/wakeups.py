@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 
-class Visitor:
-    """One who waits at the bell."""
+class Waiter:
+    """One worker that waits."""
 
     def __init__(self) -> None:
         self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -26,35 +26,35 @@ class Visitor:
         return True
 
 
-class Doorbell:
-    """Those who wait for work of one kind.
+class Wakeups:
+    """The workers that wait for jobs of one kind.
 
-    Come first (`visit`), look for work, then wait: what is queued after the look rings a bell that is attended. Who is
-    woken and leaves without looking wakes the next one.
+    A worker registers first (`waiting`), looks for a job, then waits: a job that is queued after the look wakes it. A
+    worker that was woken and leaves without looking wakes the next one.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Visitor] = deque()
+        self._waiting: deque[Waiter] = deque()
 
-    def ring(self) -> None:
-        """Wake the one who has waited longest."""
+    def wake_one(self) -> None:
+        """Wake the worker that has waited longest."""
         if self._waiting:
             self._waiting.popleft().woken.set_result(None)
 
-    def ring_all(self) -> None:
-        """Wake everybody."""
+    def wake_all(self) -> None:
+        """Wake all workers."""
         while self._waiting:
-            self.ring()
+            self.wake_one()
 
     @contextmanager
-    def visit(self) -> Iterator[Visitor]:
-        """Stand at the bell for the length of the block."""
-        visitor = Visitor()
-        self._waiting.append(visitor)
+    def waiting(self) -> Iterator[Waiter]:
+        """Register a waiter for the length of the block."""
+        waiter = Waiter()
+        self._waiting.append(waiter)
         try:
-            yield visitor
+            yield waiter
         finally:
             with suppress(ValueError):
-                self._waiting.remove(visitor)
-            if visitor.woken.done() and not visitor.looked:
-                self.ring()
+                self._waiting.remove(waiter)
+            if waiter.woken.done() and not waiter.looked:
+                self.wake_one()

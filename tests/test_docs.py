@@ -44,6 +44,13 @@ def test_the_examples_run(document: Path, address: str, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_files_that_a_page_names_are_there(document: Path) -> None:
+    text = document.read_text() if document.name not in ("CHANGELOG.md", "benchmarks.md") else ""  # the past; rows
+    named = re.findall(r"(?<![\w/.])((?:fxlib|service|workers)/[a-z_/]*[a-z_](?:\.py)?)(?![\w/.*]|\.\w)", text)
+    assert [each for each in named if not (ROOT / each).exists()] == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_the_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", document.read_text())

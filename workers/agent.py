@@ -18,8 +18,8 @@ from workers.config import Config
 from workers.host_lock import HostLock
 from workers.lease import CancelledError, Hold, HoldOverError, ShutdownError
 from workers.process.reaper import delete
-from workers.run_job import Workshop
-from workers.service_client import Link, failure_of
+from workers.run_job import JobRunner
+from workers.service_client import ServiceClient, failure_of
 from workers.trials import Trials
 
 _PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -32,7 +32,7 @@ class Agent:
         self._config = config
         self._shutdown = threading.Event()
         self._told = False
-        self._link = Link(config)
+        self._link = ServiceClient(config)
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT; jobs in hand are given back."""
@@ -40,12 +40,12 @@ class Agent:
             signal.signal(number, self._note)
         root = Path(tempfile.mkdtemp(prefix="fxlib-worker-"))
         trials = Trials(self._config.trial, root)
-        workshop = Workshop(
+        runner = JobRunner(
             config=self._config, link=self._link, lock=HostLock(self._config.host_lock), trials=trials, root=root
         )
         info = self._link.info
         logs.info("worker", name=info.worker_id, service=self._config.service, torch=info.torch_version)
-        slots = [threading.Thread(target=self._serve, args=[workshop], daemon=True) for _ in range(self._config.slots)]
+        slots = [threading.Thread(target=self._serve, args=[runner], daemon=True) for _ in range(self._config.slots)]
         try:
             trials.start()
             for slot in slots:
@@ -67,12 +67,12 @@ class Agent:
         """Note a signal. An event set here would wait for a lock that the code it interrupts may hold."""
         self._told = True
 
-    def _serve(self, workshop: Workshop) -> None:
+    def _serve(self, runner: JobRunner) -> None:
         while not self._shutdown.is_set():
             lease = self._claim()
             if lease is None:
                 continue
-            self._work(workshop, lease)
+            self._work(runner, lease)
             if self._config.once:
                 self._shutdown.set()
 
@@ -87,11 +87,11 @@ class Agent:
                 self._shutdown.wait(pause_s)
         return None
 
-    def _work(self, workshop: Workshop, lease: workers_pb2.Lease) -> None:
+    def _work(self, runner: JobRunner, lease: workers_pb2.Lease) -> None:
         logs.info("claimed", job=lease.job_id, attempt=lease.attempt, model=lease.request.name)
         with Hold(self._link, lease, self._shutdown) as hold:
             try:
-                workshop.work(hold)
+                runner.work(hold)
             except ShutdownError:
                 self._link.release(lease)
                 logs.info("given back", job=lease.job_id)

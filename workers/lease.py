@@ -12,7 +12,7 @@ import grpc
 
 from fxlib.v1 import workers_pb2
 from workers import logs
-from workers.service_client import Link, failure_of
+from workers.service_client import ServiceClient, failure_of
 
 _BEATS_PER_LEASE: Final = 3
 _LINES_APART_S: Final = 1.0
@@ -45,7 +45,7 @@ class Hold:
         shutdown: set when the worker is to end.
     """
 
-    def __init__(self, link: Link, lease: workers_pb2.Lease, shutdown: threading.Event) -> None:
+    def __init__(self, link: ServiceClient, lease: workers_pb2.Lease, shutdown: threading.Event) -> None:
         self.lease = lease
         self._link = link
         self._shutdown = shutdown

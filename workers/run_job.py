@@ -27,18 +27,18 @@ from workers.folder import JobFolder
 from workers.host_lock import HostLock
 from workers.lease import Hold
 from workers.rewriting import Rewriting
-from workers.service_client import Link
+from workers.service_client import ServiceClient
 from workers.trials import Trials
 
 _UNREADABLE: Final = "UNREADABLE_REQUEST"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workshop:
+class JobRunner:
     """What all jobs of a worker share. `root`: the worker's folder."""
 
     config: Config
-    link: Link
+    link: ServiceClient
     lock: HostLock
     trials: Trials
     root: Path

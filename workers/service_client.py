@@ -32,7 +32,7 @@ _TRANSFER_S: Final = 600.0
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-class Link:
+class ServiceClient:
     """A connection to the service, as one worker."""
 
     def __init__(self, config: Config) -> None:

@@ -19,7 +19,7 @@ from service.ledger import Ledger
 from service.lifecycle import Cancelled
 from service.servicers.context import Context
 from service.stores.base import Filter
-from service.submit import Intake
+from service.submit import Submit
 from service.watch import watch
 from service.workers import Fleet
 
@@ -30,17 +30,17 @@ _MAX_PAGE: Final = 500
 class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     """The launcher's side."""
 
-    def __init__(self, ledger: Ledger, hub: Hub, intake: Intake, fleet: Fleet, limits: Limits) -> None:
+    def __init__(self, ledger: Ledger, hub: Hub, submit: Submit, fleet: Fleet, limits: Limits) -> None:
         self._ledger = ledger
         self._hub = hub
-        self._intake = intake
+        self._submit = submit
         self._fleet = fleet
         self._limits = limits
 
     @override
     async def Optimize(self, request: jobs_pb2.OptimizeRequest, context: Context) -> jobs_pb2.OptimizeResponse:
         """Accept a job, or find the one that there is."""
-        return jobs_pb2.OptimizeResponse(job=await self._with_result(await self._intake.accept(request)))
+        return jobs_pb2.OptimizeResponse(job=await self._with_result(await self._submit.accept(request)))
 
     @override
     async def GetJob(self, request: jobs_pb2.GetJobRequest, context: Context) -> jobs_pb2.GetJobResponse:

@@ -123,7 +123,7 @@ async def test_a_call_to_a_bell_is_not_lost_with_the_one_it_woke() -> None:
         first = asyncio.create_task(claim(core, worker("w1"), wait_s=600))
         second = asyncio.create_task(claim(core, worker("w2"), wait_s=600))
         await asyncio.sleep(0.05)
-        core.dispatcher._bells["2.13.0"].ring()
+        core.dispatcher._wakeups["2.13.0"].wake_one()
         first.cancel()
         job = await submit(core)
         lease = await second

@@ -20,8 +20,8 @@ from workers.folder import JobFolder
 from workers.host_lock import HostLock
 from workers.lease import Hold, ShutdownError
 from workers.progress import Tell
-from workers.run_job import Workshop
-from workers.service_client import Link
+from workers.run_job import JobRunner
+from workers.service_client import ServiceClient
 
 
 class FakeLink:
@@ -64,11 +64,11 @@ def given(tmp_path: Path) -> JobFolder:
     return request(tmp_path / "given", Lookups(), lookup_workload())
 
 
-def shop(tmp_path: Path, link: FakeLink) -> Workshop:
+def shop(tmp_path: Path, link: FakeLink) -> JobRunner:
     root = tmp_path / "root"
     root.mkdir()
     lock = HostLock(tmp_path / "lock")
-    return Workshop(config=Config(), link=link, lock=lock, trials=FakeTrials(), root=root)  # type: ignore[arg-type]
+    return JobRunner(config=Config(), link=link, lock=lock, trials=FakeTrials(), root=root)  # type: ignore[arg-type]
 
 
 def hold(given: JobFolder, shutdown: threading.Event | None = None) -> Hold:
@@ -109,7 +109,7 @@ def test_a_job_given_up_leaves_no_folder(given: JobFolder, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("sha256", ["../../etc/passwd", "", "A" * 64, "0" * 63, "0" * 64 + "\n"])
 def test_an_address_that_is_no_digest_is_refused(sha256: str) -> None:
-    link = Link(Config(service="127.0.0.1:1"))
+    link = ServiceClient(Config(service="127.0.0.1:1"))
     with pytest.raises(WireError, match="SHA-256"):
         link.fetch(graph_pb2.BlobRef(sha256=sha256, size=1))
     link.close()

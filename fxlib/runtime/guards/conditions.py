@@ -17,7 +17,7 @@ from torch.nn.modules import module as torchs
 from fxlib.runtime.data_parallel import deciding
 from fxlib.runtime.guards.backward_order import BackwardOrder
 from fxlib.runtime.guards.capture_facts import Facts
-from fxlib.runtime.guards.tensor_metadata import Looks
+from fxlib.runtime.guards.tensor_metadata import TensorMetadata
 from fxlib.runtime.guards.tied_parameters import Ties
 from fxlib.runtime.walk import local_modules
 
@@ -139,10 +139,10 @@ class Conditions:
         ]
         self._ties = Ties(module, original)
         self.backward_order = BackwardOrder()
-        self._looks: Looks | None = None
+        self._metadata: TensorMetadata | None = None
         self._watched: _Watched | None = None
         if asked.looks and original is not None:
-            self._looks = Looks(module, original, strides=asked.strides)
+            self._metadata = TensorMetadata(module, original, strides=asked.strides)
         self._entries: Sequence[Entry] = ()
 
     def fix_entries(self, entries: Sequence[Entry]) -> None:
@@ -162,7 +162,7 @@ class Conditions:
         twin = copy.copy(self)
         twin.module, twin._watched = module, None
         twin._ties = self._ties.rebased(module)
-        twin._looks = None if self._looks is None else self._looks.rebased(module)
+        twin._metadata = None if self._metadata is None else self._metadata.rebased(module)
         if self._facts:
             twin._facts = [_Fact(module, "", "training", self._facts[0].value), *self._facts[1:]]
         return twin
@@ -171,7 +171,7 @@ class Conditions:
         twin = copy.copy(self)
         memo[id(self)] = twin
         twin.module = copy.deepcopy(self.module, memo)
-        twin._ties, twin._looks = copy.deepcopy((self._ties, self._looks), memo)
+        twin._ties, twin._metadata = copy.deepcopy((self._ties, self._metadata), memo)
         twin._original = copy.deepcopy(self._original, memo)  # before the facts, which look for copies in the memory
         twin.python = copy.deepcopy(self.python, memo)
         twin._watched = None  # a copied module has tables of its own, which may not be there yet
@@ -215,7 +215,7 @@ class Conditions:
 
     def other_looks(self) -> str:
         """Return which parameter or buffer does not look as the graph has it, in words; empty if all do."""
-        return "" if self._looks is None else self._looks.changed()
+        return "" if self._metadata is None else self._metadata.changed()
 
     def reordered(self, arguments: Iterable[Any]) -> str:
         """Return why gradients may add up in another order than a rewrite kept; empty if they do not."""

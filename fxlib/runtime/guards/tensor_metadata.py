@@ -19,7 +19,7 @@ from fxlib.runtime.walk import local_modules
 _look = attrgetter("dtype", "device", "shape")
 
 
-class Looks:
+class TensorMetadata:
     """What the parameters and buffers of a model look like, noted as they are now.
 
     Args:
@@ -40,13 +40,13 @@ class Looks:
         self._slots: list[str] = []
         self._known = self._now()
 
-    def rebased(self, module: nn.Module) -> Looks:
+    def rebased(self, module: nn.Module) -> TensorMetadata:
         """Return the same for another module that stands in for the same original."""
         twin = copy.copy(self)
         twin._root, twin._tables, twin._slots = module, [], []
         return twin
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Looks:
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorMetadata:
         twin = self.rebased(copy.deepcopy(self._root, memo))
         twin._parts = copy.deepcopy(self._parts, memo)
         return twin
