@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -15,7 +17,7 @@ from torch import nn
 from fxlib.errors import PassError
 from fxlib.runtime.walk import local_modules
 from fxlib.utils.compare import same_bits
-from fxlib.utils.pytree import leaves, mapped
+from fxlib.utils.pytree import is_open, is_plain, leaves, mapped
 
 T = TypeVar("T")
 _MODULES_OWN = frozenset(vars(nn.Module()))
@@ -26,24 +28,25 @@ _MODULES_OWN = frozenset(vars(nn.Module()))
 def state_kept(module: nn.Module) -> Iterator[None]:
     """Let a block run from the module's state without gradients, and put everything back.
 
-    That is the bits of all parameters, buffers and other tensors that a module holds, also in lists, tuples and dicts,
-    and which tensors these are; what these lists and dicts hold; gradients, and whether they take one; training flags;
-    and the random generators: those of torch, of Python and of NumPy, and those that a module holds. It takes one copy
-    of the tensors.
+    That is the bits of all parameters, buffers and other tensors that a module holds, also in lists, tuples, dicts and
+    plain objects, and which tensors these are; what these lists and dicts hold; gradients, and whether they take one;
+    training flags; and the random generators: those of torch, of Python and of NumPy, and those that a module holds. It
+    takes one copy of the tensors.
     """
     flags = [(each, each.training) for _, each in local_modules(module)]
+    held = _held([each for each, _ in flags])
+    tables = [table for each, _ in flags for table in (each._parameters, each._buffers, vars(each))]
+    tables += [vars(each) for each in held if is_plain(each)]
     places = [
         (table, name, tensor, tensor.detach().clone())
-        for each, _ in flags
-        for table in (each._parameters, each._buffers, vars(each))
+        for table in tables
         for name, tensor in table.items()
         if isinstance(tensor, torch.Tensor)
     ]
-    held = _held([each for each, _ in flags])
     own = {id(tensor) for _, _, tensor, _ in places}
     inside = [(each, each.detach().clone()) for each in held if isinstance(each, torch.Tensor) and id(each) not in own]
     containers = [(each, each.copy()) for each in held if type(each) in (list, dict)]
-    drawing = [(each, each.get_state()) for each in held if isinstance(each, torch.Generator)]
+    drawing = [put for each in held if (put := _state_of_generator(each)) is not None]
     tensors = [(tensor, bits) for _, _, tensor, bits in places] + inside
     gradients = [(tensor, tensor.grad) for tensor, _ in tensors if tensor.is_leaf]
     frozen = [(tensor, tensor.requires_grad) for tensor, _ in gradients]
@@ -72,8 +75,8 @@ def state_kept(module: nn.Module) -> Iterator[None]:
         random.setstate(generators[0])
         torch.set_rng_state(generators[1])
         torch.cuda.set_rng_state_all(generators[2])
-        for generator, state in drawing:
-            generator.set_state(state)
+        for put_state in drawing:
+            put_state()
         if numpy is not None:
             numpy.random.set_state(numpys)
 
@@ -107,8 +110,21 @@ def copied(value: T) -> T:
     return mapped(lambda leaf: copies.get(id(leaf), leaf), value)
 
 
+def _state_of_generator(value: Any) -> Callable[[], object] | None:
+    """Return what puts a random generator of torch's, Python's or NumPy's back to its state now; None of others."""
+    if isinstance(value, torch.Generator):
+        return functools.partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return functools.partial(value.setstate, value.getstate())
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+        return None
+    bits = value.bit_generator if isinstance(value, numpy.random.Generator) else value._bit_generator
+    return functools.partial(setattr, bits, "state", bits.state)
+
+
 def _held(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return what modules hold in attributes of their own, and in the lists, tuples and dicts there, each once."""
+    """Return what modules hold in attributes of their own, and in the lists, tuples, dicts and plain objects there."""
     found: dict[int, Any] = {}
     waiting = [value for each in modules for name, value in vars(each).items() if name not in _MODULES_OWN]
     while waiting:
@@ -120,6 +136,10 @@ def _held(modules: Iterable[nn.Module]) -> list[Any]:
             waiting.extend(value.values())
         elif isinstance(value, (list, tuple)):
             waiting.extend(value)
+        elif is_open(value):
+            waiting.extend(getattr(value, each.name, None) for each in dataclasses.fields(value))
+        elif is_plain(value):
+            waiting.extend(vars(value).values())
     return list(found.values())
 
 

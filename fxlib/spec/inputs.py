@@ -19,6 +19,9 @@ from fxlib.utils import pytree
 Range = tuple[float, float]
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size)
 
+MAX_VALUES = 1 << 16
+"""Containers and leaves of the inputs of one batch."""
+
 MAX_COUNT = 4096
 """Different batches that a description may ask for."""
 
@@ -97,6 +100,7 @@ class BatchSpec:
             raise WorkloadError(f"{self.count} is not in 1 to {MAX_COUNT}", where="BatchSpec.count")
         if not self.inputs and not self.kwargs:
             raise WorkloadError("no input", where="BatchSpec.inputs")
+        _check_count(self, "BatchSpec")
         elements = self.count * sum(math.prod(each.shape) for each in self.named.values())
         if elements > MAX_ELEMENTS:
             raise WorkloadError(f"{elements} elements are more than {MAX_ELEMENTS}", where="BatchSpec")
@@ -143,15 +147,17 @@ def describe(batches: Sequence[Batch], *, count: int, ranges: Mapping[str, Range
         raise WorkloadError(
             f"no tensor is called {unknown[0]!r}", where="ranges", hint=f"There are {', '.join(first.named)}."
         )
-    for name, value in first.leaves.items():
-        others = [batch.leaves[name] for batch in batches]
+    leaves = [batch.leaves for batch in batches]
+    for name, value in leaves[0].items():
+        others = [each[name] for each in leaves]
         if not isinstance(value, torch.Tensor) and any(repr(other) != repr(value) for other in others):
             raise WorkloadError(
                 "is no tensor, and differs between batches, which a description cannot tell",
                 where=name,
                 hint="Pass real batches, or batches in which it is the same.",
             )
-    specs = {name: _describe(name, [batch.named[name] for batch in batches], ranges.get(name)) for name in first.named}
+    tensors = {name: [each[name] for each in leaves] for name in first.named}
+    specs = {name: _describe(name, each, ranges.get(name)) for name, each in tensors.items()}
     described = {id(tensor): specs[name] for name, tensor in first.named.items()}
     inputs, kwargs = pytree.mapped(
         lambda leaf: described[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf,
@@ -189,6 +195,7 @@ def _as_batch(batch: object, where: str) -> Batch:
 def _plain(batch: Batch, where: str) -> Batch:
     """Return the batch with numbers of NumPy's and of enums as Python's own."""
     try:
+        _check_count(batch, where)
         if all(pytree.python_number(leaf) is None for leaf in batch.leaves.values()):
             return batch
     except RecursionError:
@@ -200,6 +207,13 @@ def _plain(batch: Batch, where: str) -> Batch:
 
     inputs, kwargs = pytree.mapped(plain, (batch.inputs, dict(batch.kwargs)))
     return replace(batch, inputs=inputs, kwargs=kwargs)
+
+
+def _check_count(batch: Batch | BatchSpec, where: str) -> None:
+    """Refuse what no batch can send, before all of it is walked."""
+    if pytree.has_more_leaves_than((batch.inputs, dict(batch.kwargs)), MAX_VALUES):
+        problem = f"its inputs hold more than {MAX_VALUES:,} values"
+        raise WorkloadError(problem, where=where, hint="Make tensors of long lists.")
 
 
 def _leaves(batch: Batch | BatchSpec) -> dict[str, Any]:
@@ -217,6 +231,7 @@ def _is_description(value: object) -> bool:
 
 
 def _check(batch: Batch, first: Batch, where: str) -> None:
+    named = batch.named
     for name, value in batch.leaves.items():
         if not isinstance(value, torch.Tensor):
             if type(value) not in _PLAIN or name == "target":
@@ -230,9 +245,9 @@ def _check(batch: Batch, first: Batch, where: str) -> None:
             raise WorkloadError("only dense tensors with values can be sent", where=f"{where} {name}")
     if not batch.inputs and not batch.kwargs:
         raise WorkloadError("no input", where=where)
-    if batch.named.keys() != first.named.keys():
-        raise WorkloadError(f"has {', '.join(batch.named)}, and the first batch {', '.join(first.named)}", where=where)
-    if batch.structure != first.structure:
+    if batch is not first and named.keys() != first.named.keys():
+        raise WorkloadError(f"has {', '.join(named)}, and the first batch {', '.join(first.named)}", where=where)
+    if batch is not first and batch.structure != first.structure:
         raise WorkloadError(f"is nested as {batch.structure}, and the first batch as {first.structure}", where=where)
 
 

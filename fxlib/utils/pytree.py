@@ -33,6 +33,20 @@ def leaves(value: object, path: str = "", is_leaf: IsLeaf | None = None) -> Iter
             yield where, leaf
 
 
+def has_more_leaves_than(value: object, count: int) -> bool:
+    """Whether a nest has more leaves than so many. No more of it is walked than tells."""
+    found, ahead = 0, [value]
+    while ahead:
+        for leaf in pytree.tree_iter(ahead.pop()):
+            if _is_container(leaf):
+                ahead.extend(getattr(leaf, name) for name in _names(leaf))
+            else:
+                found += 1
+            if found + len(ahead) > count:
+                return True
+    return False
+
+
 def _with_places(value: object, is_leaf: IsLeaf | None) -> list[tuple[str, object]]:
     try:
         return [(pytree.keystr(place), leaf) for place, leaf in pytree.tree_leaves_with_path(value, is_leaf=is_leaf)]
@@ -82,7 +96,7 @@ def is_open(leaf: object) -> bool:
 
 def is_state(leaf: object) -> bool:
     """Whether a leaf of torch's pytree is an object of a plain Python class whose attributes hold tensors."""
-    return _is_plain(leaf) and any(map(has_tensors, vars(leaf).values()))
+    return is_plain(leaf) and any(map(has_tensors, vars(leaf).values()))
 
 
 def has_tensors(value: object) -> bool:
@@ -97,7 +111,7 @@ def _is_container(leaf: object) -> bool:
     return is_open(leaf) or is_state(leaf)
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
     """Whether all of an object's state is in its `__dict__`, and its class is Python's, and no torch module."""
     if isinstance(value, (type, torch.Tensor, torch.nn.Module)) or not hasattr(value, "__dict__"):
         return False

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fxlib.spec.inputs import Tensors
+from fxlib.spec.inputs import MAX_VALUES, Tensors
 from fxlib.utils.pytree import is_open, is_registered
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.check_values import Place, check_value
@@ -23,9 +23,6 @@ from fxlib.wire.opaque import opaque_container, opaque_record, tuple_label
 from fxlib.wire.read_values import ValueReader
 from fxlib.wire.structures import container_label
 from fxlib.wire.write_values import ValueWriter
-
-MAX_VALUES = 1 << 16
-"""Containers and leaves of the inputs of one batch."""
 
 
 def write_nest(value: pb.Value, nest: object, where: str) -> list[Any]:

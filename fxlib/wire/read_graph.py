@@ -23,7 +23,7 @@ from fxlib.wire.hints import read_hint
 from fxlib.wire.opaque import OpaqueFunction
 from fxlib.wire.operators import find_operator
 from fxlib.wire.read_values import ValueReader
-from fxlib.wire.structures import read_spec
+from fxlib.wire.structures import OwnContainer, read_spec
 from fxlib.wire.targets import DATA_ATTRIBUTES, functions, registered
 from fxlib.wire.write_graph import OPCODES
 
@@ -48,7 +48,7 @@ class GraphReader:
         values: ValueReader,
         own: Labels | None,
         more: Mapping[str, Callable[..., Any]],
-        containers: Mapping[str, type],
+        containers: Mapping[str, OwnContainer],
     ) -> None:
         self._values = values
         self._containers = containers

@@ -21,7 +21,7 @@ from fxlib.wire import leaves
 from fxlib.wire.callables import label_of
 from fxlib.wire.data_parallel import read_data_parallel, read_options
 from fxlib.wire.faults import Fault
-from fxlib.wire.opaque import OpaqueModule
+from fxlib.wire.opaque import OpaqueModule, OpaqueRRef
 from fxlib.wire.read_graph import GraphReader
 from fxlib.wire.read_tensors import TensorReader
 from fxlib.wire.read_values import ValueReader
@@ -174,6 +174,9 @@ class ModuleReader:
     def _attribute(self, attribute: pb.Attribute, own: nn.Module | None, name: str) -> object:
         theirs = _MISSING if own is None else self._theirs(attribute, own, name)
         if theirs is not _MISSING:
+            if attribute.value.WhichOneof("kind") == "handle" and attribute.value.handle.slot != _slot(theirs, name):
+                problem = f"it is said to be the RRef of {attribute.value.handle.slot!r}"
+                raise WireError(problem, where=f"attribute {name!r}", hint="Decode what was encoded of this module.")
             if own is not None and attribute.value.WhichOneof("kind") == "handle" and attribute.name in vars(own):
                 self._entries.append(Entry(vars(own), attribute.name, theirs))
             return theirs
@@ -183,6 +186,11 @@ class ModuleReader:
             return ValueReader(tensors=partial(self._tensors.read, name=name)).read(attribute.value)
         except Fault as fault:
             raise fault.at(f"attribute {name!r}") from None
+
+
+def _slot(theirs: object, name: str) -> str:
+    """Return by which name a handle of the client's is written."""
+    return theirs.slot if isinstance(theirs, OpaqueRRef) else name
 
 
 def _is_leaf(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.utils._pytree as pytree
 from torch import nn
@@ -23,6 +23,13 @@ from fxlib.wire.write_values import ValueWriter
 _NAMED: Any = namedtuple  # noqa: PYI024 - what pytree files all of these classes under
 _SEQUENCES: dict[Any, str] = {list: "list", tuple: "tuple"}
 _MAPPINGS: dict[Any, str] = {dict: "dict", OrderedDict: "ordered_dict"}
+
+
+class OwnContainer(NamedTuple):
+    """A class of containers of the client's, and what its graphs say of such containers besides their parts."""
+
+    cls: type
+    contexts: set[bytes]
 
 
 def write_spec(value: pb.Value, spec: TreeSpec) -> None:
@@ -54,7 +61,7 @@ def write_spec(value: pb.Value, spec: TreeSpec) -> None:
         _write_all(value.container.items, spec)
 
 
-def read_spec(value: pb.Value, reader: ValueReader, classes: Mapping[str, type]) -> TreeSpec:
+def read_spec(value: pb.Value, reader: ValueReader, classes: Mapping[str, OwnContainer]) -> TreeSpec:
     """Return the structure that a checked message describes; `classes` are the client's own, by label.
 
     Raises:
@@ -74,22 +81,32 @@ def read_spec(value: pb.Value, reader: ValueReader, classes: Mapping[str, type])
     if kind == "named_tuple":
         return TreeSpec(_NAMED, reader.tuple_class(data.name, tuple(data.fields)), children)
     if kind == "container":
-        return TreeSpec(classes.get(data.name) or opaque_container(data.name), reader.read(data.context), children)
+        own = classes.get(data.name)
+        if own is not None and _bytes(data.context) not in own.contexts:  # its own code would make objects of it
+            raise Fault(f"a container of the class {data.name!r} is not described as in the client's own graphs")
+        made = opaque_container(data.name) if own is None else own.cls
+        return TreeSpec(made, reader.read(data.context), children)
     return TreeSpec(list if kind == "list" else tuple, None, children)
 
 
-def container_classes(root: nn.Module) -> dict[str, type]:
+def container_classes(root: nn.Module) -> dict[str, OwnContainer]:
     """Return the classes of containers in the arguments and results of the graphs of a module tree, by label."""
-    found: dict[str, type] = {}
+    found: dict[str, OwnContainer] = {}
     for body in bodies(root):
-        for spec in specs_of(body):
-            found.update(_containers(spec))
+        for spec in (each for whole in specs_of(body) for each in _containers(whole)):
+            context = pb.Value()
+            ValueWriter().write(context, spec.context)
+            found.setdefault(container_label(spec.type), OwnContainer(spec.type, set())).contexts.add(_bytes(context))
     return found
 
 
-def _containers(spec: TreeSpec) -> Iterator[tuple[str, type]]:
+def _bytes(context: pb.Value) -> bytes:
+    return context.SerializeToString(deterministic=True)
+
+
+def _containers(spec: TreeSpec) -> Iterator[TreeSpec]:
     if not spec.is_leaf() and spec.type not in (*_SEQUENCES, *_MAPPINGS, _NAMED):
-        yield container_label(spec.type), spec.type
+        yield spec
     for child in spec.children():
         yield from _containers(child)
 

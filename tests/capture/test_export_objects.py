@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import fxlib
 from fxlib import wire
-from fxlib.errors import CaptureError
+from fxlib.errors import CaptureError, WireError
 from fxlib.utils import pytree
+from fxlib.v1 import graph_pb2
 
 
 class Layer:
@@ -84,6 +85,25 @@ def test_objects_travel_as_their_parts_and_come_back_as_the_programs_own() -> No
     assert alone.cache.name == "cache"
     tensors = [name for name, leaf in pytree.leaves(alone, "out") if isinstance(leaf, Tensor)]
     assert tensors == ["out['logits']", "out['cache']['layers'][0]['keys']", "out['cache']['layers'][1]['keys']"]
+
+
+@pytest.mark.parametrize("key", ["parts", "plain", "order"])
+def test_an_answer_that_describes_an_object_otherwise_is_refused(key: str) -> None:
+    captured = fxlib.capture(Decoder(), sample_inputs=[torch.randn(3, 4)])
+    graph = wire.encode(captured).graph
+    (layer,) = {id(each): each for each in containers_in(graph.modules[-1].graph.pytree.outputs, "Layer")[:1]}.values()
+    (entry,) = [each for each in layer.context.dict.items if each.key.text == key]
+    layer.context.dict.items.remove(entry)
+    with pytest.raises(WireError, match="is not described as in the client's own graphs"):
+        wire.decode(graph, root=captured)
+
+
+def containers_in(value: graph_pb2.Value, name: str) -> list[Any]:
+    """The containers of a class in a structure, at any depth."""
+    data: Any = getattr(value, str(value.WhichOneof("kind")))
+    items = getattr(data, "items", ())
+    found = [data] if value.WhichOneof("kind") == "container" and data.name.endswith(name) else []
+    return found + [each for item in items for each in containers_in(getattr(item, "value", item), name)]
 
 
 def test_an_object_that_the_forward_was_given_and_changes_is_refused() -> None:

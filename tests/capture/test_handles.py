@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 import fxlib
 from fxlib import wire
+from fxlib.errors import WireError
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule, is_issue, is_wait
 from fxlib.wire import OpaqueRRef
@@ -123,6 +124,18 @@ def test_a_module_with_handles_is_planned_by_who_does_not_have_them_and_runs_on_
     assert max(issues) < min(waits)
     assert torch.equal(answer(ROWS), original(ROWS))
     assert answer._fxlib.broken(grad_enabled=torch.is_grad_enabled()) == ""
+
+
+def test_an_answer_whose_handles_are_swapped_is_refused() -> None:
+    captured = fxlib.capture(Attributes())
+    graph = wire.encode(captured).graph
+    handles = [
+        each.value.handle for module in graph.modules for each in module.attributes if each.value.HasField("handle")
+    ]
+    one, other = handles[:2]
+    one.slot, other.slot = other.slot, one.slot
+    with pytest.raises(WireError, match=r"attribute '.*': it is said to be the RRef of"):
+        wire.decode(graph, root=captured)
 
 
 def test_a_graph_tells_who_owns_what_its_rrefs_lead_to() -> None:

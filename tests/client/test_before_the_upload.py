@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -159,6 +160,14 @@ def test_a_function_that_no_worker_has_is_told_before_the_upload(service: Script
     assert ask(client, Asks(), described).reason is Reason.NOT_FASTER
 
 
+class Cache:
+    """A plain object, which holds tensors and generators."""
+
+    def __init__(self) -> None:
+        self.seen, self.last = torch.zeros(1), torch.zeros(1)
+        self.dice, self.numpy = random.Random(3), np.random.default_rng(3)
+
+
 class Draws(nn.Module):
     """Draws from a generator of its own and from NumPy's, and writes to tensors in containers."""
 
@@ -166,6 +175,7 @@ class Draws(nn.Module):
         super().__init__()
         self.own, self.sums = torch.Generator().manual_seed(3), {"all": (torch.zeros(1), [torch.zeros(1)])}
         self.more = [torch.ones(1)]
+        self.cache = Cache()
 
     def forward(self, x: Tensor) -> Tensor:
         first, (second,) = self.sums["all"]
@@ -173,13 +183,16 @@ class Draws(nn.Module):
         second.add_(1)
         self.more[0] = self.more[0] + 1
         self.more.append(first)
-        return x + torch.rand(1, generator=self.own) + float(np.random.rand())  # noqa: NPY002 - as programs do
+        self.cache.seen.add_(1)
+        self.cache.last = x
+        drawn = self.cache.dice.random() + self.cache.numpy.random()
+        return x + torch.rand(1, generator=self.own) + float(np.random.rand()) + drawn  # noqa: NPY002 - as programs do
 
 
 def test_state_kept_puts_back_generators_and_what_is_in_containers() -> None:
     model = Draws()
     first, (second,) = model.sums["all"]
-    kept = model.more[0]
+    kept, last = model.more[0], model.cache.last
     np.random.seed(0)  # noqa: NPY002
     outputs = []
     for _ in range(2):
@@ -188,6 +201,8 @@ def test_state_kept_puts_back_generators_and_what_is_in_containers() -> None:
     assert torch.equal(*outputs)
     assert (first.item(), second.item()) == (0.0, 0.0)
     assert [id(each) for each in model.more] == [id(kept)]
+    assert model.cache.last is last
+    assert model.cache.seen.item() == 0.0
 
 
 RAN: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -147,6 +148,11 @@ def test_what_is_no_data_is_refused_with_its_place() -> None:
     endless.append(endless)
     with pytest.raises(WorkloadError, match="holds itself"):
         fxlib.Workload(batches=[(endless,)])
+    for make in (lambda many: fxlib.Workload(batches=[(many,)]), lambda many: BatchSpec(inputs=(many,))):
+        begun = time.monotonic()
+        with pytest.raises(WorkloadError, match=r"more than 65,536 values\. Make tensors of long lists"):
+            make([1] * 2**20)
+        assert time.monotonic() - begun < 5
 
 
 def test_received_nests_are_bounded_and_hold_data_alone() -> None:
