@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import sys
 import threading
@@ -49,7 +50,7 @@ _one_at_a_time = threading.Lock()
 Model = nn.Module | Callable[..., Any]
 
 _ATTEMPTS = 4
-"""How often a model is traced, at most: once more where functions ran that nobody had seen coming."""
+"""How often a model is traced or exported, at most: once more where functions ran that nobody had seen coming."""
 _QUESTIONS = (rpc.get_worker_info, "owner", "owner_name")
 
 
@@ -155,19 +156,41 @@ def _traced(model: Model, options: Options) -> CapturedModule:
 def _traced_through(model: Model, options: Options, opened: Opened) -> CapturedModule:
     forward = type(model).forward if isinstance(model, nn.Module) else model
     declarations = Declarations(options.contracts or {}, forward)
+    return _seen_whole(model, lambda recorder: _traced_once(model, options, declarations, recorder, opened))
+
+
+def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> CapturedModule:
+    """Return what an attempt captures in which all functions of the forward were observed from the start.
+
+    Raises:
+        CaptureError: there is none, or stand-ins are left behind.
+    """
     also: tuple[FunctionType, ...] = ()
     for _ in range(_ATTEMPTS):
-        recorder = Recorder(model, also)
-        captured = _traced_once(model, options, declarations, recorder, opened)
-        if (late := recorder.met_late()) is None:
-            recorder.refuse_leaks()
-            return captured
+        with _collecting_nothing():
+            recorder = Recorder(model, also)
+            captured = attempt(recorder)
+            if (late := recorder.met_late()) is None:
+                recorder.refuse_leaks()
+                return captured
         also = late
     raise CaptureError(
         "each attempt to capture the forward runs functions that none before has run",
-        where=source.of_definition(also[-1] if also else forward),
+        where=source.of_definition(also[-1] if also else getattr(type(model), "forward", model)),
         hint="Make what calls it a leaf with wrap=.",
     )
+
+
+@contextmanager
+def _collecting_nothing() -> Iterator[None]:
+    """Collect no garbage: what runs then is none of the forward's, and young stand-ins are found at once."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _traced_once(
@@ -218,7 +241,7 @@ def _exported(model: Model, options: Options, sample_inputs: Given | None, dynam
     forward, written = (model.forward, type(model).forward) if isinstance(model, nn.Module) else (model, model)
     declarations = Declarations(options.contracts or {}, written)
     samples = bind(forward, () if sample_inputs is None else sample_inputs, options.concrete_args or {})
-    captured = export(model, samples, dynamic_shapes, declarations)
+    captured = _seen_whole(model, lambda recorder: export(model, samples, dynamic_shapes, declarations, recorder))
     _capture_inside(captured, options)
     return captured
 

@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.capture import source
@@ -17,11 +18,19 @@ from fxlib.capture.export.eager_branches import asked_by_program
 from fxlib.capture.export.value_checks import ValueQuestions
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing
+from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.trace.values import ARITHMETIC
 from fxlib.errors import CaptureError
 
 _DETACH = "Use detach(), which shares the memory, too."
 _WRITES = frozenset({"__setitem__", *(f"__i{name}__" for name in ARITHMETIC)})
+_ELEMENTS = frozenset(
+    {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}
+    | {"item", "tolist", "equal", "allclose", "is_nonzero"}
+)
+"""Questions for the elements of tensors."""
+_COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+"""What each run computes anew."""
 _HISTORY = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_version", "output_nr"})
 
 
@@ -31,9 +40,9 @@ class Questions(TorchFunctionMode):
     What no graph can hold is refused.
     """
 
-    def __init__(self, values: ValueQuestions) -> None:
+    def __init__(self, values: ValueQuestions, recorder: Recorder | None) -> None:
         super().__init__()
-        self.values = values
+        self.values, self._recorder = values, recorder
         self.asked = False
         """Whether the way of the program may depend on which of its inputs take a gradient."""
 
@@ -50,7 +59,12 @@ class Questions(TorchFunctionMode):
         for each in _written(func, args, kwargs) if is_capturing() else ():
             if type(each) in (torch.Tensor, torch.nn.Parameter):  # the exporter's stand-ins have classes of their own
                 raise _kept()
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if self._recorder is not None and getattr(func, "__name__", "") in _ELEMENTS and is_capturing():
+            known = [each for each in pytree.tree_leaves(result) if not isinstance(each, _COMPUTED)]
+            for tensor in self.values.constants_behind((args, kwargs)) if known else ():
+                self._recorder.value_asked(tensor)
+        return result
 
     def _check(self, method: str, name: str, args: Any, kwargs: Any) -> None:
         if name == "data":

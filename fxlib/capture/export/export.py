@@ -9,7 +9,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,10 +26,12 @@ from fxlib.capture.export.calls import ExportRecorder, recording
 from fxlib.capture.export.checks import Questions, refuse_writes
 from fxlib.capture.export.hooks import install
 from fxlib.capture.export.sizes import guards_of
+from fxlib.capture.export.stand_ins import StandIns, let_go, state_of
 from fxlib.capture.export.value_checks import ValueQuestions
 from fxlib.capture.faults import unswallowed
 from fxlib.capture.intercept import Interception
 from fxlib.capture.metadata import annotate
+from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.samples import Samples
 from fxlib.capture.state import equal_copies, unchanged
@@ -37,7 +39,6 @@ from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.tracked import refuse_out
 from fxlib.errors import CaptureError, FxlibError
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.guards.capture_facts import Facts, names_grad_mode
 from fxlib.runtime.guards.conditions import Asked
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.object_state import with_states
@@ -46,7 +47,11 @@ from fxlib.runtime.walk import local_modules
 
 
 def export(
-    model: nn.Module | Callable[..., Any], samples: Samples, dynamic_shapes: Any, declarations: Declarations
+    model: nn.Module | Callable[..., Any],
+    samples: Samples,
+    dynamic_shapes: Any,
+    declarations: Declarations,
+    recorder: Recorder,
 ) -> CapturedModule:
     """Run the forward on stand-ins for the samples, and return the operators that it called as a captured module.
 
@@ -55,36 +60,36 @@ def export(
         samples: arguments of one call.
         dynamic_shapes: as of `torch.export.export`.
         declarations: contracts of the remote functions that the forward calls.
+        recorder: takes what of Python's state the forward reads.
 
     Raises:
         CaptureError: the forward does something that a graph cannot hold; says where, and what to do.
     """
     module = model if isinstance(model, nn.Module) else FunctionModel(model)
     _check(module, samples)
-    recorder = ExportRecorder(module)
-    recorder.calls, recorder.end = RemoteCalls(recorder, declarations), sys._getframe()
-    questions = Questions(ValueQuestions(pytree.tree_leaves((samples.args, samples.kwargs))))
-    program = _exported(module, samples, dynamic_shapes, recorder, questions)
+    remote = ExportRecorder(module)
+    remote.calls, remote.end = RemoteCalls(remote, declarations), sys._getframe()
+    questions = Questions(ValueQuestions(pytree.tree_leaves((samples.args, samples.kwargs))), recorder)
+    program = _exported(module, samples, dynamic_shapes, _Around(remote, questions, recorder))
     flat = program.module(check_guards=False)
-    constants = {**_constants(module, flat), **recorder.constants}
+    constants = {**_constants(module, flat, recorder), **remote.constants}
     try:
         for name, value in constants.items():
             setattr(module, name, value)
-        graph = _graph_of(program, flat, samples, recorder, questions)
+        graph = _graph_of(program, flat, samples, remote, questions)
         annotate(graph, module)
         refuse_writes(graph, constants)
         refuse_out(graph, grad_enabled=torch.is_grad_enabled())
         class_name = None if isinstance(model, nn.Module) else getattr(model, "__name__", None)
-        parts = [each for _, each in local_modules(module)]
-        asked = Asked(grad_mode=names_grad_mode(parts), requires_grad=questions.asked, looks=True, strides=True)
-        facts = Facts.unread(parts)
-        entries = recorder.places.ways()
+        asked = Asked(grad_mode=recorder.asked_grad_mode, requires_grad=questions.asked, looks=True, strides=True)
+        facts, entries = recorder.facts(graph), remote.places.ways()
         return CapturedModule(
             module, graph, original=module, facts=facts, asked=asked, entries=entries, class_name=class_name
         )
     finally:
         for name in constants:
             delattr(module, name)
+        let_go((program, flat))
 
 
 def of_program(program: ExportedProgram) -> CapturedModule:
@@ -106,7 +111,7 @@ def of_program(program: ExportedProgram) -> CapturedModule:
     inputs = [value for value, kind in zip(values, kinds, strict=True) if kind == "USER_INPUT"]
     args, kwargs = program.example_inputs or pytree.tree_unflatten(inputs, info.in_spec)
     samples = Samples(args=tuple(args), kwargs=dict(kwargs), names=tuple(info.orig_args))
-    graph = _graph_of(program, flat, samples, ExportRecorder(flat), Questions(ValueQuestions([])))
+    graph = _graph_of(program, flat, samples, ExportRecorder(flat), Questions(ValueQuestions([]), None))
     flat._forward_pre_hooks.clear()  # torch's own checks of inputs, which the guards make
     for name in [name for name, part in flat.named_children() if isinstance(part, GraphModule)]:
         delattr(flat, name)  # bodies of blocks, which the graph has inlined
@@ -115,13 +120,13 @@ def of_program(program: ExportedProgram) -> CapturedModule:
 
 
 def _graph_of(
-    program: ExportedProgram, flat: GraphModule, samples: Samples, recorder: ExportRecorder, questions: Questions
+    program: ExportedProgram, flat: GraphModule, samples: Samples, remote: ExportRecorder, questions: Questions
 ) -> Graph:
     signature = program.module_call_graph[0].signature
     if signature is None:
         raise AssertionError("an exported program has a signature")
     guards = guards_of(program, samples, gradients=questions.asked, decided=questions.values.conditions)
-    graph = inlining.inlined(flat, recorder, guards)
+    graph = inlining.inlined(flat, remote, guards)
     info = _PyTreeInfo(list(samples.names), signature.in_spec, signature.out_spec)
     graph.set_codegen(GuardedCodeGen(info, guards))
     return graph
@@ -136,22 +141,33 @@ def _class_of(program: ExportedProgram) -> str | None:
     return None
 
 
-def _exported(
-    module: nn.Module, samples: Samples, dynamic_shapes: Any, recorder: ExportRecorder, questions: Questions
-) -> ExportedProgram:
+class _Around(NamedTuple):
+    """What listens to one export."""
+
+    remote: ExportRecorder
+    questions: Questions
+    recorder: Recorder
+
+
+def _exported(module: nn.Module, samples: Samples, dynamic_shapes: Any, around: _Around) -> ExportedProgram:
+    remote, questions, recorder = around
+    stand_ins = StandIns(module, recorder)
     forward = module.forward if isinstance(module, FunctionModel) else type(module).forward
     quiet = unchanged(module, (), same=equal_copies)
-    with quiet, generators_unused(forward), Interception() as interception:
-        install(interception, recorder)
+    with recorder, quiet, generators_unused(forward), Interception() as interception:
+        install(interception, remote)
+        stand_ins.install(interception)
         eager_branches.install(interception)
         try:
             with (
                 unswallowed(),
-                recording(recorder),
+                recording(remote),
                 eager_branches.real_looking_tensors(),
                 questions,
+                stand_ins,
                 _without_hooks(module),
-                _begun(module, questions.values),
+                recorder.observing(),
+                _begun(module, around, stand_ins),
                 warnings.catch_warnings(),
             ):
                 # A recurrent module lists its weights anew when they are replaced, and the list is put back.
@@ -181,11 +197,22 @@ def _without_hooks(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _begun(module: nn.Module, values: ValueQuestions) -> Iterator[None]:
+def _begun(module: nn.Module, around: _Around, stand_ins: StandIns) -> Iterator[None]:
     """Have the forward under export begin with the questions of values, and end with its results as containers."""
     outliving = {id(value) for _, each in local_modules(module) for value in vars(each).values()}
+
+    def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
+        around.questions.values.begin(args, kwargs)
+        stand_ins.begin(args, kwargs)
+        around.recorder.forward_begins()
+
+    def end(_: nn.Module, __: Any, output: Any) -> None:
+        around.recorder.handed_on(output)
+        around.recorder.forward_ends()
+
     handles = [
-        module.register_forward_pre_hook(values.begin, with_kwargs=True),
+        module.register_forward_pre_hook(begin, with_kwargs=True),
+        module.register_forward_hook(end, always_call=True),
         module.register_forward_hook(lambda _, __, output: with_states(output, outliving)),
     ]
     try:
@@ -212,12 +239,13 @@ def _check(module: nn.Module, samples: Samples) -> None:
             )
 
 
-def _constants(module: nn.Module, flat: GraphModule) -> Mapping[str, Any]:
+def _constants(module: nn.Module, flat: GraphModule, recorder: Recorder) -> Mapping[str, Any]:
     """Return the tensors that export has added beside those of the model, by name.
 
     Export puts a tensor that a submodule makes of numbers below that submodule. It becomes an attribute of the root, as
-    the submodules are the model's own.
+    the submodules are the model's own. A parameter that the forward has found elsewhere, in a list, say, stays one.
     """
+    paths = {id(each): f"{path}." if path else "" for path, each in local_modules(module)}
     found: dict[str, Any] = {}
     renamed: dict[str, str] = {}
     for node in flat.graph.nodes:
@@ -226,13 +254,17 @@ def _constants(module: nn.Module, flat: GraphModule) -> Mapping[str, Any]:
             continue
         if path not in renamed and _holds(module, path):
             continue
-        if path not in renamed:
+        if path not in renamed and (place := state_of(module, value)) is not None:
+            owner, table, key = place
+            recorder.hold_to(getattr(owner, table), key)
+            renamed[path] = paths[id(owner)] + key
+        elif path not in renamed:
             name = path.rpartition(".")[2]
             names = (f"{name}_{count}" if count else name for count in itertools.count())
             renamed[path] = next(each for each in names if each not in found and not _holds(module, each))
             found[renamed[path]] = value
+            setattr(flat, renamed[path], value)
         node.target = renamed[path]
-        setattr(flat, renamed[path], value)
     return found
 
 

@@ -17,6 +17,7 @@ from fxlib.capture import source
 from fxlib.capture.export.calls import ExportRecorder
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import Call, Interception, Replace
+from fxlib.capture.recording.observers import original_code
 from fxlib.capture.trace import refusals
 from fxlib.capture.trace.hooks import METHODS, STYLES, hide_remote_modules
 from fxlib.capture.trace.remote import Style
@@ -24,9 +25,9 @@ from fxlib.capture.trace.values import CollectedFutures
 from fxlib.runtime.calls import kinds
 
 
-def install(interception: Interception, recorder: ExportRecorder) -> None:
+def install(interception: Interception, remote: ExportRecorder) -> None:
     """Put everything in place for one export."""
-    _install_rpc(interception, recorder)
+    _install_rpc(interception, remote)
     _install_autocast(interception)
     refusals.install_everywhere(interception, users=True)
     interception.function(nn.Module.__setattr__, _assignment)
@@ -37,7 +38,7 @@ def install(interception: Interception, recorder: ExportRecorder) -> None:
     interception.function(torch.Tensor.register_hook, _lost("a hook on a tensor, which export would lose"))
     interception.function(
         DistributedDataParallel.forward,
-        lambda _: lambda module, *args, **kwargs: recorder.parallel(module, args, kwargs),
+        lambda _: lambda module, *args, **kwargs: remote.parallel(module, args, kwargs),
     )
     for kind in kinds():
         if kind.is_client and kind.blocking is not None:
@@ -45,8 +46,8 @@ def install(interception: Interception, recorder: ExportRecorder) -> None:
                 interception.function(function, _client(kind.name))
 
 
-def _install_rpc(interception: Interception, recorder: ExportRecorder) -> None:
-    calls, value = recorder.calls, recorder.value
+def _install_rpc(interception: Interception, remote: ExportRecorder) -> None:
+    calls, value = remote.calls, remote.value
 
     def call(style: Style) -> Replace:
         return lambda _: (
@@ -110,8 +111,15 @@ def _assignment(original: Call) -> Call:
 
 def _unasked_by_attention(original: Call) -> Call:
     """Let attention ask on, as a run does, whose arguments are plain tensors."""
-    attention = nn.MultiheadAttention.forward.__code__
-    return lambda arguments: sys._getframe(2).f_code is not attention and original(arguments)
+    forward: Any = nn.MultiheadAttention.forward
+    attention = original_code(forward)
+    place = attention.co_filename, attention.co_firstlineno  # it runs from instrumented code
+
+    def asked(arguments: Any) -> Any:
+        code = sys._getframe(2).f_code
+        return (code.co_filename, code.co_firstlineno) != place and original(arguments)
+
+    return asked
 
 
 def _fused_attention(_: Call) -> Call:

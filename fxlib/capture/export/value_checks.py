@@ -6,7 +6,7 @@ numbers or flags, such as masks. What floats decide differs from step to step, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -34,8 +34,8 @@ class ValueQuestions:
         self._leaves: dict[Node, int] = {}
         self.conditions: list[ValueCondition] = []
 
-    def begin(self, _: Any, args: Any, kwargs: Any) -> None:
-        """Note which of the exporter's nodes stand for the leaves of the arguments: a hook before the forward."""
+    def begin(self, args: Any, kwargs: Any) -> None:
+        """Note which of the exporter's nodes stand for the leaves of the arguments."""
         for index, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
             if isinstance(leaf, torch.Tensor) and (node := _node_of(leaf)) is not None:
                 self._leaves.setdefault(node, index)
@@ -54,6 +54,19 @@ class ValueQuestions:
         if asked and found not in self.conditions:
             self.conditions.append(found)
         return found.answer
+
+    @staticmethod
+    def constants_behind(asked: Any) -> Iterator[torch.Tensor]:
+        """Yield the tensors that were there before the export of which some value is, or is made."""
+        nodes = set()
+        for each in pytree.tree_leaves(asked):
+            if type(each) in (torch.Tensor, torch.nn.Parameter):  # the exporter's stand-ins have classes of their own
+                yield each
+            elif isinstance(each, torch.Tensor) and (node := _node_of(each)) is not None:
+                nodes.add(node)
+        for node in _ancestors(nodes, ()):
+            if node.op == "get_attr":
+                yield getattr(node.graph.owning_module or _tracer().root, str(node.target))
 
     def _steps(self, asked: Node) -> tuple[Step, ...] | None:
         needed = _ancestors([asked], self._leaves)
@@ -76,6 +89,11 @@ def _node_of(tensor: torch.Tensor) -> Node | None:
         return None
     tracked: Any = mode.tracer.tensor_tracker.get(tensor)
     return None if tracked is None else tracked.proxy.node
+
+
+def _tracer() -> Any:
+    mode: Any = get_proxy_mode()
+    return mode.tracer
 
 
 def _ancestors(nodes: Iterable[Node], known: Iterable[Node]) -> set[Node]:

@@ -6,10 +6,12 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import Attribute
 
 from fxlib.capture.faults import fault
+from fxlib.capture.recording.observers import is_a
 from fxlib.capture.recording.record import Record
 from fxlib.runtime.guards.capture_facts import ArgumentFact
 
@@ -29,9 +31,11 @@ class ArgumentsAsked:
 
     def identity(self, one: Any, other: Any) -> None:
         """Traced values are never what they are compared with, unless it is one and the same: a run has to agree."""
-        if one is other or self._record.tracer is None:
+        if one is other:
             return
-        if isinstance(one, Proxy) and isinstance(other, Proxy):
+        if self._record.stand_ins is not None:
+            self._record.stand_ins.compared(one, other)
+        elif isinstance(one, Proxy) and isinstance(other, Proxy):
             self._apart(one, other)
         elif isinstance(one, Proxy) or isinstance(other, Proxy):
             proxy, value = (one, other) if isinstance(one, Proxy) else (other, one)
@@ -80,6 +84,13 @@ class ArgumentsAsked:
         if function is getattr and len(operands) > 1 and not hasattr(self.class_of(proxy), operands[0]):
             return lambda *_: operands[1]
         return function
+
+    def type_of_stand_in(self, value: Any) -> Any:
+        """Return what answers for its class: of an exporter's stand-in, that of the tensor in a run."""
+        if self._record.stand_ins is None or not is_a(value, torch.Tensor):
+            return type
+        kind = self._record.stand_ins.class_of(value)
+        return lambda _: kind
 
     def facts(self, graph: Graph) -> Iterator[ArgumentFact]:
         """Yield what each run has to find of its arguments.

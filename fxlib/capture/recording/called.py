@@ -100,6 +100,8 @@ class Calls:
             return function if is_instrumented(function.__code__) else self._leaf(function, operands)
         if operands and is_a(operands[0], Proxy) and _hashable(function) and function in _OF_TRACED:
             return self._arguments.of_traced(function, operands[0], operands[1:])
+        if function is type and len(operands) == 1 and self._record.stand_ins is not None:
+            return self._arguments.type_of_stand_in(operands[0])
         if is_a(function, type):
             self._functions.discover_class(function)
             self._constructed(function, operands)

@@ -67,6 +67,8 @@ class Observations:
     def attribute(self, name: str, owner: Any) -> None:
         """An attribute is read."""
         kind = type(owner)
+        if name == "__class__" and self._record.stand_ins is not None and issubclass(kind, torch.Tensor):
+            self._record.stand_ins.asked_for_class(owner)
         if kind in STATELESS or issubclass(kind, VALUES):
             return
         if kind is super:

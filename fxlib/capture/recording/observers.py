@@ -31,6 +31,10 @@ _PLUMBING = frozenset(
 """Methods of nn.Module whose reading is known, or is none of the forward's."""
 _MODULES = (f"{source.TORCH}nn/modules/", f"{source.TORCH}nn/utils/parametri")
 """Where the code of torch's own modules is, and that of the parametrizations of their weights."""
+_TORCHS_LIBRARIES = frozenset(
+    {"numpy", "sympy", "mpmath", "networkx", "optree", "jinja2", "filelock", "fsspec", "typing_extensions"}
+)
+"""What torch is built on, and runs itself: called by a program, they are functions that are not looked into."""
 _NOT_OBSERVED = (source.TORCH, source.CAPTURE.removesuffix("capture/"), "<frozen", "<eval_with_key>")
 
 
@@ -124,8 +128,6 @@ class ObservedFunctions:
     @contextlib.contextmanager
     def told_to(self, listener: Listener) -> Iterator[None]:
         """Let instrumented functions tell a listener during the block."""
-        collecting = gc.isenabled()
-        gc.disable()  # what runs at a collection is none of the forward's
         try:
             _Current.listener, _Current.functions = listener, self
             _Current.capture += 1
@@ -134,8 +136,6 @@ class ObservedFunctions:
             listener.begin()
             yield
         finally:
-            if collecting:
-                gc.enable()
             _Current.listener = _Current.functions = None
             for function, code in self.swapped.items():
                 function.__code__ = code
@@ -235,9 +235,10 @@ def is_observed(code: CodeType | None) -> bool:
 def _observed(file: str, name: str) -> bool:
     if file.startswith(_MODULES):
         return name not in _PLUMBING
-    if file.startswith(_NOT_OBSERVED) or "/site-packages/numpy/" in file or source.GENERATED in file:
+    if file.startswith(_NOT_OBSERVED) or source.GENERATED in file:
         return False
-    return not file.startswith(source.STANDARD) or "-packages/" in file
+    library = file.rpartition("-packages/")[2].partition("/")[0].removesuffix(".py")
+    return library not in _TORCHS_LIBRARIES and (not file.startswith(source.STANDARD) or "-packages/" in file)
 
 
 def _is_users(code: CodeType) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from types import CodeType, MethodType, ModuleType
+from types import CodeType, FrameType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +19,14 @@ from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark, contents_of
 from fxlib.runtime.walk import local_modules
 
 if TYPE_CHECKING:
+    from fxlib.capture.export.stand_ins import StandIns
     from fxlib.capture.trace.tracer import RemoteTracer
 
 STATELESS = frozenset(
     {int, float, complex, bool, str, bytes, type(None), type(...), range, slice, CodeType, torch.dtype, torch.device}
     | {torch.Size, torch.layout, torch.memory_format}
 )
-VALUES = (Proxy, Node, torch.Tensor)
+VALUES = (Proxy, Node, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 """What a graph is made of: to read it is no fact of Python's."""
 
 
@@ -40,16 +41,22 @@ class Record:
     def __init__(self, model: object, functions: ObservedFunctions) -> None:
         self.tracer: RemoteTracer | None = None
         """Makes the graph; None where an export does."""
+        self.stand_ins: StandIns | None = None
+        """Answers for those of an export."""
         self._functions = functions
         modules = [each for _, each in local_modules(model)] if isinstance(model, nn.Module) else []
-        tables = [table for each in modules for table in (each._parameters, each._buffers)]
-        self._state = {id(value) for table in tables for value in table.values()}
-        self.modules = {id(each) for each in modules}
+        self.modules = {id(each): each for each in modules}
+        self._state: dict[int, torch.Tensor] = {}
         self._tracked: dict[int, Any] = {}
         self._facts: dict[tuple[Kind, int, Any], Fact] = {}
         self._asked_tensors: dict[int, torch.Tensor] = {}
         self._counted: set[int] = set()
-        self._made: list[weakref.ref[Proxy]] = []
+        self._made: list[tuple[weakref.ref[Any], str]] = []
+
+    def begin(self) -> None:
+        """Note which tensors stand in the places of parameters and buffers: under export, these are others."""
+        tables = [table for each in self.modules.values() for table in (each._parameters, each._buffers)]
+        self._state = {id(value): value for table in tables for value in table.values() if value is not None}
 
     def fact(self, kind: Kind, owner: Any, key: Any, value: Any) -> Fact:
         """Note what was found in one place, and return the fact; of a place that is known, what it was at first."""
@@ -72,11 +79,13 @@ class Record:
     def see(self, value: Any) -> None:
         """Take note of a value that was there before the capture: what is read of it is a fact, too."""
         kind = type(value)
-        if kind in STATELESS or kind is Mark or id(value) in self._tracked or issubclass(kind, (Proxy, Node)):
+        if kind in STATELESS or kind is Mark or id(value) in self._tracked:
+            return
+        if issubclass(kind, VALUES):
+            if issubclass(kind, torch.Tensor):
+                self._tracked[id(value)] = value
             return
         self._tracked[id(value)] = value
-        if issubclass(kind, torch.Tensor):
-            return
         if issubclass(kind, tuple):
             for each in value:
                 self.see(each)
@@ -121,14 +130,19 @@ class Record:
             del self._facts[Kind.CONTENTS, id(container), None]
         return self.fact(Kind.CONTENTS, container, None, held)
 
+    def hold_to(self, table: dict[str, Any], name: str) -> None:
+        """Note which tensor is in a table, as no other one would do."""
+        self.fact(Kind.ITEM, table, name, table[name]).value = table[name]
+
     def value_asked(self, tensor: torch.Tensor) -> None:
         """Note that the elements of a tensor were looked at, which no node of the graph reads."""
-        self._asked_tensors[id(tensor)] = tensor
-        self.fact(Kind.VALUE, tensor, None, tensor.detach().clone())
+        if id(tensor) not in self._asked_tensors:
+            self._asked_tensors[id(tensor)] = tensor
+            self.fact(Kind.VALUE, tensor, None, tensor.detach().clone())
 
-    def note_made(self, proxy: Proxy) -> None:
-        """Note a stand-in for a value, which nothing may keep when the capture is over."""
-        self._made.append(weakref.ref(proxy))
+    def note_made(self, stand_in: Any, where: str) -> None:
+        """Note a stand-in for a value, which nothing may keep when the capture is over, and the statement."""
+        self._made.append((weakref.ref(stand_in), where))
 
     def refuse_leaks(self) -> None:
         """See to it that no stand-in is left anywhere, as the original would meet it.
@@ -137,18 +151,23 @@ class Record:
             CaptureError: something keeps one.
         """
         self._tracked.clear()
+        self._state.clear()
         if self.tracer is not None:
             self.tracer.forget()
-            self.tracer = None
-        if any(made() is not None for made in self._made):
-            gc.collect()
-        for proxy in [each for made in self._made if (each := made()) is not None]:
-            holders = sorted({type(each).__name__ for each in gc.get_referrers(proxy)})
-            raise CaptureError(
-                f"the forward leaves {proxy}, a value of one step, in a {' or '.join(holders)} that outlives it",
-                where=str(proxy.node.meta.get("source", "")),
-                hint="Keep it out of what lives longer than a step, or fill that before the capture.",
-            )
+        self.tracer = self.stand_ins = None
+        for generation in (1, 2):  # what was made meanwhile is young, if nothing was collected
+            if any(made() is not None for made, _ in self._made):
+                gc.collect(generation)
+        for made, where in self._made:
+            stand_in = made()
+            if stand_in is not None and (holders := _holders(stand_in)):
+                what = str(stand_in) if isinstance(stand_in, Proxy) else "a tensor without values"
+                raise CaptureError(
+                    f"the forward leaves {what}, which stands for one of a step, in a {' or '.join(holders)} that "
+                    "outlives it",
+                    where=where,
+                    hint="Keep it out of what lives longer than a step, or fill that before the capture.",
+                )
 
     def facts(self) -> tuple[Fact, ...]:
         """Return all facts. What has only been counted is watched for its length alone."""
@@ -186,6 +205,12 @@ class Record:
         for fact in self._facts.values():
             if not fact.holds():
                 fact.value = fact.now()
+
+
+def _holders(value: object) -> list[str]:
+    """Return the classes of what refers to a value, but for frames and torch's own objects."""
+    found = {type(each) for each in gc.get_referrers(value)}
+    return sorted(each.__name__ for each in found - {FrameType} if not each.__module__.startswith("torch."))
 
 
 def is_ours(value: Any) -> bool:

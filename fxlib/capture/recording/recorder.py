@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
-from torch.fx import Graph, Node, Proxy
+from torch.fx import Graph, Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fxlib.capture import source
-from fxlib.capture.intercept import is_capturing
+from fxlib.capture.intercept import is_capturing, suspended
 from fxlib.capture.recording.arguments_asked import ArgumentsAsked
 from fxlib.capture.recording.called import Calls
 from fxlib.capture.recording.instrument import IS_KNOWN
@@ -29,6 +30,7 @@ from fxlib.runtime.guards.capture_facts import Fact, Facts
 from fxlib.runtime.walk import local_modules
 
 if TYPE_CHECKING:
+    from fxlib.capture.export.stand_ins import StandIns
     from fxlib.capture.trace.tracer import RemoteTracer
 
 
@@ -47,7 +49,9 @@ class Recorder:
         self._arguments = ArgumentsAsked(model, self._record)
         self._observations = Observations(self._record, self._functions, self._arguments)
         self._calls = Calls(model, self._record, self._functions, self._arguments, self._observations)
-        self._active = self._busy = False
+        self._busy = False
+        self.active = False
+        """Whether the forward runs."""
         self._stop_noting: Callable[[], None] | None = None
         self._changed: list[Fact] = []
 
@@ -68,6 +72,10 @@ class Recorder:
         """Work for the tracer that makes the graph; where an export does, there is none."""
         self._record.tracer = tracer
 
+    def use_stand_ins(self, stand_ins: StandIns) -> None:
+        """Work for an export, in which these stand in for tensors."""
+        self._record.stand_ins = stand_ins
+
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
         """Let the user's functions run from instrumented code during the block."""
@@ -79,14 +87,15 @@ class Recorder:
 
     def forward_begins(self) -> None:
         """Take what happens from now on for the forward's doing."""
-        self._active, self._stop_noting = True, self._functions.note_others()
+        self._record.begin()
+        self.active, self._stop_noting = True, self._functions.note_others()
 
     def forward_ends(self) -> None:
         """Put back what the forward has changed, while all that was put in place for the capture is there still."""
         if self._stop_noting is not None:
             self._stop_noting()
-            self._active, self._stop_noting = False, None
-            with self.unobserved():
+            self.active, self._stop_noting = False, None
+            with self.unobserved(), suspended(), _disable_current_modes():
                 self._changed = self._record.restore()
 
     def begin(self) -> None:
@@ -100,7 +109,7 @@ class Recorder:
 
     def listens(self) -> bool:
         """Whether what happens now is the forward's doing."""
-        return self._active and not self._busy and is_capturing()
+        return self.active and not self._busy and is_capturing()
 
     def observe(self, name: str, operands: tuple[Any, ...]) -> Any:
         """Handle one observation; what the recorder itself does meanwhile is none."""
@@ -121,6 +130,10 @@ class Recorder:
 
     # What the tracer tells.
 
+    def hold_to(self, table: dict[str, Any], name: str) -> None:
+        """Note that the graph reads a tensor out of a table of the model's, where the program has it otherwise."""
+        self._record.hold_to(table, name)
+
     def handed_on(self, container: Any) -> None:
         """Note a container that becomes part of the graph as it is now."""
         with self.unobserved():
@@ -128,11 +141,12 @@ class Recorder:
 
     def value_asked(self, tensor: torch.Tensor) -> None:
         """Note that the elements of a tensor were looked at, which no node of the graph reads."""
-        self._record.value_asked(tensor)
+        with self.unobserved(), suspended(), _disable_current_modes():
+            self._record.value_asked(tensor)
 
-    def note_made(self, proxy: Proxy) -> None:
-        """Note a stand-in for a value, which nothing may keep when the capture is over."""
-        self._record.note_made(proxy)
+    def note_made(self, stand_in: Any, where: str) -> None:
+        """Note a stand-in for a value, which nothing may keep when the capture is over, and the statement."""
+        self._record.note_made(stand_in, where)
 
     def rely_on_class(self, node: Node, kind: type) -> None:
         """Note that an argument was taken to be of a class."""
@@ -159,7 +173,7 @@ class Recorder:
 
     def met_late(self) -> tuple[FunctionType, ...] | None:
         """Return functions to be observed from the start of another attempt; None if this one has seen all."""
-        bases = type(self._record.tracer).__mro__
+        bases = () if self._record.tracer is None else type(self._record.tracer).__mro__
         return self._functions.met_late({id(each.__code__) for base in bases for each in all_functions(base)})
 
     def refuse_leaks(self) -> None:

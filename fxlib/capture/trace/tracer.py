@@ -185,7 +185,7 @@ class RemoteTracer(Tracer):
     def proxy(self, node: Node) -> Proxy:
         made = super().proxy(node)
         made = TracedValue(node, self) if type(made) is Proxy else made
-        self.recorder.note_made(made)
+        self.recorder.note_made(made, str(node.meta.get("source", "")))
         return made
 
     @override

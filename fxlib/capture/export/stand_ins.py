@@ -1,0 +1,133 @@
+"""The exporter's stand-ins, tensors without values: what they hide from a program, and that nothing keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.fx.experimental import proxy_tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from typing_extensions import override
+
+from fxlib.capture import source
+from fxlib.capture.faults import fault
+from fxlib.capture.intercept import Call, Interception, is_capturing
+from fxlib.capture.recording.recorder import Recorder
+from fxlib.runtime.walk import local_modules
+
+
+class StandIns(TorchFunctionMode):
+    """Answers for the stand-ins of one export what the tensors of a run would answer.
+
+    As a mode, it sees to it that the forward uses no other tensor that takes a gradient: export has constants of them.
+
+    Args:
+        module: the model.
+        recorder: of what its forward reads.
+    """
+
+    def __init__(self, module: nn.Module, recorder: Recorder) -> None:
+        super().__init__()
+        self._module, self._recorder = module, recorder
+        self._state = (*module.parameters(), *module.buffers())
+        self._own = {id(each) for each in self._state}
+        self._stand_for: dict[int, torch.Tensor] = {}
+        recorder.use_stand_ins(self)
+
+    def install(self, interception: Interception) -> None:
+        """Note each that the forward makes."""
+
+        def replace(original: Call) -> Call:
+            def make(tensor: FakeTensor, *args: Any, **kwargs: Any) -> None:
+                original(tensor, *args, **kwargs)
+                if self._recorder.active:
+                    self._recorder.note_made(tensor, source.here())
+
+            return make
+
+        interception.function(FakeTensor.__init__, replace)
+
+    def begin(self, args: Any, kwargs: Any) -> None:
+        """Note those that the forward is given."""
+        state = (*self._module.parameters(), *self._module.buffers())
+        self._stand_for = {id(each): real for each, real in zip(state, self._state, strict=True)}
+        for each in (*pytree.tree_leaves((args, kwargs)), *state):
+            if isinstance(each, FakeTensor):
+                self._recorder.note_made(each, "")
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_grad_enabled() and self._recorder.active and is_capturing():
+            for each in pytree.tree_leaves((args, kwargs)):
+                if type(each) in (torch.Tensor, nn.Parameter) and each.requires_grad and id(each) not in self._own:
+                    raise fault(
+                        "the forward uses a tensor that takes a gradient, and is neither an argument nor a parameter "
+                        "of the model: export would lose the gradient",
+                        hint="Register it, or the module that holds it, with the model (nn.ModuleList, nn.Parameter).",
+                    )
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def class_of(tensor: torch.Tensor) -> type:
+        """Return the class that a tensor has in a run."""
+        if not isinstance(tensor, FakeTensor):
+            return type(tensor)
+        return nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
+
+    def compared(self, one: Any, other: Any) -> None:
+        """Refuse to compare two by identity that may be one tensor in a run: what an operation has left as it was."""
+        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+            return
+        known = [self._stand_for.get(id(each), each) for each in (one, other)]
+        if known[0] is known[1] or (
+            isinstance(one, FakeTensor) and isinstance(other, FakeTensor) and _alike(one, other)
+        ):
+            raise fault(
+                "two traced values are compared by identity, and only a run knows whether they are one",
+                hint="Move the decision out of the forward.",
+            )
+
+    @staticmethod
+    def asked_for_class(tensor: torch.Tensor) -> None:
+        """Refuse to tell the class by an attribute, which is that of the stand-in."""
+        if isinstance(tensor, FakeTensor):
+            raise fault("the forward asks for __class__ of a tensor", hint="Ask by type() or isinstance().")
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two stand-ins share their memory and look the same."""
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    return one.shape == other.shape and one.stride() == other.stride()
+
+
+def let_go(made: Iterable[ExportedProgram | GraphModule]) -> None:
+    """Let go of the exporter's stand-ins, so that those still there are the program's doing."""
+    proxy_tensor._FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT.clear()
+    for each in made:
+        for node in each.graph.nodes:
+            if isinstance(value := node.meta.get("val"), FakeTensor) and value.fake_mode.shape_env is not None:
+                value.fake_mode.shape_env.tracked_fakes = None
+            node.meta.clear()
+
+
+def state_of(module: nn.Module, tensor: torch.Tensor) -> tuple[nn.Module, str, str] | None:
+    """Return which parameter or buffer of a model a tensor is: the module, the table, and the name in it."""
+    for _, each in local_modules(module):
+        for table in ("_parameters", "_buffers"):
+            for name, value in getattr(each, table).items():
+                if value is tensor or (value is not None and _same_memory(value, tensor)):
+                    return each, table, name
+    return None
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether one tensor is the other, but for its history."""
+    alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+    return alike and one.numel() > 0 and one.data_ptr() == other.data_ptr()
