@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from torch.fx import GraphModule
 
 from fxlib import protocol, wire
-from fxlib.analysis.effects.resources import COLLECTIVES, destination, function_name
+from fxlib.analysis.effects.resources import COLLECTIVES, function_name, speaks_to
 from fxlib.capture.variants import capture_variant, mode_of
 from fxlib.client.answer_policy import screen
 from fxlib.errors import FxlibError, FxlibWarning, WireError
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
+from fxlib.runtime.data_parallel import described
 from fxlib.runtime.guards.folded_weights import Mark, marks_of
+from fxlib.runtime.paths import submodule
 from fxlib.runtime.record import call_name
 from fxlib.spec.profile import CallProfile, Profile
 from fxlib.spec.report import Report
@@ -101,10 +103,10 @@ def _prepared(
     main: CapturedModule, variant: Variant, workload: Workload, profile: Profile | None, *, weights: bool
 ) -> PreparedVariant:
     captured = capture_variant(main, variant, workload)
-    if variant.grad and collectives_of(captured):
+    if variant.grad and _in_both_directions(captured) != _in_both_directions(main):
         raise FxlibError(
-            "backward makes its collectives in an order that follows the forward's, and the ranks of a job may be in "
-            "different variants at one step"
+            "it makes other collectives than the model's own step, and the ranks of a job may be in different variants "
+            "at one step"
         )
     own = workload.of(variant)
     told = protocol.workload_to_proto(own)
@@ -148,8 +150,24 @@ def profile_of(profile: Profile, graph: GraphModule, *, forward: bool) -> Profil
 
 
 def collectives_of(module: GraphModule) -> list[tuple[str, str]]:
-    """Return operation and group of each collective, in the order in which they begin."""
-    return [(function_name(node), str(destination(node))) for node in module.graph.nodes if node.target in COLLECTIVES]
+    """Return operation and group of each collective and each `DistributedDataParallel`, in the order of their issue.
+
+    Backward makes theirs in the reverse order, whatever local work lies between: autograd runs nodes in the reverse of
+    the order in which the forward made them.
+    """
+    found: list[tuple[str, str]] = []
+    for node in module.graph.nodes:
+        if node.target in COLLECTIVES:
+            found.append((function_name(node), speaks_to(node)))
+        elif node.op == "call_module" and (parallel := described(submodule(module, str(node.target)))) is not None:
+            found.append((str(node.target), parallel.group))
+    return found
+
+
+def _in_both_directions(captured: GraphModule) -> tuple[list[tuple[str, str]], list[object]]:
+    """Return the collectives of a captured graph, and through which of them gradients flow."""
+    taking = [node.meta.get("requires_grad") for node in captured.graph.nodes if node.target in COLLECTIVES]
+    return collectives_of(captured), taking
 
 
 def _kept(explanation: str) -> Report:

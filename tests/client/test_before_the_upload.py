@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import rpc
 
 import fxlib
 from fxlib import Client, Profile, Reason, Server, Workload
 from fxlib.client.sample_run import run_sample
-from fxlib.client.unserved import UnservedError, check_measurable
 from fxlib.errors import FxlibWarning
 from fxlib.runtime.preserve_state import state_kept
 from fxlib.v1 import jobs_pb2
@@ -256,8 +256,15 @@ def test_a_server_that_the_workload_does_not_name_is_told_before_the_upload(serv
     assert nothing_was_sent(service)
 
 
-def test_tensors_that_no_trial_could_hold_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxlib.client.unserved.DEVICES", frozenset({"cuda"}))  # the other way round: there is no other
-    with pytest.raises(UnservedError, match="elsewhere: cpu") as raised:
-        check_measurable(fxlib.capture(nn.Linear(4, 4)), Workload(batches=[torch.zeros(2, 4)]))
-    assert raised.value.reason is Reason.NO_DEVICE
+@pytest.mark.parametrize("where", ["weights", "batches"])
+def test_a_job_on_an_accelerator_keeps_its_original_saying_so(service: Scripted, client: Client, where: str) -> None:
+    model, batch = nn.Linear(4, 4), torch.zeros(2, 4)
+    with FakeTensorMode():  # no such device is here
+        if where == "weights":
+            model.weight = nn.Parameter(torch.empty(4, 4, device="cuda"))
+        else:
+            batch = torch.empty(2, 4, device="cuda")
+    refused = ask(client, fxlib.capture(model), Workload(batches=[batch]))
+    assert (refused.decision, refused.reason) == ("keep_original", Reason.NO_DEVICE)
+    assert "elsewhere: cuda:0" in refused.explanation
+    assert nothing_was_sent(service)

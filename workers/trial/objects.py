@@ -45,12 +45,13 @@ def needs_of(modules: Iterable[GraphModule], workload: Workload) -> Needs:
     functions: dict[str, set[str]] = {}
     stated: dict[str, dict[str, Contract | None]] = {}
     created: dict[str, set[str]] = {}
+    pushes = workload.mode != "forward"  # where no gradient is recorded, none is taken anywhere
     bodies = [found for module in modules for found in _bodies(module)]
     for path, body in bodies:
         opaque.update(own_code_in(body))
         for node in body.graph.nodes:
             opaque.update(_opaque(body, node, () if path else workload.rrefs))
-            for server, function in _functions(node):
+            for server, function in _functions(node) if pushes or node.target not in ops.TRACKERS else ():
                 functions.setdefault(server, set()).add(function)
             if node.target is ops.create:
                 created.setdefault(str(node.args[1]), set()).update(fetches_of(node))
