@@ -7,7 +7,9 @@ trial replays, and raced in its own launcher, blocks interleaved. What a program
 wrapped without the devices that it names, on two launchers. Arms: `original`, `fxlib` (what the service gave back)
 and `hand` (an expert's forward, where a program makes more than one independent call). Metrics: `captured`, `adopted`
 and `bitwise` (1 or 0: outputs, loss and gradients, here and on the servers), `step_seconds`, and of `fxlib` and `hand`
-the `gain` over the original; of `fxlib/hand` the ratio of their speeds. A case says why it was not adopted.
+the `gain` over the original; of `fxlib/hand` the ratio of their speeds. Of `predicted ARM/measured`
+and `bound/measured`, `seconds`: how the cost model's step, by the profile, and its bound stand beside the measured one;
+a bound is at most 1. A case says why it was not adopted.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
@@ -66,15 +68,34 @@ def rows(name: str, service_ms: float, came: Found) -> Iterator[Row]:
             )
     for arm, seconds in came.seconds.items():
         yield row(benchmark=NAME, case=case, arm=arm, metric="step_seconds", unit="s", samples=seconds)
+    for arm, predicted_s in came.predicted_s.items():
+        if arm in came.seconds:
+            off, low, high = ratio_interval([predicted_s] * len(came.seconds[arm]), came.seconds[arm])
+            yield _ratio(case, f"predicted {arm}/measured", "seconds", (off, low, high), came.seconds[arm])
+    if came.bound_s is not None and "fxlib" in came.seconds:
+        off, low, high = ratio_interval([came.bound_s] * len(came.seconds["fxlib"]), came.seconds["fxlib"])
+        yield _ratio(case, "bound/measured", "seconds", (off, low, high), came.seconds["fxlib"])
     pairs = [(ORIGINAL, arm) for arm in came.seconds if arm != ORIGINAL]
     pairs += [("hand", "fxlib")] if "hand" in came.seconds else []
     for above, below in pairs:
-        value, low, high = ratio_interval(came.seconds[above], came.seconds[below])
+        ratio = ratio_interval(came.seconds[above], came.seconds[below])
         arm, metric = (below, "gain") if above == ORIGINAL else (f"{below}/{above}", "speed")
-        yield Row(
-            benchmark=NAME, case=case, arm=arm, metric=metric, value=value, unit="times", low=low, high=high,
-            runs=len(came.seconds[above]),
-        )  # fmt: skip
+        yield _ratio(case, arm, metric, ratio, came.seconds[above])
+
+
+def _ratio(case: Case, arm: str, metric: str, ratio: tuple[float, float, float], samples: Sequence[float]) -> Row:
+    value, low, high = ratio
+    return Row(
+        benchmark=NAME,
+        case=case,
+        arm=arm,
+        metric=metric,
+        value=value,
+        unit="times",
+        low=low,
+        high=high,
+        runs=len(samples),
+    )
 
 
 def main() -> None:

@@ -20,10 +20,12 @@ import torch
 from torch import nn
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
+from torch.fx import GraphModule
 
 import fxlib
 from benchmarks.programs import catalogue, world
 from benchmarks.programs.catalogue import Program
+from fxlib.analysis.cost.simulate import predict
 from fxlib.spec.losses import scalar
 from fxlib.spec.workload import Batch, Workload
 from fxlib.utils.pytree import leaves
@@ -44,6 +46,8 @@ class Found:
         why: the reason, in words, where it was not captured or not adopted.
         asked_s: how long the answer of the service took.
         seconds: of a step, by arm, block after block.
+        predicted_s: a step of an arm by the cost model.
+        bound_s: the shortest step of any legal order by the cost model; None: it was not computed.
     """
 
     captured: bool = False
@@ -52,6 +56,8 @@ class Found:
     why: str = ""
     asked_s: float = 0.0
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    predicted_s: dict[str, float] = field(default_factory=dict)
+    bound_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +133,10 @@ def _run(program: Program, module: Any, asked: Asked, found: Found) -> None:
     found.adopted = result.adopted
     found.why = "" if result.adopted else result.explanation
     arms: dict[str, Callable[..., Any]] = {ORIGINAL: model, "fxlib": result.module}
+    found.bound_s = result.bound_s
+    found.predicted_s = {ORIGINAL: predict(graph, profile).step_s}
+    if isinstance(result.module, GraphModule):
+        found.predicted_s["fxlib"] = predict(result.module, profile).step_s
     if program.hand is not None:
         arms["hand"] = program.hand(model)
     steps = {name: _step(arm, workload, batch, model) for name, arm in arms.items()}

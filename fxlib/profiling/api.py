@@ -78,7 +78,13 @@ def profile(
         inputs = _inputs(described, batches_of(count, warmups, calibrates=not writing))
         step = _Step(module, captured, inputs, workload, pushes=pushes)
         found = measure(
-            module, step, steps=count, warmups=warmups, contracts=described.contracts, calibrates=not writing
+            module,
+            step,
+            steps=count,
+            warmups=warmups,
+            contracts=described.contracts,
+            calibrates=not writing,
+            recorded=workload is not None and workload.mode == "distributed",
         )
         local = workload is not None and workload.mode == "local"
         own_s = optimizer_s(captured, described.trainer_optimizer) if local else 0.0

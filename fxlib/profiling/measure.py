@@ -35,6 +35,7 @@ def measure(
     contracts: Mapping[str, Contract] = _NO_CONTRACTS,
     probing_s: float = math.inf,
     calibrates: bool = False,
+    recorded: bool = False,
 ) -> Profile:
     """Run whole steps, and return what they say of the module; then try its servers out by repeating its own reads.
 
@@ -51,6 +52,7 @@ def measure(
         calibrates: run further steps, on the batches that `fxlib.profiling.runs.batches_of` tells: whole ones as they
             are, and others whose calls return what they returned last. They tell local work apart from what standing
             still in calls adds to it.
+        recorded: whether `step` runs under distributed autograd, which records calls.
 
     Raises:
         FxlibError: the graph holds batches, or its code did not run in a step: the original's own forward did.
@@ -60,7 +62,7 @@ def measure(
     runs.run(steps, warmups)
     notes: list[str] = []
     calls = calls_of(undisturbed(runs.whole)[0], undisturbed(runs.local)[0], notes)
-    probed = list(_servers(calls, _reads(runs, contracts), probing_s))
+    probed = list(_servers(calls, _reads(runs, contracts), probing_s, recorded=recorded))
     found = Profile(
         calls=calls,
         servers=tuple(each.server for each in probed),
@@ -117,7 +119,9 @@ def _parts_s(found: Profile) -> float:
     return sum(node.seconds for node in found.nodes) + calls_s + found.loss_s + found.backward_s + found.rest_s
 
 
-def _servers(calls: tuple[CallProfile, ...], reads: Mapping[str, Read], probing_s: float) -> Iterator[Probed]:
+def _servers(
+    calls: tuple[CallProfile, ...], reads: Mapping[str, Read], probing_s: float, *, recorded: bool
+) -> Iterator[Probed]:
     begun = time.perf_counter()
     for name in dict.fromkeys(call.to for call in calls):
         reached = [call for call in calls if call.to == name]
@@ -128,7 +132,8 @@ def _servers(calls: tuple[CallProfile, ...], reads: Mapping[str, Read], probing_
             yield unprobed(name, reached, "its turn came too late")
             continue
         longest = sorted(reached, key=lambda call: call.service_s.median, reverse=True)
-        yield probe(name, reached, next((reads[call.call] for call in longest if call.call in reads), None))
+        read = next((reads[call.call] for call in longest if call.call in reads), None)
+        yield probe(name, reached, read, recorded=recorded)
 
 
 def _reads(runs: Runs, contracts: Mapping[str, Contract]) -> dict[str, Read]:

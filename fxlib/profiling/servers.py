@@ -9,12 +9,14 @@ import copy
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
+from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from fxlib import batch
@@ -70,13 +72,14 @@ class Probed:
     notes: tuple[str, ...]
 
 
-def probe(name: str, calls: list[CallProfile], read: Read | None) -> Probed:
+def probe(name: str, calls: list[CallProfile], read: Read | None, *, recorded: bool = False) -> Probed:
     """Try a destination out, for less than a few seconds.
 
     Args:
         name: of the worker.
         calls: the calls that reached it, measured alone.
         read: one of them that changes nothing, the longest; None if there is none.
+        recorded: whether distributed autograd records the program's calls.
     """
     notes: list[str] = []
     least_s = min((call.service_s.least for call in calls), default=0.0)
@@ -87,7 +90,7 @@ def probe(name: str, calls: list[CallProfile], read: Read | None) -> Probed:
         bytes_per_s = _told(lambda: _bytes_per_s(name, round_trip_s), notes, f"{name}: no large transfer")
     rate = bytes_per_s or ASSUMED_BYTES_PER_S
     size = round(median(call.response_bytes for call in calls)) if calls else 0
-    per_call_s = _told(lambda: _per_call_s(name, size, rate), notes, f"{name}: no calls together")
+    per_call_s = _told(lambda: _per_call_s(name, size, rate, recorded=recorded), notes, f"{name}: no calls together")
     concurrency, per_item_s, per_turn_s = 1, None, None
     if read is None:
         notes.append(f"{name}: no call is known to change nothing, so none was repeated to see how many run at once")
@@ -205,18 +208,21 @@ def _serving(read: Read) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return batch.run_batched, (functions.resolve(read.batched_by),)
 
 
-def _per_call_s(name: str, size: int, bytes_per_s: float) -> float:
+def _per_call_s(name: str, size: int, bytes_per_s: float, *, recorded: bool) -> float:
     """Return what a call adds that does nothing but carry the usual result there and back, others in flight with it.
 
-    The transfer itself is left out; both ways are busy at once.
+    The transfer itself is left out; both ways are busy at once. Where distributed autograd records calls, on both sides
+    and in whichever thread brings the answer, that is part of it.
     """
-    payload = torch.zeros(size, dtype=torch.uint8)
+    floats = torch.float32.itemsize
+    payload = torch.zeros(-(-size // floats), requires_grad=True) if recorded else torch.zeros(size, dtype=torch.uint8)
 
     def together(count: int) -> None:
         for future in [rpc.rpc_async(name, batch.echo, args=(payload,)) for _ in range(count)]:
             future.wait()
 
-    more_s = _usual_difference_s(partial(together, 1), partial(together, IN_A_BATCH))
+    with dist_autograd.context() if recorded else nullcontext():
+        more_s = _usual_difference_s(partial(together, 1), partial(together, IN_A_BATCH))
     return max(0.0, more_s / (IN_A_BATCH - 1) - size / bytes_per_s)
 
 

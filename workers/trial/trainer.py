@@ -158,6 +158,7 @@ class Trainer(Member):
             warmups=min(1, steps - 1),
             contracts=self._workload.contracts,
             probing_s=seconds if self._is_first else 0.0,  # a server is tried out by one at a time
+            recorded=self._workload.mode == "distributed",
         )
         drain()
         return found
