@@ -98,9 +98,13 @@ def echo(payload: torch.Tensor) -> torch.Tensor:
     return payload
 
 
+Failure: type = internal.RemoteException
+"""The class of an outcome that is an error."""
+
+
 def failed(outcome: Any) -> bool:
     """Whether an outcome is an error."""
-    return isinstance(outcome, internal.RemoteException)
+    return isinstance(outcome, Failure)
 
 
 def result(outcome: Any) -> Any:

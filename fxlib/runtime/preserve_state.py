@@ -46,21 +46,23 @@ def state_kept(module: nn.Module) -> Iterator[None]:
     own = {id(tensor) for _, _, tensor, _ in places}
     inside = [(each, each.detach().clone()) for each in held if isinstance(each, torch.Tensor) and id(each) not in own]
     containers = [(each, each.copy()) for each in held if type(each) in (list, dict)]
-    drawing = [put for each in held if (put := _state_of_generator(each)) is not None]
     tensors = [(tensor, bits) for _, _, tensor, bits in places] + inside
+    versions = [(tensor, tensor._version) for tensor, _ in tensors if not tensor.is_inference()]
     gradients = [(tensor, tensor.grad) for tensor, _ in tensors if tensor.is_leaf]
     frozen = [(tensor, tensor.requires_grad) for tensor, _ in gradients]
-    generators = random.getstate(), torch.get_rng_state(), torch.cuda.get_rng_state_all()
-    numpy: Any = sys.modules.get("numpy")
-    numpys = None if numpy is None else numpy.random.get_state()
     for tensor, _ in gradients:
         tensor.grad = None
     try:
-        yield
+        with _generators_kept(held):
+            yield
     finally:
         for tensor, bits in tensors:
-            if not same_bits(tensor.detach(), bits):  # a write, even of the same bits, counts as a change of weights
+            if not same_bits(tensor.detach(), bits):
                 put_back(tensor, bits)
+        for tensor, version in versions:
+            # What autograd has saved for a backward that is still to come holds again, since the bits do.
+            if tensor._version != version:
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         for table, name, tensor, _ in places:
             _put(table, name, tensor)
         for container, parts in containers:
@@ -72,6 +74,18 @@ def state_kept(module: nn.Module) -> Iterator[None]:
                 tensor.requires_grad_(requires_grad)
         for each, training in flags:
             each.training = training
+
+
+@contextmanager
+def _generators_kept(held: Iterable[Any]) -> Iterator[None]:
+    """Put the random generators of torch, Python and NumPy back after a block, and those among some objects."""
+    drawing = [put for each in held if (put := _state_of_generator(each)) is not None]
+    generators = random.getstate(), torch.get_rng_state(), torch.cuda.get_rng_state_all()
+    numpy: Any = sys.modules.get("numpy")
+    numpys = None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
         random.setstate(generators[0])
         torch.set_rng_state(generators[1])
         torch.cuda.set_rng_state_all(generators[2])

@@ -205,6 +205,20 @@ def test_state_kept_puts_back_generators_and_what_is_in_containers() -> None:
     assert model.cache.seen.item() == 0.0
 
 
+@pytest.mark.parametrize("prepare", [lambda model: model, fxlib.capture])
+def test_who_asks_between_forward_and_backward_goes_on_to_backward(client: Client, prepare: Any) -> None:
+    torch.manual_seed(0)
+    model, x = prepare(Local()), torch.randn(8, 4)
+    model(x).sum().backward()
+    expected = [each.grad.clone() for each in model.parameters()]
+    model.zero_grad()
+    loss = model(x).sum()  # the norm's statistics are saved for backward, and every run writes to them
+    ask(client, model, Workload(batches=[x]))
+    assert fxlib.verify(model, fxlib.capture(model) if isinstance(model, Local) else model, [x])
+    loss.backward()
+    assert all(map(torch.equal, [each.grad for each in model.parameters()], expected))
+
+
 RAN: list[int] = []
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from _signal import getsignal  # type: ignore[import-not-found]
+from _signal import signal as set_signal  # what signal.signal calls, which makes enums of numbers, at half the cost
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -30,12 +32,12 @@ def uninterrupted() -> Iterator[None]:
     handlers: dict[signal.Signals, Any] = {}
     try:
         for number in _SIGNALS:
-            if callable(handler := signal.getsignal(number)):
+            if callable(handler := getsignal(number)):
                 handlers[number] = handler
-                signal.signal(number, note)
+                set_signal(number, note)
         yield
     finally:
         for number, handler in reversed(handlers.items()):  # SIGINT last: its handler may raise from here on
-            signal.signal(number, handler)
+            set_signal(number, handler)
         for received, frame in came:
             handlers[signal.Signals(received)](received, frame)

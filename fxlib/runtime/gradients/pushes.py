@@ -32,14 +32,16 @@ from fxlib.runtime.refusals import is_refusal, tell_of_refusal
 from fxlib.spec.contract import Contract, contract_of
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: that is slow to build, and a step builds many
 class Push:
     """The push of one gradient."""
 
     call: Tracked
     server: str
+    function: Callable[..., Any] | None
+    """What takes the gradient, where this process knows it."""
     contract: Contract | None
-    """What the function that takes the gradient declares, where this process knows it."""
+    """What that declares."""
 
     @property
     def travels(self) -> bool:
@@ -56,28 +58,24 @@ class Push:
         """Positional arguments of the call, the gradient last."""
         return (*self.call.args, self.call.gradient_of_result())
 
-    @property
-    def part(self) -> Hashable:
-        """The value that says which part of the state it touches; None: it may touch all."""
-        return None if self.contract is None else self.contract.part_of(self.call.args, self.call.kwargs)
-
 
 def pushes_of(tracked: Iterable[Tracked]) -> list[Push]:
     """Return the pushes of tracked results."""
-    contracts: dict[str, Contract | None] = {}
+    known: dict[str, tuple[Callable[..., Any] | None, Contract | None]] = {}
     found: list[Push] = []
     for each in tracked:
-        if each.gradient not in contracts:
-            contracts[each.gradient] = _contract_of(each.gradient)
-        found.append(Push(each, ops.server_name(each.to), contracts[each.gradient]))
+        if each.gradient not in known:
+            known[each.gradient] = _resolved(each.gradient)
+        found.append(Push(each, ops.server_name(each.to), *known[each.gradient]))
     return found
 
 
-def _contract_of(gradient: str) -> Contract | None:
+def _resolved(gradient: str) -> tuple[Callable[..., Any] | None, Contract | None]:
     try:
-        return contract_of(functions.resolve(gradient))
+        function = functions.resolve(gradient)
     except ContractError:
-        return None
+        return None, None
+    return function, contract_of(function)
 
 
 def push_all(pushes: Sequence[Push], recording: Recording | None) -> None:
@@ -92,7 +90,7 @@ def push_all(pushes: Sequence[Push], recording: Recording | None) -> None:
             which others are behind it and were made all the same, a note of the error says.
     """
     # A call to this very process may touch what the program goes on with.
-    at_home = {server for server in {push.server for push in pushes} if ops.is_this_process(server)}
+    at_home = set(filter(ops.is_this_process, {push.server for push in pushes}))
     for travels, group in groupby(pushes, key=lambda push: push.travels and push.server not in at_home):
         if travels:
             _push_side_by_side(list(group), recording)
@@ -110,9 +108,9 @@ def _push(push: Push, recording: Recording | None) -> None:
 def _push_side_by_side(pushes: Sequence[Push], recording: Recording | None) -> None:
     with nullcontext() if recording is None else recording.span("push"), uninterrupted():
         outcomes = _Round(pushes, recording).outcomes()
-    failed = next((push for push in pushes if _is_failure(outcomes.get(push))), None)
-    if failed is None:
+    if _FAILURES.isdisjoint(map(type, outcomes.values())):
         return
+    failed = next(push for push in pushes if _is_failure(outcomes.get(push)))
     try:
         _raise(outcomes[failed])
     except Exception as error:
@@ -169,13 +167,13 @@ class _Round:
 
     def _note(self, outcomes: Mapping[Push, Any]) -> None:
         self._outcomes |= outcomes
-        if any(map(_is_failure, outcomes.values())):
+        if not _FAILURES.isdisjoint(map(type, outcomes.values())):
             for each in self._to_come.values():
                 each.clear()
 
 
 def _is_failure(outcome: Any) -> bool:
-    return isinstance(outcome, Raised) or batch.failed(outcome)
+    return type(outcome) in _FAILURES
 
 
 def _raise(outcome: Any) -> None:
@@ -263,16 +261,22 @@ class Raised:
     error: Exception
 
 
+_FAILURES: frozenset[type] = frozenset({Raised, batch.Failure})
+
+
 def _chains(pushes: Sequence[Push]) -> list[list[Push]]:
     """Return the pushes that keep their order, in lists that need not wait for each other."""
-    state = {id(each): _state_of(each) for each in [push.contract for push in pushes]}
+    states: dict[int, frozenset[str]] = {}
     chains: dict[tuple[frozenset[str], Hashable], list[Push]] = {}
     for push in pushes:
-        part = push.part
-        if part is None:
+        contract, call = push.contract, push.call
+        part = None if contract is None else contract.part_of(call.args, call.kwargs)
+        if part is None:  # it may touch all
             return [list(pushes)]
-        chains.setdefault((state[id(push.contract)], part), []).append(push)
-    touched = set(state.values())
+        if (state := states.get(id(contract))) is None:
+            state = states[id(contract)] = _state_of(contract)
+        chains.setdefault((state, part), []).append(push)
+    touched = set(states.values())
     overlap = sum(map(len, touched)) > len(frozenset().union(*touched))
     return [list(pushes)] if overlap else list(chains.values())
 
@@ -282,7 +286,7 @@ def _state_of(contract: Contract | None) -> frozenset[str]:
 
 
 def _call(push: Push) -> batch.Call:
-    return functions.resolve(push.call.gradient), push.arguments, dict(push.call.kwargs)
+    return push.function or functions.resolve(push.call.gradient), push.arguments, dict(push.call.kwargs)
 
 
 def _as_one(chain: Sequence[Push]) -> batch.Call:
@@ -302,10 +306,13 @@ def _limit_of(chains: Sequence[Sequence[Push]]) -> float:
     Where they run side by side, as many as a server runs at a time, it is once more: the first may run by itself.
     """
     default = float(rpc.get_rpc_timeout())
-    own = {each: _own_limit(each, default) for each in {push.call.timeout_s for chain in chains for push in chain}}
-    rounds = 1 if len(chains) == 1 else 1 + math.ceil(len(chains) / batch.THREADS)
+    timeouts = {push.call.timeout_s for chain in chains for push in chain}
+    own = {each: _own_limit(each, default) for each in timeouts}
     if NO_LIMIT in own.values():
         return NO_LIMIT
+    rounds = 1 if len(chains) == 1 else 1 + math.ceil(len(chains) / batch.THREADS)
+    if len(own) == 1:
+        return rounds * max(map(len, chains)) * own.popitem()[1]
     return rounds * max([sum([own[push.call.timeout_s] for push in chain]) for chain in chains])
 
 
