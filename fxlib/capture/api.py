@@ -170,10 +170,19 @@ def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> 
         with _collecting_nothing():
             recorder = Recorder(model, also)
             captured = attempt(recorder)
-            if (late := recorder.met_late()) is None:
+            if (late := recorder.met_late()) is None and not recorder.disturbed:
                 recorder.refuse_leaks()
+                if recorder.writes_out:
+                    where = f"{recorder.writes_out}: the forward prints or logs"
+                    warnings.warn(f"{where}, which a graph does not: it does so at capture", FxlibWarning, stacklevel=5)
                 return captured
-        also = late
+        also = late or also
+    if recorder.disturbed:
+        raise CaptureError(
+            f"another thread changes {recorder.disturbed} whenever the forward is captured, and the forward reads it",
+            where=source.of_definition(getattr(type(model), "forward", model)),
+            hint="Let the thread pause while the model is captured, or read it outside of the forward.",
+        )
     raise CaptureError(
         "each attempt to capture the forward runs functions that none before has run",
         where=source.of_definition(also[-1] if also else getattr(type(model), "forward", model)),

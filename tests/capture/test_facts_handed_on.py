@@ -53,7 +53,6 @@ FORWARDS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "an object of NumPy's": lambda m, x: x * float(m.add(1, 2)),
     "an attrgetter": lambda m, x: x * operator.attrgetter("held.value")(m),
     "a weak reference": lambda m, x: x * m.reference().value,
-    "the caller": lambda m, x: (x, m.factors),
 }
 
 

@@ -76,13 +76,16 @@ class ArgumentsAsked:
             kind = self.class_of(proxy, exact=True)
             return lambda _: kind
         if function is hasattr and operands:
-            has = hasattr(self.class_of(proxy), operands[0])
+            has = self._has(proxy, operands[0])
             return lambda *_: has
         if function is callable:
-            has = hasattr(self.class_of(proxy), "__call__")  # noqa: B004
+            has = _defines(self.class_of(proxy, exact=True), "__call__")
             return lambda _: has
-        if function is getattr and len(operands) > 1 and not hasattr(self.class_of(proxy), operands[0]):
+        if function is getattr and len(operands) > 1 and not self._has(proxy, operands[0]):
             return lambda *_: operands[1]
+        if function is isinstance and operands and _path_of(proxy) is not None:
+            # Of a subclass, and of a parameter, the answer may be another than of a tensor.
+            self.class_of(proxy, exact=operands[0] is not torch.Tensor)
         return function
 
     def type_of_stand_in(self, value: Any) -> Any:
@@ -91,6 +94,13 @@ class ArgumentsAsked:
             return type
         kind = self._record.stand_ins.class_of(value)
         return lambda _: kind
+
+    def _has(self, proxy: Proxy, name: str) -> bool:
+        """Whether a traced value has an attribute: its class has, or nobody gave it one of its own."""
+        has = _defines(self.class_of(proxy), name)
+        if not has and (path := _path_of(proxy)) is not None:
+            self._asked.append((path, "lacks", name, None))
+        return has
 
     def facts(self, graph: Graph) -> Iterator[ArgumentFact]:
         """Yield what each run has to find of its arguments.
@@ -115,6 +125,10 @@ class ArgumentsAsked:
                 raise fault(broken, hint="Decide it before the capture, and keep it as an attribute of the model.")
             facts[key] = fact
         yield from facts.values()
+
+
+def _defines(kind: type, name: str) -> bool:
+    return any(name in base.__dict__ for base in kind.__mro__)
 
 
 def _path_of(proxy: Proxy) -> _Path | None:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import logging
 import operator
+import sys
 import weakref
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from collections import deque
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -21,7 +25,7 @@ from fxlib.capture import source
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import suspended
 from fxlib.capture.recording.arguments_asked import ArgumentsAsked
-from fxlib.capture.recording.observations import CONTAINERS, Observations, is_torch
+from fxlib.capture.recording.observations import Observations, is_torch
 from fxlib.capture.recording.observers import (
     HEAP_TYPE,
     LRU_CACHE,
@@ -41,18 +45,31 @@ _WRAPPERS: tuple[type, ...] = (
     type(dict.__dict__["fromkeys"]),
 )
 _READS_NOTHING = frozenset(
-    {isinstance, issubclass, id, callable, print, globals, locals, super, property, functools.partial, object}
+    {id, globals, locals, super, property, functools.partial, object}
     | {staticmethod, classmethod, functools.update_wrapper, functools.wraps}
 )
-"""Functions that look at no more than the class of what they are given."""
+"""Functions that do not look at what they are given."""
+_WRITES_OUT = frozenset({print})
+_OF_CLASSES = frozenset({isinstance, issubclass, callable})
+_RUNS_TEXT = frozenset({eval, exec, compile})
 _BY_NAME = frozenset({getattr, hasattr, setattr, delattr})
-_OF_TRACED = frozenset({type, hasattr, getattr, callable})
+_OF_TRACED = frozenset({type, hasattr, getattr, callable, isinstance})
 """Functions that would answer otherwise of a stand-in than of what it stands for."""
-_SHALLOW = frozenset(
-    {len, iter, next, enumerate, zip, reversed, list, tuple, set, frozenset, dict, range, map, filter, any, all, bool}
-)
+_SHALLOW = frozenset({len, iter, next, enumerate, zip, reversed, list, tuple, set, frozenset, range, bool})
 """Functions that look at what a container holds, and not at what that holds."""
+_MODULES_THAT_ANSWER = frozenset(
+    {"sys", "decimal", "_decimal", "locale", "_locale", "gc", "platform", "threading", "_thread", "_contextvars"}
+)
+"""Modules of Python's that may be asked for a setting, which each run asks for again."""
+_ANSWERS = ("get", "is", "current", "locked")
+_LOGGERS_ANSWER = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers"})
+_WRITES_NOTHING = frozenset({"builtins", "math", "cmath", "_operator", "itertools"})
 _ITEM_METHODS = frozenset({"get", "__getitem__", "__contains__", "pop", "setdefault", "__setitem__", "__delitem__"})
+_SHALLOW_METHODS = frozenset(
+    {"append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "clear", "copy", "reverse"}
+    | {"keys", "values", "items", "update", "add", "discard", "rotate", "__len__", "__iter__", "__getitem__", "__or__"}
+)
+"""Methods of containers that do not compare, or look into, what these hold."""
 _QUESTIONS = ("is_", "_is_", "get_", "_get_", "has_", "_has_", "are_", "device_count", "current_")
 """How functions of torch's begin that ask for a setting."""
 _TRACING = frozenset({"is_compiling", "is_dynamo_compiling", "is_exporting", "is_fx_tracing", "is_fx_symbolic_tracing"})
@@ -62,7 +79,8 @@ _OTHER_AT_EACH_RUN = frozenset(
     | {"subprocess", "tempfile", "signal", "multiprocessing", "queue", "_queue", "getpass"}
 )
 """Modules of Python's whose functions answer by the world around."""
-_CONSTANT_OS = frozenset({"fspath", "getenv", "fsencode", "fsdecode"})
+_CONSTANT_OS = frozenset({"fspath", "fsencode", "fsdecode"})
+CONTAINERS = (list, dict, set, deque, bytearray)
 _NO_CODE = compile("", "", "exec")
 
 
@@ -81,6 +99,8 @@ class Calls:
         """Whether the forward behaves otherwise where no gradients are recorded."""
         self._model, self._record, self._functions, self._arguments = model, record, functions, arguments
         self._observations = observations
+        self.writes_out = ""
+        """The first statement that prints or logs; empty if none does."""
 
     def called(self, function: Any, *operands: Any) -> Any:
         """Return what is to be called: a function whose results are cached, without its cache."""
@@ -123,14 +143,16 @@ class Calls:
         elif kind is functools.partial:
             if self._record.knows(function):
                 self._record.see(function)
-            self.called(function.func, *function.args, *operands)
+                self._observations.contents(function.keywords)
+            self.called(function.func, *function.args, *function.keywords.values(), *operands)
         else:
             self._functions.discover_class(kind)
             self._observations.special(kind)
+            self._observations.class_of(function)
             if is_a(function, nn.Module):
                 if function is not self._model:
                     self._observations.on_class("forward", kind)
-            elif not isinstance(kind.__call__, FunctionType):  # written in C, such as NumPy's functions
+            elif not is_a(kind.__call__, FunctionType):  # written in C, such as NumPy's functions
                 self._object_in_c(function, operands)
         return function
 
@@ -143,14 +165,19 @@ class Calls:
             for name in path.split("."):
                 self._observations.attribute(name, owner)
                 owner = getattr(owner, name)
+        self._observations.deep(function)
         for each in operands:
             self._observations.deep(each)
 
     def _constructed(self, kind: type, operands: tuple[Any, ...]) -> None:
+        if kind is type and len(operands) == 1:
+            self._observations.class_of(operands[0])
         if kind in _READS_NOTHING or issubclass(kind, (Proxy, nn.Module)) or kind is type:
             return
+        shallow = kind in _SHALLOW or kind.__module__ == "itertools"
+        shallow |= kind in (map, filter) and is_a(operands[0], (FunctionType, MethodType))
         for each in operands:
-            if kind in _SHALLOW or kind.__module__ == "itertools":
+            if shallow or (kind is dict and is_a(each, dict)):
                 self._contents_of_argument(each)
             elif not kind.__flags__ & HEAP_TYPE or not is_observed(code_of(kind.__init__)):
                 self._observations.deep(each)
@@ -163,9 +190,6 @@ class Calls:
     def _contents_of_argument(self, value: Any) -> None:
         if is_a(value, BuiltinFunctionType):
             self._observations.deep(value)
-        elif is_a(value, (tuple, list)) and not self._record.knows(value):  # of a call with a star
-            for each in value:
-                self._observations.contents(each)
         else:
             self._observations.contents(value)
 
@@ -181,9 +205,16 @@ class Calls:
             return
         if is_a(owner, dict) and name in _ITEM_METHODS and operands:
             self._observations.item_stored(owner, operands[0]) if self._record.knows(owner) else None
-        elif self._record.knows(owner) and (fact := self._observations.contents(owner)) is not None:
-            fact.where = fact.where or source.here()
-        elif is_a(owner, torch.Generator) and name in ("manual_seed", "seed", "set_state"):
+        elif type(owner).__module__ in _MODULES_THAT_ANSWER and name.startswith(_ANSWERS):
+            self._observations.asked(getattr(owner, name), operands)
+        elif is_a(owner, io.IOBase):
+            self._note_output()
+        elif type(owner) not in STATELESS and not is_a(owner, ModuleType):
+            if (fact := self._observations.contents(owner)) is not None:
+                fact.where = fact.where or source.here()
+            if not is_a(owner, CONTAINERS) or name not in _SHALLOW_METHODS:
+                self._observations.deep(owner)
+        if is_a(owner, torch.Generator) and name in ("manual_seed", "seed", "set_state"):
             raise fault(
                 "the forward seeds a random generator, which a graph would not do at each run",
                 hint="Seed it before the forward.",
@@ -200,19 +231,72 @@ class Calls:
             return self._by_name(function, operands)
         if is_torch(module):
             return self._torchs(function, name, operands)
+        if name == "getenv" or (module in _MODULES_THAT_ANSWER and name.startswith(_ANSWERS)):
+            self._observations.asked(function, operands)
+            return function
         if module.partition(".")[0] in _OTHER_AT_EACH_RUN and name not in _CONSTANT_OS and "path" not in module:
             self._other_at_each_run(f"{module}.{name}")
+        if function in _RUNS_TEXT:
+            raise fault(
+                f"the forward calls {name}(), and what the text reads is not seen",
+                hint="Write it as a function, or make what calls it a leaf with wrap=.",
+            )
+        if module.partition(".")[0] == "logging" or function in _WRITES_OUT:
+            return self._wrote_out(function, name, operands)
+        if function in _OF_CLASSES:
+            self._class_asked(function, *operands)
+            return function
         if function is vars and operands:
             self._record.see(attributes_of(operands[0])) if self._record.knows(operands[0]) else None
             self._observations.deep(attributes_of(operands[0]))
+        self._observations.writer = "" if module in _WRITES_NOTHING else source.here()
         for each in operands if function not in _READS_NOTHING else ():
-            if function is len:
-                self._observations.length(each)
-            elif function in _SHALLOW:
-                self._contents_of_argument(each)
-            else:
-                self._observations.deep(each)
+            self._given(function, each)
+        self._observations.writer = ""
         return function
+
+    def _given(self, function: Any, value: Any) -> None:
+        if function is len:
+            self._observations.length(value)
+        elif function in _SHALLOW:
+            self._contents_of_argument(value)
+        else:
+            self._observations.deep(value)
+
+    def _wrote_out(self, function: Any, name: str, operands: tuple[Any, ...]) -> Any:
+        if name in _LOGGERS_ANSWER:
+            self._observations.asked(function, operands)
+        elif not name.startswith("get"):
+            return self._unseen(function)
+        return function
+
+    def _unseen(self, function: Any) -> Any:
+        """Return a function that prints or logs, so that what handles that is not taken for the forward's."""
+        self._note_output()
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with suspended():
+                return function(*args, **kwargs)
+
+        return call
+
+    def _note_output(self) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != logging.__file__:
+            frame = frame.f_back
+        if frame is None:  # else it is what torch logs of a trace
+            self.writes_out = self.writes_out or source.here()
+
+    def _class_asked(self, function: Any, value: Any = None, kinds: Any = ()) -> None:
+        if function is isinstance:
+            self._observations.instance_of(value, kinds)
+        elif function is callable:
+            self._observations.class_of(value)
+            self._observations.on_class("__call__", type(value))
+        else:
+            for each in kinds if is_a(kinds, tuple) else (kinds,):
+                if type(each) is not type:
+                    self._observations.asked(issubclass, (value, each))
 
     @staticmethod
     def _other_at_each_run(name: str) -> None:
@@ -248,4 +332,4 @@ class Calls:
 
 def _hashable(function: Any) -> bool:
     """Whether a function may be looked up: one of a kind that compares by identity."""
-    return type(function) in (FunctionType, BuiltinFunctionType) or isinstance(function, type)
+    return type(function) in (FunctionType, BuiltinFunctionType) or is_a(function, type)

@@ -42,6 +42,7 @@ _OPERANDS: Mapping[str, tuple[str, int]] = {
 """For each instruction: the observer, and how many operands it is shown, as they lie on the stack, the last on top."""
 _NAMED = frozenset({"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "STORE_ATTR", "DELETE_ATTR"})
 _WRITTEN_GLOBALS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+_WRITTEN_CELLS = frozenset({"STORE_DEREF", "DELETE_DEREF"})
 _READ_GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", *_WRITTEN_GLOBALS})
 _DEEPEST = 8
 """What a sequence around an observer needs of the stack, besides copies of operands."""
@@ -90,7 +91,7 @@ def instrumented(code: CodeType, observers: Mapping[str, Observer], nested: Call
     """Return a copy of `code` that calls the observers; what stands inside of it goes through `nested`."""
     instructions, handled = _read(code)
     constants = [nested(each) if isinstance(each, CodeType) else each for each in code.co_consts]
-    editor = _Editor(observers, constants, code.co_names)
+    editor = _Editor(observers, constants, code)
     edited, first = editor.edit(instructions, _null_below(instructions, handled))
     deepest = max((each.argument for each in instructions if each.name == "CALL"), default=0)
     _lay_out(edited)
@@ -175,8 +176,9 @@ def _after(each: _Instruction, stack: list[bool], *, jump: bool) -> list[bool]:
 class _Editor:
     """Puts observers in place in one code object."""
 
-    def __init__(self, observers: Mapping[str, Observer], constants: list[Any], names: tuple[str, ...]) -> None:
-        self._observers, self._constants, self._names = observers, constants, names
+    def __init__(self, observers: Mapping[str, Observer], constants: list[Any], code: CodeType) -> None:
+        self._observers, self._constants, self._names = observers, constants, code.co_names
+        self._variable: Callable[[int], str] = code._varname_from_oparg  # type: ignore[attr-defined]
         self._places: dict[int, int] = {}
 
     def edit(
@@ -212,14 +214,22 @@ class _Editor:
             text = (self._names[each.argument],) if name in _NAMED else ()
             yield from self._observe(self._observer(observer), operands, line, *text)
         elif name in _WRITTEN_GLOBALS:
-            yield from self._observe(self._observer("global_stored"), 0, line)
+            yield from self._observe(self._observer("global_stored"), 0, line, self._names[each.argument])
+        elif name in _WRITTEN_CELLS:
+            yield _Instruction("PUSH_NULL", 0, line)
+            yield _Instruction("LOAD_CONST", self._observer("cell_stored"), line)
+            yield _Instruction("LOAD_CONST", self._constant(self._variable(each.argument)), line)
+            yield _Instruction("LOAD_CLOSURE", each.argument, line)
+            yield _Instruction("PRECALL", 2, line)
+            yield _Instruction("CALL", 2, line)
+            yield _Instruction("POP_TOP", 0, line)
         elif name == "KW_NAMES" or (name == "PRECALL" and self._first_of_call(each)):
             call = next(later for later in rest if later.name == "CALL")
             operands = call.argument + (1 if call in null_below else 2)
             yield from self._replace(operands, line)
         elif name == "CALL_FUNCTION_EX":
             yield from self._observe(self._observer("contents"), 1 + (each.argument & 1), line)
-            yield from self._replace(2 + (each.argument & 1), line)
+            yield from self._replace(2 + (each.argument & 1), line, "unpacked")
         self._last = each
 
     _last: _Instruction | None = None
@@ -239,9 +249,9 @@ class _Editor:
         yield from self._call(observer, operands, line, *text)
         yield _Instruction("POP_TOP", 0, line)
 
-    def _replace(self, operands: int, line: int | None) -> Iterator[_Instruction]:
+    def _replace(self, operands: int, line: int | None, observer: str = "called") -> Iterator[_Instruction]:
         """Let the observer of calls say what is called: the lowest of the operands."""
-        yield from self._call(self._observer("called"), operands, line)
+        yield from self._call(self._observer(observer), operands, line)
         yield _Instruction("SWAP", operands + 1, line)
         yield _Instruction("POP_TOP", 0, line)
 

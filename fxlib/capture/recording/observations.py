@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections import deque
-from collections.abc import Iterable, Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+import gc
+import operator
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FrameType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    UnionType,
+)
 from typing import Any
 
 import torch
@@ -15,11 +29,34 @@ from fxlib.capture import source
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import suspended
 from fxlib.capture.recording.arguments_asked import ArgumentsAsked
-from fxlib.capture.recording.observers import HEAP_TYPE, ObservedFunctions, functions_in, is_a, is_fx, is_observed
-from fxlib.capture.recording.record import STATELESS, VALUES, Record
-from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark, attributes_of, contents_of, is_array
+from fxlib.capture.recording.observers import (
+    HEAP_TYPE,
+    ObservedFunctions,
+    functions_in,
+    is_a,
+    is_fx,
+    is_instrumented,
+    is_observed,
+)
+from fxlib.capture.recording.record import METHOD_WRAPPER, STATELESS, VALUES, Record
+from fxlib.runtime.guards.capture_facts import (
+    Fact,
+    Kind,
+    Mark,
+    attributes_of,
+    computed,
+    contents_of,
+    is_array,
+    is_container,
+)
 
-CONTAINERS = (list, dict, set, deque, bytearray)
+_SEEN_THROUGH: tuple[type, ...] = (
+    *(MappingProxyType, type({}.keys()), type({}.values()), type({}.items()), functools.partial),
+    *(type(OrderedDict().keys()), type(OrderedDict().values()), type(OrderedDict().items())),
+    *(operator.itemgetter, operator.methodcaller),
+)
+_ELSEWHERE = frozenset({ImportError, ModuleNotFoundError, OSError, FileNotFoundError, NameError})
+"""Errors that no node of a graph raises."""
 _TABLES = ("_parameters", "_buffers", "_modules")
 _MACHINERY = frozenset(
     {"threading", "_thread", "queue", "_queue", "logging", "weakref", "_weakref", "concurrent", "socket", "_socket"}
@@ -35,6 +72,8 @@ class Observations:
         self._record, self._functions, self._arguments = record, functions, arguments
         self._looked_up: dict[tuple[type, str], Any] = {}
         self._special_classes: set[type] = set()
+        self.writer = ""
+        """The statement that may change what `deep` reaches, if one may."""
 
     def begun(self, function: FunctionType | None, scope: dict[str, Any], names: tuple[str, ...]) -> None:
         """A function runs for the first time: its globals, the variables of its closure and its defaults are read."""
@@ -43,10 +82,11 @@ class Observations:
             self._record.fact(Kind.ITEM, scope, name, value)
             if value is Mark.ABSENT:
                 builtins = scope.get("__builtins__", {})
-                table = builtins if isinstance(builtins, dict) else vars(builtins)
-                self._record.see(table.get(name))
+                table = builtins if is_a(builtins, dict) else vars(builtins)
+                self._record.fact(Kind.ITEM, table, name, table.get(name, Mark.ABSENT))
         if function is None:
             return
+        self._record.fact(Kind.CODE, function, "__code__", self._functions.swapped[function])
         for name, cell in zip(self._functions.swapped[function].co_freevars, function.__closure__ or (), strict=True):
             try:
                 value = cell.cell_contents
@@ -72,7 +112,7 @@ class Observations:
         if kind in STATELESS or issubclass(kind, VALUES):
             return
         if kind is super:
-            self._attribute_of_bases(name, owner)
+            self._attribute_of_super(name, owner)
         elif issubclass(kind, ModuleType):
             self._attribute_of_module(name, owner)
         elif issubclass(kind, type):
@@ -86,7 +126,33 @@ class Observations:
         else:
             self._getter(name, owner)
 
+    def _attribute_of_super(self, name: str, owner: Any) -> None:
+        kind = owner.__self_class__
+        self._bases(kind)
+        order = kind.__mro__
+        for base in order[order.index(owner.__thisclass__) + 1 :]:
+            found = base.__dict__.get(name, Mark.ABSENT)
+            if base.__flags__ & HEAP_TYPE:
+                self._record.fact(Kind.CLASS, base, name, found)
+            if found is not Mark.ABSENT:
+                return
+
+    def _bases(self, kind: type) -> None:
+        if kind.__flags__ & HEAP_TYPE:
+            self._record.fact(Kind.BASES, kind, None, kind.__mro__)
+
+    def class_of(self, owner: Any) -> None:
+        """The class of an object is asked for, or is where something of the object's is looked up."""
+        kind = type(owner)
+        if (
+            kind.__flags__ & HEAP_TYPE
+            and not issubclass(kind, (*VALUES, type, nn.Module))
+            and self._record.knows(owner)
+        ):
+            self._record.fact(Kind.TYPE, owner, None, kind)
+
     def _attribute_of_class(self, name: str, owner: type) -> None:
+        self._bases(owner)
         for base in owner.__mro__:
             if base.__flags__ & HEAP_TYPE:
                 found = base.__dict__.get(name, Mark.ABSENT)
@@ -96,37 +162,29 @@ class Observations:
         if type(owner) is not type:
             self._getter(name, owner)
 
-    def _attribute_of_bases(self, name: str, owner: Any) -> None:
-        if owner.__self_class__ is not None:  # it is bound
-            bases = owner.__self_class__.__mro__
-            self._on_one_of(name, bases[bases.index(owner.__thisclass__) + 1 :])
-
     def on_class(self, name: str, kind: type) -> Any:
         """Return what the class of an object, or one of its bases, has under a name; that is a fact of each."""
         if (kind, name) not in self._looked_up:
-            self._looked_up[kind, name] = self._on_one_of(name, kind.__mro__)
+            self._bases(kind)
+            found: Any = Mark.ABSENT
+            for base in kind.__mro__:
+                found = base.__dict__.get(name, Mark.ABSENT)
+                if base.__flags__ & HEAP_TYPE:
+                    self._record.fact(Kind.CLASS, base, name, found)
+                if found is not Mark.ABSENT:
+                    break
+            self._looked_up[kind, name] = found
         return self._looked_up[kind, name]
-
-    def _on_one_of(self, name: str, bases: Iterable[type]) -> Any:
-        found: Any = Mark.ABSENT
-        for base in bases:
-            found = base.__dict__.get(name, Mark.ABSENT)
-            if base.__flags__ & HEAP_TYPE:
-                self._record.fact(Kind.CLASS, base, name, found)
-            if found is not Mark.ABSENT:
-                break
-        return found
 
     def _attribute_of_instance(self, name: str, owner: Any) -> None:
         kind = type(owner)
         if issubclass(kind, tuple) and not kind.__dictoffset__:
             return
         found = self.on_class(name, kind)
+        self.class_of(owner)
         if not self._record.knows(owner):
             self._functions.discover_class(kind)
             return
-        if id(owner) not in self._record.modules and kind.__flags__ & HEAP_TYPE:  # the others are what they are
-            self._record.fact(Kind.TYPE, owner, None, kind)
         if found is not Mark.ABSENT and (hasattr(type(found), "__set__") or hasattr(type(found), "__delete__")):
             self._described(name, owner, found)
             return
@@ -180,26 +238,39 @@ class Observations:
         if not self._record.knows(container):
             return
         if is_a(container, dict):
+            self.class_of(container)
             try:
                 self._entry_of(container, key)
             except TypeError:  # a key that cannot be one
                 return
         else:
-            self.contents(container)
+            self._looked_into(container, "__getitem__")
 
     def _entry_of(self, table: dict[Any, Any], key: Any) -> Fact:
         return self._record.fact(Kind.ITEM, table, key, dict.get(table, key, Mark.ABSENT))
 
     def contained(self, key: Any, container: Any) -> None:
         """A container is asked whether it holds something."""
-        self.item(container, key)
+        if is_a(container, dict):
+            self.item(container, key)
+        elif not is_a(container, VALUES):
+            self._looked_into(container, "__contains__", "__iter__", "__getitem__")
+            for each in _elements(container):  # which are compared
+                self.deep(each)
+        self.deep(key)
 
     def contents(self, value: Any, *_: Any) -> Fact | None:
         """What a container holds is looked at."""
-        if type(value) in STATELESS or is_a(value, (*VALUES, type, nn.Module)) or not self._record.knows(value):
+        return self._looked_into(value, "__iter__", "__len__", "__getitem__", "__reversed__", "keys")
+
+    def _looked_into(self, value: Any, *methods: str) -> Fact | None:
+        """Note what methods of a value may read: nothing of what is observed, and all that unobserved ones reach."""
+        kind = type(value)
+        if kind in STATELESS or is_a(value, (*VALUES, type, nn.Module, tuple)) or not self._record.knows(value):
             return None
-        self.special(type(value))
-        if is_a(value, CONTAINERS) or is_array(value):
+        self.class_of(value)
+        self.special(kind)
+        if is_container(value):
             held = contents_of(value)
             if is_a(value, dict):
                 held = tuple((key, self._record.or_mark(each)) for key, each in held)
@@ -209,52 +280,56 @@ class Observations:
                 f"the forward takes elements from a {type(value).__name__} that was there before, and changes it",
                 hint="Make it in the forward, or take the elements before.",
             )
+        for each in methods:
+            found = self.on_class(each, kind)
+            if found is not Mark.ABSENT and not any(is_observed(inner.__code__) for inner in functions_in(found)):
+                self.deep(value)
+                break
         return None
 
     def length(self, value: Any) -> None:
         """A container is counted, or asked whether it holds anything."""
-        if type(value) not in CONTAINERS:
+        if type(value) not in (list, dict, set, deque):
             self.contents(value)
         elif self._record.knows(value):
             self._record.count(value)
 
     def deep(self, value: Any, seen: set[int] | None = None) -> None:
         """Whatever can be reached from a value may be looked at, but modules, functions and classes."""
-        seen = set() if seen is None else seen
         kind = type(value)
-        if kind in STATELESS or id(value) in seen or is_a(value, (*VALUES, type, ModuleType, nn.Module)):
+        if kind in STATELESS or is_a(value, (*VALUES, type, ModuleType, nn.Module, FunctionType, MethodType)):
             return
-        if kind.__module__.partition(".")[0] in _MACHINERY:
+        seen = set() if seen is None else seen
+        if id(value) in seen or kind.__module__.partition(".")[0] in _MACHINERY:
             return
         seen.add(id(value))
+        self.class_of(value)
         self.special(kind)
-        if is_a(value, (FunctionType, MethodType)):
-            return
-        if is_a(value, BuiltinFunctionType):
-            self.deep(value.__self__, seen)
-            return
-        self._contents_if_any(value)
-        for each in _elements(value):
+        known = self._record.knows(value)
+        if is_container(value) and known and (fact := self.contents(value)) is not None:
+            fact.where = fact.where or self.writer
+        for each in (*_elements(value), *_behind(value)):
+            self._record.see(each) if known else None
             self.deep(each, seen)
-        if kind.__dictoffset__ and not is_a(value, functools.partial):
+        for name in slots_of(kind):
+            if known:
+                self._record.fact(Kind.GETTER, value, name, computed(value, name)).where = self.writer
+            self.deep(computed(value, name), seen)
+        if kind.__dictoffset__:
             held = attributes_of(value)
-            if self._record.knows(value):
+            if known:
                 self._record.see(held)
-                self.contents(held)
-            for each in list(held.values()):
-                self.deep(each, seen)
-
-    def _contents_if_any(self, value: Any) -> None:
-        if is_a(value, CONTAINERS) or is_array(value):
-            self.contents(value)
+            self.deep(held, seen)
 
     def truth(self, value: Any) -> None:
         """A value decides which way the program goes."""
         kind = type(value)
         if kind in STATELESS or issubclass(kind, VALUES):
             return
-        if is_a(value, CONTAINERS) or is_array(value):
+        if is_container(value):
             self.length(value)
+        else:
+            self._looked_into(value, "__bool__", "__len__")
         if kind.__flags__ & HEAP_TYPE and self.on_class("__bool__", kind) is Mark.ABSENT:
             self.on_class("__len__", kind)
 
@@ -274,6 +349,14 @@ class Observations:
         for value in values:
             if type(value) not in STATELESS:
                 self.deep(value)
+                if type(value).__module__ == "decimal":
+                    self._decimal_context()
+
+    def _decimal_context(self) -> None:
+        context = sys.modules["decimal"].getcontext
+        self.asked(context, ())
+        for name in ("prec", "rounding", "Emin", "Emax", "clamp"):
+            self._getter(name, context())
 
     def formatted(self, value: Any, *_: Any) -> None:
         """A value is written into a text."""
@@ -282,11 +365,34 @@ class Observations:
     def entered(self, manager: Any) -> None:
         """A context manager is entered."""
         self._functions.discover_class(type(manager))
+        caught = attributes_of(manager)["_exceptions"] if is_a(manager, contextlib.suppress) else ()
+        if not _ELSEWHERE.issuperset(caught):
+            raise fault(
+                "errors are suppressed here, and a graph cannot catch what only a run raises",
+                hint="Check before what may fail, or catch it outside of the forward.",
+            )
 
     def matched(self, subject: Any, kind: Any, names: tuple[str, ...]) -> None:
         """A value is matched with a pattern of a class."""
+        self.instance_of(subject, kind)
         for name in (*names, *getattr(kind, "__match_args__", ())):
             self.attribute(name, subject)
+
+    def instance_of(self, value: Any, kinds: Any) -> None:
+        """It is asked whether a value is of a class; an abstract one may get to know more instances by and by."""
+        self.class_of(value)
+        for kind in _flat(kinds):
+            asks = self.on_class("__instancecheck__", type(kind))
+            if asks is type.__dict__["__instancecheck__"] or is_torch(kind.__module__) or is_a(value, VALUES):
+                continue
+            known = self._record.knows(value) or type(value) in STATELESS
+            question = (isinstance, (value, kind)) if known else (issubclass, (type(value), kind))
+            self.asked(*question)
+
+    def asked(self, function: Any, operands: tuple[Any, ...]) -> None:
+        """A function that only answers is called: each run asks it again."""
+        with suspended(), contextlib.suppress(Exception):  # which the call itself will raise
+            self._record.fact(Kind.QUESTION, function, operands, function(*operands))
 
     # What instructions write.
 
@@ -314,8 +420,19 @@ class Observations:
         if fact is not None:
             fact.where = fact.where or source.here()
 
-    def global_stored(self) -> None:
-        """A global variable is written: it was noted where the function began."""
+    def global_stored(self, name: str) -> None:
+        """A global variable is written."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not is_instrumented(frame.f_code):
+            frame = frame.f_back
+        if frame is not None:
+            fact = self._entry_of(frame.f_globals, name)
+            fact.where = fact.where or source.here()
+
+    def cell_stored(self, name: str, cell: CellType) -> None:
+        """A variable of a closure is written; one that the forward has made is not known."""
+        if (fact := self._record.known_fact(Kind.CELL, cell, name)) is not None:
+            fact.where = fact.where or source.here()
 
     # What is compared by identity.
 
@@ -333,6 +450,33 @@ def _elements(value: Any) -> Iterator[Any]:
         yield from list(dict.values(value))
     elif is_a(value, (list, tuple, set, frozenset, deque)):
         yield from list(value)
+    elif is_array(value) and value.dtype == object:
+        yield from value.flat
+
+
+def _behind(value: Any) -> Iterator[Any]:
+    """Yield what stands behind a value that is written in C: the dict of a view, what a partial function holds."""
+    if is_a(value, _SEEN_THROUGH):
+        yield from gc.get_referents(value)
+    elif type(value) in (BuiltinFunctionType, METHOD_WRAPPER):
+        yield value.__self__
+    elif is_a(value, memoryview):
+        yield value.obj
+
+
+def _flat(kinds: Any) -> Iterator[type]:
+    if is_a(kinds, (tuple, UnionType)):
+        for each in kinds if is_a(kinds, tuple) else kinds.__args__:
+            yield from _flat(each)
+    elif is_a(kinds, type):
+        yield kinds
+
+
+def slots_of(kind: type) -> Iterator[str]:
+    """Yield the names of the attributes that instances keep in slots."""
+    for base in kind.__mro__ if kind.__flags__ & HEAP_TYPE else ():
+        if base.__flags__ & HEAP_TYPE and not is_torch(base.__module__):
+            yield from (name for name, each in base.__dict__.items() if type(each) is MemberDescriptorType)
 
 
 def is_torch(module: str) -> bool:

@@ -79,6 +79,12 @@ def _called(function: Any, *operands: Any) -> Any:
     return listener.observe("called", (function, *operands))
 
 
+def _unpacked(function: Any, positional: Any, named: Any = None) -> Any:
+    """Return what is to be called in place of a function that is given its arguments with stars."""
+    given = tuple(positional) if type(positional) in (tuple, list) else (positional,)
+    return _called(function, *given, *(named.values() if isinstance(named, dict) else ()))
+
+
 def _entry(function: FunctionType | None, names: tuple[str, ...]) -> Observer:
     """Return the observer of a function's beginning: what it reads by name is noted, the first time."""
     begun = 0
@@ -98,8 +104,9 @@ def _entry(function: FunctionType | None, names: tuple[str, ...]) -> Observer:
 _OBSERVERS: Mapping[str, Observer] = {
     **{name: _observer(name) for name in ("attribute", "stored", "item", "item_stored", "contained", "identity")},
     **{name: _observer(name) for name in ("operands", "truth", "none", "contents", "matched", "formatted")},
-    **{name: _observer(name) for name in ("entered", "global_stored")},
+    **{name: _observer(name) for name in ("entered", "global_stored", "cell_stored")},
     "called": _called,
+    "unpacked": _unpacked,
 }
 
 

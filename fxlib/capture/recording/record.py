@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
 import weakref
-from types import CodeType, FrameType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.fx import Node, Proxy
 from fxlib.capture import source
 from fxlib.capture.recording.observers import ObservedFunctions, code_of, functions_in, is_a
 from fxlib.errors import CaptureError
+from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark, contents_of
 from fxlib.runtime.walk import local_modules
 
@@ -28,6 +30,7 @@ STATELESS = frozenset(
 )
 VALUES = (Proxy, Node, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 """What a graph is made of: to read it is no fact of Python's."""
+METHOD_WRAPPER: type = type(object().__str__)
 
 
 class Record:
@@ -44,7 +47,7 @@ class Record:
         self.stand_ins: StandIns | None = None
         """Answers for those of an export."""
         self._functions = functions
-        modules = [each for _, each in local_modules(model)] if isinstance(model, nn.Module) else []
+        modules = modules_of(model) if isinstance(model, nn.Module) else []
         self.modules = {id(each): each for each in modules}
         self._state: dict[int, torch.Tensor] = {}
         self._tracked: dict[int, Any] = {}
@@ -60,7 +63,7 @@ class Record:
 
     def fact(self, kind: Kind, owner: Any, key: Any, value: Any) -> Fact:
         """Note what was found in one place, and return the fact; of a place that is known, what it was at first."""
-        place = (kind, id(owner), key)
+        place = (kind, id(owner), tuple(map(id, key)) if kind is Kind.QUESTION else key)
         if is_ours(value):  # what makes a call, such as rpc_sync: the graph's own operators ask for it at each run
             return Fact(kind, owner, key, value)
         if (known := self._facts.get(place)) is None:
@@ -69,8 +72,12 @@ class Record:
             self._see_contents(value)
         return known
 
+    def known_fact(self, kind: Kind, owner: Any, key: Any) -> Fact | None:
+        """Return the fact about a place, if there is one."""
+        return self._facts.get((kind, id(owner), key))
+
     def _see_contents(self, value: Any) -> None:
-        if type(value) is tuple:
+        if type(value) in (tuple, frozenset):
             for each in value:
                 self._see_contents(each)
         else:
@@ -86,7 +93,7 @@ class Record:
                 self._tracked[id(value)] = value
             return
         self._tracked[id(value)] = value
-        if issubclass(kind, tuple):
+        if issubclass(kind, (tuple, frozenset)):
             for each in value:
                 self.see(each)
         if issubclass(kind, type):
@@ -94,10 +101,10 @@ class Record:
         self._functions.note_cache(value)
         for function in functions_in(value):
             self._functions.discover_function(function)
-        if kind is MethodType:
+        if kind is MethodType or kind is BuiltinFunctionType or kind is METHOD_WRAPPER:
             self.see(value.__self__)
         elif kind is functools.partial:
-            for each in (value.func, *value.args, *value.keywords.values()):
+            for each in (value.func, *value.args, value.keywords):
                 self.see(each)
         self._functions.discover_class(kind)
 
@@ -182,23 +189,29 @@ class Record:
     def _is_counted(self, fact: Fact) -> bool:
         return fact.kind is Kind.CONTENTS and id(fact.owner) in self._counted
 
-    def restore(self) -> list[Fact]:
-        """Put back what the forward has changed, and return those facts."""
+    def restore(self) -> tuple[list[Fact], str]:
+        """Put back what the forward has changed, and return those facts, and what another thread has changed, in words.
+
+        What the forward writes to is known to be written by it. All else may be another thread's, if there is one.
+        """
         for cache, misses in self._functions.caches.values():
             if cache.cache_info().misses != misses:
                 cache.cache_clear()
-        changed = []
+        changed, alone, others = [], threading.active_count() == 1, ""
         for place, fact in list(self._facts.items()):
-            if fact.holds():
+            if fact.kind is Kind.CODE or fact.holds():  # the code is put back later
                 continue
             if fact.kind is Kind.QUESTION or is_ours(fact.value):
                 fact.value = fact.now()  # as it is outside of the trace
+                continue
+            if not (alone or fact.where or _is_cache(fact)):
+                others = others or str(fact)
                 continue
             fact.restore()
             if not _is_cache(fact):
                 changed.append(fact)
             self._facts[place] = fact
-        return changed
+        return changed, others
 
     def leave(self) -> None:
         """Take each fact for what it is now that what was put in place for the capture is gone."""
@@ -211,6 +224,15 @@ def _holders(value: object) -> list[str]:
     """Return the classes of what refers to a value, but for frames and torch's own objects."""
     found = {type(each) for each in gc.get_referrers(value)}
     return sorted(each.__name__ for each in found - {FrameType} if not each.__module__.startswith("torch."))
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """Return all modules whose forwards a capture goes through: behind a captured one, the original."""
+    found = [each for _, each in local_modules(model)]
+    for each in found.copy():
+        if isinstance(each, CapturedModule) and isinstance(each._fxlib.original, nn.Module):
+            found += modules_of(each._fxlib.original)
+    return found
 
 
 def is_ours(value: Any) -> bool:

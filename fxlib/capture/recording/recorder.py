@@ -8,8 +8,9 @@ differs when the capture ends has been changed by the forward: it is put back, a
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType, TracebackType
+from types import FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -18,13 +19,14 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxlib.capture import source
+from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing, suspended
 from fxlib.capture.recording.arguments_asked import ArgumentsAsked
 from fxlib.capture.recording.called import Calls
 from fxlib.capture.recording.instrument import IS_KNOWN
 from fxlib.capture.recording.observations import Observations
-from fxlib.capture.recording.observers import ObservedFunctions, all_functions
-from fxlib.capture.recording.record import Record
+from fxlib.capture.recording.observers import ObservedFunctions, all_functions, functions_in, is_a
+from fxlib.capture.recording.record import Record, modules_of
 from fxlib.errors import CaptureError
 from fxlib.runtime.guards.capture_facts import Fact, Facts
 from fxlib.runtime.walk import local_modules
@@ -43,17 +45,26 @@ class Recorder:
     """
 
     def __init__(self, model: object, also: tuple[FunctionType, ...] = ()) -> None:
+        self.disturbed = ""
+        """What another thread has changed meanwhile that the forward has read, in words; empty if nothing."""
         self._model = model
         self._functions = ObservedFunctions(also)
         self._record = Record(model, self._functions)
         self._arguments = ArgumentsAsked(model, self._record)
         self._observations = Observations(self._record, self._functions, self._arguments)
         self._calls = Calls(model, self._record, self._functions, self._arguments, self._observations)
+        forward = type(model).forward if isinstance(model, nn.Module) else model
+        self._roots = set(functions_in(forward))
+        for function in self._roots:
+            for each in function.__defaults__ or ():
+                self._record.see(each)
+                self._observations.deep(each)
         self._busy = False
         self.active = False
         """Whether the forward runs."""
         self._stop_noting: Callable[[], None] | None = None
         self._changed: list[Fact] = []
+        self._returned: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -96,13 +107,14 @@ class Recorder:
             self._stop_noting()
             self.active, self._stop_noting = False, None
             with self.unobserved(), suspended(), _disable_current_modes():
-                self._changed = self._record.restore()
+                self._changed, self.disturbed = self._record.restore()
 
     def begin(self) -> None:
         """Look for functions where the model is."""
         self._functions.discover_class(nn.Module)
         if isinstance(self._model, nn.Module):
-            for _, module in local_modules(self._model):
+            self._observations.on_class("forward", type(self._model))
+            for module in modules_of(self._model):
                 self._functions.discover_class(type(module))
         else:
             self._record.see(self._model)
@@ -135,9 +147,30 @@ class Recorder:
         self._record.hold_to(table, name)
 
     def handed_on(self, container: Any) -> None:
-        """Note a container that becomes part of the graph as it is now."""
+        """Note a container that becomes part of the graph as it is now.
+
+        Raises:
+            CaptureError: the caller gets it, and would get another one from a graph.
+        """
         with self.unobserved():
             self._observations.deep(container)
+            if self.active and is_a(container, (list, dict)) and not self._is_running():
+                if self._record.knows(container) or id(container) in self._returned:
+                    twice = "twice" if id(container) in self._returned else "that was there before"
+                    raise fault(
+                        f"the forward returns a {type(container).__name__} {twice}, and a graph would return a copy",
+                        where=source.of_definition(next(iter(self._roots))),
+                        hint="Return a copy of it, or a tuple.",
+                    )
+                self._returned[id(container)] = container
+
+    def _is_running(self) -> bool:
+        """Whether the forward is on its way, and has not returned."""
+        codes = {each.__code__ for each in self._roots}
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code not in codes:
+            frame = frame.f_back
+        return frame is not None or not codes
 
     def value_asked(self, tensor: torch.Tensor) -> None:
         """Note that the elements of a tensor were looked at, which no node of the graph reads."""
@@ -158,6 +191,11 @@ class Recorder:
     def asked_grad_mode(self) -> bool:
         """Whether the forward behaves otherwise where no gradients are recorded."""
         return self._calls.asked_grad_mode
+
+    @property
+    def writes_out(self) -> str:
+        """The first statement of the forward that prints or logs; empty if none does."""
+        return self._calls.writes_out
 
     def facts(self, graph: Graph) -> Facts:
         """Return what is to be watched of the state that was read while `graph` was made.
@@ -182,4 +220,5 @@ class Recorder:
         Raises:
             CaptureError: something keeps one.
         """
+        self._returned.clear()
         self._record.refuse_leaks()

@@ -24,6 +24,7 @@ from fxlib.capture.intercept import is_capturing
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace import isinstance_rules
+from fxlib.capture.trace.except_handlers import guarding_handler
 from fxlib.capture.trace.opened import Opened
 from fxlib.capture.trace.parameter_looks import ParameterLooks
 from fxlib.capture.trace.remote import RemoteCalls
@@ -157,10 +158,22 @@ class RemoteTracer(Tracer):
             node = super().create_node(kind, target, *args, **kwargs)
         finally:
             self.depth -= 1
+        if kind.startswith("call"):
+            self._refuse_guarded(kind, target)
         if frames := tuple(source.user_frames(sys._getframe(1), self.end)):
             node.meta["source"], stack_trace = source.described(frames)
             node.meta.setdefault("stack_trace", stack_trace)
         return node
+
+    def _refuse_guarded(self, kind: str, target: Any) -> None:
+        """Refuse work whose errors the program handles: a graph cannot catch what only a run raises."""
+        reads = kind == "call_method" or target in (getattr, operator.getitem)
+        if place := guarding_handler(sys._getframe(1), self.end, of_tensors=not reads):
+            raise fault(
+                "an except guards what is computed here, and a graph cannot catch what only a run raises",
+                where=place,
+                hint="Check before what may fail, or catch it outside of the forward.",
+            )
 
     @override
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ class Kind(Enum):
     DEFAULTS = "default arguments of a function"
     QUESTION = "what a function answers"
     VALUE = "the elements of a tensor"
+    BASES = "bases of a class"
+    CODE = "code of a function"
 
 
 _ABSENT = Mark.ABSENT
@@ -56,6 +59,7 @@ GRAD_MODE = frozenset({"is_grad_enabled", "set_grad_enabled", "enable_grad"})
 SCALARS = (bool, int, float, complex, str, bytes, type(None), range, slice)
 _REBOUND = (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS)
 _DEFAULTS = attrgetter("__defaults__", "__kwdefaults__")
+_BASES, _CODE = attrgetter("__mro__"), attrgetter("__code__")
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +80,8 @@ class Fact:
     def holds(self) -> bool:
         """Whether what is there now is what was there, or equal to it, where it has no identity of its own."""
         now = self.now()
+        if self.kind is Kind.CONTENTS and is_array(self.owner) and is_array(self.value):
+            return _same_array(now, self.value)
         return same(now, self.value) or (self.kind is Kind.VALUE and _same_elements(now, self.value))
 
     def restore(self) -> None:
@@ -99,7 +105,7 @@ class Fact:
             type.__delattr__(self.owner, self.key)
         elif self.kind is Kind.CLASS:
             type.__setattr__(self.owner, self.key, self.value)
-        elif self.kind is Kind.GETTER and self.value is not Mark.ABSENT:
+        elif self.kind in (Kind.GETTER, Kind.CODE) and self.value is not Mark.ABSENT:
             setattr(self.owner, self.key, self.value)
 
     def __str__(self) -> str:
@@ -127,7 +133,7 @@ class ArgumentFact:
         name: the argument; empty for the captured module itself.
         steps: how to get from it to the part: attributes ("getattr", name), elements ("getitem", key), and calls of
             methods that only read ("get", arguments).
-        test: "is not", "isinstance", or "type is".
+        test: "is not", "isinstance", "type is", or "lacks" (an attribute).
         value: what the argument is held to: one object, or a class.
         other: for "is not", another argument with its steps, in place of `value`.
     """
@@ -145,6 +151,8 @@ class ArgumentFact:
             value = self.value if self.other is None else _follow(arguments[self.other[0]], self.other[1])
         except Exception:  # noqa: BLE001 - whatever an argument raises, the forward itself shall meet it
             return f"{self._place()} is not there"
+        if self.test == "lacks" and hasattr(found, value):
+            return f"{self._place()} has an attribute {value}, and was taken for a tensor at capture"
         if self.test == "is not" and found is value:
             known = "another argument" if self.other is not None else repr(value)
             return f"{self._place()} is {known}, and was taken for a tensor at capture: see concrete_args="
@@ -185,15 +193,24 @@ def same(now: Any, value: Any) -> bool:
         return False
     if issubclass(kind, tuple):
         return len(now) == len(value) and all(map(same, now, value))
-    if kind in SCALARS:
-        equal: Any = now == value and (kind is not float or repr(now) == repr(value))
+    if kind in (range, slice):
+        equal: Any = all(same(getattr(now, each), getattr(value, each)) for each in ("start", "stop", "step"))
+    elif kind in SCALARS:
+        equal = now == value and (kind not in (float, complex) or repr(now) == repr(value))
     elif kind is MethodType:
         equal = now.__func__ is value.__func__ and now.__self__ is value.__self__
-    elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):  # an array, or a number
-        equal = now.shape == value.shape and now.dtype == value.dtype and now.tobytes() == value.tobytes()
+    elif kind is frozenset:
+        found = {each: each for each in now}
+        equal = len(now) == len(value) and all(each in found and same(found[each], each) for each in value)
+    elif kind.__module__ == "numpy" and hasattr(value, "tobytes") and not hasattr(value, "ctypes"):  # a number
+        equal = now.dtype == value.dtype and now.tobytes() == value.tobytes()
     else:
-        equal = kind in (torch.dtype, torch.device, frozenset) and now == value
+        equal = kind in (torch.dtype, torch.device) and now == value
     return bool(equal)
+
+
+def _same_array(now: Any, value: Any) -> bool:
+    return bool(now.shape == value.shape and now.dtype == value.dtype and now.tobytes() == value.tobytes())
 
 
 def _same_elements(now: torch.Tensor, value: torch.Tensor) -> bool:
@@ -212,19 +229,35 @@ def contents_of(container: Any) -> Any:
         return tuple(dict.items(container))
     if isinstance(container, (list, deque)):
         return tuple(container)
-    if isinstance(container, (set, bytearray)):
-        return frozenset(container) if isinstance(container, set) else bytes(container)
-    return container.copy() if is_array(container) else None
+    if isinstance(container, set):
+        return frozenset(container)
+    if isinstance(container, (bytearray, array, memoryview)):
+        return bytes(container) if isinstance(container, bytearray) else container.tobytes()
+    if is_array(container):
+        return tuple(container.flat) if container.dtype == object else container.copy()
+    return None
+
+
+def is_container(value: Any) -> bool:
+    """Whether what a value holds may change, and `contents_of` knows it."""
+    return issubclass(type(value), (list, dict, set, deque, bytearray, array, memoryview)) or is_array(value)
 
 
 def is_array(value: Any) -> bool:
     """Whether a value is an array of NumPy's, without loading NumPy."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype != object
+    return numpy is not None and issubclass(type(value), numpy.ndarray)
 
 
 def _refill(container: Any, value: Any) -> None:
-    if isinstance(container, (dict, set)):
+    if isinstance(container, memoryview):
+        container.cast("B")[:] = value
+    elif isinstance(container, array):
+        container[:] = array(container.typecode, value)
+    elif is_array(container) and container.dtype == object:
+        for index, each in enumerate(value):
+            container.flat[index] = each
+    elif isinstance(container, (dict, set)):
         container.clear()
         container.update(value)
     elif isinstance(container, deque):
@@ -245,7 +278,8 @@ def _of_cell(owner: Any, _: Any) -> Any:
         return Mark.ABSENT
 
 
-def _computed(owner: Any, key: str) -> Any:
+def computed(owner: Any, key: str) -> Any:
+    """Return an attribute as an object answers for it."""
     try:
         return getattr(owner, key)
     except AttributeError:
@@ -264,10 +298,12 @@ _READERS: Mapping[Kind, Callable[[Any, Any], Any]] = {
     Kind.CELL: _of_cell,
     Kind.CONTENTS: lambda owner, _: contents_of(owner),
     Kind.LENGTH: lambda owner, _: len(owner),
-    Kind.GETTER: _computed,
+    Kind.GETTER: computed,
     Kind.DEFAULTS: lambda owner, _: _DEFAULTS(owner),
     Kind.QUESTION: _answered,
     Kind.VALUE: lambda owner, _: owner.detach(),
+    Kind.BASES: lambda owner, _: owner.__mro__,
+    Kind.CODE: lambda owner, _: owner.__code__,
 }
 
 
@@ -288,6 +324,10 @@ class _Columns:
     held_values: list[Any] = field(default_factory=list)
     tensor_tables: list[dict[Any, Any]] = field(default_factory=list)
     tensor_keys: list[Any] = field(default_factory=list)
+    kinds: list[type] = field(default_factory=list)
+    bases: list[tuple[type, ...]] = field(default_factory=list)
+    functions: list[Any] = field(default_factory=list)
+    codes: list[Any] = field(default_factory=list)
     others: list[Fact] = field(default_factory=list)
 
     def hold(self) -> bool:
@@ -295,6 +335,8 @@ class _Columns:
         return (
             all(map(is_, map(dict.get, self.tables, self.keys, repeat(_ABSENT)), self.values))
             and list(map(type, self.owners)) == self.classes
+            and all(map(is_, map(_BASES, self.kinds), self.bases))
+            and all(map(is_, map(_CODE, self.functions), self.codes))
             and (not self.sized or self._containers_hold())
             and (not self.tensor_tables or self._tensors_hold())
             and (not self.others or all(each.holds() for each in self.others))
@@ -317,6 +359,12 @@ class _Columns:
         elif fact.kind is Kind.TYPE:
             self.owners.append(fact.owner)
             self.classes.append(fact.value)
+        elif fact.kind is Kind.BASES:
+            self.kinds.append(fact.owner)
+            self.bases.append(fact.value)
+        elif fact.kind is Kind.CODE:
+            self.functions.append(fact.owner)
+            self.codes.append(fact.value)
         elif fact.kind is Kind.LENGTH:
             self.sized.append(fact.owner)
             self.lengths.append(fact.value)
