@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from fxlib.runtime import is_call, is_wait, ops
+from fxlib.runtime import is_call, is_wait
 from fxlib.runtime.calls import COLLECTIVE, kind_of
+from fxlib.runtime.operators import TRACKERS
 
 # Their results are integers or booleans, whatever they are given.
 _WITHOUT_GRADIENT = frozenset(
@@ -51,7 +52,7 @@ def _requires_grad(node: Node, root: nn.Module, *, grad_enabled: bool) -> bool |
     if node.op in ("placeholder", "output") or node.kwargs.get("requires_grad"):
         return None
     name = _name(node.target)
-    if node.target in ops.TRACKERS and grad_enabled:
+    if node.target in TRACKERS and grad_enabled:
         return None  # takes one if the result is of a floating type, which only the server knows
     if name in _WITHOUT_GRADIENT and node.op != "call_module":
         return False

@@ -17,17 +17,15 @@ from fxlib.client.value_numbering import Numbers, bodies, callable_key
 from fxlib.errors import WireError
 from fxlib.runtime import (
     create,
-    fetch,
     functions,
     is_call,
     is_issue,
     is_wait,
-    issue_fetch,
     kind_of,
 )
 from fxlib.runtime.batched_items import is_batch, items_of
 from fxlib.runtime.batches import IN_ORDER
-from fxlib.runtime.ops import TRACKERS
+from fxlib.runtime.operators import FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
 from fxlib.wire.targets import methods
@@ -154,7 +152,7 @@ def _deeds_of(
         called = {each.function for each in items_of(node)} | form
         for name in sorted(called):
             yield ("speak", numbers.value(to, known), numbers.value(name, known)), f"calls {name!r} on {to!r}"
-    elif node.target in {fetch, issue_fetch} or (node.op == "call_method" and node.target == "to_here"):
+    elif node.target in FETCHES or (node.op == "call_method" and node.target == "to_here"):
         yield ("fetch", numbers.value(node.args[:1], known)), f"fetches {node.args[:1]!r}"
     elif node.target in {functions.resolve, rpc.get_worker_info}:
         yield (callable_key(node.target), _given(node, numbers, known)), f"looks up {node.args}"

@@ -10,15 +10,15 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxlib.client.value_numbering import Numbers, bodies, callable_key
-from fxlib.runtime import create, fetch, is_call, is_issue, is_wait, issue_call, issue_fetch, remote_call, start_call
+from fxlib.runtime import is_call, is_issue, is_wait
 from fxlib.runtime.batched_items import is_batch, items_of
 from fxlib.runtime.calls import client_of
-from fxlib.runtime.ops import TRACKERS
+from fxlib.runtime.operators import CALLS_BY_NAME, FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
 from fxlib.wire.write_modules import fits
 
-CALLS = frozenset({remote_call, issue_call, start_call, create}) | TRACKERS
+CALLS = CALLS_BY_NAME | TRACKERS
 _THROUGH = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Sequential, GraphModule)
 """Modules that return what they are given, or call a method of it, whatever it is."""
 _LAYOUTS = frozenset({"clone", "contiguous"})
@@ -94,7 +94,7 @@ def _is_checked(node: Node) -> bool:
     """Whether the node is a call, or the wait for one, of which more is asked elsewhere."""
     if is_wait(node):
         return bool(node.args) and isinstance(node.args[0], Node) and is_issue(node.args[0])
-    return node.target in CALLS or node.target in {fetch, issue_fetch} or is_call(node) or is_issue(node)
+    return node.target in CALLS or node.target in FETCHES or is_call(node) or is_issue(node)
 
 
 def _is_plain(node: Node, body: GraphModule, held: dict[Node, bool]) -> bool:

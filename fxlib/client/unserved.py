@@ -19,8 +19,9 @@ from fxlib.client.request import Prepared
 from fxlib.client.value_numbering import bodies
 from fxlib.errors import PassError, RemoteError
 from fxlib.reasons import Reason
-from fxlib.runtime import is_wait, ops
+from fxlib.runtime import is_wait
 from fxlib.runtime.calls import client_of
+from fxlib.runtime.operators import CALLS_BY_NAME, TRACKERS
 from fxlib.spec.workload import Workload
 from fxlib.v1 import graph_pb2, jobs_pb2
 
@@ -173,9 +174,9 @@ def _unserved(prepared: Prepared, workers: Iterable[jobs_pb2.WorkerInfo]) -> Ite
 
 def _called(node: Node) -> tuple[str, str]:
     """Return server and function of a remote call, or of the push of its gradient; the server empty if not constant."""
-    if node.target in ops.TRACKERS:
+    if node.target in TRACKERS:
         _, to, function, *_ = node.args
-    elif node.target in {ops.remote_call, ops.issue_call, ops.start_call, ops.create}:
+    elif node.target in CALLS_BY_NAME:
         to, function = node.args[:2]
     else:
         return "", ""

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxlib.runtime import is_wait, kind_of, remote_call, track_gradient
 from fxlib.runtime.batched_items import is_item, item_of
-from fxlib.runtime.ops import TRACKERS
+from fxlib.runtime.operators import TRACKERS
 from fxlib.wire.callables import known_name
 
 

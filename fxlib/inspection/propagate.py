@@ -31,16 +31,14 @@ from fxlib.inspection.operations import Operation, Operations
 from fxlib.inspection.reasons import Unknown, Why
 from fxlib.inspection.stand_ins import stand_in
 from fxlib.reasons import Reason
-from fxlib.runtime import ops
 from fxlib.runtime.batched_items import is_item
 from fxlib.runtime.calls import is_wait
-from fxlib.runtime.structure import check_plain, check_structure, check_tensor
+from fxlib.runtime.operators import CHECKS, TRACKERS
 from fxlib.spec.profile import Profile
 from fxlib.utils.location import location_of
 
 _BY_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 _UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError)
-_CHECKS: frozenset[object] = frozenset({check_plain, check_structure, check_tensor})
 _UNKNOWN_IN_PLACE = Unknown(Why.OPAQUE, "an object of the process")
 
 
@@ -119,9 +117,9 @@ class Propagation:
         """Whether what a node makes is told without running it, and what that is."""
         if node.op == "get_attr":
             return True, self._attribute(node)
-        if node.target in ops.TRACKERS:
+        if node.target in TRACKERS:
             return True, self._values[node.args[0]]  # type: ignore[index]
-        if node.target in _CHECKS:
+        if node.target in CHECKS:
             return True, None
         if is_item(node) or behaviour.part is Part.CALL:
             return True, stand_in(node, self._values, self._profile)

@@ -20,6 +20,7 @@ from fxlib.runtime.batched_items import is_batch
 from fxlib.runtime.calls import is_call, is_issue, is_wait
 from fxlib.runtime.forward_context import Tracked, current_flight
 from fxlib.runtime.gradients.containers import as_it_is
+from fxlib.runtime.operators import TRACKERS
 from fxlib.runtime.record import call_name
 
 _CALIBRATION = 1_000
@@ -85,7 +86,7 @@ class Instrumented:
                 twin.target = self._calling(node)
             elif is_remote:
                 twin.target = timed(node, self._forward, self.made)
-            elif node.target in ops.TRACKERS:
+            elif node.target in TRACKERS:
                 twin.target = self._tracking(node)
             if is_remote:
                 graph.call_function(self._clock.reset)

@@ -18,7 +18,8 @@ from fxlib.profiling.runs import STEPS, WARMUPS, Runs
 from fxlib.profiling.servers import Probed, Read, probe, unprobed
 from fxlib.profiling.sharing import NOTEWORTHY, own_s, undisturbed
 from fxlib.profiling.summary import calls_of, least_share, nodes_of, rest_s, waking
-from fxlib.runtime import is_issue, ops
+from fxlib.runtime import is_issue
+from fxlib.runtime.operators import REPEATABLE
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import CallProfile, Profile, TensorShape
 from fxlib.utils.hardware import cores, processor
@@ -141,7 +142,7 @@ def _reads(runs: Runs, contracts: Mapping[str, Contract]) -> dict[str, Read]:
     found: dict[str, Read] = {}
     for name, sample in runs.whole[-1].forwards[-1].calls.items():
         contract = contract_of(sample.node, contracts)
-        if contract is not None and contract.is_read and sample.node.target in _REPEATABLE:
+        if contract is not None and contract.is_read and sample.node.target in REPEATABLE:
             to, function, args, kwargs, timeout_s = runs.made[name]
             batchable = contract.batchable and not function.startswith(".")
             found[name] = Read(
@@ -164,6 +165,3 @@ def _is_worker(name: str) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-_REPEATABLE = {ops.remote_call, ops.issue_call, ops.start_call}

@@ -16,7 +16,7 @@ from torch.fx.graph import PythonCode
 from typing_extensions import override
 
 from fxlib.errors import CaptureError, WireError
-from fxlib.runtime import failure, ops
+from fxlib.runtime import failure
 from fxlib.runtime.calls import is_issue, is_wait
 from fxlib.runtime.contract_lookup import contracts_in
 from fxlib.runtime.forward_context import THREAD, Flight
@@ -27,6 +27,7 @@ from fxlib.runtime.guards.conditions import Asked, Conditions, Entry, parameters
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import Mark
 from fxlib.runtime.module_state import Companions, Expected
+from fxlib.runtime.operators import TRACKERS
 from fxlib.runtime.record import current_recording
 from fxlib.runtime.shadowed_names import shadowed
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
@@ -332,7 +333,7 @@ class _Program:
 def _is_in_backward(node: Node) -> bool:
     """Whether backward may run through a node, in an order that the node's place in the graph decides."""
     is_local = node.op in {"call_function", "call_method", "call_module"}
-    return is_local and not (is_issue(node) or is_wait(node) or node.target in ops.TRACKERS)
+    return is_local and not (is_issue(node) or is_wait(node) or node.target in TRACKERS)
 
 
 def _is_tracked(node: Node) -> bool:
@@ -340,7 +341,7 @@ def _is_tracked(node: Node) -> bool:
     if node.target is operator.getitem or node.target == "requires_grad_":
         given = node.args[0]
         return isinstance(given, Node) and _is_tracked(given)
-    return node.target in ops.TRACKERS
+    return node.target in TRACKERS
 
 
 def _guard(program: _Program) -> Callable[..., Any]:
@@ -377,7 +378,7 @@ def _run_original(
     module: CapturedModule, original: nn.Module, reason: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     original.training = module.training
-    tracks = torch.is_grad_enabled() and any(node.target in ops.TRACKERS for node in module.graph.nodes)
+    tracks = torch.is_grad_enabled() and any(node.target in TRACKERS for node in module.graph.nodes)
     with lent(module, original):
         if not tracks:
             return original.forward(*args, **kwargs)

@@ -147,10 +147,6 @@ def send_gradient(  # noqa: PLR0917 - as all operators: positional, in the docum
     return _track(result, (to, gradient, args, kwargs, timeout, index), together=True)
 
 
-TRACKERS: frozenset[object] = frozenset({track_gradient, send_gradient})
-"""Operators that let a remote result take a gradient."""
-
-
 def server_name(to: Any) -> str:
     """Return the name of the worker that a call to `to` reaches; `to` in words when it cannot be told."""
     if isinstance(to, str):

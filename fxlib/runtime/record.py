@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from fxlib.runtime import calls, ops
 from fxlib.runtime.batched_items import is_batch, waits_of
-from fxlib.runtime.batches import issue_batch
+from fxlib.runtime.operators import REACHING
 from fxlib.spec.report import Span, Timeline
 
 BLOCKED = frozenset(("call", "wait"))
@@ -184,7 +184,7 @@ def _targets() -> dict[str, set[Callable[..., Any]]]:
 
 def reached(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Return the name of the worker that a call or an issue with these arguments reaches; empty if none."""
-    if node.target in _REMOTE and args:
+    if node.target in REACHING and args:
         return ops.server_name(args[0])
     kind = None if calls.is_wait(node) else calls.kind_of(node)
     if kind is calls.COLLECTIVE:
@@ -193,6 +193,3 @@ def reached(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str
         return ""
     to = kind.destination(args, kwargs)
     return to if isinstance(to, str) else kind.reached(node)  # an object's own words would name its address
-
-
-_REMOTE = {ops.remote_call, ops.issue_call, ops.start_call, ops.fetch, ops.issue_fetch, issue_batch}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from fxlib.runtime.operators import BY_LABEL, OPERATORS
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.check_pytree import check_pytree
 from fxlib.wire.check_values import Place, check_value
@@ -34,28 +35,16 @@ _KINDS: dict[int, frozenset[str]] = {
     pb.OPCODE_CALL_METHOD: frozenset({"method", "opaque_method"}),
 }
 _LONGEST_PATH = 10_000
-# Arguments of the runtime's operators: how many, and which of them names a remote function.
-_CALLS: dict[str, tuple[int, int | None]] = {
-    "fxlib.runtime.remote_call": (5, 1),
-    "fxlib.runtime.issue_call": (5, 1),
-    "fxlib.runtime.start_call": (5, 1),
-    "fxlib.runtime.create": (5, 1),
-    "fxlib.runtime.fetch": (2, None),
-    "fxlib.runtime.issue_fetch": (2, None),
-    "fxlib.runtime.wait": (1, None),
-    "fxlib.runtime.track_gradient": (7, 2),
-    "fxlib.runtime.send_gradient": (7, 2),
-    "fxlib.runtime.limit_in_flight": (2, None),
-    "fxlib.runtime.issue_batch": (4, None),
-    "fxlib.runtime.wait_item": (2, None),
-    "fxlib.runtime.functions.resolve": (1, 0),
-}
 _RESOLVE = "fxlib.runtime.functions.resolve"
 _BATCH, _ITEM = "fxlib.runtime.issue_batch", "fxlib.runtime.wait_item"
 _BATCHED_CALL = ("text", "tuple", "dict")
 """Kinds of values of one call in a batch: the function's name, its arguments, its keyword arguments."""
 # Behind the name of the remote function stand the arguments that are sent to it.
-_SENT = {name: (named + 1, named + 2) for name, (count, named) in _CALLS.items() if named is not None and count > 1}
+_SENT = {
+    each.label: (each.function_at + 1, each.function_at + 2)
+    for each in OPERATORS
+    if each.function_at is not None and each.destination_at is not None
+}
 
 
 def check_target(target: pb.Target) -> None:
@@ -214,11 +203,11 @@ class BodyChecker:
             self._check_getattr(node)
         elif target.startswith("builtins.") and any(each.name == "key" for each in node.kwargs):
             raise Fault(f"{target} may not take a key function")
-        elif target in _CALLS:
+        elif (operator := BY_LABEL.get(target)) is not None and operator.arguments is not None:
             if target == _RESOLVE:
                 self._functions.add(index)
                 self._held.add(index)
-            count, named = _CALLS[target]
+            count, named = operator.arguments, operator.function_at
             if len(node.args) != count or node.kwargs:
                 raise Fault(f"{target} takes {count} positional arguments")
             if named is not None:

@@ -21,10 +21,9 @@ import torch
 from torch.distributed import rpc
 from torch.overrides import get_overridable_functions
 
-from fxlib.runtime import batches, calls, collectives, ops, structure
-from fxlib.runtime import credits as runtime_credits
-from fxlib.runtime import functions as remote_functions
+from fxlib.runtime import calls
 from fxlib.runtime.attributes import read_attribute
+from fxlib.runtime.operators import BY_LABEL
 
 Function = Callable[..., Any]
 
@@ -70,12 +69,6 @@ _FUNCTIONAL_EXTRAS = (
     *("celu_", "elu_", "hardsigmoid", "hardswish", "hardtanh_", "leaky_relu_", "logsigmoid", "relu_", "rrelu_"),
     *("selu_", "sigmoid", "tanh", "threshold", "threshold_", "upsample", "upsample_bilinear", "upsample_nearest"),
 )
-_RUNTIME = (
-    *("remote_call", "issue_call", "start_call", "fetch", "issue_fetch", "create", "wait"),
-    *("track_gradient", "send_gradient"),
-)
-_BATCHES = ("issue_batch", "wait_item")
-_COLLECTIVES = ("collective", "issue_collective", "wait_collective")
 
 METHODS_WITHHELD = frozenset(
     {
@@ -179,13 +172,8 @@ def _functions() -> Iterator[tuple[str, Function]]:
     # Blocks of a grad mode or of autocast, as capture records them.
     yield from _of(torch._C, "torch._C", ("_set_grad_enabled",))
     yield from _of(torch.amp.autocast_mode, "torch.amp.autocast_mode", ("_enter_autocast", "_exit_autocast"))
-    yield from _of(ops, "fxlib.runtime", _RUNTIME)
-    yield from _of(batches, "fxlib.runtime", _BATCHES)
-    yield from _of(runtime_credits, "fxlib.runtime", ("limit_in_flight",))
-    yield from _of(collectives, "fxlib.runtime", _COLLECTIVES)
-    yield from _of(structure, "fxlib.runtime", ("check_structure", "check_tensor", "check_plain"))
-    # A remote function as a value, by its name, and the name of a server: as capture records them.
-    yield from _of(remote_functions, "fxlib.runtime.functions", ("resolve",))
+    yield from ((label, each.function) for label, each in BY_LABEL.items())
+    # The name of a server: as capture records it.
     yield from _of(rpc, "torch.distributed.rpc", ("get_worker_info",))
 
 

@@ -11,10 +11,11 @@ from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.process_groups import Groups, groups_of, own_code_in
-from fxlib.analysis.effects.resources import FETCHES, contract_of_call, function_name
+from fxlib.analysis.effects.resources import contract_of_call, function_name
 from fxlib.passes.infra.annotate import assumed_of
 from fxlib.runtime import calls, ops
 from fxlib.runtime.batched_items import is_batch, is_item, items_of
+from fxlib.runtime.operators import FETCHES, TRACKERS
 from fxlib.runtime.record import call_name
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch
@@ -56,7 +57,7 @@ def needs_of(modules: Iterable[GraphModule], workload: Workload) -> Needs:
             if node.target is ops.create:
                 created.setdefault(str(node.args[1]), set()).update(fetches_of(node))
             contract = contract_of_call(node) or assumed_of(node, workload.assume)
-            if node.target in ops.TRACKERS:
+            if node.target in TRACKERS:
                 stated.setdefault(str(node.args[2]), {})[""] = contract
             elif _makes_call(node):
                 stated.setdefault(function_name(node), {})[call_name(node)] = contract
@@ -149,7 +150,7 @@ def _is_opaque(module: nn.Module, path: str) -> bool:
 
 def _functions(node: Node) -> Iterator[tuple[str, str]]:
     """Yield server and function of a call, and of the push of its gradient."""
-    if node.target in ops.TRACKERS:
+    if node.target in TRACKERS:
         _, to, function, *_ = node.args
     elif is_batch(node):
         to = node.args[0] if isinstance(node.args[0], str) else ""

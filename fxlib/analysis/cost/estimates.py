@@ -14,7 +14,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.operators import operator_tables
-from fxlib.runtime import ops
+from fxlib.runtime.operators import TRACKERS
 from fxlib.spec.profile import ServerProfile
 
 VIEW_S = 1e-6
@@ -76,7 +76,7 @@ class Estimator:
             if node.op == "call_module":
                 found = isinstance(self._module.get_submodule(str(node.target)), _VIEW_MODULES)
             else:
-                found = node.target in ops.TRACKERS or _name(node) in _VIEWS
+                found = node.target in TRACKERS or _name(node) in _VIEWS
             self._views[node.target] = found
         return found
 

@@ -15,6 +15,7 @@ from torch.fx import Node
 from fxlib.analysis.cost.costs import ITEM_S, CallCost, Costs, batch_work_s, work_s
 from fxlib.errors import ContractError
 from fxlib.runtime import functions, ops
+from fxlib.runtime.operators import TRACKERS
 from fxlib.spec.contract import Contract, contract_of
 from fxlib.spec.profile import Push, ServerProfile
 
@@ -50,7 +51,7 @@ def gradients(order: Iterable[Node], costs: Costs) -> list[Gradient]:
     """Return the gradients that are pushed, in program order."""
     found: list[tuple[object, Gradient]] = []
     for node in order:
-        if node.target in ops.TRACKERS and (call := _result_in(node, costs)) is not None and call.push is not None:
+        if node.target in TRACKERS and (call := _result_in(node, costs)) is not None and call.push is not None:
             contract = _contract(call.push.function)
             gradient = Gradient(
                 call=call,

@@ -15,14 +15,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
-from fxlib.analysis.effects.resources import COLLECTIVES
 from fxlib.analysis.operators.access import shared_arguments, written_arguments
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.schemas import Operator, facts_of
-from fxlib.runtime import issue_batch, ops
-
-REMOTE: frozenset[object] = COLLECTIVES | frozenset({ops.remote_call, ops.issue_call, ops.start_call, issue_batch})
-"""Calls whose results have crossed a wire, even those to this very process: no memory of their arguments."""
+from fxlib.runtime.operators import CROSSING
 
 
 class Aliases:
@@ -97,10 +93,10 @@ class Aliases:
             self._join_all(own, node.all_input_nodes)
             self._join(own, self.OUTSIDE)
         elif behaviour.part is Part.CALL:
-            self._join_all(own, () if node.target in REMOTE else node.all_input_nodes)
+            self._join_all(own, () if node.target in CROSSING else node.all_input_nodes)
         elif behaviour.part is Part.WAIT:
             issue = node.all_input_nodes[0]
-            self._join_all(own, () if issue.target in REMOTE else issue.all_input_nodes)
+            self._join_all(own, () if issue.target in CROSSING else issue.all_input_nodes)
         elif node.target is getitem and (item := self._item(node)) is not None:
             self._join(own, item)
         elif operator is not None and operator.shares:

@@ -17,6 +17,7 @@ from fxlib.analysis.scheduling.reordering import was_split
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.calls import is_call
+from fxlib.runtime.operators import TRACKERS
 from fxlib.runtime.record import call_name
 from fxlib.spec.profile import Opaque, Profile, TensorShape
 
@@ -77,7 +78,7 @@ class _Results:
         return None if self._takes_no_gradient(result) else Reason.RESULT_TAKES_GRADIENT
 
     def _takes_no_gradient(self, result: Node) -> bool:
-        if any(user.target in ops.TRACKERS for user in result.users):
+        if any(user.target in TRACKERS for user in result.users):
             return False
         if result in self._without_grad or result.meta.get("requires_grad") is False:
             return True

@@ -17,11 +17,11 @@ from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
-from fxlib.analysis.effects.resources import FETCHES, Storage
+from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.schemas import Operator
-from fxlib.runtime import ops
+from fxlib.runtime.operators import FETCHES, TRACKERS
 from fxlib.wire import OpaqueAttribute, OpaqueRRef
 
 _USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})
@@ -63,7 +63,7 @@ class GradientUses:
         elif part not in _USERS:
             return []
         # What tracks a gradient copies the arguments of the call without their history, and uses the result alone.
-        inputs = node.all_input_nodes[:1] if node.target in ops.TRACKERS else node.all_input_nodes
+        inputs = node.all_input_nodes[:1] if node.target in TRACKERS else node.all_input_nodes
         used = [self._accounts[value] for value in inputs if takes[value]]
         if operator is not None and operator.state:
             used.extend(self._accounts_of_module(operator))

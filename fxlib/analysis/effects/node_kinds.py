@@ -27,6 +27,7 @@ from fxlib.runtime.batched_items import is_batch, waits_of
 from fxlib.runtime.calls import is_call, is_issue, is_wait
 from fxlib.runtime.credits import limit_in_flight
 from fxlib.runtime.data_parallel import DataParallel, body_of, broadcasts, is_ordinary, tensors_of
+from fxlib.runtime.operators import TRACKERS
 from fxlib.runtime.paths import submodule
 from fxlib.runtime.walk import local_modules
 
@@ -201,7 +202,7 @@ class Behaviours:
             return _FIXED[Part.ISSUE]
         if node.target is limit_in_flight:
             return _FIXED[Part.INPUT]
-        return _TRACK if node.target in ops.TRACKERS else None
+        return _TRACK if node.target in TRACKERS else None
 
 
 def body_operator(body: GraphModule) -> Operator | None:

@@ -9,8 +9,9 @@ from torch.fx import Node
 
 from fxlib.runtime import ops
 from fxlib.runtime.batched_items import is_batch, is_item, item_of
-from fxlib.runtime.calls import COLLECTIVE, FETCH, client_of, is_wait, kind_of
+from fxlib.runtime.calls import COLLECTIVE, client_of, is_wait, kind_of
 from fxlib.runtime.method_callers import method_sent
+from fxlib.runtime.operators import CALLS_BY_NAME, FETCHES
 from fxlib.spec.contract import Contract
 
 
@@ -55,10 +56,7 @@ PROCESS = Process()
 PEERS = Peers()
 REDUCTIONS = Reductions()
 ANY_STATE = ServerState()
-FETCHES: frozenset[object] = frozenset({FETCH.blocking, FETCH.issue})
 COLLECTIVES: frozenset[object] = frozenset({COLLECTIVE.blocking, COLLECTIVE.issue})
-_NAMED: frozenset[object] = frozenset({ops.remote_call, ops.issue_call, ops.start_call, ops.create})
-"""Operators whose first arguments are a destination and a function's name."""
 
 
 def contract_of_call(node: Node) -> Contract | None:
@@ -96,7 +94,7 @@ def collective_arguments(node: Node) -> tuple[object, ...]:
 
 def names_a_function(node: Node) -> bool:
     """Whether the node calls a remote function by its name, as opposed to a client of the user's own."""
-    return node.target in _NAMED
+    return node.target in CALLS_BY_NAME
 
 
 def takes_contract(node: Node) -> bool:

@@ -13,8 +13,8 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.access import operator_of
 from fxlib.analysis.operators.leaf_modules import attribute
-from fxlib.runtime import ops
 from fxlib.runtime.attributes import read_attribute
+from fxlib.runtime.operators import TRACKERS
 
 _PYTHON = frozenset({"_operator", "builtins"})
 
@@ -58,7 +58,7 @@ class Receivers:
             return isinstance(attribute(self._module, str(value.target)), torch.Tensor)
         if value.op == "call_module":
             return type(self._module.get_submodule(str(value.target))).__module__.startswith("torch.nn.")
-        if value.op == "placeholder" or (value.target not in ops.TRACKERS and operator_of(value) is None):
+        if value.op == "placeholder" or (value.target not in TRACKERS and operator_of(value) is None):
             return False
         plain = value.op == "call_function" and getattr(value.target, "__module__", None) not in _PYTHON
         return True if plain else None

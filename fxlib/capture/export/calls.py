@@ -27,6 +27,7 @@ from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace.remote import METHOD_ARGUMENTS, RemoteCalls
 from fxlib.capture.trace.values import FutureValue
 from fxlib.runtime import is_wait, ops
+from fxlib.runtime.operators import TRACKERS
 from fxlib.runtime.walk import local_modules
 from fxlib.spec.contract import Contract, Exactly
 from fxlib.utils.pytree import python_number
@@ -38,7 +39,7 @@ has_side_effect(OPERATOR)  # a call is made, whether its result is used or not
 _PLAIN = (int, float, bool, str, type(None), Exactly)
 _SYMBOLS = (torch.SymFloat, torch.SymBool)
 TOKENS = (ops.start_call, ops.issue_call, ops.create)
-RECORDED = (ops.remote_call, ops.fetch, ops.wait, *TOKENS, *ops.TRACKERS)
+RECORDED = (ops.remote_call, ops.fetch, ops.wait, *TOKENS, *TRACKERS)
 """What the exporter sees as its operator."""
 TENSOR = object()
 NUMBERS: dict[type, Any] = {int: object(), float: object()}
@@ -194,7 +195,7 @@ class ExportRecorder(Tracer):
             return self._like_the_result_inside(node, {**self._given, **given})
         if node.target in TOKENS:
             return torch.empty(0)
-        if node.target in ops.TRACKERS:
+        if node.target in TRACKERS:
             return torch.empty_like(given[args[0]])
         call = (
             self._makers[args[0]] if is_wait(node) or (node.target is ops.fetch and args[0] in self._makers) else node

@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 from fxlib.capture import intercept
 from fxlib.capture.export.calls import NUMBERS, OPERATOR, TENSOR, TOKENS, ExportRecorder
 from fxlib.capture.export.sizes import expression
-from fxlib.runtime import ops, structure
+from fxlib.runtime import structure
 from fxlib.runtime.guards.export_guards import Expression, InputGuards, TensorGuard
+from fxlib.runtime.operators import TRACKERS
 from fxlib.spec.contract import Contract, Exactly
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -68,7 +69,7 @@ class Replay:
             nest = None if spec.is_leaf() else pytree.tree_unflatten([None] * spec.num_leaves, spec)
             made.meta["contract"] = replace(contract, returns=nest)
         found = [made]
-        if recorded.target not in TOKENS and recorded.target not in ops.TRACKERS:
+        if recorded.target not in TOKENS and recorded.target not in TRACKERS:
             found = self._unpacked(made, recorded, node.meta["val"])
         while made.op != "root":  # the call, and what was appended after it
             describe(made, node)

@@ -7,7 +7,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fxlib.capture.faults import fault
-from fxlib.runtime import ops
+from fxlib.runtime.operators import TRACKERS
 
 _WITHOUT_HISTORY = frozenset({"detach", "detach_"})
 
@@ -37,6 +37,6 @@ def refuse_out(graph: Graph, *, grad_enabled: bool) -> None:
 def _tracked_behind(node: Node) -> Node | None:
     """Follow what a node is made of, its first argument, up to a tracked result."""
     value: object = node
-    while isinstance(value, Node) and value.target not in ops.TRACKERS:
+    while isinstance(value, Node) and value.target not in TRACKERS:
         value = value.args[0] if value.args and value.target not in _WITHOUT_HISTORY else None
     return value if isinstance(value, Node) else None

@@ -15,14 +15,13 @@ from fxlib.errors import ContractError
 from fxlib.runtime import functions, ops
 from fxlib.runtime.batched_items import is_batch, items_of
 from fxlib.runtime.batches import IN_ORDER
+from fxlib.runtime.operators import REPEATABLE, TRACKERS
 from fxlib.runtime.record import call_name
 from fxlib.spec.report import Timeline
 from workers.trial.objects import fetches_of
 from workers.trial.replay.clients import reached_by
 from workers.trial.replay.script import Script
 from workers.trial.replay.stage import Replayed, ReplayedTogether
-
-_NAMED: frozenset[object] = frozenset({ops.remote_call, ops.issue_call, ops.start_call})
 
 
 def stand_in(module: GraphModule, script: Script) -> None:
@@ -49,12 +48,12 @@ class _Cast:
         self.renamed = 0
 
     def rename(self, node: Node) -> None:
-        if node.target in _NAMED:
+        if node.target in REPEATABLE:
             node.args = self._renamed(node.args, 1, call_name(node), to=node.args[0])
         elif node.target is ops.create:
             call = next(iter(fetches_of(node)), "")
             node.args = self._renamed(node.args, 1, call, to=node.args[0])
-        elif node.target in ops.TRACKERS:
+        elif node.target in TRACKERS:
             result = node.args[0]
             call = call_name(result) if isinstance(result, Node) else ""
             node.args = self._renamed(node.args, 2, call, to=node.args[1])

@@ -15,10 +15,11 @@ from operator import getitem
 import torch
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.effects.aliases import REMOTE, Aliases
+from fxlib.analysis.effects.aliases import Aliases
 from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
 from fxlib.analysis.operators.in_place import ABSOLUTE, changes_tensors, is_view, measures_only
-from fxlib.runtime import is_wait, ops
+from fxlib.runtime import is_wait
+from fxlib.runtime.operators import CROSSING, TRACKERS
 
 _FROM_CALLS = frozenset({Part.CALL, Part.ISSUE, Part.WAIT})
 _MOST = 16
@@ -126,7 +127,7 @@ class Memories:
         own, part = self._of[node], behaviour.part
         own.outside |= part is Part.INPUT or part is Part.STATE
         own.recorded |= recording
-        held = part is Part.FENCE or node.target in ops.TRACKERS or changes_tensors(node.target)
+        held = part is Part.FENCE or node.target in TRACKERS or changes_tensors(node.target)
         held = held or (part in _FROM_CALLS and not _crossed_a_wire(node, part))
         own.opaque |= held
         idle = measures_only(node.target) or makes_views(node)
@@ -160,7 +161,7 @@ def makes_views(node: Node) -> bool:
 
 def _crossed_a_wire(node: Node, part: Part) -> bool:
     issue = node.all_input_nodes[0] if part is Part.WAIT else node
-    return issue.target in REMOTE
+    return issue.target in CROSSING
 
 
 def _may_stop(behaviour: Behaviour) -> bool:

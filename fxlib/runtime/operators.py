@@ -1,0 +1,99 @@
+"""The registry of the operators that fxlib puts into graphs: one row for each, for all who have to know them.
+
+A new operator is a row here, its implementation, and a test. The wire takes its allow-list and its checks of arguments
+from here, analyses and clients the sets at the end. What a client of the user's own calls is a call kind
+(`fxlib.runtime.calls`), and no operator of fxlib's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from fxlib.runtime import batches, collectives, functions, ops, structure
+from fxlib.runtime.credits import limit_in_flight
+
+
+class Role(Enum):
+    """What an operator is to a schedule."""
+
+    CALL = "blocks until a result is there"
+    ISSUE = "begins a call, and is waited for"
+    CREATE = "makes an object on a server, and is not waited for"
+    WAIT = "returns the result of a call that was issued"
+    TRACK = "returns a result that takes a gradient, and notes where this goes"
+    CHECK = "raises where a result is not as its contract says"
+    LIMIT = "bounds what one forward has in flight"
+    LOOKUP = "looks a remote function up by its name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOperator:
+    """One row of the registry."""
+
+    function: Callable[..., Any]
+    role: Role
+    label: str
+    """The operator's name on the wire. It is a label: the implementation may move."""
+    arguments: int | None = None
+    """How many positional arguments each call has; None where calls of it differ, or are those of torch."""
+    destination_at: int | None = None
+    """Which argument is the server, or the RRef that leads to it."""
+    function_at: int | None = None
+    """Which argument names a remote function. Behind it stand the arguments and keyword arguments sent to it."""
+    crosses_wire: bool = False
+    """Whether the result has surely been copied, so that it is no memory of the arguments."""
+
+
+def _row(
+    function: Callable[..., Any], role: Role, arguments: int | None = None, *, of: str = "fxlib.runtime", **facts: Any
+) -> RuntimeOperator:
+    label = f"{of}.{function.__name__}"
+    return RuntimeOperator(function=function, role=role, label=label, arguments=arguments, **facts)
+
+
+OPERATORS: Final = (
+    _row(ops.remote_call, Role.CALL, 5, destination_at=0, function_at=1, crosses_wire=True),
+    _row(ops.issue_call, Role.ISSUE, 5, destination_at=0, function_at=1, crosses_wire=True),
+    _row(ops.start_call, Role.ISSUE, 5, destination_at=0, function_at=1, crosses_wire=True),
+    _row(ops.fetch, Role.CALL, 2, destination_at=0),
+    _row(ops.issue_fetch, Role.ISSUE, 2, destination_at=0),
+    _row(ops.create, Role.CREATE, 5, destination_at=0, function_at=1),
+    _row(ops.wait, Role.WAIT, 1),
+    _row(ops.track_gradient, Role.TRACK, 7, destination_at=1, function_at=2),
+    _row(ops.send_gradient, Role.TRACK, 7, destination_at=1, function_at=2),
+    _row(batches.issue_batch, Role.ISSUE, 4, destination_at=0, crosses_wire=True),
+    _row(batches.wait_item, Role.WAIT, 2),
+    _row(limit_in_flight, Role.LIMIT, 2),
+    _row(collectives.collective, Role.CALL, crosses_wire=True),
+    _row(collectives.issue_collective, Role.ISSUE, crosses_wire=True),
+    _row(collectives.wait_collective, Role.WAIT),
+    _row(structure.check_structure, Role.CHECK),
+    _row(structure.check_tensor, Role.CHECK),
+    _row(structure.check_plain, Role.CHECK),
+    _row(functions.resolve, Role.LOOKUP, 1, of="fxlib.runtime.functions", function_at=0),
+)
+
+BY_LABEL: Final = {each.label: each for each in OPERATORS}
+
+
+def _functions(rows: Any) -> frozenset[object]:
+    return frozenset(each.function for each in rows)
+
+
+CALLS_BY_NAME: Final = _functions(each for each in OPERATORS if each.destination_at == 0 and each.function_at == 1)
+"""Operators whose first arguments are a destination and a function's name."""
+REPEATABLE: Final = CALLS_BY_NAME - {ops.create}
+"""Those of them that make no object on the server."""
+REACHING: Final = _functions(
+    each for each in OPERATORS if each.destination_at == 0 and each.role in (Role.CALL, Role.ISSUE)
+)
+"""Calls and issues whose first argument is a destination."""
+FETCHES: Final = _functions(each for each in OPERATORS if each.destination_at == 0 and each.label.endswith("fetch"))
+CROSSING: Final = _functions(each for each in OPERATORS if each.crosses_wire)
+"""Calls whose results have crossed a wire, even those to this very process: no memory of their arguments."""
+TRACKERS: Final = _functions(each for each in OPERATORS if each.role is Role.TRACK)
+"""Operators that let a remote result take a gradient."""
+CHECKS: Final = _functions(each for each in OPERATORS if each.role is Role.CHECK)
