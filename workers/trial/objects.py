@@ -52,7 +52,7 @@ def needs_of(modules: Iterable[GraphModule], workload: Workload) -> Needs:
         opaque.update(own_code_in(body))
         for node in body.graph.nodes:
             opaque.update(_opaque(body, node, () if path else workload.rrefs))
-            for server, function in _functions(node) if pushes or node.target not in ops.TRACKERS else ():
+            for server, function in _functions(node) if pushes or node.target not in TRACKERS else ():
                 functions.setdefault(server, set()).add(function)
             if node.target is ops.create:
                 created.setdefault(str(node.args[1]), set()).update(fetches_of(node))
