@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from torch.distributed import rpc
 
 from fxlib.cli import main
 
@@ -17,12 +16,6 @@ class Ran:
 
 
 Run = Callable[..., Ran]
-
-
-@pytest.fixture(autouse=True)
-def no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep models from asking the servers that other tests may have left in this process."""
-    monkeypatch.setattr(rpc.api, "_is_current_rpc_agent_set", lambda: False)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +49,6 @@ class Answered:
     model: nn.Module
     workload: Workload
     result: Result
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_servers() -> Iterator[None]:
-    """Keep models from asking the servers that other tests may have left in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rpc.api, "_is_current_rpc_agent_set", lambda: False)
-        yield
 
 
 @pytest.fixture(scope="module")

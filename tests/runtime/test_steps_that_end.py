@@ -8,56 +8,20 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import rpc
 
 import fxlib
-from fxlib import Server, Table, ps
+from fxlib import Server, ps
 from fxlib.runtime import CapturedModule, send_gradient
+from tests.runtime.by_hand import SERVERS, TABLES, WHERE, ByHand, Clicks
 from tests.runtime.world import rpc_world
-
-WHERE = (("ps0", "a"), ("ps1", "b"), ("ps0", "c"), ("ps1", "d"))
-SERVERS = ("ps0", "ps1")
-TABLES = tuple(Table(name=name, rows=20, dim=4) for name in "abcd")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def servers() -> Iterator[None]:
     with rpc_world(*(Server(name=name, tables=TABLES) for name in SERVERS)):
         yield
-
-
-class Clicks(nn.Module):
-    """Four lookups on two servers, and layers that some of them go through."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in WHERE)
-
-    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        x = x.detach()
-        total = x
-        for (server, table), layer in zip(WHERE, self.layers, strict=True):
-            rows: Tensor = rpc.rpc_sync(server, ps.lookup, args=(table, ids))
-            total = total + layer(rows * x).tanh()
-        return total
-
-
-class ByHand(Clicks):
-    """The same, as it is written without fxlib: leaves of its own, whose gradients it pushes itself."""
-
-    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        self.ids, total = ids, x
-        self.looked_up = [rpc.rpc_sync(to, ps.lookup, args=(table, ids)).requires_grad_() for to, table in WHERE]
-        for rows, layer in zip(self.looked_up, self.layers, strict=True):
-            total = total + layer(rows * x).tanh()
-        return total
-
-    def push(self) -> None:
-        """Push one by one, in program order."""
-        for (to, table), rows in zip(WHERE, self.looked_up, strict=True):
-            rpc.rpc_sync(to, ps.push, args=(table, self.ids, rows.grad))
 
 
 @dataclass
@@ -128,7 +92,7 @@ def programs() -> dict[str, tuple[nn.Module, Callable[[], None], Callable[[], No
     assert isinstance(rewritten, CapturedModule)
     assert sum(node.target is send_gradient for node in rewritten.graph.nodes) == len(WHERE)
     return {
-        "by hand": (own, own.push, lambda: None),
+        "by hand": (own, own.push, own.due.clear),
         "captured": (captured, lambda: fxlib.push_gradients(captured), lambda: fxlib.drop_gradients(captured)),
         "rewritten": (rewritten, lambda: fxlib.push_gradients(rewritten), lambda: fxlib.drop_gradients(rewritten)),
     }

@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 
 import fxlib
-from fxlib import Server, Table, ps
+from fxlib import Server, ps
+from tests.runtime.by_hand import SERVERS, TABLES, ByHand, Clicks
 from tests.runtime.remote_functions import read_log, read_shared
 from tests.runtime.world import rpc_world
 
-WHERE = (("ps0", "a"), ("ps1", "b"), ("ps0", "c"))
-SERVERS = ("ps0", "ps1")
-TABLES = tuple(Table(name=name, rows=20, dim=4) for name in "abc")
 Drop = Callable[[], None]
 
 
@@ -26,43 +24,6 @@ Drop = Callable[[], None]
 def servers() -> Iterator[None]:
     with rpc_world(*(Server(name=name, tables=TABLES) for name in SERVERS)):
         yield
-
-
-class Clicks(nn.Module):
-    """Three lookups on two servers, and a layer for each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in WHERE)
-
-    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        for (server, table), layer in zip(WHERE, self.layers, strict=True):
-            rows: Tensor = rpc.rpc_sync(server, ps.lookup, args=(table, ids))
-            x = x + layer(rows).tanh()
-        return x
-
-
-class ByHand(Clicks):
-    """The same, as it is written without fxlib: leaves of its own, whose gradients it pushes itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.due: list[tuple[Tensor, Tensor]] = []
-
-    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        for (server, table), layer in zip(WHERE, self.layers, strict=True):
-            rows: Tensor = rpc.rpc_sync(server, ps.lookup, args=(table, ids))
-            self.due.append((ids, rows.requires_grad_()))
-            x = x + layer(rows).tanh()
-        return x
-
-    def push(self) -> None:
-        """Push forward by forward, one by one, in program order."""
-        for place, (ids, rows) in enumerate(self.due):
-            server, table = WHERE[place % len(WHERE)]
-            rpc.rpc_sync(server, ps.push, args=(table, ids, rows.grad))
-        self.due.clear()
 
 
 def scaled(module: nn.Module, optimizer: torch.optim.Optimizer, push: Drop, drop: Drop) -> None:

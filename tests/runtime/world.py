@@ -1,7 +1,8 @@
 """The RPC world of the tests: this process is the trainer, and two servers are spawned processes.
 
 A process can join one RPC group of fresh peers in its life: torch numbers its groups and their barriers by counters
-that fresh peers do not share. So all tests of a pytest process share one world, which ends with it.
+that fresh peers do not share. So all tests of a pytest process share one world, which ends with it. Outside of the
+blocks that use it, RPC is not up for anybody in this process: no test meets what another one has left.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from fxlib.spec.workload import Server
 NAMES = ("ps0", "ps1")
 SIZE = len(NAMES) + 1
 _processes: list[SpawnProcess] = []
+_blocks: list[None] = []
+"""One for each block that is in the world now."""
 
 
 @contextmanager
@@ -33,9 +36,13 @@ def rpc_world(*servers: Server) -> Iterator[None]:
     """Be "trainer", with servers "ps0" and "ps1" in the state described (seed 0)."""
     if not _processes:
         _start()
-    for server in servers:
-        rpc.rpc_sync(server.name, fxlib.ps.setup, args=(server, 0))
-    yield
+    _blocks.append(None)
+    try:
+        for server in servers:
+            rpc.rpc_sync(server.name, fxlib.ps.setup, args=(server, 0))
+        yield
+    finally:
+        _blocks.pop()
 
 
 def _start() -> None:
@@ -48,6 +55,8 @@ def _start() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about its own use of process groups
         rpc.init_rpc("trainer", rank=0, world_size=SIZE, rpc_backend_options=_options(folder))
+    is_up = rpc.api._is_current_rpc_agent_set
+    rpc.api._is_current_rpc_agent_set = lambda: bool(_blocks) and is_up()
 
 
 def _serve(name: str, rank: int, folder: str) -> None:
@@ -57,6 +66,7 @@ def _serve(name: str, rank: int, folder: str) -> None:
 
 
 def _end(folder: str) -> None:
+    _blocks.append(None)
     rpc.shutdown(graceful=False)
     for process in _processes:
         process.kill()
