@@ -131,6 +131,7 @@ class Model(nn.Module):
         self.register_parameter("gain", None)
         self.scale, self.name = 2.0, "scale"
         self.plain, self.slots, self.config, self.heir, self.asked = Plain(), Slots(), Config(), Heir(), Asked()
+        self.options = type("Options", (), {})()
         self.sizes, self.table, self.names = [1.0, 2.0], {"a": 2.0}, {"a"}
         self.nested = {"outer": [{"inner": 2.0}]}
         self.array, self.offset = np.array([1.0, 2.0]), torch.full((4,), 2.0)
@@ -250,6 +251,10 @@ FACTS: dict[str, tuple[Run, Change]] = {
     "a plain class's": (lambda m, x: x * m.plain.shared, lambda _: setattr(Plain, "shared", 3.0)),
     "one of the class above": (lambda m, x: x * super(Heir, m.heir).shared, lambda _: setattr(Plain, "shared", 3.0)),
     "one made by __getattribute__": (lambda m, x: x * m.asked.factor, lambda m: setattr(m.asked, "value", 3.0)),
+    "one that a class may compute": (
+        lambda m, x: x * getattr(m.options, "rate", 1.0),
+        lambda m: setattr(type(m.options), "__getattr__", lambda *_: 3.0),
+    ),
     "another plain object": (lambda m, x: m.plain(x), put("plain", lambda x: x)),
     "the truth of an object": (lambda m, x: x if m.plain else -x, lambda m: m.plain.parts["a"].clear()),
     "the class of an object": (lambda m, x: x * m.plain.twice, lambda m: setattr(m.plain, "__class__", Tripled)),

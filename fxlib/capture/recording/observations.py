@@ -222,10 +222,18 @@ class Observations:
             for table in holding or tables:
                 value = table.get(name, Mark.ABSENT)
                 self._record.fact(Kind.ITEM, table, name, Mark.TENSOR if is_a(value, torch.Tensor) else value)
-        elif not is_torch(type(owner).__module__) and not any(
-            is_observed(each.__code__) for each in functions_in(getattr(type(owner), "__getattr__", None))
-        ):
+        elif not is_torch(type(owner).__module__) and not self._looks_up_as_known(type(owner)):
             self._getter(name, owner)
+
+    def _looks_up_as_known(self, kind: type) -> bool:
+        """Whether attributes of such an object are looked up as Python does, and by functions that are observed."""
+        by = [self.on_class(name, kind) for name in ("__getattribute__", "__getattr__")]
+        return all(
+            each is Mark.ABSENT
+            or each is object.__getattribute__
+            or any(is_observed(function.__code__) for function in functions_in(each))
+            for each in by
+        )
 
     def _getter(self, name: str, owner: Any) -> None:
         with suspended():

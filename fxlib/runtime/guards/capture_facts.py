@@ -57,9 +57,11 @@ _ABSENT = Mark.ABSENT
 GRAD_MODE = frozenset({"is_grad_enabled", "set_grad_enabled", "enable_grad"})
 """Functions by which a forward behaves otherwise where no gradients are recorded, besides recording none."""
 SCALARS = (bool, int, float, complex, str, bytes, type(None), range, slice)
-_REBOUND = (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS)
+_REBOUND = (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS, Kind.CELL, Kind.DEFAULTS)
 _DEFAULTS = attrgetter("__defaults__", "__kwdefaults__")
 _BASES, _CODE = attrgetter("__mro__"), attrgetter("__code__")
+_DEFAULTS_BY_PLACE, _DEFAULTS_BY_NAME = attrgetter("__defaults__"), attrgetter("__kwdefaults__")
+_CELL_CONTENTS = attrgetter("cell_contents")
 
 
 @dataclass(eq=False, slots=True)
@@ -328,6 +330,11 @@ class _Columns:
     bases: list[tuple[type, ...]] = field(default_factory=list)
     functions: list[Any] = field(default_factory=list)
     codes: list[Any] = field(default_factory=list)
+    defaulted: list[Any] = field(default_factory=list)
+    defaults: list[Any] = field(default_factory=list)
+    keyword_defaults: list[Any] = field(default_factory=list)
+    cells: list[Any] = field(default_factory=list)
+    cell_values: list[Any] = field(default_factory=list)
     others: list[Fact] = field(default_factory=list)
 
     def hold(self) -> bool:
@@ -339,6 +346,8 @@ class _Columns:
             and all(map(is_, map(_CODE, self.functions), self.codes))
             and (not self.sized or self._containers_hold())
             and (not self.tensor_tables or self._tensors_hold())
+            and (not self.defaulted or self._defaults_hold())
+            and (not self.cells or self._cells_hold())
             and (not self.others or all(each.holds() for each in self.others))
         )
 
@@ -351,6 +360,17 @@ class _Columns:
 
     def _tensors_hold(self) -> bool:
         return all(map(isinstance, map(dict.get, self.tensor_tables, self.tensor_keys), repeat(torch.Tensor)))
+
+    def _defaults_hold(self) -> bool:
+        return all(map(is_, map(_DEFAULTS_BY_PLACE, self.defaulted), self.defaults)) and all(
+            map(is_, map(_DEFAULTS_BY_NAME, self.defaulted), self.keyword_defaults)
+        )
+
+    def _cells_hold(self) -> bool:
+        try:
+            return all(map(is_, map(_CELL_CONTENTS, self.cells), self.cell_values))
+        except ValueError:  # one is empty
+            return False
 
     def place(self, fact: Fact) -> None:
         """Add a fact where it is compared soonest."""
@@ -374,6 +394,13 @@ class _Columns:
             self.held_values += [value for _, value in fact.value]
         elif fact.kind is Kind.CONTENTS and isinstance(fact.owner, (list, deque)):
             self._place_full(fact.owner, fact.value)
+        elif fact.kind is Kind.DEFAULTS:
+            self.defaulted.append(fact.owner)
+            self.defaults.append(fact.value[0])
+            self.keyword_defaults.append(fact.value[1])
+        elif fact.kind is Kind.CELL and fact.value is not Mark.ABSENT:
+            self.cells.append(fact.owner)
+            self.cell_values.append(fact.value)
         else:
             self.others.append(fact)
 
