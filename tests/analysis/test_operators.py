@@ -117,24 +117,26 @@ def _known(found: Operator | None) -> Operator:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_what_is_believed_holds_for_torchs_own_samples_of_every_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_what_is_believed_holds_for_torchs_own_samples_of_every_operator(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checked = 0
-    for name, function, found, inputs in _samples(monkeypatch):
+    for name, function, found, inputs in _samples(monkeypatch, part):
         wrong = list(_lies(function, found, inputs))
         assert not wrong, f"{name}: {wrong}"
         checked += 1
-    assert checked > 1000
+    assert checked > 250
 
 
-def _samples(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[..., Any], Operator, Any]]:
+def _samples(monkeypatch: pytest.MonkeyPatch, part: int) -> Iterator[tuple[str, Callable[..., Any], Operator, Any]]:
     # torch's list of operators lies in its own test-suite, which wants a package for comparing texts; none is compared.
     monkeypatch.setitem(sys.modules, "expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
 
-        for op in op_db:
+        for op in op_db[part::4]:
             dtype = torch.float32 if torch.float32 in op.supported_dtypes("cpu") else None
             if dtype is None:
                 continue

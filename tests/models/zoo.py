@@ -78,7 +78,7 @@ _CONVOLUTIONAL = {
         *("resnet10", "resnet50", "preresnet10", "seresnet10", "resnext14_16x4d", "dla34", "dpn68", "fishnet99"),
         *("densenet121", "peleenet", "condensenet74_c4_g4", "hrnet_w18_small_v1", "bninception", "diracnet18v2"),
         *("mobilenetv2_wd4", "efficientnet_b0", "mnasnet_small", "ghostnet", "igcv3_wd4", "menet108_8x1_g3"),
-        *("shufflenetv2_wd2", "nasnet_4a1056", "bn_vgg11", "irevnet301"),
+        *("shufflenetv2_wd2", "nasnet_4a1056", "bn_vgg11"),
     )
 } | {
     "inceptionv3": _convolutional("inceptionv3", 299),
