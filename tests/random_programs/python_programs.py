@@ -1,7 +1,7 @@
 """Random programs of Python: models whose forwards decide by all kinds of state, and steps between which it changes.
 
 Each program is a text, run twice: once captured and rewritten, once never captured. By hand, thousands of them:
-`python -m tests.random_programs.python_programs 2000`.
+`python -m tests.random_programs.python_programs 2000 [FIRST [export]]`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from torch import nn
 
 import fxlib
 from fxlib.errors import CaptureError, FxlibWarning
+from fxlib.runtime import CapturedModule
+from fxlib.spec.inputs import Batch
 
 HEAD = """
 import dataclasses, functools, types
@@ -199,7 +201,7 @@ m.layers.append(nn.Linear(4, 4))
 m.layers = m.layers[:1]
 m.mean.add_(1)
 m.gain = nn.Parameter(torch.full((4,), 2.0))
-m.gain.data.add_(1)
+m.gain is None or m.gain.data.add_(1)
 m.gain = None
 m.train(not m.training)
 m.level = 5.0
@@ -234,12 +236,18 @@ def loaded(text: str, name: str) -> ModuleType:
     return module
 
 
+def arguments(mask: bool, scale: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of one step."""
+    x = torch.linspace(-1, 1, 12).view(3, 4)
+    return (x, torch.full((4,), 0.5) if mask else None), {"scale": torch.tensor(2.0)} if scale else {}
+
+
 def step(run: Callable[..., Any], model: nn.Module, mask: bool, scale: bool) -> list[Any]:
     """Return what one step computes: the result and the gradients, or the error's type."""
     model.zero_grad()
-    x = torch.linspace(-1, 1, 12).view(3, 4)
+    args, kwargs = arguments(mask, scale)
     try:
-        result = run(x, torch.full((4,), 0.5) if mask else None, **({"scale": torch.tensor(2.0)} if scale else {}))
+        result = run(*args, **kwargs)
         if result.requires_grad:
             result.sum().backward()
     except Exception as error:  # noqa: BLE001 - both sides have to raise the same
@@ -253,10 +261,19 @@ def alike(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(same)
 
 
-def check(seed: int) -> str:
+def captured_of(model: nn.Module, seed: int, *, export: bool) -> CapturedModule:
+    """Return a captured program: traced, or exported with one of the kinds of arguments."""
+    if not export:
+        return fxlib.capture(model)
+    args, kwargs = arguments(mask=seed % 4 != 0, scale=seed % 2 == 0)
+    return fxlib.capture(model, sample_inputs=Batch(inputs=args, kwargs=kwargs), how="export")
+
+
+def check(seed: int, *, export: bool = False) -> str:
     """Run one program for five steps, and return what became of its capture; raise where results differ."""
     text, draw = program(seed), random.Random(-seed)
-    worlds = [loaded(text, f"random_program_{seed}_{side}") for side in ("captured", "plain")]
+    text = text.replace("        return x\n", "        return x if x.shape[0] > 1 else -x\n") if export else text
+    worlds = [loaded(text, f"random_program_{seed}_{side}{export}") for side in ("captured", "plain")]
     models = []
     for world in worlds:
         torch.manual_seed(seed)
@@ -264,7 +281,7 @@ def check(seed: int) -> str:
     runs: list[Callable[..., Any]] = [models[0]]
     outcome = "captured"
     try:
-        captured = fxlib.capture(models[0])
+        captured = captured_of(models[0], seed, export=export)
         runs = [captured, fxlib.optimize(captured)]
     except CaptureError as error:
         outcome = re.sub(r"\S+\.py:\d+: |'.*?'|\d+", "", str(error))[:70]
@@ -297,7 +314,7 @@ if __name__ == "__main__":
     wrong = 0
     for each in range(first, first + count):
         try:
-            outcomes[check(each)] += 1
+            outcomes[check(each, export=sys.argv[3:] == ["export"])] += 1
         except AssertionError as error:
             wrong += 1
             print(error)
