@@ -13,6 +13,7 @@ from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from fxlib import batch
 from fxlib.errors import ContractError, FxlibError
 from fxlib.runtime import functions
+from fxlib.runtime.compilers import outside_of_dynamo
 from fxlib.runtime.credits import current_credits
 from fxlib.runtime.deadlines import DEADLINES
 from fxlib.runtime.ops import Future, is_this_process, remote_call, server_name
@@ -24,6 +25,7 @@ IN_ORDER = "fxlib.batch:run_in_order"
 """Stands for a declared batched form where calls may write: they run one after another until one fails."""
 
 
+@outside_of_dynamo
 def issue_batch(to: Any, calls: tuple[NamedCall, ...], timeout: float | None, batched_by: str | None) -> BatchInFlight:
     """Start several calls in one message, and return what `wait_item` takes. Never raises.
 
@@ -47,6 +49,7 @@ def issue_batch(to: Any, calls: tuple[NamedCall, ...], timeout: float | None, ba
     return flying
 
 
+@outside_of_dynamo
 def wait_item(flying: Any, index: int) -> Any:
     """Block until a batch is complete and return the result of its call number `index`.
 

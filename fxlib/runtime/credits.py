@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.fx.node import has_side_effect
 
+from fxlib.runtime.compilers import outside_of_dynamo
 from fxlib.runtime.forward_context import current_flight
 
 
@@ -32,6 +33,7 @@ class Landing(Protocol):
 InFlight = TypeVar("InFlight", bound=Landing)
 
 
+@outside_of_dynamo
 def limit_in_flight(calls: int | None, size: int | None) -> None:
     """Limit what this forward has in flight to each server from now on: so many messages, and bytes. None: no limit.
 

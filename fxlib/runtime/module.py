@@ -18,9 +18,11 @@ from typing_extensions import override
 from fxlib.errors import CaptureError, WireError
 from fxlib.runtime import failure
 from fxlib.runtime.calls import is_issue, is_wait
+from fxlib.runtime.compilers import break_at, is_compiled, skip
 from fxlib.runtime.contract_lookup import contracts_in
 from fxlib.runtime.forward_context import THREAD, Flight
 from fxlib.runtime.gradients.plain_forward import tracked_calls
+from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.gradients.tracking import keep_gradients
 from fxlib.runtime.guards.capture_facts import Facts
 from fxlib.runtime.guards.conditions import Asked, Conditions, Entry, parameters_of
@@ -31,7 +33,7 @@ from fxlib.runtime.operators import TRACKERS
 from fxlib.runtime.record import current_recording
 from fxlib.runtime.shadowed_names import shadowed
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
-from fxlib.runtime.variants import Hindrance
+from fxlib.runtime.variants import GraphSet, Hindrance
 from fxlib.runtime.walk import local_modules, remote_modules
 
 
@@ -272,7 +274,7 @@ class CapturedModule(GraphModule):
         stands: Any = self
         if recording is not None:
             run = recording.instrument(self, generated)
-        elif not torch.compiler.is_dynamo_compiling():  # dynamo follows modules, and needs no shortcuts
+        elif not (torch.compiler.is_dynamo_compiling() or is_compiled()):  # dynamo follows modules, not shortcuts
             watched = () if companions.original is None else companions.conditions.unhooked  # they were just checked
             stands = companions.shortcuts.of(self, self._graph, watched)
         outer, flight = THREAD.flight, Flight()
@@ -304,6 +306,9 @@ class CapturedModule(GraphModule):
         return result
 
 
+skip(CapturedModule._run.__code__, inner=False)
+for _each in (CapturedModule._follow, GraphSet.fitting, current_recording, Tape.add, keep_gradients, Flight.__init__):
+    skip(_each.__code__)
 _TABLES = ("_parameters", "_modules", "_buffers")
 
 
@@ -360,7 +365,10 @@ def _guard(program: _Program) -> Callable[..., Any]:
         companions.graphs.original_runs(self, runs.reason, args, kwargs)
         return _run_original(self, companions.original, runs.reason, args, kwargs)
 
-    return forward
+    made: Any = forward
+    break_at(made)  # what dynamo compiles begins in the generated code
+    skip(made.__code__, inner=False)
+    return made
 
 
 def _check_alone(

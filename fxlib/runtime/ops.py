@@ -19,6 +19,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import rref_proxy
 
 from fxlib.runtime import functions
+from fxlib.runtime.compilers import outside_of_dynamo
 from fxlib.runtime.credits import current_credits
 from fxlib.runtime.deadlines import DEADLINES
 from fxlib.runtime.forward_context import current_flight
@@ -31,6 +32,7 @@ Kwargs = Mapping[str, Any]
 Starter = Callable[..., Any]
 
 
+@outside_of_dynamo
 def remote_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Any:
     """Call `function` on `to`, block, and return its result: `rpc_sync`, or `rref.rpc_sync().method`.
 
@@ -48,6 +50,7 @@ def remote_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: flo
     return _start(rpc.rpc_sync, to, function, args, kwargs, limit=_deadline(to, timeout))
 
 
+@outside_of_dynamo
 def issue_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Future:
     """Start `remote_call` with the same arguments and return its future. Never raises: errors are kept for the wait.
 
@@ -66,6 +69,7 @@ def issue_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: floa
     return future
 
 
+@outside_of_dynamo
 def start_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Future:
     """Start a call that the program itself issues, and return its future: `rpc_async`.
 
@@ -76,6 +80,7 @@ def start_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: floa
     return _watched(to, timeout, lambda limit: _start(_rpc_async, to, function, args, kwargs, limit=limit))
 
 
+@outside_of_dynamo
 def fetch(rref: Any, timeout: float | None) -> Any:
     """Return a copy of the value behind an RRef: `rref.to_here(timeout)`.
 
@@ -85,6 +90,7 @@ def fetch(rref: Any, timeout: float | None) -> Any:
     return rref.to_here(_deadline(rref, timeout))
 
 
+@outside_of_dynamo
 def issue_fetch(rref: Any, timeout: float | None) -> Future:
     """Start `fetch` and return its future. Never raises: errors are kept for the wait.
 
@@ -97,6 +103,7 @@ def issue_fetch(rref: Any, timeout: float | None) -> Future:
     return _issue(rref, timeout, lambda limit: rpc.rpc_async(rref.owner(), local_value, (rref,), timeout=limit))
 
 
+@outside_of_dynamo
 def create(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Any:
     """Start `function` on `to` and return an RRef to its result: `rpc.remote`, or `rref.remote().method`.
 
@@ -107,6 +114,7 @@ def create(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | 
     return _start(rpc.remote, to, function, args, kwargs, limit=_deadline(to, timeout))
 
 
+@outside_of_dynamo
 def wait(future: Any) -> Any:
     """Block until an issued call is complete and return its result.
 
@@ -119,6 +127,7 @@ def wait(future: Any) -> Any:
         DEADLINES.forget(future)
 
 
+@outside_of_dynamo
 def track_gradient(  # noqa: PLR0917 - as all operators: positional, in the documented order
     result: Any, to: Any, gradient: str, args: Args, kwargs: Kwargs, timeout: float | None, index: int
 ) -> Any:
@@ -136,6 +145,7 @@ def track_gradient(  # noqa: PLR0917 - as all operators: positional, in the docu
     return _track(result, (to, gradient, args, kwargs, timeout, index), together=False)
 
 
+@outside_of_dynamo
 def send_gradient(  # noqa: PLR0917 - as all operators: positional, in the documented order
     result: Any, to: Any, gradient: str, args: Args, kwargs: Kwargs, timeout: float | None, index: int
 ) -> Any:
@@ -183,8 +193,6 @@ _AGENT = _Agent()
 
 
 def _track(result: Any, push: Destination, *, together: bool) -> Any:
-    if torch.compiler.is_dynamo_compiling():  # dynamo cannot follow what takes the gradients
-        return torch.compiler.disable(track)(result, push, together=together)
     return track(result, push, together=together)
 
 

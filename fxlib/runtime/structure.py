@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from fxlib.errors import ContractError
+from fxlib.runtime.compilers import outside_of_dynamo
 
 
+@outside_of_dynamo
 def check_structure(result: Any, function: str, declared: int | tuple[Any, ...]) -> None:
     """Hold a remote result to its declared number of elements, or to its declared keys, in their order.
 
@@ -30,6 +32,7 @@ def check_structure(result: Any, function: str, declared: int | tuple[Any, ...])
         )
 
 
+@outside_of_dynamo
 def check_tensor(result: Any, function: str, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> None:
     """Hold a remote result, or a part of it, to the dtype and the sizes that its contract declares; None: any size.
 
@@ -50,6 +53,7 @@ def check_tensor(result: Any, function: str, dtype: torch.dtype, sizes: tuple[in
     )
 
 
+@outside_of_dynamo
 def check_plain(result: Any, function: str, declared: object) -> None:
     """Hold a part of a remote result that is no tensor to its declared kind ("int", "float"), or to its declared value.
 
