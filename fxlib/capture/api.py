@@ -25,6 +25,7 @@ from fxlib.capture.declarations import Declarations
 from fxlib.capture.faults import fault, unswallowed
 from fxlib.capture.intercept import Interception, is_capturing
 from fxlib.capture.metadata import annotate
+from fxlib.capture.recording import bytecode
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.rrefs import RRefPlaces
@@ -325,6 +326,13 @@ def _check(model: Model, how: str, sample_inputs: object) -> None:
         raise CaptureError(f"how={how!r} is no way to capture", hint='Choose "auto", "trace" or "export".')
     if how == "export" and sample_inputs is None:
         raise CaptureError("torch.export runs the forward once", hint="Give arguments of one call in sample_inputs=.")
+    if not bytecode.IS_KNOWN:
+        raise CaptureError(
+            "fxlib does not know the bytecode of Python {}.{}, and could not see what a forward reads".format(
+                *bytecode.VERSION
+            ),
+            hint="Capture with Python 3.11, 3.12 or 3.13.",
+        )
     if is_capturing():
         raise fault("a forward cannot capture a model", hint="Capture it before.")
     if isinstance(model, CapturedModule):

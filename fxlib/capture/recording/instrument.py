@@ -2,163 +2,122 @@
 
 An observer is a function that is called with what an instruction is about to work on, copied from the stack; the
 program does not notice. That of a call returns what is to be called. Code objects inside of one are instrumented, too.
-
-The layout of instructions, of the table of exception handlers and of that of lines is Python 3.11's.
 """
 
 from __future__ import annotations
 
 import dis
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
+from fxlib.capture.recording.bytecode import NULL_IS_ABOVE, VERSION, Handled, Instruction, assembled, read
+
 Observer = Callable[..., Any]
 
-IS_KNOWN = sys.version_info[:2] == (3, 11)
-"""Whether the code of this Python is known. Another's is left as it is: nothing is observed there."""
 ENTRY = "where a function begins"
 """The constant for which the observer of entries stands: one for each function, as functions may share their code."""
 
-_OPERANDS: Mapping[str, tuple[str, int]] = {
-    "LOAD_ATTR": ("attribute", 1), "IMPORT_FROM": ("attribute", 1), "STORE_ATTR": ("stored", 1),
-    "DELETE_ATTR": ("stored", 1), "BINARY_SUBSCR": ("item", 2), "STORE_SUBSCR": ("item_stored", 2),
-    "DELETE_SUBSCR": ("item_stored", 2), "CONTAINS_OP": ("contained", 2), "IS_OP": ("identity", 2),
-    "COMPARE_OP": ("operands", 2), "BINARY_OP": ("operands", 2), "UNARY_NOT": ("truth", 1),
+_OPERANDS: dict[str, tuple[str, int]] = {
+    "LOAD_ATTR": ("attribute", 1), "LOAD_METHOD": ("attribute", 1), "IMPORT_FROM": ("attribute", 1),
+    "STORE_ATTR": ("stored", 1), "DELETE_ATTR": ("stored", 1),
+    "BINARY_SUBSCR": ("item", 2), "BINARY_SLICE": ("item", 3),
+    "STORE_SUBSCR": ("item_stored", 2), "DELETE_SUBSCR": ("item_stored", 2), "STORE_SLICE": ("item_stored", 3),
+    "CONTAINS_OP": ("contained", 2), "IS_OP": ("identity", 2),
+    "COMPARE_OP": ("operands", 2), "BINARY_OP": ("operands", 2), "UNARY_POSITIVE": ("operands", 1),
     "UNARY_NEGATIVE": ("operands", 1), "UNARY_INVERT": ("operands", 1),
+    "JUMP_IF_FALSE_OR_POP": ("truth", 1), "JUMP_IF_TRUE_OR_POP": ("truth", 1),
     "POP_JUMP_FORWARD_IF_FALSE": ("truth", 1), "POP_JUMP_FORWARD_IF_TRUE": ("truth", 1),
     "POP_JUMP_BACKWARD_IF_FALSE": ("truth", 1), "POP_JUMP_BACKWARD_IF_TRUE": ("truth", 1),
-    "JUMP_IF_FALSE_OR_POP": ("truth", 1), "JUMP_IF_TRUE_OR_POP": ("truth", 1),
     "POP_JUMP_FORWARD_IF_NONE": ("none", 1), "POP_JUMP_FORWARD_IF_NOT_NONE": ("none", 1),
     "POP_JUMP_BACKWARD_IF_NONE": ("none", 1), "POP_JUMP_BACKWARD_IF_NOT_NONE": ("none", 1),
+    "POP_JUMP_IF_NONE": ("none", 1), "POP_JUMP_IF_NOT_NONE": ("none", 1),
     "GET_ITER": ("contents", 1), "GET_YIELD_FROM_ITER": ("contents", 1), "UNPACK_SEQUENCE": ("contents", 1),
     "UNPACK_EX": ("contents", 1), "LIST_EXTEND": ("contents", 1), "SET_UPDATE": ("contents", 1),
     "DICT_UPDATE": ("contents", 1), "DICT_MERGE": ("contents", 1), "GET_LEN": ("contents", 1),
     "MATCH_MAPPING": ("contents", 1), "MATCH_SEQUENCE": ("contents", 1), "MATCH_KEYS": ("contents", 2),
-    "MATCH_CLASS": ("matched", 3), "FORMAT_VALUE": ("formatted", 1), "BEFORE_WITH": ("entered", 1),
+    "MATCH_CLASS": ("matched", 3), "BEFORE_WITH": ("entered", 1),
+    "FORMAT_VALUE": ("formatted", 1), "CONVERT_VALUE": ("formatted", 1), "FORMAT_SIMPLE": ("formatted", 1),
+    "FORMAT_WITH_SPEC": ("formatted", 2),
 }  # fmt: skip
-"""For each instruction: the observer, and how many operands it is shown, as they lie on the stack, the last on top."""
+"""For each instruction of any version: the observer, and how many operands it is shown, as they lie on the stack."""
+_TRUTHS = {"TO_BOOL"} if "TO_BOOL" in dis.opmap else {"UNARY_NOT", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"}
+"""Where the program takes a value for true or false; one instruction does that since 3.13, but for comparisons."""
+_OPERANDS |= dict.fromkeys(_TRUTHS, ("truth", 1))
+_POSITIVE = 5
+"""The number of the intrinsic function that is `+x`, since 3.12."""
+_AS_BOOL = 16
+"""The bit in the argument of a comparison, since 3.13, by which its result is taken for true or false."""
 _NAMED = frozenset({"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "STORE_ATTR", "DELETE_ATTR"})
 _WRITTEN_GLOBALS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
 _WRITTEN_CELLS = frozenset({"STORE_DEREF", "DELETE_DEREF"})
-_READ_GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", *_WRITTEN_GLOBALS})
+_READ_GLOBALS = frozenset({"LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", *_WRITTEN_GLOBALS})
+_CALLS = frozenset({"CALL", "CALL_KW"})
+_LOAD_CELL = "LOAD_FAST" if NULL_IS_ABOVE else "LOAD_CLOSURE"
+"""Puts a variable's cell on the stack: the latter is no instruction of its own any more since 3.13."""
+_HEAD_OF_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
 _DEEPEST = 8
 """What a sequence around an observer needs of the stack, besides copies of operands."""
 
 
-@dataclass(eq=False, slots=True)
-class _Instruction:
-    """One instruction; `target` is where it jumps, if it does."""
-
-    name: str
-    argument: int = 0
-    line: int | None = None
-    target: _Instruction | None = None
-    offset: int = 0
-
-    @property
-    def size(self) -> int:
-        prefixes = max(0, (self.argument.bit_length() - 1) // 8)
-        return 2 * (1 + prefixes + dis._inline_cache_entries[dis.opmap[self.name]])  # type: ignore[attr-defined]
-
-    def encoded(self) -> Iterator[int]:
-        for shift in (24, 16, 8):
-            if self.argument >> shift:
-                yield from (dis.opmap["EXTENDED_ARG"], self.argument >> shift & 255)
-        yield from (dis.opmap[self.name], self.argument & 255)
-        yield from [0] * 2 * dis._inline_cache_entries[dis.opmap[self.name]]  # type: ignore[attr-defined]
-
-
-@dataclass(frozen=True, slots=True)
-class _Handled:
-    """A range of instructions whose exceptions go to a handler; `stop` is the first behind it, None at the end."""
-
-    start: _Instruction
-    stop: _Instruction | None
-    target: _Instruction
-    depth: int
-    lasti: bool
-
-
 def globals_of(code: CodeType) -> tuple[str, ...]:
     """Return the global names that a code object reads or writes, without those of code inside of it."""
-    return tuple(dict.fromkeys(each.argval for each in dis.get_instructions(code) if each.opname in _READ_GLOBALS))
+    return tuple(dict.fromkeys(filter(None, (_global(each, code.co_names) for each in read(code)[0]))))
+
+
+def _global(each: Instruction, names: tuple[str, ...]) -> str | None:
+    if each.name == "LOAD_GLOBAL":
+        return names[each.argument >> 1]
+    return names[each.argument] if each.name in _READ_GLOBALS else None
 
 
 def instrumented(code: CodeType, observers: Mapping[str, Observer], nested: Callable[[CodeType], CodeType]) -> CodeType:
     """Return a copy of `code` that calls the observers; what stands inside of it goes through `nested`."""
-    instructions, handled = _read(code)
+    instructions, handled = read(code)
     constants = [nested(each) if isinstance(each, CodeType) else each for each in code.co_consts]
-    editor = _Editor(observers, constants, code)
-    edited, first = editor.edit(instructions, _null_below(instructions, handled))
-    deepest = max((each.argument for each in instructions if each.name == "CALL"), default=0)
-    _lay_out(edited)
-    return code.replace(
-        co_code=bytes(byte for each in edited for byte in each.encoded()),
-        co_consts=tuple(constants),
-        co_stacksize=code.co_stacksize + deepest + _DEEPEST,
-        co_linetable=_line_table(edited, code.co_firstlineno),
-        co_exceptiontable=_exception_table(handled, first, edited),
-    )
+    editor = _Editor(observers, constants, code, _with_null(instructions, handled))
+    edited, first = editor.edit(instructions)
+    deepest = max((each.argument for each in instructions if each.name in _CALLS), default=0)
+    stack = code.co_stacksize + deepest + _DEEPEST
+    return assembled(code, edited, handled, first, constants=tuple(constants), stack=stack)
 
 
-def _read(code: CodeType) -> tuple[list[_Instruction], list[_Handled]]:
-    found: dict[int, _Instruction] = {}
-    jumps: list[tuple[_Instruction, int]] = []
-    waiting: list[int] = []
-    for each in dis.get_instructions(code):
-        waiting.append(each.offset)
-        if each.opname == "EXTENDED_ARG":
-            continue
-        line = each.positions.lineno if each.positions is not None else None
-        made = _Instruction(each.opname, each.arg or 0, line)
-        found.update(dict.fromkeys(waiting, made))  # a jump may lead to the prefixes
-        waiting = []
-        if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
-            jumps.append((made, each.argval))
-    for jump, offset in jumps:
-        jump.target = found[offset]
-    handled = [
-        _Handled(found[entry.start], found.get(entry.end), found[entry.target], entry.depth, entry.lasti)
-        for entry in dis._parse_exception_table(code)  # type: ignore[attr-defined]
-    ]
-    return list(dict.fromkeys(found.values())), handled
-
-
-def _null_below(instructions: list[_Instruction], handled: list[_Handled]) -> set[_Instruction]:
-    """Return the calls under whose callable and arguments there is a NULL, and no method."""
+def _with_null(instructions: Sequence[Instruction], handled: Sequence[Handled]) -> set[Instruction]:
+    """Return the calls for which there is a NULL on the stack, and not what was bound to the called function."""
     place = {each: index for index, each in enumerate(instructions)}
     todo: list[tuple[int, list[bool]]] = [(0, [])]
     todo += [(place[each.target], [False] * (each.depth + each.lasti + 1)) for each in handled]
     seen: set[int] = set()
-    found: set[_Instruction] = set()
+    found: set[Instruction] = set()
     while todo:
         index, stack = todo.pop()
         while index not in seen and index < len(instructions):
             seen.add(index)
             each = instructions[index]
-            if each.name == "CALL" and stack[-each.argument - 2]:
+            if each.name in _CALLS and stack[-_place_of_null(each)]:
                 found.add(each)
             if each.target is not None:
                 todo.append((place[each.target], _after(each, stack.copy(), jump=True)))
             stack = _after(each, stack, jump=False)
-            if each.name in ("RETURN_VALUE", "RERAISE", "RAISE_VARARGS") or each.name.startswith(("JUMP_F", "JUMP_B")):
+            if each.ends:
                 break
             index += 1
     return found
 
 
-def _after(each: _Instruction, stack: list[bool], *, jump: bool) -> list[bool]:
+def _place_of_null(call: Instruction) -> int:
+    """Return how deep below the top of the stack a call looks for its NULL, or what was bound."""
+    return call.argument + (1 if NULL_IS_ABOVE else 2) + (call.name == "CALL_KW")
+
+
+def _after(each: Instruction, stack: list[bool], *, jump: bool) -> list[bool]:
     """Return for each place of the stack, after an instruction, whether it holds a NULL."""
     argument, name = each.argument, each.name
-    if name == "CALL":
-        return [*stack[: -argument - 2], False]
+    pair = [False, True] if NULL_IS_ABOVE else [True, False]
+    if name in _CALLS:
+        return [*stack[: -argument - 2 - (name == "CALL_KW")], False]
     if name == "PRECALL":
         return stack
-    if name == "LOAD_METHOD":
-        return [*stack[:-1], True, False]
     if name == "SWAP":
         stack[-1], stack[-argument] = stack[-argument], stack[-1]
         return stack
@@ -167,103 +126,138 @@ def _after(each: _Instruction, stack: list[bool], *, jump: bool) -> list[bool]:
     if name == "PUSH_NULL":
         return [*stack, True]
     if name == "LOAD_GLOBAL" and argument & 1:
-        return [*stack, True, False]
+        return [*stack, *pair]
+    if _is_method(each):
+        return [*stack[: -3 if name == "LOAD_SUPER_ATTR" else -1], *pair]
     has_argument = dis.opmap[name] >= dis.HAVE_ARGUMENT
     effect = dis.stack_effect(dis.opmap[name], argument if has_argument else None, jump=jump)
     return stack[:effect] if effect < 0 else stack + [False] * effect
 
 
+def _is_method(each: Instruction) -> bool:
+    """Whether an instruction looks an attribute up in order to call it."""
+    in_argument = each.name == "LOAD_SUPER_ATTR" or (each.name == "LOAD_ATTR" and VERSION >= (3, 12))
+    return each.name == "LOAD_METHOD" or (in_argument and bool(each.argument & 1))
+
+
 class _Editor:
     """Puts observers in place in one code object."""
 
-    def __init__(self, observers: Mapping[str, Observer], constants: list[Any], code: CodeType) -> None:
-        self._observers, self._constants, self._names = observers, constants, code.co_names
+    def __init__(
+        self, observers: Mapping[str, Observer], constants: list[Any], code: CodeType, with_null: set[Instruction]
+    ) -> None:
+        self._observers, self._constants, self._names, self._with_null = observers, constants, code.co_names, with_null
         self._variable: Callable[[int], str] = code._varname_from_oparg  # type: ignore[attr-defined]
         self._places: dict[int, int] = {}
+        self._last: Instruction | None = None
 
-    def edit(
-        self, instructions: list[_Instruction], null_below: set[_Instruction]
-    ) -> tuple[list[_Instruction], dict[_Instruction, _Instruction]]:
+    def edit(self, instructions: Sequence[Instruction]) -> tuple[list[Instruction], dict[Instruction, Instruction]]:
         """Return all instructions, and for each that was there the first of those in its place."""
-        edited: list[_Instruction] = []
-        first: dict[_Instruction, _Instruction] = {}
+        edited: list[Instruction] = []
+        first: dict[Instruction, Instruction] = {}
         begun = False
         for index, each in enumerate(instructions):
             begin = len(edited)
-            edited += self._before(each, instructions[index:], null_below)
+            edited += self._before(each, instructions, index)
             edited += self._itself(each)
             first[each] = edited[begin]
             if each.name == "RESUME" and not begun:
                 begun = True
                 edited += self._observe(self._constant(ENTRY), 0, each.line)
+            self._last = each
         for each in edited:
             if each.target is not None:
                 each.target = first[each.target]
         return edited, first
 
-    def _before(
-        self, each: _Instruction, rest: list[_Instruction], null_below: set[_Instruction]
-    ) -> Iterator[_Instruction]:
+    def _before(self, each: Instruction, instructions: Sequence[Instruction], index: int) -> Iterator[Instruction]:
         name, line = each.name, each.line
-        if name == "LOAD_METHOD":
-            yield from self._observe(self._observer("attribute"), 1, line, self._names[each.argument])
-        elif name in _OPERANDS:
+        if name in _OPERANDS:
             observer, operands = _OPERANDS[name]
-            if name == "FORMAT_VALUE" and each.argument & 4:
-                operands = 2
-            text = (self._names[each.argument],) if name in _NAMED else ()
+            operands += name == "FORMAT_VALUE" and bool(each.argument & 4)  # with the format
+            text = (self._name(each),) if name in _NAMED else ()
             yield from self._observe(self._observer(observer), operands, line, *text)
+        elif name == "LOAD_SUPER_ATTR":
+            yield from self._observe(self._observer("attribute_of_super"), 3, line, self._name(each))
+        elif name == "CALL_INTRINSIC_1" and each.argument == _POSITIVE:
+            yield from self._observe(self._observer("operands"), 1, line)
         elif name in _WRITTEN_GLOBALS:
             yield from self._observe(self._observer("global_stored"), 0, line, self._names[each.argument])
         elif name in _WRITTEN_CELLS:
-            yield _Instruction("PUSH_NULL", 0, line)
-            yield _Instruction("LOAD_CONST", self._observer("cell_stored"), line)
-            yield _Instruction("LOAD_CONST", self._constant(self._variable(each.argument)), line)
-            yield _Instruction("LOAD_CLOSURE", each.argument, line)
-            yield _Instruction("PRECALL", 2, line)
-            yield _Instruction("CALL", 2, line)
-            yield _Instruction("POP_TOP", 0, line)
-        elif name == "KW_NAMES" or (name == "PRECALL" and self._first_of_call(each)):
-            call = next(later for later in rest if later.name == "CALL")
-            operands = call.argument + (1 if call in null_below else 2)
-            yield from self._replace(operands, line)
+            cell = Instruction(_LOAD_CELL, each.argument, line)
+            yield from self._call(self._observer("cell_stored"), line, (self._variable(each.argument),), (), cell)
+            yield Instruction("POP_TOP", 0, line)
+        elif name in ("KW_NAMES", "CALL_KW") or (name == _HEAD_OF_CALL and self._is_first_of_call()):
+            call = next(later for later in instructions[index:] if later.name in _CALLS)
+            called = self._observer("called")
+            yield from self._replace(called, call.argument, line, null=call in self._with_null, above=name == "CALL_KW")
         elif name == "CALL_FUNCTION_EX":
-            yield from self._observe(self._observer("contents"), 1 + (each.argument & 1), line)
-            yield from self._replace(2 + (each.argument & 1), line, "unpacked")
-        self._last = each
+            keywords = each.argument & 1
+            yield from self._observe(self._observer("contents"), 1 + keywords, line)
+            yield from self._replace(self._observer("unpacked"), 1 + keywords, line, null=True)
 
-    _last: _Instruction | None = None
-
-    def _first_of_call(self, _: _Instruction) -> bool:
+    def _is_first_of_call(self) -> bool:
         return self._last is None or self._last.name != "KW_NAMES"
 
-    def _itself(self, each: _Instruction) -> Iterator[_Instruction]:
-        if each.name == "LOAD_METHOD":  # so that what is called lies in one place, whatever it is
-            yield _Instruction("PUSH_NULL", 0, each.line)
-            yield _Instruction("SWAP", 2, each.line)
-            yield _Instruction("LOAD_ATTR", each.argument, each.line)
+    def _name(self, each: Instruction) -> str:
+        if each.name == "LOAD_SUPER_ATTR":
+            return self._names[each.argument >> 2]
+        return self._names[each.argument >> (each.name == "LOAD_ATTR" and VERSION >= (3, 12))]
+
+    def _itself(self, each: Instruction) -> Iterator[Instruction]:
+        if each.name == "COMPARE_OP" and VERSION >= (3, 13) and each.argument & _AS_BOOL:
+            yield _changed(each, "COMPARE_OP", each.argument & ~_AS_BOOL)
+            yield from self._observe(self._observer("truth"), 1, each.line)
+            yield Instruction("TO_BOOL", 0, each.line)
+        elif _is_method(each):  # so that what is called lies in one place, whatever it is
+            name = "LOAD_ATTR" if each.name == "LOAD_METHOD" else each.name
+            looked_up = _changed(each, name, each.argument if each.name == "LOAD_METHOD" else each.argument & ~1)
+            null = Instruction("PUSH_NULL", 0, each.line)
+            yield from (looked_up, null) if NULL_IS_ABOVE else (looked_up, null, Instruction("SWAP", 2, each.line))
         else:
             yield each
 
-    def _observe(self, observer: int, operands: int, line: int | None, *text: str) -> Iterator[_Instruction]:
-        yield from self._call(observer, operands, line, *text)
-        yield _Instruction("POP_TOP", 0, line)
+    def _observe(self, observer: int, operands: int, line: int | None, *text: str) -> Iterator[Instruction]:
+        yield from self._call(observer, line, text, [operands] * operands)
+        yield Instruction("POP_TOP", 0, line)
 
-    def _replace(self, operands: int, line: int | None, observer: str = "called") -> Iterator[_Instruction]:
-        """Let the observer of calls say what is called: the lowest of the operands."""
-        yield from self._call(self._observer(observer), operands, line)
-        yield _Instruction("SWAP", operands + 1, line)
-        yield _Instruction("POP_TOP", 0, line)
+    def _replace(
+        self, observer: int, operands: int, line: int | None, *, null: bool, above: bool = False
+    ) -> Iterator[Instruction]:
+        """Let an observer of calls say what is called.
 
-    def _call(self, observer: int, operands: int, line: int | None, *text: str) -> Iterator[_Instruction]:
-        yield _Instruction("PUSH_NULL", 0, line)
-        yield _Instruction("LOAD_CONST", observer, line)
+        Args:
+            observer: the place of the observer among the constants.
+            operands: how many arguments the call has, without what was bound to the function.
+            line: of the program's text.
+            null: whether nothing was bound to it.
+            above: whether the names of keywords lie on top of the stack.
+        """
+        called = operands + above + (2 if NULL_IS_ABOVE or not null else 1)
+        between = operands + above + (0 if null else 1)
+        count = operands + (0 if null else 1)
+        yield from self._call(observer, line, (), [called, *([between + 1] * count)])
+        yield Instruction("SWAP", called + 1, line)
+        yield Instruction("POP_TOP", 0, line)
+
+    def _call(
+        self, observer: int, line: int | None, text: Sequence[str], copied: Sequence[int], *more: Instruction
+    ) -> Iterator[Instruction]:
+        """Call an observer with texts, copies of what lies on the stack, and what further instructions load.
+
+        The depths of what is copied are those before the call, one more for each that was copied before.
+        """
+        begin = [Instruction("PUSH_NULL", 0, line), Instruction("LOAD_CONST", observer, line)]
+        yield from reversed(begin) if NULL_IS_ABOVE else begin
         for each in text:
-            yield _Instruction("LOAD_CONST", self._constant(each), line)
-        for _ in range(operands):
-            yield _Instruction("COPY", operands + 2 + len(text), line)
-        yield _Instruction("PRECALL", operands + len(text), line)
-        yield _Instruction("CALL", operands + len(text), line)
+            yield Instruction("LOAD_CONST", self._constant(each), line)
+        for depth in copied:
+            yield Instruction("COPY", depth + 2 + len(text), line)
+        yield from more
+        operands = len(text) + len(copied) + len(more)
+        if _HEAD_OF_CALL == "PRECALL":
+            yield Instruction("PRECALL", operands, line)
+        yield Instruction("CALL", operands, line)
 
     def _observer(self, name: str) -> int:
         return self._constant(self._observers[name])
@@ -275,63 +269,5 @@ class _Editor:
         return self._places[id(value)]
 
 
-def _lay_out(instructions: list[_Instruction]) -> None:
-    """Give each instruction its offset, and each jump its distance, until neither changes the other."""
-    moved = True
-    while moved:
-        moved, offset = False, 0
-        for each in instructions:
-            moved |= each.offset != offset
-            each.offset = offset
-            offset += each.size
-        for each in instructions:
-            if each.target is not None:
-                distance = abs(each.target.offset - each.offset - each.size) // 2
-                moved |= distance != each.argument
-                each.argument = distance
-
-
-def _exception_table(
-    handled: list[_Handled], first: Mapping[_Instruction, _Instruction], edited: list[_Instruction]
-) -> bytes:
-    end = edited[-1].offset + edited[-1].size
-    table = bytearray()
-    for each in handled:
-        start = first[each.start].offset
-        stop = end if each.stop is None else first[each.stop].offset
-        numbers = (start // 2, (stop - start) // 2, first[each.target].offset // 2, each.depth << 1 | each.lasti)
-        for index, number in enumerate(numbers):
-            table += _varint(number, 0x80 if index == 0 else 0)
-    return bytes(table)
-
-
-def _varint(value: int, begin: int) -> bytes:
-    digits = [value & 63]
-    while value := value >> 6:
-        digits.append(value & 63)
-    digits.reverse()
-    made = [digit | 64 for digit in digits[:-1]] + digits[-1:]
-    made[0] |= begin
-    return bytes(made)
-
-
-def _line_table(instructions: list[_Instruction], first_line: int) -> bytes:
-    """Encode lines alone, without columns: code 13 of the format, and 15 where there is no line."""
-    table, line = bytearray(), first_line
-    for each in instructions:
-        units = each.size // 2
-        while units:
-            length = min(units, 8)
-            units -= length
-            if each.line is None:
-                table.append(0x80 | 15 << 3 | length - 1)
-                continue
-            change = each.line - line
-            line = each.line
-            table.append(0x80 | 13 << 3 | length - 1)
-            value = (-change << 1 | 1) if change < 0 else change << 1
-            while value > 63:
-                table.append(64 | value & 63)
-                value >>= 6
-            table.append(value)
-    return bytes(table)
+def _changed(each: Instruction, name: str, argument: int) -> Instruction:
+    return Instruction(name, argument, each.line)

@@ -162,6 +162,11 @@ class Observations:
         if type(owner) is not type:
             self._getter(name, owner)
 
+    def attribute_of_super(self, name: str, function: Any, kind: Any, owner: Any) -> None:
+        """An attribute of `super()` is read, in one instruction since Python 3.12."""
+        if function is super:
+            self._attribute_of_super(name, super(kind, owner))
+
     def on_class(self, name: str, kind: type) -> Any:
         """Return what the class of an object, or one of its bases, has under a name; that is a fact of each."""
         if (kind, name) not in self._looked_up:
@@ -241,8 +246,8 @@ class Observations:
         if not is_a(value, (MethodType, BuiltinFunctionType, *VALUES)):
             self._record.fact(Kind.GETTER, owner, name, value)
 
-    def item(self, container: Any, key: Any) -> None:
-        """An element is read."""
+    def item(self, container: Any, key: Any, *_: Any) -> None:
+        """An element is read, or, where there is a third operand, a slice."""
         if not self._record.knows(container):
             return
         if is_a(container, dict):
@@ -420,7 +425,7 @@ class Observations:
                 fact = self._record.fact(Kind.ATTRIBUTE, owner, name, attributes_of(owner).get(name, Mark.ABSENT))
         fact.where = fact.where or source.here()
 
-    def item_stored(self, container: Any, key: Any) -> None:
+    def item_stored(self, container: Any, key: Any, *_: Any) -> None:
         """An element is written or deleted."""
         if not self._record.knows(container) or is_a(container, VALUES):
             return

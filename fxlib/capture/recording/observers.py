@@ -8,7 +8,6 @@ the capture that runs.
 from __future__ import annotations
 
 import contextlib
-import cProfile
 import functools
 import gc
 import inspect
@@ -19,7 +18,8 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, Protocol
 
 from fxlib.capture import source
-from fxlib.capture.recording.instrument import ENTRY, IS_KNOWN, Observer, globals_of, instrumented
+from fxlib.capture.recording import running_code
+from fxlib.capture.recording.instrument import ENTRY, Observer, globals_of, instrumented
 from fxlib.runtime import method_callers
 
 HEAP_TYPE = 1 << 9
@@ -104,7 +104,7 @@ def _entry(function: FunctionType | None, names: tuple[str, ...]) -> Observer:
 _OBSERVERS: Mapping[str, Observer] = {
     **{name: _observer(name) for name in ("attribute", "stored", "item", "item_stored", "contained", "identity")},
     **{name: _observer(name) for name in ("operands", "truth", "none", "contents", "matched", "formatted")},
-    **{name: _observer(name) for name in ("entered", "global_stored", "cell_stored")},
+    **{name: _observer(name) for name in ("entered", "global_stored", "cell_stored", "attribute_of_super")},
     "called": _called,
     "unpacked": _unpacked,
 }
@@ -149,16 +149,11 @@ class ObservedFunctions:
 
     def note_others(self) -> Callable[[], None]:
         """Note which functions of the user's run unobserved, until what is returned is called."""
-        outer = sys.getprofile()
-        profiler = cProfile.Profile(subcalls=False, builtins=False)
+        noted = running_code.noted()
 
         def stop() -> None:
-            profiler.disable()
-            _resume(outer)
-            codes = (each.code for each in profiler.getstats() if isinstance(each.code, CodeType))
-            self._ran = {id(each): each for each in codes if _is_users(each) and not is_instrumented(each)}
+            self._ran = {id(each): each for each in noted() if _is_users(each) and not is_instrumented(each)}
 
-        profiler.enable()
         return stop
 
     def met_late(self, own: set[int]) -> tuple[FunctionType, ...] | None:
@@ -176,7 +171,7 @@ class ObservedFunctions:
         found = [each for each in functions if not _is_generated_elsewhere(each)]
         users = {id(each.__code__) for each in found}
         _elsewhere.update({id(each.__code__): each.__code__ for each in functions if id(each.__code__) not in users})
-        return (*self._also, *found) if IS_KNOWN and (found or len(codes) < len(ran)) else None
+        return (*self._also, *found) if found or len(codes) < len(ran) else None
 
     def note_cache(self, value: Any) -> None:
         """Note a function with a cache of its results: what it keeps of a capture is forgotten."""
@@ -204,7 +199,7 @@ class ObservedFunctions:
     def discover_function(self, function: FunctionType) -> None:
         """Observe a function, if it is one to be observed."""
         code = function.__code__
-        if function in self.swapped or is_instrumented(code) or not IS_KNOWN:
+        if function in self.swapped or is_instrumented(code):
             return
         if not is_observed(code) or _is_generated_elsewhere(function):
             return
@@ -285,14 +280,6 @@ def all_functions(kind: type) -> Iterator[FunctionType]:
     """Yield the functions that a class defines."""
     for value in list(kind.__dict__.values()):
         yield from functions_in(value)
-
-
-def _resume(profiler: Any) -> None:
-    """Let go on what profiled this thread before."""
-    if hasattr(profiler, "enable"):
-        profiler.enable()
-    elif profiler is not None:
-        sys.setprofile(profiler)
 
 
 def functions_in(value: Any, depth: int = 0) -> Iterator[FunctionType]:

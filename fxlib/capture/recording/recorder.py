@@ -23,13 +23,11 @@ from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing, suspended
 from fxlib.capture.recording.arguments_asked import ArgumentsAsked
 from fxlib.capture.recording.called import Calls
-from fxlib.capture.recording.instrument import IS_KNOWN
 from fxlib.capture.recording.observations import Observations
 from fxlib.capture.recording.observers import ObservedFunctions, all_functions, functions_in, is_a
 from fxlib.capture.recording.record import Record, modules_of
 from fxlib.errors import CaptureError
 from fxlib.runtime.guards.capture_facts import Fact, Facts
-from fxlib.runtime.walk import local_modules
 
 if TYPE_CHECKING:
     from fxlib.capture.export.stand_ins import StandIns
@@ -203,11 +201,7 @@ class Recorder:
         Raises:
             CaptureError: an argument decides which way the program goes, and is written to.
         """
-        facts = self._record.facts()
-        if not IS_KNOWN:
-            root = self._model if isinstance(self._model, nn.Module) else nn.Module()
-            return Facts.unread((each for _, each in local_modules(root)), graph)
-        return Facts(facts, tuple(self._arguments.facts(graph)))
+        return Facts(self._record.facts(), tuple(self._arguments.facts(graph)))
 
     def met_late(self) -> tuple[FunctionType, ...] | None:
         """Return functions to be observed from the start of another attempt; None if this one has seen all."""

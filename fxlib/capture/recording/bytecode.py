@@ -1,0 +1,201 @@
+"""Code objects as lists of instructions, and back: jumps, handlers of exceptions and lines stay what they were.
+
+This is the one place that knows how Python lays code out. Versions 3.11 to 3.13 are known: they agree on the tables,
+and differ in which instructions there are, how many cache entries follow each, and where a call keeps its NULL.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+VERSION = sys.version_info[:2]
+IS_KNOWN = VERSION in ((3, 11), (3, 12), (3, 13))
+"""Whether the code of this Python is known."""
+NULL_IS_ABOVE = VERSION >= (3, 13)
+"""Whether the NULL of a call lies above what is called; below it, before."""
+_EXTENDED = dis.opmap["EXTENDED_ARG"]
+_ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS"})
+_JUMPS = frozenset(dis.opname[each] for each in (*dis.hasjrel, *dis.hasjabs))
+
+
+def _caches() -> dict[str, int]:
+    known: Any = dis._inline_cache_entries  # type: ignore[attr-defined]
+    if isinstance(known, dict):
+        return {name: known.get(name, 0) for name in dis.opmap}
+    return {name: known[code] for name, code in dis.opmap.items() if code < len(known)}
+
+
+_CACHES = _caches()
+"""How many entries of cache follow an instruction."""
+
+
+class Instruction:
+    """One instruction.
+
+    Attributes:
+        name: of its operation.
+        argument: 0 where it takes none; of a jump, what `assembled` finds.
+        line: of the program's text; None where there is none.
+        target: where it jumps, if it does.
+        offset: in units of two bytes, from the beginning of the code.
+        size: in these units, with prefixes of the argument and caches.
+    """
+
+    __slots__ = ("argument", "line", "name", "offset", "size", "target")
+
+    def __init__(self, name: str, argument: int = 0, line: int | None = None) -> None:
+        self.name, self.argument, self.line = name, argument, line
+        self.target: Instruction | None = None
+        self.offset = 0
+        self.size = 1 + _CACHES[name] + (argument > 255 and (argument.bit_length() - 1) // 8)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the instruction behind it does not run after it."""
+        return self.name in _ENDS or self.name.startswith(("JUMP_FORWARD", "JUMP_BACKWARD"))
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A range of instructions whose exceptions go to a handler; `stop` is the first behind it, None at the end."""
+
+    start: Instruction
+    stop: Instruction | None
+    target: Instruction
+    depth: int
+    lasti: bool
+
+
+def read(code: CodeType) -> tuple[list[Instruction], list[Handled]]:
+    """Return the instructions of a code object, and who handles their exceptions."""
+    units, lines = code.co_code, [line for line, *_ in code.co_positions()]
+    made: list[Instruction] = []
+    at: dict[int, Instruction] = {}
+    jumps: list[tuple[Instruction, int]] = []
+    place, prefix, waiting = 0, 0, list[int]()
+    while place < len(units) // 2:
+        waiting.append(place)
+        name, argument = dis.opname[units[2 * place]], units[2 * place + 1] | prefix
+        place += 1 + _CACHES[name]
+        if name == "EXTENDED_ARG":
+            prefix = argument << 8
+            continue
+        each = Instruction(name, argument, lines[waiting[-1]])
+        made.append(each)
+        at.update(dict.fromkeys(waiting, each))  # a jump may lead to the prefixes
+        prefix, waiting = 0, []
+        if name in _JUMPS:
+            jumps.append((each, place - argument if "BACKWARD" in name else place + argument))
+    for jump, target in jumps:
+        jump.target = at[target]
+    handled = [
+        Handled(at[entry.start // 2], at.get(entry.end // 2), at[entry.target // 2], entry.depth, entry.lasti)
+        for entry in dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    ]
+    return made, handled
+
+
+def assembled(
+    code: CodeType,
+    instructions: Sequence[Instruction],
+    handled: Iterable[Handled],
+    first: Mapping[Instruction, Instruction],
+    *,
+    constants: tuple[Any, ...],
+    stack: int,
+) -> CodeType:
+    """Return a copy of a code object with other instructions.
+
+    Args:
+        code: the code object.
+        instructions: what it is to consist of.
+        handled: who handled exceptions of the instructions that were there.
+        first: for each of those, the first one in its place.
+        constants: the constants.
+        stack: how many values may lie on the stack.
+    """
+    _lay_out(instructions)
+    return code.replace(
+        co_code=_encoded(instructions),
+        co_consts=constants,
+        co_stacksize=stack,
+        co_linetable=_line_table(instructions, code.co_firstlineno),
+        co_exceptiontable=_exception_table(handled, first, instructions),
+    )
+
+
+def _lay_out(instructions: Iterable[Instruction]) -> None:
+    """Give each instruction its offset, and each jump its distance, until neither changes the other."""
+    jumps = [each for each in instructions if each.target is not None]
+    moved = True
+    while moved:
+        moved, offset = False, 0
+        for each in instructions:
+            each.offset = offset
+            offset += each.size
+        for each in jumps:
+            each.argument = abs(each.target.offset - each.offset - each.size)  # type: ignore[union-attr]
+            size = 1 + _CACHES[each.name] + (each.argument > 255 and (each.argument.bit_length() - 1) // 8)
+            if size > each.size:  # never back: what fits a longer one is found at last
+                moved, each.size = True, size
+
+
+def _encoded(instructions: Iterable[Instruction]) -> bytes:
+    made = bytearray()
+    for each in instructions:
+        argument, caches = each.argument, _CACHES[each.name]
+        for shift in range(8 * (each.size - 1 - caches), 0, -8):
+            made += bytes((_EXTENDED, argument >> shift & 255))
+        made += bytes((dis.opmap[each.name], argument & 255)) + b"\0\0" * caches
+    return bytes(made)
+
+
+def _exception_table(
+    handled: Iterable[Handled], first: Mapping[Instruction, Instruction], instructions: Sequence[Instruction]
+) -> bytes:
+    end = instructions[-1].offset + instructions[-1].size
+    table = bytearray()
+    for each in handled:
+        start = first[each.start].offset
+        stop = end if each.stop is None else first[each.stop].offset
+        numbers = (start, stop - start, first[each.target].offset, each.depth << 1 | each.lasti)
+        for index, number in enumerate(numbers):
+            table += _varint(number, 0x80 if index == 0 else 0)
+    return bytes(table)
+
+
+def _varint(value: int, begin: int) -> bytes:
+    digits = [value & 63]
+    while value := value >> 6:
+        digits.append(value & 63)
+    digits.reverse()
+    made = [digit | 64 for digit in digits[:-1]] + digits[-1:]
+    made[0] |= begin
+    return bytes(made)
+
+
+def _line_table(instructions: Iterable[Instruction], first_line: int) -> bytes:
+    """Encode lines alone, without columns: code 13 of the format, and 15 where there is no line."""
+    table, line = bytearray(), first_line
+    for each in instructions:
+        units = each.size
+        while units:
+            length = min(units, 8)
+            units -= length
+            if each.line is None:
+                table.append(0x80 | 15 << 3 | length - 1)
+                continue
+            change = each.line - line
+            line = each.line
+            table.append(0x80 | 13 << 3 | length - 1)
+            value = (-change << 1 | 1) if change < 0 else change << 1
+            while value > 63:
+                table.append(value & 63 | 64)
+                value >>= 6
+            table.append(value)
+    return bytes(table)
