@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from fxlib.cli import analyze, calibrate, draw, jobs, optimize, passes, profile, serve, show, worker
+from fxlib.cli import analyze, calibrate, draw, jobs, optimize, passes, profile, reasons, serve, show, worker
 from fxlib.errors import FxlibError
 
 _EPILOG = """exit codes: 0 done; 1 it failed, or there is no answer; 2 the command line is wrong; 130 interrupted
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fxlib {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, worker, optimize, jobs, passes, profile, show, analyze, draw, calibrate):
+    for command in (serve, worker, optimize, jobs, passes, reasons, profile, show, analyze, draw, calibrate):
         command.add_to(commands)
     return parser
 
