@@ -73,6 +73,10 @@ class ExportRecorder(Tracer):
         self.places = RRefPlaces(root)
         self._plain: dict[object, Proxy] = {}
 
+    def forget(self) -> None:
+        """Let go of all that was made for one export: what the forward was handed may still lead here."""
+        self.__dict__.clear()
+
     # What the recorder of remote calls needs.
 
     def rref(self, value: Any) -> Proxy:

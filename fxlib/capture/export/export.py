@@ -90,6 +90,7 @@ def export(
         for name in constants:
             delattr(module, name)
         let_go((program, flat))
+        remote.forget()
 
 
 def of_program(program: ExportedProgram) -> CapturedModule:
