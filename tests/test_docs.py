@@ -109,3 +109,13 @@ def test_the_readme_s_program_is_short_and_has_a_few_lines_of_fxlib() -> None:
     lines = [line for text in programs(ROOT / "README.md")[0].values() for line in text.strip().splitlines()]
     assert len(lines) <= 80
     assert len([line for line in lines if "fxlib" in line]) <= 12
+
+
+def test_the_pages_are_a_site_without_dead_links(tmp_path: Path) -> None:
+    mkdocs = Path(sys.executable).with_name("mkdocs")
+    command = [mkdocs, "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    ran = subprocess.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    listed = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in listed] == []
