@@ -113,7 +113,7 @@ def test_the_readme_s_program_is_short_and_has_a_few_lines_of_fxlib() -> None:
 
 def test_the_pages_are_a_site_without_dead_links(tmp_path: Path) -> None:
     mkdocs = Path(sys.executable).with_name("mkdocs")
-    command = [mkdocs, "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
+    command = [str(mkdocs), "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     ran = subprocess.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
