@@ -176,6 +176,8 @@ def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> 
                 if recorder.writes_out:
                     where = f"{recorder.writes_out}: the forward prints or logs"
                     warnings.warn(f"{where}, which a graph does not: it does so at capture", FxlibWarning, stacklevel=5)
+                for text in recorder.slow_checks():
+                    warnings.warn(text, FxlibWarning, stacklevel=5)
                 return captured
         also = late or also
     if recorder.disturbed:

@@ -8,6 +8,7 @@ import enum
 import functools
 import time
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -20,7 +21,7 @@ from torch.nn.modules import module as torchs
 import fxlib
 from fxlib.capture import api
 from fxlib.capture.recording.recorder import Recorder
-from fxlib.errors import CaptureError
+from fxlib.errors import CaptureError, FxlibWarning
 from fxlib.runtime import CapturedModule
 
 X = torch.linspace(-2, 2, 12).view(3, 4)
@@ -418,6 +419,22 @@ def test_what_is_only_counted_may_hold_other_things(kind: str) -> None:
 
     assert not module._fxlib.broken(grad_enabled=True)
     assert torch.equal(module(X), model(X))
+
+
+def test_a_large_container_that_each_run_would_compare_is_warned_of_with_its_line() -> None:
+    model: Any = Model(lambda m, x: x * sum(m.large))
+    model.large = [1.0] * 30_000
+
+    with pytest.warns(FxlibWarning, match=r"test_facts.py:\d+: .* a list of 30,000 entries.* keep them in a tuple"):
+        fxlib.capture(model)
+    model.large = tuple(model.large)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fxlib.capture(model)
+    model.large = list(model.large)
+    model._run = [lambda m, x: x * m.large[0] if len(m.large) > 3 else x]
+    with pytest.warns(FxlibWarning, match="30,000"):
+        fxlib.capture(model)
 
 
 def test_a_list_of_equal_numbers_is_what_it_was_and_is_compared_by_identity_from_then_on() -> None:

@@ -17,7 +17,7 @@ from fxlib.capture import source
 from fxlib.capture.recording.observers import ObservedFunctions, code_of, functions_in, is_a
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark, contents_of
+from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark, contents_of, is_array
 from fxlib.runtime.walk import local_modules
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ STATELESS = frozenset(
     {int, float, complex, bool, str, bytes, type(None), type(...), range, slice, CodeType, torch.dtype, torch.device}
     | {torch.Size, torch.layout, torch.memory_format}
 )
+LARGE = 20_000
+"""Entries of a container: to compare as many takes a millisecond."""
 VALUES = (Proxy, Node, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 """What a graph is made of: to read it is no fact of Python's."""
 METHOD_WRAPPER: type = type(object().__str__)
@@ -54,6 +56,8 @@ class Record:
         self._facts: dict[tuple[Kind, int, Any], Fact] = {}
         self._asked_tensors: dict[int, torch.Tensor] = {}
         self._counted: set[int] = set()
+        self.large: dict[int, str] = {}
+        """What is to be said of large containers that the forward has looked through, by their ids."""
         self._made: list[tuple[weakref.ref[Any], str]] = []
 
     def begin(self) -> None:
@@ -135,6 +139,11 @@ class Record:
         if id(container) in self._counted:
             self._counted.discard(id(container))
             del self._facts[Kind.CONTENTS, id(container), None]
+        if len(held) > LARGE and not is_array(container) and id(container) not in self.large:
+            self.large[id(container)] = (
+                f"{source.here()}: the forward looks through a {type(container).__name__} of {len(held):,} entries, "
+                "and each run compares them all, which takes milliseconds: keep them in a tuple or a tensor"
+            )
         return self.fact(Kind.CONTENTS, container, None, held)
 
     def hold_to(self, table: dict[str, Any], name: str) -> None:

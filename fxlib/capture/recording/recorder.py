@@ -195,6 +195,10 @@ class Recorder:
         """The first statement of the forward that prints or logs; empty if none does."""
         return self._calls.writes_out
 
+    def slow_checks(self) -> tuple[str, ...]:
+        """Return what is to be said of checks that will take long, each with its line and the way out."""
+        return tuple(self._record.large.values())
+
     def facts(self, graph: Graph) -> Facts:
         """Return what is to be watched of the state that was read while `graph` was made.
 
