@@ -149,6 +149,8 @@ class Report:
     candidates: tuple[Candidate, ...] = ()
     undeclared: tuple[Undeclared, ...] = ()
     """Remote functions that declare nothing, and what the cost model expects of declaring them; most first."""
+    notes: tuple[str, ...] = ()
+    """What whoever reads the figures has to know: that cores were shared while they were measured."""
     blocks: int = 0
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     hardware: str = ""

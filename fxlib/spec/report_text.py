@@ -181,6 +181,7 @@ def _notes(result: Report) -> list[str]:
         lines.append(f"preserves: {result.preserves}, not bitwise{_error(result)}")
     lines += [f"on your word: {each}" for each in result.assumptions]
     lines += [f"not reproduced by the original itself, so not compared: {each}" for each in result.not_reproduced]
+    lines += result.notes
     if result.blocks:
         lines.append(f"measured in {result.blocks} paired blocks")
     if result.hardware:

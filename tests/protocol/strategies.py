@@ -176,6 +176,7 @@ reports = st.builds(
     calls=st.lists(calls, max_size=3).map(tuple),
     passes=st.lists(passes, max_size=3).map(tuple),
     not_reproduced=lines,
+    notes=lines,
     preserves=st.sampled_from(["bitwise", "tolerance", "lossy"]),
     assumptions=lines,
     timeline_original=st.none() | timelines,

@@ -25,6 +25,7 @@ from workers.trial.race import Race
 from workers.trial.screening import Screening
 from workers.trial.speed import Speed
 from workers.trial.trainer import Material
+from workers.trial.waiting import note_of
 from workers.trial.world import World
 
 _FIRST_SHARE: Final = 0.5
@@ -179,7 +180,9 @@ class _Conductor:
         timelines = self._timelines(world, speed)
         self._clock("timeline", measured)
         outcome = self.decide(speed.candidate, verdict)
-        return replace(outcome, report=_with_speed(_with_timelines(outcome.report, *timelines), speed))
+        shares = world.ask(world.trainers, "share_waited", timeout_s=self._options.step_timeout_s)
+        report = replace(outcome.report, notes=note_of(max(shares)))
+        return replace(outcome, report=_with_speed(_with_timelines(report, *timelines), speed))
 
     def decide(self, chosen: Arm | None, reason: Reason, detail: str = "") -> Outcome:
         draft = self._contest.drafts[chosen] if chosen else next(iter(self._contest.drafts.values()))

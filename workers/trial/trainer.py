@@ -35,6 +35,7 @@ from workers.trial.replay.naming import as_captured, stand_in
 from workers.trial.replay.script import Script
 from workers.trial.state import State
 from workers.trial.step import Outcome, Step, drain, optimizer_of
+from workers.trial.waiting import waited_s
 
 Trace = Mapping[str, str]
 """Digests of all that one step left behind, by name."""
@@ -57,12 +58,14 @@ class Trainer(Member):
         self._material = material
         self._script = Script(lines={})
         self._nearness = Nearness()
+        self._measured_s = self._waited_s = 0.0
 
     def turn_to(self, material: Material) -> None:
         """Be ready to load another program; the one before it is forgotten."""
         self._material = material
         self._script = Script(lines={})
         self._nearness = Nearness()
+        self._measured_s = self._waited_s = 0.0
 
     @tells
     def load(self) -> Needs:
@@ -201,11 +204,17 @@ class Trainer(Member):
     @tells
     def block(self, arm: Arm, steps: int) -> float:
         """Run so many steps, one after another, and return their seconds, calls left pending drained included."""
-        step, start = self._steps[arm], time.perf_counter()
+        step, start, waited = self._steps[arm], time.perf_counter(), waited_s()
         for index in range(steps):
             step(self._input(index))
         drain()
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self._measured_s, self._waited_s = self._measured_s + seconds, self._waited_s + waited_s() - waited
+        return seconds
+
+    def share_waited(self) -> float:
+        """Return for which share of the time of all blocks this trainer waited for a core."""
+        return self._waited_s / self._measured_s if self._measured_s else 0.0
 
     @tells
     def timelines(self, arm: Arm, steps: int) -> list[Timeline]:
