@@ -13,13 +13,14 @@ by itself, in order of arrival. Lookups may overlap each other; a push to a tabl
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch.distributed import TCPStore, rpc
 from torch.distributed import autograd as dist_autograd
-from torch.distributed import rpc
 
 from fxlib import batch
 from fxlib.errors import WorkloadError
@@ -49,6 +50,7 @@ __all__ = [
     "setup",
     "state_digest",
     "step",
+    "use_own_store",
 ]
 
 Pooling = Literal["sum", "mean"]
@@ -87,20 +89,50 @@ def serve(
     rpc.shutdown()
 
 
+def use_own_store() -> None:
+    """Under `torchrun`, have the processes of this attempt meet in a store of their own: call it before `init_rpc`.
+
+    The store that `torchrun` serves lives through its restarts, and torch takes what the processes of an earlier
+    attempt have left there for that of their successors: `init_rpc` would wait for processes that are gone. Here rank 0
+    serves a store, at a port that the others learn from the agent's, and "env://" leads to that one. Without `torchrun`
+    nothing is done.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    address, rank = os.environ["MASTER_ADDR"], int(os.environ["RANK"])
+    agents = TCPStore(address, int(os.environ["MASTER_PORT"]), is_master=False)
+    key = "fxlib/own_store/{TORCHELASTIC_RUN_ID}/{TORCHELASTIC_RESTART_COUNT}/{WORLD_SIZE}".format(**os.environ)
+    if rank == 0:
+        with socket.socket() as found:
+            found.bind(("", 0))
+            agents.set(key, str(found.getsockname()[1]))
+    os.environ["MASTER_PORT"] = agents.get(key).decode()
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+
+
 def check_meeting(options: rpc.TensorPipeRpcBackendOptions) -> None:
     """Say at once what `init_rpc` would wait five minutes for.
 
     `torchrun` serves a store, and says so in the environment (TORCHELASTIC_USE_AGENT_STORE); torch then takes any
-    "tcp://..." for that store's address, and serves none of its own.
+    "tcp://..." for that store's address, and serves none of its own. After a restart, that store still holds what the
+    processes before have left, whatever the address.
 
     Raises:
-        WorkloadError: the group is to meet at such an address.
+        WorkloadError: the group is to meet at such an address, or after a restart in the agent's store.
     """
+    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if agents and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        raise WorkloadError(
+            "torchrun has restarted the processes, and its store holds what those before have left: init_rpc would "
+            "wait for them",
+            where="rpc_backend_options.init_method",
+            hint='Call fxlib.ps.use_own_store() first, and use init_method="env://".',
+        )
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and options.init_method.startswith("tcp://"):
         raise WorkloadError(
             f"under torchrun nobody serves a store at {options.init_method}, and init_rpc would wait for it",
             where="rpc_backend_options.init_method",
-            hint='Use init_method="env://", which is the store that torchrun serves.',
+            hint='Use init_method="env://", after fxlib.ps.use_own_store().',
         )
 
 

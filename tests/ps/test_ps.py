@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -350,3 +352,47 @@ def test_a_meeting_that_torchrun_never_serves_is_explained_at_once(monkeypatch: 
     ps.check_meeting(there)
     with pytest.raises(WorkloadError, match="nobody serves a store at tcp://localhost:1"):
         ps.serve(server("sgd"), rank=0, world_size=1, options=nowhere)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(WorkloadError, match=r"holds what those before have left.*Call fxlib.ps.use_own_store"):
+        ps.serve(server("sgd"), rank=0, world_size=1, options=there)
+
+
+RESTARTED = """
+import os, signal
+import torch
+from torch.distributed import rpc
+from fxlib import ps, Server, Table
+
+ps.use_own_store()
+rank, size, attempt = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
+options = rpc.TensorPipeRpcBackendOptions(init_method="env://")
+if rank == size - 1:
+    server = Server(name="ps0", tables=[Table(name="rows", rows=10, dim=4)])
+    ps.serve(server, rank=rank, world_size=size, options=options)
+else:
+    rpc.init_rpc(f"trainer{rank}", rank=rank, world_size=size, rpc_backend_options=options)
+    found = rpc.rpc_sync("ps0", ps.lookup, args=("rows", torch.arange(3)))
+    if rank == 0 and attempt == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("found", attempt, tuple(found.shape), flush=True)
+    rpc.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_torchrun_restarts_meets_again(tmp_path: Path) -> None:
+    program = tmp_path / "restarted.py"
+    program.write_text(RESTARTED)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "3",
+        "--max-restarts",
+        "1",
+        str(program),
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert ran.stdout.count("found 1 (3, 4)") == 2
