@@ -20,8 +20,8 @@ from fxlib.utils.compare import same_bits
 from fxlib.utils.pytree import is_open, is_plain, leaves, mapped
 
 T = TypeVar("T")
-_MODULES_OWN = frozenset(vars(nn.Module()))
-"""Attributes of any module: its tables of parameters, buffers, submodules and hooks."""
+_MODULES_OWN = frozenset(vars(nn.Module())) | {"_graph", "_fxlib"}
+"""Attributes of any module: its tables of parameters, buffers, submodules and hooks; what a captured one knows."""
 
 
 @contextmanager
@@ -140,7 +140,10 @@ def _state_of_generator(value: Any) -> Callable[[], object] | None:
 def _held(modules: Iterable[nn.Module]) -> list[Any]:
     """Return what modules hold in attributes of their own, and in the lists, tuples, dicts and plain objects there."""
     found: dict[int, Any] = {}
-    waiting = [value for each in modules for name, value in vars(each).items() if name not in _MODULES_OWN]
+    tables = [vars(each) for each in modules]
+    originals = [table["_fxlib"].original for table in tables if "_fxlib" in table]
+    tables += [vars(each) for each in originals if each is not None]
+    waiting = [value for table in tables for name, value in table.items() if name not in _MODULES_OWN]
     while waiting:
         value = waiting.pop()
         if id(value) in found:

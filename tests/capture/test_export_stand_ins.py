@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensor
 import fxlib
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.preserve_state import state_kept
 
 X = torch.linspace(-2, 2, 12).view(3, 4)
 KEPT: Any = threading.local()  # whose attributes the recorder does not see
@@ -136,3 +137,13 @@ def test_no_stand_in_is_left_by_an_export_that_succeeds() -> None:
     _, module = exported(lambda m, x: m.drop(x) * m.weight)
     held = [each for node in module.graph.nodes for each in node.meta.values()]
     assert not any(isinstance(each, FakeTensor) for each in held)
+
+
+def test_keeping_the_state_of_a_captured_module_leaves_alone_what_its_conditions_know() -> None:
+    _, module = exported(lambda _, x: x * len(KNOWN))
+    with state_kept(module):
+        KNOWN["b"] = 2.0
+    assert KNOWN.pop("b", None) == 2.0
+
+
+KNOWN = {"a": 1.0}

@@ -386,6 +386,16 @@ def test_a_forward_that_prints_is_captured_with_a_warning_that_names_the_line(
     assert capsys.readouterr().out.count("a step") == 2
 
 
+def test_a_forward_that_logs_what_nobody_hears_is_captured_without_a_word(recwarn: pytest.WarningsRecorder) -> None:
+    def logs(_: Any, x: Any) -> Any:
+        logging.getLogger("quiet").debug("a step")
+        return x
+
+    model = Model(logs)
+    assert torch.equal(fxlib.capture(model)(X), model(X))
+    assert not recwarn.list
+
+
 def test_a_captured_module_within_a_model_keeps_its_conditions() -> None:
     class Inner(nn.Module):
         def __init__(self) -> None:

@@ -14,6 +14,7 @@ import operator
 import sys
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -79,6 +80,12 @@ _OTHER_AT_EACH_RUN = frozenset(
     | {"subprocess", "tempfile", "signal", "multiprocessing", "queue", "_queue", "getpass"}
 )
 """Modules of Python's whose functions answer by the world around."""
+_LEVELS: Mapping[str, int] = {
+    **{name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")},
+    "exception": logging.ERROR,
+    "warn": logging.WARNING,
+}
+"""Methods of loggers, and from which level on they write."""
 _CONSTANT_OS = frozenset({"fspath", "fsencode", "fsdecode"})
 CONTAINERS = (list, dict, set, deque, bytearray)
 _NO_CODE = compile("", "", "exec")
@@ -264,8 +271,11 @@ class Calls:
             self._observations.deep(value)
 
     def _wrote_out(self, function: Any, name: str, operands: tuple[Any, ...]) -> Any:
+        logger = operands[0] if operands and is_a(operands[0], logging.Logger) else None
         if name in _LOGGERS_ANSWER:
             self._observations.asked(function, operands)
+        elif logger is not None and name in _LEVELS and not logger.isEnabledFor(_LEVELS[name]):
+            pass  # nobody hears of it
         elif not name.startswith("get"):
             return self._unseen(function)
         return function
