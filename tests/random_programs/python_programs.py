@@ -25,7 +25,7 @@ from fxlib.runtime import CapturedModule
 from fxlib.spec.inputs import Batch
 
 HEAD = """
-import dataclasses, functools, types
+import array, collections, contextlib, contextvars, copy, dataclasses, functools, os, types
 import torch
 from torch import nn
 
@@ -69,13 +69,27 @@ def decorate(function):
 @decorate
 def decorated(x): return x + FACTOR
 
+VALUE = contextvars.ContextVar("VALUE", default=2.0)
+
+class Slots:
+    __slots__ = ("v", "w")
+    def __init__(self): self.v, self.w = 2.0, [1.0]
+
+class Other(Config):
+    shared = 4.0
+    def times(self): return self.v * 4
+
+class Base(nn.Module):
+    basic = 2.0
+    def part(self, x): return x * 2
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear, self.power = nn.Linear(4, 4), 2
     def forward(self, x): return self.linear(x) * self.power
 
-class Model(nn.Module):
+class Model(Base):
     level = 2.0
     def __init__(self):
         super().__init__()
@@ -88,6 +102,13 @@ class Model(nn.Module):
         self.items, self.table = [1.0, 2.0], {"a": 2.0}
         self.space = types.SimpleNamespace(v=2.0, deep=[{"x": 1.0}])
         self.activation = torch.tanh
+        self.slots, self.user, self.rows = Slots(), collections.UserDict(a=2.0), [[1.0, 2.0], [3.0]]
+        self.chain = collections.ChainMap({"a": 1.0}, self.table)
+        self.array = array.array("d", [1.0, 2.0])
+        self.view, self.keys = types.MappingProxyType(self.table), self.table.keys()
+        self.objects, self.take = {Slots()}, self.table.get
+        self.partial = functools.partial(lambda x, table: x * len(table), table=self.items)
+    def part(self, x): return super().part(x) + 1
     def own(self, x): return x * self.n + len(self.items)
     def forward(self, x, mask=None, *more, scale=None, **rest):
 """
@@ -155,6 +176,43 @@ match self.options.kind:\n    case "a": x = x + 1\n    case _: x = x - 1
 match self.options:\n    case Options(rate=2.0): x = x + 1\n    case _: x = x - 1
 try: x = x * self.extra\nexcept AttributeError: x = x + 1
 with torch.no_grad(): y = x * self.n\nx = x + y
+x = self.part(x)
+x = x * super().basic
+x = x * self.slots.v
+x = x * copy.deepcopy(self.slots).v
+x = x * copy.copy(self.slots).w[0]
+x = x * self.user["a"]
+x = x * self.user.get("b", 2.0)
+x = -x if "b" in self.user else x
+x = x * sum(self.user.values())
+x = x * self.chain["a"]
+x = x * self.chain.get("b", 2.0)
+x = x * self.array[0]
+x = x * sum(self.array)
+x = x * self.view["a"]
+x = x * len(self.keys)
+x = x * sum(map(sum, self.rows))
+x = x * [*zip(*self.rows)][0][-1]
+x = x + ([3.0] in self.rows)
+x = x + self.rows.count([3.0])
+x = x + any(self.rows)
+x = x * [each.v for each in self.objects][0]
+x = x * self.take("a")
+x = self.partial(x)
+x = x * VALUE.get()
+x = x * float(os.environ.get("FXLIB_RANDOM_PROGRAM", "2"))
+x = x * 2 if isinstance(self.config, Other) else x
+x = x * 2 if type(self.config) is Other else x
+x = x * self.config.times() if hasattr(self.config, "times") else x
+x = x * abs(self.n)
+x = x + (2 if callable(self.config) else 1)
+x = x + 1 if isinstance(mask, nn.Parameter) else x
+x = x + 1 if hasattr(x, "tag") else x
+try: x = x.view(4, 3).view(3, 4)\nexcept RuntimeError: x = x + 1
+try: x = x * self.table["b"]\nexcept KeyError: x = x + 1
+with contextlib.suppress(AttributeError): x = x * self.extra
+x = (x, self.items)[0]
+x = x * cached(self.size) * FACTOR
 assert self.n is not None; x = x + 1
 """.strip().split("\n")
 EFFECTS = """
@@ -213,6 +271,27 @@ m.own = lambda x: x + 9
 m.register_forward_hook(lambda *a: a[2] * 2)
 m.block.register_forward_hook(lambda *a: a[2] * 2)
 m.half().float()
+p.Base.basic += 1
+p.Base.part = lambda self, x: x * 5
+m.slots.v += 1
+m.slots.w[0] += 1
+m.user["a"] += 1
+m.user["b"] = 4.0
+m.chain.maps[0]["a"] += 1
+m.array[0] += 1
+m.table["a"] += 1
+m.rows[0].append(1.0)
+m.rows[1][0] += 1
+next(iter(m.objects)).v += 1
+m.partial.keywords["table"] = [1.0]
+p.VALUE.set(p.VALUE.get() + 1)
+m.config.__class__ = p.Other
+p.Config.__call__ = lambda self: 1
+p.helper.__code__ = (lambda x, config, scale=2.0: x - scale).__code__
+p.Model.forward = lambda self, x, mask=None, *more, scale=None, **rest: x * 3
+m.slots = p.Slots()
+m.rows = [[2.0], [3.0]]
+p.abs = lambda v: 7.0
 """.strip().split("\n")
 
 
