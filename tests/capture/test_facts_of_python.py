@@ -444,3 +444,93 @@ def test_what_another_thread_writes_meanwhile_is_neither_undone_nor_a_reason_to_
     assert model.whole.part.rate == 5.0
     assert torch.equal(captured(X), model(X))
     assert not captured._fxlib.broken(grad_enabled=True)
+
+
+FACTOR = [2.0]
+
+
+@functools.lru_cache
+def factor_of(name: str, *, more: float = 0.0) -> float:
+    return FACTOR[0] + more
+
+
+@functools.cache
+def mask_of(size: int) -> torch.Tensor:
+    return torch.ones(size) * FACTOR[0]
+
+
+CACHED: dict[str, tuple[Any, Run]] = {
+    "a number": (factor_of, lambda _, x: x * factor_of("a")),
+    "by keyword": (factor_of, lambda _, x: x * factor_of("a", more=1.0)),
+    "a tensor": (mask_of, lambda _, x: x * mask_of(4)),
+    "through a partial function": (mask_of, lambda _, x: x * functools.partial(mask_of, 4)()),
+}
+
+
+@pytest.fixture
+def _empty_caches() -> Iterator[None]:
+    for each in (factor_of, mask_of):
+        each.cache_clear()
+    FACTOR[0] = 2.0
+    yield
+    for each in (factor_of, mask_of):
+        each.cache_clear()
+
+
+@pytest.mark.usefixtures("_empty_caches")
+@pytest.mark.parametrize("case", CACHED)
+def test_what_a_cache_holds_already_is_what_a_graph_takes(case: str) -> None:
+    cache, run = CACHED[case]
+    model = Model(run)
+    expected = model(X)
+    held = cache.cache_info().currsize
+    FACTOR[0] = 5.0
+    captured = fxlib.capture(model)
+    assert cache.cache_info().currsize == held
+    assert torch.equal(captured(X), expected)
+    cache.cache_clear()
+    assert torch.equal(captured(X), model(X))
+    assert not torch.equal(captured(X), expected)
+
+
+@pytest.mark.usefixtures("_empty_caches")
+@pytest.mark.parametrize("case", CACHED)
+def test_a_cache_is_filled_by_the_first_run_as_the_program_would(case: str) -> None:
+    cache, run = CACHED[case]
+    model = Model(run)
+    captured = fxlib.capture(model)
+    assert cache.cache_info().currsize == 0
+    first = captured(X)
+    assert not captured._fxlib.broken(grad_enabled=True) or case == "through a partial function"
+    FACTOR[0] = 5.0
+    assert torch.equal(captured(X), first)
+    assert torch.equal(model(X), first)
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 4
+
+    @functools.cached_property
+    def mask(self) -> torch.Tensor:
+        return torch.ones(self.size) * FACTOR[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.mask
+
+
+@pytest.mark.usefixtures("_empty_caches")
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_cached_property_is_computed_once(warm: bool) -> None:
+    model = Lazy()
+    if warm:
+        model(X)
+        FACTOR[0] = 5.0
+    captured = fxlib.capture(model)
+    assert ("mask" in vars(model)) is warm
+    first = captured(X)
+    assert torch.equal(first, X * 2)
+    assert not captured._fxlib.broken(grad_enabled=True)
+    FACTOR[0] = 7.0
+    assert torch.equal(captured(X), first)

@@ -26,6 +26,7 @@ from fxlib.capture import source
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import suspended
 from fxlib.capture.recording.arguments_asked import ArgumentsAsked
+from fxlib.capture.recording.memos import Memos
 from fxlib.capture.recording.observations import Observations, is_torch
 from fxlib.capture.recording.observers import (
     HEAP_TYPE,
@@ -106,11 +107,16 @@ class Calls:
         """Whether the forward behaves otherwise where no gradients are recorded."""
         self._model, self._record, self._functions, self._arguments = model, record, functions, arguments
         self._observations = observations
+        self._memos = Memos(record)
         self.writes_out = ""
         """The first statement that prints or logs; empty if none does."""
 
+    def forget(self) -> None:
+        """Let go of what was computed."""
+        self._memos.forget()
+
     def called(self, function: Any, *operands: Any) -> Any:
-        """Return what is to be called: a function whose results are cached, without its cache."""
+        """Return what is to be called: in place of a function whose results are cached, what asks the cache."""
         kind = type(function)
         if issubclass(kind, VALUES):
             for each in operands:
@@ -121,7 +127,7 @@ class Calls:
             return function if inner is function.__func__ else MethodType(inner, function.__self__)
         if kind is LRU_CACHE:
             self._record.see(function)
-            return self.called(function.__wrapped__, *operands)
+            return self._memos.through(function, self.called(function.__wrapped__, *operands))
         if kind is FunctionType:
             self._functions.discover_function(function)
             return function if is_instrumented(function.__code__) else self._leaf(function, operands)
@@ -151,7 +157,9 @@ class Calls:
             if self._record.knows(function):
                 self._record.see(function)
                 self._observations.contents(function.keywords)
-            self.called(function.func, *function.args, *function.keywords.values(), *operands)
+            inner = self.called(function.func, *function.args, *function.keywords.values(), *operands)
+            if inner is not function.func:
+                return functools.partial(inner, *function.args, **function.keywords)
         else:
             self._functions.discover_class(kind)
             self._observations.special(kind)
@@ -184,6 +192,7 @@ class Calls:
         shallow = kind in _SHALLOW or kind.__module__ == "itertools"
         shallow |= kind in (map, filter) and is_a(operands[0], (FunctionType, MethodType))
         for each in operands:
+            self._refuse_unseen(each)
             if shallow or (kind is dict and is_a(each, dict)):
                 self._contents_of_argument(each)
             elif not kind.__flags__ & HEAP_TYPE or not is_observed(code_of(kind.__init__)):
@@ -263,6 +272,7 @@ class Calls:
         return function
 
     def _given(self, function: Any, value: Any) -> None:
+        self._refuse_unseen(value)
         if function is len:
             self._observations.length(value)
         elif function in _SHALLOW:
@@ -289,6 +299,15 @@ class Calls:
                 return function(*args, **kwargs)
 
         return call
+
+    @staticmethod
+    def _refuse_unseen(value: Any) -> None:
+        if type(value) is LRU_CACHE:
+            raise fault(
+                "the forward hands a function that caches its results to one that is written in C, and what the cache "
+                "answers is not seen",
+                hint="Call it in the forward, as in [cached(each) for each in values].",
+            )
 
     def _note_output(self) -> None:
         frame: FrameType | None = sys._getframe(1)

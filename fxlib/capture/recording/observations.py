@@ -207,6 +207,9 @@ class Observations:
             ):
                 self._record.fact(Kind.ATTRIBUTE, owner, name, Mark.TENSOR)
                 return
+            if value is Mark.ABSENT and is_a(found, functools.cached_property):
+                self._record.fact(Kind.MEMO, attributes_of(owner), name, None)
+                return
             self._record.fact(Kind.ATTRIBUTE, owner, name, value)
             if value is not Mark.ABSENT:
                 return

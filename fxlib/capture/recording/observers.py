@@ -125,8 +125,8 @@ class ObservedFunctions:
     def __init__(self, also: tuple[FunctionType, ...] = ()) -> None:
         """Observe `also` from the start: functions that an earlier attempt has met too late."""
         self.swapped: dict[FunctionType, CodeType] = {}
-        self.caches: dict[int, tuple[Any, int]] = {}
-        """Functions that cache their results, by id, and how often they have missed."""
+        self.caches: dict[int, tuple[Any, int, tuple[Any, ...]]] = {}
+        """Functions that cache their results, by id, how often they have missed, and the keys that they know."""
         self._also = also
         self._classes: set[type] = set()
         self._ran: dict[int, CodeType] = {}
@@ -177,7 +177,7 @@ class ObservedFunctions:
         """Note a function with a cache of its results: what it keeps of a capture is forgotten."""
         kind: type = type(value)
         if kind is LRU_CACHE:
-            self.caches.setdefault(id(value), (value, value.cache_info().misses))
+            self.caches.setdefault(id(value), (value, value.cache_info().misses, tuple(entries_of(value))))
 
     def discover_class(self, kind: type) -> None:
         """Observe what a class and its bases define, in so far as it runs without being looked up by name.
@@ -274,6 +274,11 @@ def is_instrumented(code: CodeType) -> bool:
 def is_a(value: object, kinds: Any) -> bool:
     """Whether a value is of one of the classes; `isinstance` would ask it, by a `__getattribute__` of its own."""
     return issubclass(type(value), kinds)
+
+
+def entries_of(cache: Any) -> dict[Any, Any]:
+    """Return the dict in which a cache keeps its results, which it shows to the collector of garbage alone."""
+    return next(each for each in gc.get_referents(cache) if type(each) is dict and each is not cache.__dict__)
 
 
 def all_functions(kind: type) -> Iterator[FunctionType]:

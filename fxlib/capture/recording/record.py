@@ -14,7 +14,7 @@ from torch import nn
 from torch.fx import Node, Proxy
 
 from fxlib.capture import source
-from fxlib.capture.recording.observers import ObservedFunctions, code_of, functions_in, is_a
+from fxlib.capture.recording.observers import ObservedFunctions, code_of, entries_of, functions_in, is_a
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark, contents_of, is_array
@@ -203,11 +203,14 @@ class Record:
 
         What the forward writes to is known to be written by it. All else may be another thread's, if there is one.
         """
-        for cache, misses in self._functions.caches.values():
+        for cache, misses, entries in self._functions.caches.values():
             if cache.cache_info().misses != misses:
-                cache.cache_clear()
+                _forget_results(cache, entries)
         changed, alone, others = [], threading.active_count() == 1, ""
         for place, fact in list(self._facts.items()):
+            if fact.kind is Kind.MEMO:
+                fact.restore()
+                continue
             if fact.kind is Kind.CODE or fact.holds():  # the code is put back later
                 continue
             if fact.kind is Kind.QUESTION or is_ours(fact.value):
@@ -227,6 +230,16 @@ class Record:
         for fact in self._facts.values():
             if not fact.holds():
                 fact.value = fact.now()
+
+
+def _forget_results(cache: Any, known: tuple[Any, ...]) -> None:
+    """Take out of a cache what a capture has put there, where something in C has called it."""
+    if not known:
+        cache.cache_clear()
+        return
+    entries = entries_of(cache)
+    for key in [each for each in entries if each not in known]:
+        del entries[key]
 
 
 def _holders(value: object) -> list[str]:

@@ -219,4 +219,5 @@ class Recorder:
             CaptureError: something keeps one.
         """
         self._returned.clear()
+        self._calls.forget()
         self._record.refuse_leaks()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain, repeat
-from operator import attrgetter, is_
+from operator import attrgetter, contains, is_
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -48,6 +48,7 @@ class Kind(Enum):
     DEFAULTS = "default arguments of a function"
     QUESTION = "what a function answers"
     VALUE = "the elements of a tensor"
+    MEMO = "entry of a cache that the first run fills"
     BASES = "bases of a class"
     CODE = "code of a function"
 
@@ -81,6 +82,8 @@ class Fact:
 
     def holds(self) -> bool:
         """Whether what is there now is what was there, or equal to it, where it has no identity of its own."""
+        if self.kind is Kind.MEMO:
+            return self.key in self.owner
         now = self.now()
         if self.kind is Kind.CONTENTS and is_array(self.owner) and is_array(self.value):
             return _same_array(now, self.value)
@@ -88,6 +91,8 @@ class Fact:
 
     def restore(self) -> None:
         """Put back what was there."""
+        if self.kind is Kind.MEMO:
+            dict.pop(self.owner, self.key, None)
         if self.kind is Kind.CONTENTS:
             _refill(self.owner, self.value)
         elif self.kind is Kind.CELL:
@@ -114,6 +119,8 @@ class Fact:
         owner = self.owner.__name__ if isinstance(self.owner, type) else type(self.owner).__name__
         if self.kind is Kind.ITEM or self.kind is Kind.CONTENTS:
             return f"what a {owner} holds" + (f" under {self.key!r}" if self.kind is Kind.ITEM else "")
+        if self.kind is Kind.MEMO:
+            return f"what is cached under {self.key!r}"
         if self.kind is Kind.LENGTH:
             return f"the length of a {owner}"
         if self.kind is Kind.TYPE:
@@ -304,6 +311,7 @@ _READERS: Mapping[Kind, Callable[[Any, Any], Any]] = {
     Kind.DEFAULTS: lambda owner, _: _DEFAULTS(owner),
     Kind.QUESTION: _answered,
     Kind.VALUE: lambda owner, _: owner.detach(),
+    Kind.MEMO: lambda owner, key: dict.get(owner, key, Mark.ABSENT),
     Kind.BASES: lambda owner, _: owner.__mro__,
     Kind.CODE: lambda owner, _: owner.__code__,
 }
@@ -328,6 +336,8 @@ class _Columns:
     tensor_keys: list[Any] = field(default_factory=list)
     kinds: list[type] = field(default_factory=list)
     bases: list[tuple[type, ...]] = field(default_factory=list)
+    memos: list[dict[Any, Any]] = field(default_factory=list)
+    memo_keys: list[Any] = field(default_factory=list)
     functions: list[Any] = field(default_factory=list)
     codes: list[Any] = field(default_factory=list)
     defaulted: list[Any] = field(default_factory=list)
@@ -342,6 +352,7 @@ class _Columns:
         return (
             all(map(is_, map(dict.get, self.tables, self.keys, repeat(_ABSENT)), self.values))
             and list(map(type, self.owners)) == self.classes
+            and all(map(contains, self.memos, self.memo_keys))
             and all(map(is_, map(_BASES, self.kinds), self.bases))
             and all(map(is_, map(_CODE, self.functions), self.codes))
             and (not self.sized or self._containers_hold())
@@ -379,6 +390,9 @@ class _Columns:
         elif fact.kind is Kind.TYPE:
             self.owners.append(fact.owner)
             self.classes.append(fact.value)
+        elif fact.kind is Kind.MEMO:
+            self.memos.append(fact.owner)
+            self.memo_keys.append(fact.key)
         elif fact.kind is Kind.BASES:
             self.kinds.append(fact.owner)
             self.bases.append(fact.value)
