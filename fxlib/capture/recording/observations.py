@@ -75,6 +75,10 @@ class Observations:
         self.writer = ""
         """The statement that may change what `deep` reaches, if one may."""
 
+    def forget(self) -> None:
+        """Let go of what was found on classes: for the time of a capture, that may be functions of its own."""
+        self._looked_up.clear()
+
     def begun(self, function: FunctionType | None, scope: dict[str, Any], names: tuple[str, ...]) -> None:
         """A function runs for the first time: its globals, the variables of its closure and its defaults are read."""
         for name in names:

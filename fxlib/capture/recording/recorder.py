@@ -220,4 +220,5 @@ class Recorder:
         """
         self._returned.clear()
         self._calls.forget()
+        self._observations.forget()
         self._record.refuse_leaks()
