@@ -5,11 +5,11 @@ Their sources are not part of this repository: `--sources` names a folder with c
 so many milliseconds for each call of its own, and is captured, profiled, optimized with that profile from which the
 trial replays, and raced in its own launcher, blocks interleaved. What a program wraps into DistributedDataParallel is
 wrapped without the devices that it names, on two launchers. Arms: `original`, `fxlib` (what the service gave back)
-and `hand` (an expert's forward, where a program makes more than one independent call). Metrics: `captured`, `adopted`
-and `bitwise` (1 or 0: outputs, loss and gradients, here and on the servers), `step_seconds`, and of `fxlib` and `hand`
-the `gain` over the original; of `fxlib/hand` the ratio of their speeds. Of `predicted ARM/measured`
-and `bound/measured`, `seconds`: how the cost model's step, by the profile, and its bound stand beside the measured one;
-a bound is at most 1. A case says why it was not adopted.
+and, where a program makes more than one independent call, `hand` (an expert's forward) and `unprofiled` (the schedule
+that is made without a profile). Metrics: `captured`, `adopted` and `bitwise` (1 or 0: outputs, loss and gradients, here
+and on the servers), `step_seconds`, the `gain` over the original; of `ARM/hand` the ratio of their speeds. Of
+`predicted ARM/measured` and `bound/measured`, `seconds`: how the cost model's step, by the profile, and its bound stand
+beside the measured one; a bound is at most 1. A case says why it was not adopted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def rows(name: str, service_ms: float, came: Found) -> Iterator[Row]:
         off, low, high = ratio_interval([came.bound_s] * len(came.seconds["fxlib"]), came.seconds["fxlib"])
         yield _ratio(case, "bound/measured", "seconds", (off, low, high), came.seconds["fxlib"])
     pairs = [(ORIGINAL, arm) for arm in came.seconds if arm != ORIGINAL]
-    pairs += [("hand", "fxlib")] if "hand" in came.seconds else []
+    pairs += [("hand", arm) for arm in ("fxlib", "unprofiled") if {"hand", arm} <= came.seconds.keys()]
     for above, below in pairs:
         ratio = ratio_interval(came.seconds[above], came.seconds[below])
         arm, metric = (below, "gain") if above == ORIGINAL else (f"{below}/{above}", "speed")

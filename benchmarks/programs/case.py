@@ -139,6 +139,7 @@ def _run(program: Program, module: Any, asked: Asked, found: Found) -> None:
         found.predicted_s["fxlib"] = predict(result.module, profile).step_s
     if program.hand is not None:
         arms["hand"] = program.hand(model)
+        arms["unprofiled"] = fxlib.optimize(graph)
     steps = {name: _step(arm, workload, batch, model) for name, arm in arms.items()}
     expected, actual = (_bits(steps[arm], program) for arm in (ORIGINAL, "fxlib"))
     found.bitwise = expected == actual
