@@ -93,13 +93,14 @@ def arms_of(kind: str, modules: int) -> dict[str, Forward]:
 def compare(kind: str, modules: int, rounds: int) -> Iterator[Row]:
     """Measure all arms of one model."""
     arms, x = arms_of(kind, modules), torch.ones(1)
-    runs = {arm: max(1, round(BLOCK_S / seconds(forward, x, 1))) for arm, forward in arms.items()}
+    # As many for all: on a shared machine, shorter blocks would be interrupted less.
+    runs = max(1, round(BLOCK_S / min(seconds(arms["eager"], x, 1) for _ in range(9))))
     found: dict[str, list[float]] = {arm: [] for arm in arms}
     order, chance = list(arms), random.Random(0)
     for _ in range(rounds):
         chance.shuffle(order)
         for arm in order:
-            found[arm].append(seconds(arms[arm], x, runs[arm]) * 1e6)
+            found[arm].append(seconds(arms[arm], x, runs) * 1e6)
     case: Case = {"kind": kind, "modules": modules}
     for arm, samples in found.items():
         yield row(benchmark="guards", case=case, arm=arm, metric="us", unit="us", samples=samples)
