@@ -25,7 +25,7 @@ from fxlib.capture.declarations import Declarations
 from fxlib.capture.faults import fault, unswallowed
 from fxlib.capture.intercept import Interception, is_capturing
 from fxlib.capture.metadata import annotate
-from fxlib.capture.recording import bytecode
+from fxlib.capture.recording import bytecode, logs
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.rrefs import RRefPlaces
@@ -264,6 +264,7 @@ def _trace(
     with tracer.recorder, _undisturbed(tracer, model), Interception() as interception:
         try:
             install(interception, tracer, wrap)
+            logs.install(interception)
             with tracer.recorder.observing(), unswallowed(), EagerCalls(tracer):
                 return tracer.trace(model, concrete_args)
         except FxlibError:

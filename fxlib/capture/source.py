@@ -16,7 +16,7 @@ import torch
 TORCH = str(Path(torch.__file__).parent) + "/"
 CAPTURE = str(Path(__file__).parent) + "/"
 """Where torch and this package are."""
-_LIBRARIES = (TORCH, CAPTURE, "<")
+_LIBRARIES = (TORCH, str(Path(__file__).parents[1]) + "/", "<")
 STANDARD = sysconfig.get_path("stdlib") + "/"
 _DECORATORS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/utils/_contextlib.py")
 GENERATED = "_remote_module_"  # torch writes the methods of a RemoteModule into a temporary file
@@ -54,7 +54,7 @@ def of_definition(thing: object) -> str:
 
 
 def is_users(code: CodeType) -> bool:
-    """Whether the code is neither torch's, nor Python's, nor capture's own, nor generated."""
+    """Whether the code is neither torch's, nor Python's, nor fxlib's own, nor generated."""
     return _is_users(code.co_filename)
 
 

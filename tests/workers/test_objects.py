@@ -43,8 +43,12 @@ def travelled(model: nn.Module) -> CapturedModule:
 
 
 def test_functions_are_asked_of_the_servers_that_run_them() -> None:
-    needs = needs_of([travelled(Model())], WORKLOAD)
-    assert needs.functions == {"": ("torch:add",), "ps0": ("fxlib.ps:lookup", "fxlib.ps:push")}
+    training = replace(WORKLOAD, mode="local")
+    assert needs_of([travelled(Model())], training).functions == {
+        "": ("torch:add",),
+        "ps0": ("fxlib.ps:lookup", "fxlib.ps:push"),
+    }
+    assert needs_of([travelled(Model())], WORKLOAD).functions["ps0"] == ("fxlib.ps:lookup",)  # it pushes nothing
 
 
 def test_functions_have_the_contract_that_the_graph_knows_or_else_the_one_that_the_workload_assumes() -> None:

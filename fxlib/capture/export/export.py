@@ -31,6 +31,7 @@ from fxlib.capture.export.value_checks import ValueQuestions
 from fxlib.capture.faults import unswallowed
 from fxlib.capture.intercept import Interception
 from fxlib.capture.metadata import annotate
+from fxlib.capture.recording import logs
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.samples import Samples
@@ -157,6 +158,7 @@ def _exported(module: nn.Module, samples: Samples, dynamic_shapes: Any, around: 
     quiet = unchanged(module, (), same=equal_copies)
     with recorder, quiet, generators_unused(forward), Interception() as interception:
         install(interception, remote)
+        logs.install(interception)
         stand_ins.install(interception)
         eager_branches.install(interception)
         try:
@@ -167,11 +169,11 @@ def _exported(module: nn.Module, samples: Samples, dynamic_shapes: Any, around: 
                 questions,
                 stand_ins,
                 _without_hooks(module),
+                _weight_lists_kept(module),
                 recorder.observing(),
                 _begun(module, around, stand_ins),
                 warnings.catch_warnings(),
             ):
-                # A recurrent module lists its weights anew when they are replaced, and the list is put back.
                 warnings.filterwarnings("ignore", r"The tensor attributes? self\..*_flat_weights")
                 return torch.export.export(
                     module, samples.args, samples.kwargs, dynamic_shapes=dynamic_shapes, strict=False
@@ -195,6 +197,22 @@ def _without_hooks(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.__dict__.update(tables)
+
+
+@contextmanager
+def _weight_lists_kept(module: nn.Module) -> Iterator[None]:
+    """Put back the lists of recurrent modules, which they make anew of the stand-ins for their weights."""
+    names = ("_flat_weights", "_flat_weight_refs")
+    kept = [
+        (each, {name: each.__dict__[name] for name in names})
+        for _, each in local_modules(module)
+        if isinstance(each, nn.RNNBase)
+    ]
+    try:
+        yield
+    finally:
+        for each, lists in kept:
+            each.__dict__.update(lists)
 
 
 @contextmanager

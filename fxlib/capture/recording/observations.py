@@ -201,8 +201,8 @@ class Observations:
             self._record.see(attributes_of(owner))
             return
         if kind.__dictoffset__:
-            if name == "training" and is_a(owner, nn.Module):
-                return  # a condition for all modules
+            if (name == "training" and is_a(owner, nn.Module)) or (name == "_flat_weights" and is_a(owner, nn.RNNBase)):
+                return  # a condition for all modules; parameters in a list that is made anew where they were replaced
             value = attributes_of(owner).get(name, Mark.ABSENT)
             if (
                 id(owner) in self._record.modules

@@ -27,6 +27,7 @@ LRU_CACHE: type = type(functools.lru_cache(int))
 _PLUMBING = frozenset(
     {"__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "__getattr__", "__setattr__", "__delattr__"}
     | {"__init__", "__setstate__", "_apply", "apply", "to", "train", "requires_grad_", "register_buffer"}
+    | {"_update_flat_weights", "_weights_have_changed"}  # a recurrent module looks whether its lists are up to date
 )
 """Methods of nn.Module whose reading is known, or is none of the forward's."""
 _MODULES = (f"{source.TORCH}nn/modules/", f"{source.TORCH}nn/utils/parametri")

@@ -59,11 +59,14 @@ class Record:
         self.large: dict[int, str] = {}
         """What is to be said of large containers that the forward has looked through, by their ids."""
         self._made: list[tuple[weakref.ref[Any], str]] = []
+        self._alone = True
+        """Whether this was the only thread when the forward began."""
 
     def begin(self) -> None:
         """Note which tensors stand in the places of parameters and buffers: under export, these are others."""
         tables = [table for each in self.modules.values() for table in (each._parameters, each._buffers)]
         self._state = {id(value): value for table in tables for value in table.values() if value is not None}
+        self._alone = threading.active_count() == 1
 
     def fact(self, kind: Kind, owner: Any, key: Any, value: Any) -> Fact:
         """Note what was found in one place, and return the fact; of a place that is known, what it was at first."""
@@ -206,7 +209,7 @@ class Record:
         for cache, misses, entries in self._functions.caches.values():
             if cache.cache_info().misses != misses:
                 _forget_results(cache, entries)
-        changed, alone, others = [], threading.active_count() == 1, ""
+        changed, alone, others = [], self._alone and threading.active_count() == 1, ""
         for place, fact in list(self._facts.items()):
             if fact.kind is Kind.MEMO:
                 fact.restore()
