@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -20,6 +20,14 @@ pytestmark = pytest.mark.usefixtures("servers", "empty_logs")
 
 ALL = (["a [1.0, 1.0]", "b [2.0, 2.0]"], ["c [3.0, 3.0]"])
 NONE: tuple[list[str], list[str]] = ([], [])
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C interrupt: in the background of a shell, a process ignores it from the start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 _WHERE = (
