@@ -114,6 +114,8 @@ class _Ways:
             self.root._fxlib_module is module
             and all(map(is_, map(dict.get, self._tables, self._names), self._values))
             and all(map(is_, map(getattr, self._kinds, repeat("forward")), self._kinds.values()))
+            and all(map(is_, map(getattr, self._kinds, repeat("__call__")), repeat(_TORCHS_CALL)))
+            and all(map(is_, map(getattr, self._kinds, repeat("_call_impl")), repeat(_TORCHS_IMPLEMENTATION)))
         )
 
 
@@ -133,7 +135,13 @@ def _is_torchs(module: nn.Module, watched: Collection[int]) -> bool:
         all(each.__module__.startswith("torch.nn.modules.") and each.__call__ is _TORCHS_CALL for each in kinds)
         and all(id(each) in watched and each.__dict__.get("_compiled_call_impl") is None for each in module.modules())
         and nn.Module._call_impl is _TORCHS_IMPLEMENTATION
+        and all(map(_is_torchs_value, (held for each in module.modules() for held in vars(each).values())))
     )
+
+
+def _is_torchs_value(held: Any) -> bool:
+    """Whether what a module holds runs no code of the user's, as an activation handed to torch's module may."""
+    return not callable(held) or str(getattr(held, "__module__", None) or "").startswith(_HARMLESS)
 
 
 def _gives_no_hooks(graph: Graph) -> bool:

@@ -9,6 +9,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.graph import _PyTreeInfo
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
 from fxlib.capture import source
@@ -242,6 +244,15 @@ def _begun(module: nn.Module, around: _Around, stand_ins: StandIns) -> Iterator[
 
 
 def _check(module: nn.Module, samples: Samples) -> None:
+    for path, each in local_modules(module):
+        if isinstance(each, nn.RNNBase) and not is_parametrized(each) and not each._weights_have_changed():
+            own_weights = map(each._parameters.get, each._flat_weights_names)
+            if not all(map(is_, each._flat_weights, own_weights)):
+                raise CaptureError(
+                    "a recurrent module runs with other weights than its parameters",
+                    where=path,
+                    hint="Set them as attributes.",
+                )
     own = {id(each) for each in (*module.parameters(), *module.buffers())}
     if any(id(each) in own for each in pytree.tree_leaves((samples.args, samples.kwargs))):
         raise CaptureError(

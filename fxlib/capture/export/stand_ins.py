@@ -92,6 +92,12 @@ class StandIns(TorchFunctionMode):
                 "two traced values are compared by identity, and only a run knows whether they are one",
                 hint="Move the decision out of the forward.",
             )
+        for each in known:  # two places of the model: they were asked whether they hold one tensor
+            for _, owner in local_modules(self._module):
+                for table in (owner._parameters, owner._buffers):
+                    for name, value in table.items():
+                        if value is not None and self._stand_for.get(id(value), value) is each:
+                            self._recorder.hold_to(table, name)
 
     @staticmethod
     def asked_for_class(tensor: torch.Tensor) -> None:

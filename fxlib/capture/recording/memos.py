@@ -34,10 +34,11 @@ class Memos:
                 result = cache(*args, **kwargs)
                 self._record.see(result)
                 return result
-            self._record.fact(Kind.MEMO, entries, key, None)
+            fact = self._record.fact(Kind.MEMO, entries, key, None)
             place = id(cache), key
             if place not in self._computed:
                 self._computed[place] = compute(*args, **kwargs)
+            fact.value, fact.recall = self._computed[place], functools.partial(cache, *args, **kwargs)
             return self._computed[place]
 
         return answer

@@ -6,7 +6,7 @@ import functools
 import gc
 import threading
 import weakref
-from types import BuiltinFunctionType, CodeType, FrameType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from fxlib.capture import source
 from fxlib.capture.recording.observers import ObservedFunctions, code_of, entries_of, functions_in, is_a
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.guards.capture_facts import Fact, Kind, Mark, contents_of, is_array
+from fxlib.runtime.guards.capture_facts import SCALARS, Fact, Kind, Mark, contents_of, is_array
 from fxlib.runtime.walk import local_modules
 
 if TYPE_CHECKING:
@@ -212,7 +212,11 @@ class Record:
         changed, alone, others = [], self._alone and threading.active_count() == 1, ""
         for place, fact in list(self._facts.items()):
             if fact.kind is Kind.MEMO:
+                if (now := fact.now()) is not Mark.ABSENT:
+                    fact.value = now
                 fact.restore()
+                if not _is_constant(fact.value):  # a run that fills the cache keeps one for all steps
+                    changed.append(fact)
                 continue
             if fact.kind is Kind.CODE or fact.holds():  # the code is put back later
                 continue
@@ -231,7 +235,7 @@ class Record:
     def leave(self) -> None:
         """Take each fact for what it is now that what was put in place for the capture is gone."""
         for fact in self._facts.values():
-            if not fact.holds():
+            if fact.kind is not Kind.MEMO and not fact.holds():
                 fact.value = fact.now()
 
 
@@ -273,3 +277,10 @@ def _is_cache(fact: Fact) -> bool:
         and fact.value is Mark.ABSENT
         and isinstance(getattr(type(fact.owner), str(fact.key), None), functools.cached_property)
     )
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a value is the same whoever computes it, and nobody can change it."""
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_constant, value))
+    return isinstance(value, (*SCALARS, type, FunctionType, ModuleType, torch.dtype, torch.device))

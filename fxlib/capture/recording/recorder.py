@@ -27,7 +27,7 @@ from fxlib.capture.recording.observations import Observations
 from fxlib.capture.recording.observers import ObservedFunctions, all_functions, functions_in, is_a
 from fxlib.capture.recording.record import Record, modules_of
 from fxlib.errors import CaptureError
-from fxlib.runtime.guards.capture_facts import Fact, Facts
+from fxlib.runtime.guards.capture_facts import Fact, Facts, Kind
 
 if TYPE_CHECKING:
     from fxlib.capture.export.stand_ins import StandIns
@@ -71,6 +71,12 @@ class Recorder:
         self._record.leave()
         if error is None and self._changed:
             fact = self._changed[0]
+            if fact.kind is Kind.MEMO:
+                raise CaptureError(
+                    "the forward fills a cache with something that the first run would keep for all others",
+                    where=fact.where or source.of_definition(getattr(type(self._model), "forward", self._model)),
+                    hint="Call the cached function once before the capture.",
+                )
             raise CaptureError(
                 f"the forward changes {fact}, so one step would depend on the last",
                 where=fact.where or source.of_definition(getattr(type(self._model), "forward", self._model)),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain, repeat
-from operator import attrgetter, contains, is_
+from operator import attrgetter, is_
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -75,6 +75,8 @@ class Fact:
     value: Any
     where: str = ""
     """The statement of the program that writes there, if one does."""
+    recall: Callable[[], Any] | None = None
+    """Asks a cache of C's for an answer that is there: its entries show only that they are."""
 
     def now(self) -> Any:
         """Return what is there now."""
@@ -83,11 +85,18 @@ class Fact:
     def holds(self) -> bool:
         """Whether what is there now is what was there, or equal to it, where it has no identity of its own."""
         if self.kind is Kind.MEMO:
-            return self.key in self.owner
+            return self._is_filled()
         now = self.now()
         if self.kind is Kind.CONTENTS and is_array(self.owner) and is_array(self.value):
             return _same_array(now, self.value)
         return same(now, self.value) or (self.kind is Kind.VALUE and _same_elements(now, self.value))
+
+    def _is_filled(self) -> bool:
+        """Whether a run has filled the entry with what the capture computed: from then on it is that very entry."""
+        if (entry := self.now()) is Mark.ABSENT or not same(self.recall() if self.recall else entry, self.value):
+            return False
+        self.kind, self.value = Kind.ITEM, entry
+        return True
 
     def restore(self) -> None:
         """Put back what was there."""
@@ -336,8 +345,6 @@ class _Columns:
     tensor_keys: list[Any] = field(default_factory=list)
     kinds: list[type] = field(default_factory=list)
     bases: list[tuple[type, ...]] = field(default_factory=list)
-    memos: list[dict[Any, Any]] = field(default_factory=list)
-    memo_keys: list[Any] = field(default_factory=list)
     functions: list[Any] = field(default_factory=list)
     codes: list[Any] = field(default_factory=list)
     defaulted: list[Any] = field(default_factory=list)
@@ -352,7 +359,6 @@ class _Columns:
         return (
             all(map(is_, map(dict.get, self.tables, self.keys, repeat(_ABSENT)), self.values))
             and list(map(type, self.owners)) == self.classes
-            and all(map(contains, self.memos, self.memo_keys))
             and all(map(is_, map(_BASES, self.kinds), self.bases))
             and all(map(is_, map(_CODE, self.functions), self.codes))
             and (not self.sized or self._containers_hold())
@@ -390,9 +396,6 @@ class _Columns:
         elif fact.kind is Kind.TYPE:
             self.owners.append(fact.owner)
             self.classes.append(fact.value)
-        elif fact.kind is Kind.MEMO:
-            self.memos.append(fact.owner)
-            self.memo_keys.append(fact.key)
         elif fact.kind is Kind.BASES:
             self.kinds.append(fact.owner)
             self.bases.append(fact.value)

@@ -92,7 +92,7 @@ class _Watched:
     names: list[str]
     values: list[Any]
     unhooked: list[Mapping[int, Any]] = field(default_factory=list)
-    hooked: list[tuple[Mapping[int, Any], tuple[int, ...]]] = field(default_factory=list)
+    hooked: list[tuple[Mapping[int, Any], tuple[tuple[int, Any], ...]]] = field(default_factory=list)
     plain: frozenset[int] = frozenset()
 
 
@@ -129,8 +129,14 @@ class Conditions:
         self._facts = [fact for each in parts for fact in _facts(each)]
         if parts:
             self._facts[0] = _Fact(module, "", "training", module.training)
-        self._hooks = [(each, name, tuple(each.__dict__[name])) for each in parts[1:] for name in _HOOKS]
-        self._global_hooks = [(each, tuple(each)) for each in _GLOBAL_HOOKS] if parts else []
+        self._hooks = [(each, name, tuple(each.__dict__[name].items())) for each in parts[1:] for name in _HOOKS]
+        tables = (*_HOOKS, "_modules")
+        self._facts += [_Fact(each, "", name, each.__dict__[name]) for each in parts[1:] for name in tables]
+        self._tied = list(_tied(parts))
+        kinds: list[Any] = list(dict.fromkeys(self._kinds[1:]))
+        self._calls = [(each, each.__call__, each._call_impl) for each in kinds]
+        self._recurrent = [each for each in parts if asked.strides and isinstance(each, nn.RNNBase) and _listed(each)]
+        self._global_hooks = [(each, tuple(each.items())) for each in _GLOBAL_HOOKS] if parts else []
         self._gradients = [
             (each, name, value.requires_grad)
             for each in parts
@@ -180,7 +186,9 @@ class Conditions:
             _Fact(copy.deepcopy(each.owner, memo), each.table, each.name, copy.deepcopy(each.value, memo))
             for each in self._facts
         ]
-        twin._hooks = [(copy.deepcopy(each, memo), name, ids) for each, name, ids in self._hooks]
+        twin._hooks = [(copy.deepcopy(each, memo), name, copy.deepcopy(held, memo)) for each, name, held in self._hooks]
+        twin._tied = [(copy.deepcopy(a, memo), b, c, copy.deepcopy(d, memo), e, f) for a, b, c, d, e, f in self._tied]
+        twin._recurrent = copy.deepcopy(self._recurrent, memo)
         twin._gradients = [(copy.deepcopy(each, memo), name, flag) for each, name, flag in self._gradients]
         return twin
 
@@ -201,17 +209,29 @@ class Conditions:
         if not same and (changed := self._changed(watched)):
             return changed
         hooked = watched.hooked
-        if any(watched.unhooked) or (hooked and any(tuple(table) != ids for table, ids in hooked)):
+        if any(watched.unhooked) or (hooked and any(tuple(table.items()) != ids for table, ids in hooked)):
             return "hooks of its modules are not those at capture"
         if list(map(type, self._parts)) != self._kinds:
             return "a module is of another class than at capture"
+        return self._replaced() or self.python.broken(self.module)
+
+    def _replaced(self) -> str:
+        """Return what has been put in the place of something that the graph found at capture, in words."""
+        for kind, call, implementation in self._calls:
+            if kind.__call__ is not call or kind._call_impl is not implementation:
+                return f"what calls a {kind.__name__} is not what it was at capture"
+        for one, table, name, other, its, key in self._tied:
+            if one.__dict__[table].get(name) is not other.__dict__[its].get(key):
+                return f"{name} and {key} were one tensor at capture, and are not"
+        if not all(map(_listed, self._recurrent)):
+            return "the weights of a recurrent module are not its parameters"
         for entry in self._entries:
             if not entry.holds:
                 return f"what was found under {entry.key!r}, on the way to an RRef, is not what it was at capture"
         for each, name, flag in self._gradients:
             if each._parameters[name].requires_grad is not flag:  # type: ignore[union-attr]
                 return f"requires_grad of {type(each).__name__}.{name} is {not flag}, and was {flag} at capture"
-        return self.python.broken(self.module)
+        return ""
 
     def other_looks(self) -> str:
         """Return which parameter or buffer does not look as the graph has it, in words; empty if all do."""
@@ -311,6 +331,22 @@ def _bound(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping
 
 def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     yield from ((name, value) for name, value in module._parameters.items() if value is not None)
+
+
+def _tied(parts: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, str, nn.Module, str, str]]:
+    """Yield pairs of places that hold one tensor, of which a graph reads one."""
+    first: dict[int, tuple[nn.Module, str, str]] = {}
+    for each in parts:
+        for table in ("_parameters", "_buffers"):
+            for name, value in each.__dict__[table].items():
+                place = each, table, name
+                if value is not None and (before := first.setdefault(id(value), place)) != place:
+                    yield (*before, *place)
+
+
+def _listed(module: nn.RNNBase) -> bool:
+    """Whether what a recurrent module runs with are its parameters."""
+    return all(map(is_, module._flat_weights, map(module._parameters.get, module._flat_weights_names)))
 
 
 def _facts(module: nn.Module) -> Iterator[_Fact]:
