@@ -25,6 +25,7 @@ from fxlib.runtime import (
 )
 from fxlib.runtime.batched_items import is_batch, items_of
 from fxlib.runtime.batches import IN_ORDER
+from fxlib.runtime.calls import completes
 from fxlib.runtime.operators import FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
@@ -55,7 +56,11 @@ def screen(answer: GraphModule, original: GraphModule) -> None:
     Raises:
         WireError: it takes other arguments, or does something that the original does not.
     """
-    if _arguments(answer) != _arguments(original):
+    found = _state(answer)
+    for name, tensor in _state(original).items():
+        if found.get(name, tensor) is not tensor:
+            raise WireError(f"the rewritten graph has another {name!r} than the original", where="the answer")
+    if _arguments(answer) != _arguments(original) or _packing(answer) != _packing(original):
         raise WireError("the rewritten graph takes other arguments than the original", where="the answer")
     numbers = Numbers()
     allowed = _deeds(original, numbers, contracts=True)
@@ -75,6 +80,21 @@ def screen(answer: GraphModule, original: GraphModule) -> None:
     if _meetings(answer, numbers) != _meetings(original, numbers):
         problem = "the rewritten graph meets the other ranks in another order than the original, or not as often"
         raise WireError(problem, where="the answer")
+
+
+def _state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers by every name that they have."""
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return dict(named)
+
+
+def _packing(module: GraphModule) -> tuple[object, ...]:
+    """Return how a graph's arguments and results are packed, and which arguments it was made for."""
+    codegen = module.graph._codegen
+    info = getattr(codegen, "pytree_info", None)
+    if info is None:
+        return (type(codegen),)
+    return type(codegen), tuple(info.orig_args), info.in_spec, info.out_spec, repr(getattr(codegen, "guards", None))
 
 
 def _modes(module: GraphModule) -> list[Hashable]:
@@ -195,8 +215,7 @@ def _speaks_to_ranks(node: Node) -> bool:
 def _is_opaque(node: Node, body: GraphModule) -> bool:
     """Whether the node calls code of the launcher's own, or a method that is on no list."""
     if node.op == "call_function":
-        issued = is_wait(node) and bool(node.args) and isinstance(node.args[0], Node) and is_issue(node.args[0])
-        return not issued and known_name(node.target) is None
+        return not completes(node) if is_wait(node) else known_name(node.target) is None
     if node.op == "call_method":
         return node.target not in methods()
     return node.op == "call_module" and not _is_known(body.get_submodule(str(node.target)))

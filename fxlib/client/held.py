@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from fxlib.client.value_numbering import Numbers, bodies, callable_key
 from fxlib.runtime import is_call, is_issue, is_wait
 from fxlib.runtime.batched_items import is_batch, items_of
-from fxlib.runtime.calls import client_of
+from fxlib.runtime.calls import client_of, completes
 from fxlib.runtime.operators import CALLS_BY_NAME, FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
@@ -93,7 +93,7 @@ def _is_object(body: GraphModule, path: str) -> bool:
 def _is_checked(node: Node) -> bool:
     """Whether the node is a call, or the wait for one, of which more is asked elsewhere."""
     if is_wait(node):
-        return bool(node.args) and isinstance(node.args[0], Node) and is_issue(node.args[0])
+        return completes(node)
     return node.target in CALLS or node.target in FETCHES or is_call(node) or is_issue(node)
 
 

@@ -9,8 +9,9 @@ from torch import nn
 from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
-from fxlib.runtime import is_wait, kind_of, remote_call, track_gradient
+from fxlib.runtime import kind_of, remote_call, track_gradient
 from fxlib.runtime.batched_items import is_item, item_of
+from fxlib.runtime.calls import completes
 from fxlib.runtime.operators import TRACKERS
 from fxlib.wire.callables import known_name
 
@@ -51,7 +52,7 @@ class Numbers:
         made: Node = node
         if node.target in TRACKERS:
             target = callable_key(track_gradient)
-        if is_wait(node) and isinstance(issue := node.args[0], Node) and (kind := kind_of(node)) is not None:
+        if completes(node) and isinstance(issue := node.args[0], Node) and (kind := kind_of(node)) is not None:
             if is_item(node):
                 item, (to, _, timeout, _) = item_of(node), issue.args
                 call = to, item.function, item.args, item.kwargs, timeout

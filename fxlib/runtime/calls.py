@@ -254,6 +254,18 @@ def is_wait(node: Node) -> bool:
     return node.op == "call_function" and (node.target in _WAIT or _stands_for(node.target, 2))
 
 
+def completes(node: Node) -> bool:
+    """Whether the node is the wait of the kind whose issue it is given, and is given nothing besides."""
+    if not is_wait(node) or not node.args or node.kwargs:
+        return False
+    issue = node.args[0]
+    if not isinstance(issue, Node) or not is_issue(issue) or (kind := kind_of(issue)) is None:
+        return False
+    if kind.is_client and len(issue.users) != 1:  # a client's answer is waited for once
+        return False
+    return kind.wait == node.target and len(node.args) == (2 if kind is BATCH else 1)
+
+
 def _stands_for(target: object, place: int) -> bool:
     return isinstance(target, ClientFunction) and target.place == place
 

@@ -13,6 +13,7 @@ from fxlib.wire.limits import Limits
 from fxlib.wire.targets import METHODS_WITHHELD
 
 _ATOM = re.compile(r"[0-9A-Za-z_-]+")
+_LONGEST_FUNCTION = 1_000
 _REMOTE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:(?:[^\W\d]\w*\.)*[^\W\d]\w*|\.[^\W\d]\w*")
 _LABEL = re.compile(r"[\w.:<>#$@ \[\]-]{1,500}")
 # torch.fx deletes each line of generated code that holds this mark, wherever it stands in the line.
@@ -70,6 +71,8 @@ def check_parameter(text: str) -> None:
 
 def check_remote_function(text: str) -> None:
     """Raise Fault unless the text reads "package.module:qualname", or ".method"."""
+    if len(text) > _LONGEST_FUNCTION:  # before it is matched, which takes memory for each part
+        raise Fault(f"{text[:80]!r}... does not name a remote function: it has {len(text):,} characters")
     method = text[1:] if text.startswith(".") else ""
     if _REMOTE.fullmatch(text) is None or (is_dunder(method) and method != "__call__"):
         raise Fault(

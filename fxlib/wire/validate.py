@@ -61,6 +61,10 @@ def _check_size(graph: pb.Graph, limits: Limits) -> None:
         raise excess("bytes of a graph", size, limits.graph_bytes, "graph_bytes")
     if nodes > limits.nodes:
         raise excess("nodes", nodes, limits.nodes, "nodes")
+    # Each entry of these tables is written because a node refers to it.
+    for what in ("clients", "contracts", "targets"):
+        if (count := len(getattr(graph, what))) > nodes > 0:
+            raise Fault(f"{count:,} {what} for {nodes:,} nodes")
 
 
 def _check_tree(graph: pb.Graph, limits: Limits) -> None:

@@ -1,5 +1,6 @@
 """A rewritten graph speaks to nobody to whom the original does not, wherever in it the call is hidden."""
 
+import copy
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,15 +9,16 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import rpc
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.nn.parallel import DistributedDataParallel
 
 import fxlib
 from fxlib import ps
 from fxlib.client.answer_policy import screen
 from fxlib.errors import WireError
-from fxlib.runtime import create, functions, issue_batch, remote_call, wait_item
+from fxlib.runtime import create, functions, is_wait, issue_batch, remote_call, wait_item
 from fxlib.runtime.collectives import collective
+from tests.capture import feature_store
 from tests.client.models import Clicks
 from tests.process_group import process_group
 
@@ -306,7 +308,11 @@ def test_other_tensors_beside_what_the_launcher_s_own_code_returns_may_be_comput
 
         return with_nodes(holding(), add)
 
-    screen(beside(torch.sin), beside(torch.cos))
+    original, answer = beside(torch.cos), beside(torch.sin)
+    for name, tensor in original.named_parameters():  # as decoding puts it on the launcher's own
+        path, _, slot = name.rpartition(".")
+        answer.get_submodule(path)._parameters[slot] = tensor
+    screen(answer, original)
 
 
 def test_what_is_behind_an_rref_is_not_fetched_by_its_method() -> None:
@@ -384,7 +390,61 @@ def test_ranks_meet_in_the_order_of_the_original_and_as_often() -> None:
 
 
 def test_gradients_are_reduced_in_the_order_of_the_original() -> None:
-    screen(wrapped("one", "other"), wrapped("one", "other"))
+    original = wrapped("one", "other")
+    screen(wrapped("one", "other"), original)
     for given in (("other", "one"), ("one",)):
         with pytest.raises(WireError, match="in another order"):
-            screen(wrapped(*given), wrapped("one", "other"))
+            screen(wrapped(*given), original)
+
+
+def test_an_answer_has_the_parameters_of_the_original() -> None:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    twice = nn.ModuleDict({"one": one, "other": one})
+
+    def build(graph: Graph) -> Any:
+        x = graph.placeholder("x")
+        return tuple([graph.call_module(name, (x,)) for name in ("parts.one", "parts.other")])
+
+    original = of(build, parts=nn.ModuleDict({"one": one, "other": other}))
+    screen(of(build, parts=nn.ModuleDict({"one": one, "other": other})), original)
+    with pytest.raises(WireError, match=r"has another 'parts\.other\.\w+' than the original"):
+        screen(of(build, parts=twice), original)
+
+
+def test_an_answer_packs_its_arguments_as_the_original_does() -> None:
+    class Takes(nn.Module):
+        def forward(self, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+            return parts["x"] - parts["y"]
+
+    original = torch.export.export(Takes(), ({"x": torch.ones(2), "y": torch.zeros(2)},)).module()
+    swapped = torch.export.export(Takes(), ({"y": torch.ones(2), "x": torch.zeros(2)},)).module()
+    assert isinstance(original, GraphModule)
+    assert isinstance(swapped, GraphModule)
+    screen(original, original)
+    with pytest.raises(WireError, match="takes other arguments"):
+        screen(swapped, original)
+
+
+class Features(nn.Module):
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = feature_store.get("127.0.0.1:1", rows)
+        return x.exp().sin() + found
+
+
+def test_the_wait_of_a_client_is_given_what_was_issued_once_and_nothing_else() -> None:
+    original = fxlib.capture(Features())
+
+    def answer() -> tuple[GraphModule, Node]:
+        module = fxlib.optimize(original)
+        graph = copy.deepcopy(module.graph)
+        return GraphModule(module, graph), next(node for node in graph.nodes if is_wait(node))
+
+    screen(answer()[0], original)
+    more, wait = answer()
+    wait.args = (*wait.args, "more")
+    again, wait = answer()
+    with again.graph.inserting_after(wait):
+        again.graph.create_node("call_function", wait.target, wait.args)
+    for module in (more, again):
+        with pytest.raises(WireError):
+            screen(module, original)
