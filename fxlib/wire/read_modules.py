@@ -47,6 +47,8 @@ class ModuleReader:
         self._tensors = tensors
         self._graphs = graphs
         self._built: dict[int, nn.Module] = {}
+        self._owns: dict[int, nn.Module | None] = {}
+        """The client's module for which each was built."""
         self._read: Mapping[int, Collection[str]] | None = None
         self._flags: dict[nn.Module, bool] = {}
         """Training flags for which the graph was made, by the client's own modules."""
@@ -86,7 +88,14 @@ class ModuleReader:
 
     def _module(self, index: int, own: nn.Module | None, path: str) -> nn.Module:
         if index not in self._built:
+            self._owns[index] = own
             self._built[index] = self._build(self._graph.modules[index], own, path)
+        elif own is not None and own is not self._owns[index]:
+            raise WireError(
+                "the graph has one module where the module given as root has two",
+                where=f"module {path!r}",
+                hint="Decode with the module that was captured.",
+            )
         return self._built[index]
 
     def _build(self, message: pb.Module, own: nn.Module | None, path: str) -> nn.Module:

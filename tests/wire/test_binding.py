@@ -211,3 +211,20 @@ def test_a_file_holds_for_the_training_flags_that_it_was_captured_with(tmp_path:
     assert torch.equal(loaded(x), model(x))
     model.inner.train()
     assert loaded._fxlib.broken(grad_enabled=True)
+
+
+def test_one_module_of_a_graph_is_never_put_in_the_place_of_two() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x) - self.b(x)
+
+    model = fxlib.capture(Two())
+    graph = wire.encode(model).graph
+    slots = {slot.name: slot for slot in graph.modules[-1].children}
+    slots["b"].module = slots["a"].module
+    with pytest.raises(WireError, match="has one module where the module given as root has two"):
+        wire.decode(graph, root=model)
