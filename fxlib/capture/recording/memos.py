@@ -1,7 +1,9 @@
 """Functions that cache their results (`functools.lru_cache`): what a cache says is what a run would hear.
 
 An answer that is there already is taken, and the entry is a fact. One that is not is traced, as the function would
-compute it, and nothing of it is left in the cache; the first run is then the original's, which fills it.
+compute it, and nothing of it is left in the cache; the first run is then the original's, which fills it. The graph runs
+from then on if the cache was filled with what the capture computed. What a run would keep, and others could change or
+draw anew (a tensor, a list, an object), is refused.
 """
 
 from __future__ import annotations
