@@ -171,6 +171,21 @@ def test_an_analysis_is_made_once_and_anew_when_the_graph_has_changed() -> None:
     assert context.get(Effects).nodes == list(module.graph.nodes)
 
 
+def test_an_analysis_is_made_anew_after_a_pass_that_changed_a_module_alone() -> None:
+    @register_pass("changes no node", preserves="lossy")
+    class Swaps(GraphPass):
+        @override
+        def run(self, module: GraphModule, context: Context) -> PassResult:
+            context.get(Dependencies)
+            return PassResult(module, changes=1)
+
+    module = sample()
+    context = Context(module)
+    first = context.get(Dependencies)
+    Swaps()(module, context)
+    assert context.get(Dependencies) is not first
+
+
 def test_a_pass_reads_profile_and_workload_from_its_context_and_nothing_is_left_in_the_module() -> None:
     seen = []
 

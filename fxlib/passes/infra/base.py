@@ -89,7 +89,9 @@ class GraphPass(ABC):
         self.requires(module)
         before = Conduct.of(module) if before is None else before
         start = time.perf_counter()
-        result = self.run(module, _bound(context, module))
+        context = _bound(context, module)
+        result = self.run(module, context)
+        context.pass_ended(changes=result.changes)
         seconds = time.perf_counter() - start
         after = before.after(result.module, changes=result.changes)
         broken = before.broken_by(
