@@ -25,10 +25,11 @@ help: ## this list
 
 install: $(INSTALLED) ## the project and its tools, in .venv
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml service/pyproject.toml workers/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[service,worker,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev]' --editable ./service --editable ./workers
 	@touch $@
 
 check: lint types arrows protos-lint fast ## all that needs no cluster

@@ -31,16 +31,16 @@ from fxlib.protocol import workload_to_proto
 from fxlib.reasons import Reason
 from fxlib.spec.report import Candidate, Report
 from fxlib.spec.workload import Server, Table, Workload
-from workers.config import TrialSettings
-from workers.draft import Draft
-from workers.statistics import ConfidenceSequence
-from workers.trial.arms import ORIGINAL, Arm
-from workers.trial.cluster import connected
-from workers.trial.contest import Contest
-from workers.trial.halving import Halving
-from workers.trial.race import Race
-from workers.trial.trainer import Material
-from workers.trial.world import World
+from fxlib_workers.config import TrialSettings
+from fxlib_workers.exchange.candidate import Draft
+from fxlib_workers.trial.cluster import connected
+from fxlib_workers.trial.cluster_run import World
+from fxlib_workers.trial.selection.arms import ORIGINAL, Arm
+from fxlib_workers.trial.selection.outcomes import Contest
+from fxlib_workers.trial.selection.select import Race
+from fxlib_workers.trial.selection.statistics import ConfidenceSequence
+from fxlib_workers.trial.selection.successive_halving import Halving
+from fxlib_workers.trial.trainer import Material
 
 PAIRS: Final = 100
 EQUALS: Final = ("one", "two", "three")

@@ -30,11 +30,11 @@ from fxlib.recipes import recipes
 from fxlib.spec.profile import Profile
 from fxlib.spec.workload import Optimizer, Server, Workload
 from fxlib.v1 import profile_pb2
-from workers.config import TrialSettings
-from workers.trial.arms import ORIGINAL
-from workers.trial.cluster import connected
-from workers.trial.trainer import Material
-from workers.trial.world import World
+from fxlib_workers.config import TrialSettings
+from fxlib_workers.trial.cluster import connected
+from fxlib_workers.trial.cluster_run import World
+from fxlib_workers.trial.selection.arms import ORIGINAL
+from fxlib_workers.trial.trainer import Material
 
 ROWS, DIM, HIDDEN, BATCH = 1000, 16, 512, 256
 SERVICE_MS: Final = (0.5, 2.0)

@@ -1,54 +1,6 @@
-"""`python -m service`: run until SIGTERM or SIGINT."""
+"""`python -m service`, in a checkout: the same as `python -m fxlib_service`."""
 
-from __future__ import annotations
-
-import asyncio
-import json
-import logging
-import os
-import signal
-import sys
-
-from fxlib.errors import FxlibError
-from service.config import Address, Config
-from service.options import parse
-from service.server import Server
-
-
-def main() -> int:
-    """Run the service; return the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        config = parse()
-        asyncio.run(_run(config))
-    except FxlibError as error:
-        sys.stderr.write(f"fxlib service: {error}\n")
-        return 2
-    return 0
-
-
-async def _run(config: Config) -> None:
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    server = Server(config)
-    try:
-        _announce(config, *await server.start())
-        await ended.wait()
-    finally:
-        await server.stop()
-
-
-def _announce(config: Config, listen: Address, metrics: Address) -> None:
-    """Tell whoever started the service that it is ready: one line of JSON."""
-    line = json.dumps({"ready": True, "listen": str(listen), "metrics": str(metrics), "pid": os.getpid()})
-    if config.ready_file is not None:
-        unfinished = config.ready_file.with_name(f"{config.ready_file.name}.{os.getpid()}")
-        unfinished.write_text(f"{line}\n")
-        unfinished.replace(config.ready_file)
-    sys.stdout.write(f"{line}\n")  # after the file, which whoever reads the line then finds
-    sys.stdout.flush()
-
+from fxlib_service.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,7 @@ CLAIMS = (
     "tests/models/test_whole_models.py::test_a_model_comes_in_whole[llama]",
     "tests/models/test_whole_models.py::test_a_model_comes_in_whole[seresnet10]",
     "tests/models/test_whole_models.py::test_a_model_in_training_draws_and_counts_as_it_did[bert]",
-    "tests/debugging/test_to_folder.py::test_names_and_tensors_of_any_kind_make_a_package",
+    "tests/serialization/test_to_folder.py::test_names_and_tensors_of_any_kind_make_a_package",
     "tests/random_programs/test_schedule_keeps_programs.py::test_a_scheduled_program_does_what_the_program_does",
 )
 """Tests that compare bits: of exports, of packages in another process, and of rewritten programs."""

@@ -4,17 +4,23 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECTS = [
+    tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder in (".", "service", "workers")
+]
+OURS = {project["name"] for project in PROJECTS}
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-APPLICATIONS = ["ray", "service", "workers", "prometheus_client", "sqlalchemy"]
+APPLICATIONS = ["ray", "fxlib_service", "fxlib_workers", "prometheus_client", "sqlalchemy"]
 
 
 def pins() -> dict[str, Requirement]:
@@ -23,8 +29,12 @@ def pins() -> dict[str, Requirement]:
 
 
 def requirements() -> list[Requirement]:
-    extras = PROJECT["optional-dependencies"].values()
-    return [Requirement(line) for group in [PROJECT["dependencies"], *extras] for line in group]
+    groups = [
+        group
+        for project in PROJECTS
+        for group in [project["dependencies"], *project.get("optional-dependencies", {}).values()]
+    ]
+    return [needed for line in dict.fromkeys(chain(*groups)) if (needed := Requirement(line)).name not in OURS]
 
 
 def stubs(folder: Path) -> dict[str, str]:
@@ -49,8 +59,29 @@ def test_the_library_loads_no_application() -> None:
     assert loaded == []
 
 
-def test_the_installed_version_is_the_project_s() -> None:
-    assert version("fxlib") == PROJECT["version"], "run `make install`"
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project["name"])
+def test_the_installed_version_is_the_project_s(project: dict[str, Any]) -> None:
+    assert version(project["name"]) == project["version"], "run `make install`"
+
+
+def test_the_applications_are_of_the_library_s_version() -> None:
+    library, *applications = PROJECTS
+    assert [(other["version"], other["dependencies"][0]) for other in applications] == [
+        (library["version"], f"fxlib=={library['version']}")
+    ] * len(applications)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "folder, package", [(".", "fxlib"), ("service", "fxlib_service"), ("workers", "fxlib_workers")]
+)
+def test_a_wheel_installs_one_package(folder: str, package: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(ROOT / folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        tops = {name.split("/")[0] for name in files.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {package}
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=str)

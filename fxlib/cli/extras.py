@@ -1,30 +1,38 @@
-"""Whether what an application needs is installed."""
+"""Whether an application is installed, and all that it needs."""
 
 from __future__ import annotations
 
 import re
-from importlib.metadata import PackageNotFoundError, distribution, requires
+from importlib.metadata import PackageNotFoundError, requires
 
 from fxlib.errors import FxlibError
 
-_REQUIREMENT = re.compile(r"""^([A-Za-z0-9._-]+).*;.*\bextra\s*==\s*['"](\w+)['"]""")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-def require(extra: str) -> None:
-    """Check that all of an extra's packages are there.
+def require(application: str, folder: str) -> None:
+    """Check that the distribution of an application is there, and whatever it requires.
+
+    Args:
+        application: name of the distribution, such as "fxlib-service".
+        folder: where a checkout has it.
 
     Raises:
-        FxlibError: one is not; says how to install them.
+        FxlibError: it is not, or a requirement is not; says how to install them.
     """
-    for line in requires("fxlib") or []:
-        found = _REQUIREMENT.match(line)
-        if found is not None and found[2] == extra and not _installed(found[1]):
-            raise FxlibError(f"{found[1]} is not installed", hint=f"Run: pip install 'fxlib[{extra}]'")
+    hint = f"Run: pip install {application} (in a checkout: pip install ./{folder})"
+    needed = _requirements(application)
+    if needed is None:
+        raise FxlibError(f"{application} is not installed", hint=hint)
+    for package in needed:
+        if _requirements(package) is None:
+            raise FxlibError(f"{package} is not installed, which {application} needs", hint=hint)
 
 
-def _installed(package: str) -> bool:
+def _requirements(distribution: str) -> list[str] | None:
+    """Names of what an installed distribution requires without extras; None: it is not installed."""
     try:
-        distribution(package)
+        lines = requires(distribution) or []
     except PackageNotFoundError:
-        return False
-    return True
+        return None
+    return [found[0] for line in lines if "extra ==" not in line and (found := _NAME.match(line)) is not None]

@@ -50,7 +50,7 @@ def add_to(commands: Commands) -> None:
         "serve",
         help="run the service on this machine, and a worker beside it",
         description="Run the service, and a worker beside it, until Ctrl-C or SIGTERM. Options of the service that are "
-        "not listed here: python -m service --help.",
+        "not listed here: python -m fxlib_service --help.",
     )
     for name, (metavar, text) in _SERVICE.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
@@ -77,11 +77,11 @@ def run(options: argparse.Namespace) -> int:
     """Serve until told to end; return 0 then, and 1 if the service, or its worker again and again, died.
 
     Raises:
-        FxlibError: an extra is not installed, the service does not start, or the options contradict each other.
+        FxlibError: an application is not installed, the service does not start, or the options contradict each other.
     """
-    require("service")
+    require("fxlib-service", "service")
     if not options.no_worker:
-        require("worker")
+        require("fxlib-workers", "workers")
         _check_worker(options)
     stop = Stop()
     data = _data_folder(options.data)
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     ready_file.unlink(missing_ok=True)
     with _ending(stop), ExitStack() as children:
         children.callback(ready_file.unlink, missing_ok=True)
-        service = children.enter_context(Child("service", _service_arguments(options, data, ready_file)))
+        service = children.enter_context(Child("fxlib_service", _service_arguments(options, data, ready_file)))
         addresses = _addresses(service, ready_file, stop)
         if addresses is None:
             return 0
@@ -194,7 +194,7 @@ def _attend_with_worker(service: Child, arguments: list[str], stop: Stop) -> int
     deaths = 0
     while not stop.told:
         started = time.monotonic()
-        with Child("workers", arguments) as worker:
+        with Child("fxlib_workers", arguments) as worker:
             while worker.code is None:
                 if stop.wait(_POLL_S):
                     return 0

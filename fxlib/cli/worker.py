@@ -21,11 +21,11 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: Sequence[str]) -> NoReturn:
-    """Become `python -m workers`, with the same arguments.
+    """Become `python -m fxlib_workers`, with the same arguments.
 
     Raises:
-        FxlibError: the extra `worker` is not installed.
+        FxlibError: the distribution `fxlib-workers` is not installed.
     """
-    require("worker")
+    require("fxlib-workers", "workers")
     # -P: a folder called `workers` where the command was given is the user's own.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "workers", *arguments])  # noqa: S606 - that is the command
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "fxlib_workers", *arguments])  # noqa: S606 - that is the command

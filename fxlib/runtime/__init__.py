@@ -3,7 +3,7 @@
 from fxlib.runtime.batches import issue_batch, wait_item
 from fxlib.runtime.calls import CallKind, is_call, is_issue, is_wait, kind_of, kinds, register
 from fxlib.runtime.clients import register_call
-from fxlib.runtime.credits import limit_in_flight
+from fxlib.runtime.flow_control import limit_in_flight
 from fxlib.runtime.module import CapturedModule
 from fxlib.runtime.ops import (
     create,

@@ -14,8 +14,8 @@ from fxlib import batch
 from fxlib.errors import ContractError, FxlibError
 from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
-from fxlib.runtime.credits import current_credits
 from fxlib.runtime.deadlines import DEADLINES
+from fxlib.runtime.flow_control import current_credits
 from fxlib.runtime.ops import Future, is_this_process, remote_call, server_name
 from fxlib.runtime.refusals import is_refusal, tell_of_refusal
 

@@ -15,7 +15,7 @@ from fxlib.runtime.gradients.autograd_node import Backward, Slot
 from fxlib.runtime.structure import mapped
 
 if TYPE_CHECKING:
-    from fxlib.runtime.credits import Credits
+    from fxlib.runtime.flow_control import Credits
 
 
 @dataclass(slots=True, eq=False, kw_only=True)  # not frozen: that is slow to build, and a step builds many

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Final
 
 from fxlib.runtime import batches, collectives, functions, ops, structure
-from fxlib.runtime.credits import limit_in_flight
+from fxlib.runtime.flow_control import limit_in_flight
 
 
 class Role(Enum):

@@ -20,8 +20,8 @@ from torch.distributed.rpc import rref_proxy
 
 from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
-from fxlib.runtime.credits import current_credits
 from fxlib.runtime.deadlines import DEADLINES
+from fxlib.runtime.flow_control import current_credits
 from fxlib.runtime.forward_context import current_flight
 from fxlib.runtime.gradients.tracking import Destination, track
 

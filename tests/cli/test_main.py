@@ -59,16 +59,19 @@ def test_help_does_not_wait_for_torch() -> None:
     assert ran.stdout.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize("arguments, extra", [(["serve"], "service"), (["worker"], "worker")])
-def test_a_missing_extra_is_named(
-    fxlib: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], extra: str
+@pytest.mark.parametrize("command, folder, needed", [("serve", "service", "sqlalchemy"), ("worker", "workers", "ray")])
+@pytest.mark.parametrize("part", ["itself", "what it needs"])
+def test_a_missing_application_is_named(
+    fxlib: Run, monkeypatch: pytest.MonkeyPatch, *, command: str, folder: str, needed: str, part: str
 ) -> None:
-    is_installed: Callable[[str], bool] = extras._installed
-    missing = {"service": "sqlalchemy", "worker": "ray"}[extra]
-    monkeypatch.setattr(extras, "_installed", lambda name: name != missing and is_installed(name))
-    ran = fxlib(*arguments)
+    requirements: Callable[[str], list[str] | None] = extras._requirements
+    missing = f"fxlib-{folder}" if part == "itself" else needed
+    monkeypatch.setattr(extras, "_requirements", lambda name: None if name == missing else requirements(name))
+    ran = fxlib(command)
     assert ran.code == 1
-    assert ran.err == f"fxlib: {missing} is not installed. Run: pip install 'fxlib[{extra}]'\n"
+    why = "" if part == "itself" else f", which fxlib-{folder} needs"
+    way_out = f"Run: pip install fxlib-{folder} (in a checkout: pip install ./{folder})"
+    assert ran.err == f"fxlib: {missing} is not installed{why}. {way_out}\n"
 
 
 def test_a_reader_that_leaves_is_no_traceback() -> None:

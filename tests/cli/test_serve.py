@@ -25,8 +25,8 @@ from fxlib.errors import FxlibError
 pytestmark = pytest.mark.slow
 
 STAND_INS = {
-    "workers": "",
-    "service": """
+    "fxlib_workers": "",
+    "fxlib_service": """
 ready = pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1])
 ready.with_name("unfinished").write_text('{"listen": "127.0.0.1:1", "metrics": "127.0.0.1:2"}')
 ready.with_name("unfinished").replace(ready)
@@ -84,7 +84,7 @@ class Serving:
 
 @contextmanager
 def serve(
-    folder: Path, *options: str, stand_ins: tuple[str, ...] = ("workers",), listen: str = "127.0.0.1:0"
+    folder: Path, *options: str, stand_ins: tuple[str, ...] = ("fxlib_workers",), listen: str = "127.0.0.1:0"
 ) -> Iterator[Serving]:
     serving = Serving(folder, options, stand_ins, listen)
     try:
@@ -125,7 +125,7 @@ def test_a_service_and_a_worker_run_until_sigterm(tmp_path: Path) -> None:
 
 
 def test_no_worker_is_started_when_told_so_and_ctrl_c_ends_it(tmp_path: Path) -> None:
-    with serve(tmp_path, "--no-worker", stand_ins=("service",)) as serving:
+    with serve(tmp_path, "--no-worker", stand_ins=("fxlib_service",)) as serving:
         serving.address()
         [service] = serving.children()
         assert [pid_of(start) for start in serving.starts()] == [service]
@@ -135,7 +135,7 @@ def test_no_worker_is_started_when_told_so_and_ctrl_c_ends_it(tmp_path: Path) ->
 
 
 def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
-    with serve(tmp_path, stand_ins=("service", "workers")) as serving:
+    with serve(tmp_path, stand_ins=("fxlib_service", "fxlib_workers")) as serving:
         serving.address()
         until(lambda: len(serving.starts()) == 2)
         os.kill(pid_of(serving.starts()[1]), signal.SIGKILL)
@@ -144,7 +144,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_service_that_dies_ends_the_worker_and_the_command(tmp_path: Path) -> None:
-    with serve(tmp_path, stand_ins=("service", "workers")) as serving:
+    with serve(tmp_path, stand_ins=("fxlib_service", "fxlib_workers")) as serving:
         serving.address()
         until(lambda: len(serving.starts()) == 2)
         service, worker = (pid_of(start) for start in serving.starts())
@@ -156,7 +156,7 @@ def test_a_service_that_dies_ends_the_worker_and_the_command(tmp_path: Path) -> 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
 def test_killed_it_takes_service_and_worker_along(tmp_path: Path) -> None:
-    with serve(tmp_path, stand_ins=("service", "workers")) as serving:
+    with serve(tmp_path, stand_ins=("fxlib_service", "fxlib_workers")) as serving:
         serving.address()
         until(lambda: len(serving.starts()) == 2)
         pids = serving.children()
@@ -174,13 +174,13 @@ def test_an_address_in_use_is_an_error_not_a_wait(tmp_path: Path) -> None:
 
 def test_a_worker_on_a_cluster_is_told_the_interface(tmp_path: Path) -> None:
     cluster = ("--ray-address", "10.0.0.1:6379", "--interface", "eth0")
-    with serve(tmp_path, *cluster, stand_ins=("service", "workers")) as serving:
+    with serve(tmp_path, *cluster, stand_ins=("fxlib_service", "fxlib_workers")) as serving:
         until(lambda: len(serving.starts()) == 2)
         assert serving.starts()[1].endswith(" ".join(cluster))
 
 
 def test_a_cluster_without_an_interface_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with serve(tmp_path, "--ray-address", "10.0.0.1:6379", stand_ins=("service", "workers")) as serving:
+    with serve(tmp_path, "--ray-address", "10.0.0.1:6379", stand_ins=("fxlib_service", "fxlib_workers")) as serving:
         assert serving.process.wait(200) == 1
         assert serving.starts() == []
         assert "with --interface" in serving.errors()

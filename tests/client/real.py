@@ -31,10 +31,19 @@ Answer = Callable[[workers_pb2.Lease, GraphModule], tuple[Report, GraphModule]]
 
 @contextmanager
 def real_service(data: Path, *options: str, end: signal.Signals = signal.SIGTERM) -> Iterator[str]:
-    """Run `python -m service` on free ports, or where the options say, and give its address."""
+    """Run `python -m fxlib_service` on free ports, or where the options say, and give its address."""
     ready = data / "ready"
     ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "service", "--data", str(data / "service"), "--ready-file", str(ready), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "fxlib_service",
+        "--data",
+        str(data / "service"),
+        "--ready-file",
+        str(ready),
+        *options,
+    ]
     for option in ("--listen", "--metrics"):
         if option not in options:
             command += [option, "127.0.0.1:0"]

@@ -22,8 +22,8 @@ from fxlib.client.request import Question, captured_of, prepare
 from fxlib.errors import RemoteError
 from fxlib.spec.job import Event
 from fxlib.spec.workload import Workload
+from fxlib_workers.process.child import FOLDER
 from tests.workers.cases import alive
-from workers.child import FOLDER
 
 ALLOWED = "tests.workers.remote_code"
 _BUDGET_S = 6.0
@@ -31,7 +31,7 @@ _BUDGET_S = 6.0
 
 
 class Service:
-    """`python -m service` on one port and one folder, however often it is killed and started again."""
+    """`python -m fxlib_service` on one port and one folder, however often it is killed and started again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,7 +51,7 @@ class Service:
         options = ["--listen", self._listen, "--metrics", "127.0.0.1:0", "--data", str(self._folder / "data")]
         options += ["--ready-file", str(ready), "--lease-seconds", "6"]
         with (self._folder / "service.log").open("ab") as log:
-            self._process = subprocess.Popen([sys.executable, "-m", "service", *options], stdout=log, stderr=log)
+            self._process = subprocess.Popen([sys.executable, "-m", "fxlib_service", *options], stdout=log, stderr=log)
         deadline = time.monotonic() + 200
         while not ready.exists() or not ready.read_text().endswith("\n"):
             assert time.monotonic() < deadline, "the service does not come up"
@@ -68,7 +68,7 @@ class Service:
 
 
 class Worker:
-    """`python -m workers`, with its log."""
+    """`python -m fxlib_workers`, with its log."""
 
     def __init__(self, service: Service, folder: Path, name: str) -> None:
         self.name = name
@@ -78,7 +78,7 @@ class Worker:
         # A mark in the environment of all that it starts, by which leftovers are found.
         environment = {**os.environ, "FXLIB_TEST_MARK": self.mark}
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "workers", *options]
+            command = [sys.executable, "-m", "fxlib_workers", *options]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     @property

@@ -13,7 +13,7 @@ from fxlib.protocol import recipe_from_proto, recipe_to_proto
 from fxlib.recipes.recipes import Recipe
 from fxlib.rules import Rule
 from fxlib.v1 import jobs_pb2
-from tests.passes.rule_programs import ruled, targets
+from tests.rules.rule_programs import ruled, targets
 
 
 def _pattern(x: Tensor, n: float) -> tuple[Tensor, Tensor]:

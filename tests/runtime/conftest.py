@@ -7,7 +7,7 @@ import pytest
 
 from fxlib.runtime.deadlines import DEADLINES
 from fxlib.spec.workload import Server
-from tests.runtime.pushing import log
+from tests.runtime.gradients.pushing import log
 from tests.runtime.world import rpc_world
 
 SERVERS = ("ps0", "ps1")

@@ -13,7 +13,7 @@ from fxlib.errors import FxlibWarning
 from fxlib.runtime import issue_batch, refusals, wait_item
 from fxlib.runtime.batches import IN_ORDER, NamedCall
 from fxlib.runtime.push_gradients import push_gradients
-from tests.runtime.pushing import TWO, backward, log, messages, model, step
+from tests.runtime.gradients.pushing import TWO, backward, log, messages, model, step
 from tests.runtime.remote_functions import NAME, Older
 
 pytestmark = pytest.mark.usefixtures("servers", "empty_logs")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
-from service.job import Job
-from service.lifecycle import Claimed, Completed, Input, decide, submit
-from service.stores.base import JobStore
+from fxlib_service.job import Job
+from fxlib_service.lifecycle import Claimed, Completed, Input, decide, submit
+from fxlib_service.stores.base import JobStore
 
 NUMBERS = count(1)
 DONE = Completed(token="t", result=b"answer", message="done")

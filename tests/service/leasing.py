@@ -1,7 +1,7 @@
 """What a worker says to a service without a network."""
 
 from fxlib.v1 import jobs_pb2, workers_pb2
-from service.core import Core
+from fxlib_service.core import Core
 from tests.service.support import (
     claim,
 )

@@ -23,13 +23,13 @@ from torch.fx import symbolic_trace
 
 from fxlib import wire
 from fxlib.v1 import blobs_pb2, graph_pb2, jobs_pb2, workers_pb2, workload_pb2
-from service.blobs.base import BlobStore
-from service.blobs.memory import MemoryBlobStore
-from service.config import Config, Limits
-from service.core import Core, make_core
-from service.errors import ServiceError
-from service.stores.base import JobStore
-from service.stores.memory import MemoryJobStore
+from fxlib_service.blobs.base import BlobStore
+from fxlib_service.blobs.memory import MemoryBlobStore
+from fxlib_service.config import Config, Limits
+from fxlib_service.core import Core, make_core
+from fxlib_service.errors import ServiceError
+from fxlib_service.stores.base import JobStore
+from fxlib_service.stores.memory import MemoryJobStore
 
 TORCH = "2.13.0"
 
@@ -167,7 +167,7 @@ class Process:
 
     def __init__(self, data: Path, *options: str) -> None:
         self.data = data
-        command = [sys.executable, "-m", "service", "--data", str(data), "--shutdown-grace-seconds", "1"]
+        command = [sys.executable, "-m", "fxlib_service", "--data", str(data), "--shutdown-grace-seconds", "1"]
         if "--listen" not in options:
             command += ["--listen", "127.0.0.1:0"]
         self._log = (data.parent / f"{data.name}.log").open("ab")
@@ -206,7 +206,7 @@ class Process:
 
 def refused(*options: str) -> str:
     """Start a service that will not start, and return what it says."""
-    command = [sys.executable, "-m", "service", *options]
+    command = [sys.executable, "-m", "fxlib_service", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     return done.stderr

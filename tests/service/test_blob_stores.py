@@ -9,10 +9,10 @@ from threading import Barrier
 
 import pytest
 
-from service.blobs.base import Blob, BlobStore
-from service.blobs.folder import FolderBlobStore
-from service.blobs.memory import MemoryBlobStore
-from service.errors import Code, ServiceError
+from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.blobs.folder import FolderBlobStore
+from fxlib_service.blobs.memory import MemoryBlobStore
+from fxlib_service.errors import Code, ServiceError
 
 DATA = b"some bytes " * 100
 

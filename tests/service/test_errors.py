@@ -6,10 +6,10 @@ import pytest
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
 
-from service.errors import Code, ServiceError, Violation, invalid
-from service.status import STATUS, to_status
+from fxlib_service.errors import Code, ServiceError, Violation, invalid
+from fxlib_service.status import STATUS, to_status
 
-SOURCES = Path(__file__).parents[2] / "service"
+SOURCES = Path(__file__).parents[2] / "service" / "fxlib_service"
 
 
 @pytest.mark.parametrize("code", Code, ids=lambda code: code.name)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from service.blobs.memory import MemoryBlobStore
-from service.config import Config
-from service.core import make_core
-from service.options import _parser
-from service.status import STATUS
-from service.stores.memory import MemoryJobStore
+from fxlib_service.blobs.memory import MemoryBlobStore
+from fxlib_service.config import Config
+from fxlib_service.core import make_core
+from fxlib_service.options import _parser
+from fxlib_service.status import STATUS
+from fxlib_service.stores.memory import MemoryJobStore
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
 

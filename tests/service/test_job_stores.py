@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ServiceError
-from service.job import Failure, State
-from service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide
-from service.stores.base import Filter, JobStore, QueueFullError, Stats, Worker
-from service.stores.memory import MemoryJobStore
-from service.stores.sql import SqlJobStore
+from fxlib_service.errors import ServiceError
+from fxlib_service.job import Failure, State
+from fxlib_service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide
+from fxlib_service.stores.base import Filter, JobStore, QueueFullError, Stats, Worker
+from fxlib_service.stores.memory import MemoryJobStore
+from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
 
 

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from fxlib.v1 import jobs_pb2, workers_pb2
-from service.blobs.memory import MemoryBlobStore
-from service.core import Core
-from service.errors import Code, ServiceError
-from service.leases import Lease, Leases
-from service.stores.memory import MemoryJobStore
+from fxlib_service.blobs.memory import MemoryBlobStore
+from fxlib_service.core import Core
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.leases import Lease, Leases
+from fxlib_service.stores.memory import MemoryJobStore
 from tests.service.leasing import leased, pass_time, report
 from tests.service.support import (
     claim,

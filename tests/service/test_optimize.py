@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from fxlib.v1 import jobs_pb2
-from service.blobs.memory import MemoryBlobStore
-from service.config import Limits
-from service.errors import Code, ServiceError
-from service.stores.memory import MemoryJobStore
+from fxlib_service.blobs.memory import MemoryBlobStore
+from fxlib_service.config import Limits
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.stores.memory import MemoryJobStore
 from tests.service.asking import profiled
 from tests.service.support import (
     claim,

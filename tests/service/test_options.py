@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from fxlib.errors import FxlibError
-from service.config import Address, Config, Tls
-from service.options import parse
+from fxlib_service.config import Address, Config, Tls
+from fxlib_service.options import parse
 
 
 def test_the_defaults_are_the_configuration_s() -> None:

@@ -1,4 +1,4 @@
-"""`python -m service` as a process: started, killed at any moment, started again."""
+"""`python -m fxlib_service` as a process: started, killed at any moment, started again."""
 
 import hashlib
 import itertools

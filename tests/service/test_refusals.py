@@ -3,8 +3,8 @@
 import pytest
 
 from fxlib.v1 import graph_pb2, jobs_pb2
-from service.config import Limits
-from service.errors import Code, ServiceError
+from fxlib_service.config import Limits
+from fxlib_service.errors import Code, ServiceError
 from tests.service.asking import Change, profiled
 from tests.service.support import (
     fields,

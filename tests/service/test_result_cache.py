@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from fxlib.v1 import jobs_pb2, workload_pb2
-from service.errors import ServiceError
-from service.leases import Lease
+from fxlib_service.errors import ServiceError
+from fxlib_service.leases import Lease
 from tests.service.asking import Change, profiled
 from tests.service.support import (
     answer,

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from fxlib.errors import FxlibError
 from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc, workers_pb2, workers_pb2_grpc
-from service.config import MIB, Address, Config, Limits
-from service.server import SERVICES, Server
+from fxlib_service.config import MIB, Address, Config, Limits
+from fxlib_service.server import SERVICES, Server
 from tests.service.support import fetch, graph_bytes, ref, request, worker
 
 ANYWHERE = Address(host="127.0.0.1", port=0)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxlib.errors import FxlibError
-from service.errors import ServiceError
-from service.lifecycle import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
-from service.stores.base import Filter, JobStore, QueueFullError
-from service.stores.memory import MemoryJobStore
-from service.stores.sql import SqlJobStore
+from fxlib_service.errors import ServiceError
+from fxlib_service.lifecycle import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
+from fxlib_service.stores.base import Filter, JobStore, QueueFullError
+from fxlib_service.stores.memory import MemoryJobStore
+from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
 
 

@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fxlib.errors import FxlibError
-from service.config import Address, Config, Tls
-from service.server import Server
+from fxlib_service.config import Address, Config, Tls
+from fxlib_service.server import Server
 from tests.service.certificates import Files, certificates
 from tests.service.support import fetch
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fxlib.v1 import blobs_pb2
-from service.config import Limits
-from service.core import Core
-from service.errors import Code, ServiceError
+from fxlib_service.config import Limits
+from fxlib_service.core import Core
+from fxlib_service.errors import Code, ServiceError
 from tests.service.support import fields, make_service, ref, stream
 
 DATA = bytes(range(256)) * 40

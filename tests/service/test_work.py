@@ -6,7 +6,7 @@ from math import inf, nan
 import pytest
 
 from fxlib.v1 import jobs_pb2, workers_pb2
-from service.errors import Code, ServiceError
+from fxlib_service.errors import Code, ServiceError
 from tests.service.leasing import leased, report
 from tests.service.support import (
     answer,

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from workers.child import Channel, ChildEndedError
+from fxlib_workers.process.child import Channel, ChildEndedError
 
 ORPHAN = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
 

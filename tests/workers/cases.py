@@ -18,8 +18,8 @@ from fxlib.recipes import recipes
 from fxlib.spec.report import Candidate, Report
 from fxlib.spec.workload import Server, Table, Workload
 from fxlib.v1 import jobs_pb2
-from workers.draft import Draft
-from workers.folder import JobFolder
+from fxlib_workers.exchange.candidate import Draft
+from fxlib_workers.exchange.job_folder import JobFolder
 
 ROWS, DIM, WIDTH = 50, 8, 32
 

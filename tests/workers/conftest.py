@@ -13,10 +13,10 @@ from torch import nn
 from fxlib import TrialOptions
 from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
+from fxlib_workers.trial.cluster import connected
+from fxlib_workers.trial.driver import Trials
 from tests.workers.cases import fill
 from tests.workers.trying import ALLOWED, QUICK, SETTINGS, Try
-from workers.trial.cluster import connected
-from workers.trials import Trials
 
 
 @pytest.fixture(scope="package")

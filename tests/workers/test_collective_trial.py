@@ -12,11 +12,11 @@ import fxlib
 from fxlib import TrialOptions
 from fxlib.reasons import Reason
 from fxlib.spec.workload import Workload
+from fxlib_workers.trial.driver import Trials
 from tests.workers import remote_code
 from tests.workers.cases import Reducing, draft_of, lookup_workload, reduced, request
 from tests.workers.hybrid import hybrid
 from tests.workers.trying import MEASURED, Try
-from workers.trials import Trials
 
 pytestmark = pytest.mark.cluster
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fxlib.errors import FxlibError
-from workers import logs
-from workers.__main__ import main, parse
-from workers.hardware import fingerprint
+from fxlib_workers import logs
+from fxlib_workers.__main__ import main, parse
+from fxlib_workers.hardware import fingerprint
 
 
 def test_options_become_a_configuration() -> None:

@@ -13,7 +13,7 @@ from fxlib import TrialOptions
 from fxlib.reasons import Reason
 from fxlib.spec.report import Report
 from fxlib.spec.workload import Server, Workload
-from workers.config import TrialSettings
+from fxlib_workers.config import TrialSettings
 
 ALLOWED: Final = "tests.workers.remote_code"
 SETTINGS: Final = TrialSettings(process_memory_bytes=1 << 30)

@@ -25,8 +25,8 @@ from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.batched_items import is_batch, waits_of
 from fxlib.runtime.calls import is_call, is_issue, is_wait
-from fxlib.runtime.credits import limit_in_flight
 from fxlib.runtime.data_parallel import DataParallel, body_of, broadcasts, is_ordinary, tensors_of
+from fxlib.runtime.flow_control import limit_in_flight
 from fxlib.runtime.operators import TRACKERS
 from fxlib.runtime.paths import submodule
 from fxlib.runtime.walk import local_modules

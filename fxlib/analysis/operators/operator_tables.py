@@ -1,7 +1,7 @@
 """Names of operators of which a schema does not say enough, sorted by what has to be known about them.
 
-Each list is checked against torch by `tests/analysis/test_operators.py`: fresh results share no memory, and whatever
-draws random numbers moves the generator.
+Each list is checked against torch by `tests/analysis/operators/test_operators.py`: fresh results share no memory, and
+whatever draws random numbers moves the generator.
 """
 
 from __future__ import annotations

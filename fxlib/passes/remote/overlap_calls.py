@@ -21,7 +21,7 @@ from fxlib.analysis.scheduling.schedule import Schedule, closed, overlapped_orde
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.batched_items import is_batch, items_of
-from fxlib.runtime.credits import limit_in_flight
+from fxlib.runtime.flow_control import limit_in_flight
 from fxlib.runtime.record import call_name
 from fxlib.spec.report import Action, CallReport
 

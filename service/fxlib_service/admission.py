@@ -1,0 +1,121 @@
+"""The door: a request becomes a job, is told that it is one already, or is refused with every reason at once."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from typing import Final
+
+from fxlib import wire
+from fxlib.protocol import blobs_of
+from fxlib.v1 import graph_pb2, jobs_pb2
+from fxlib.wire import parse
+from fxlib_service import content_checks
+from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.check_pool import Examiners
+from fxlib_service.config import Limits
+from fxlib_service.convert import blob_from_proto
+from fxlib_service.errors import Code, ServiceError, Violation
+from fxlib_service.field_checks import DEFAULT_NAME, DEFAULT_NAMESPACE, check_submission
+from fxlib_service.job import Job
+
+_MAX_VIOLATIONS: Final = 50
+
+
+class Admission:
+    """Checks all of a request before anything is stored."""
+
+    def __init__(self, blobs: BlobStore, limits: Limits) -> None:
+        self._blobs = blobs
+        self._limits = limits
+        self.graph_limits = wire.Limits(nodes=limits.graph_nodes, graph_bytes=limits.graph_bytes)
+        self._examiners = Examiners()
+
+    def identify(self, request: jobs_pb2.OptimizeRequest) -> str:
+        """Fill in what was left to the service, and return the digest that tells a repeated request from another.
+
+        Raises:
+            ServiceError: INVALID_REQUEST.
+        """
+        check_submission(request)
+        request.namespace = request.namespace or DEFAULT_NAMESPACE
+        request.name = request.name or DEFAULT_NAME
+        return hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
+
+    async def examine(self, request: jobs_pb2.OptimizeRequest, digest: str) -> Job:
+        """Check graph, workload, profile, recipe and trial, and return the job that the request asks for.
+
+        Raises:
+            ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
+        """
+        return await self._examiners.run(self._examine, request, digest)
+
+    async def check_graph(self, ref: graph_pb2.BlobRef, field: str) -> None:
+        """Check that a blob is there and a valid graph.
+
+        Raises:
+            ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
+        """
+        await self._examiners.run(self._check_graph, ref, field)
+
+    async def still_there(self, ref: graph_pb2.BlobRef) -> bool:
+        """Whether a graph that was checked before is there, with all of its weights; it counts as a use of them."""
+        return await self._examiners.run(self._still_there, blob_from_proto(ref))
+
+    def _still_there(self, blob: Blob) -> bool:
+        if self._blobs.size(blob.sha256) is None:
+            return False
+        values = wire.values_of(parse(self._blobs.read_all(blob)))
+        return all(self._blobs.size(ref.sha256) is not None for ref in values)
+
+    def _examine(self, request: jobs_pb2.OptimizeRequest, digest: str) -> Job:
+        if not request.HasField("graph"):
+            raise ServiceError(Code.INVALID_REQUEST, violations=[Violation(field="graph", problem="is not set")])
+        content_checks.complete_trial(request)
+        content_checks.check_workload(request.workload)
+        content_checks.check_profile(request)
+        content_checks.check_variants(request)
+        key = content_checks.cache_key(request)
+        self._check_present({f"workload.blobs[{i}]": ref for i, ref in enumerate(blobs_of(request.workload))})
+        self._check_graph(request.graph, "graph", request.recipe)
+        if request.workload.loss.WhichOneof("kind") == "graph":
+            self._check_graph(request.workload.loss.graph, "workload.loss.graph")
+        for index, each in enumerate(request.variants):
+            field = f"variants[{index}]"
+            blobs = enumerate(blobs_of(each.workload))
+            self._check_present({f"{field}.workload.blobs[{i}]": ref for i, ref in blobs})
+            self._check_graph(each.graph, f"{field}.graph", request.recipe)
+            if each.workload.loss.WhichOneof("kind") == "graph":
+                self._check_graph(each.workload.loss.graph, f"{field}.workload.loss.graph")
+        return Job(
+            id=uuid.uuid4().hex,
+            request_id=request.request_id,
+            request_digest=digest,
+            namespace=request.namespace,
+            name=request.name,
+            labels=dict(request.labels),
+            torch_version=request.torch_version,
+            cache_key=key,
+            fresh=request.fresh,
+            created_at=time.time(),
+        )
+
+    def _check_graph(self, ref: graph_pb2.BlobRef, field: str, recipe: jobs_pb2.Recipe | None = None) -> None:
+        self._check_present({field: ref})
+        blob = blob_from_proto(ref, field)
+        if blob.size > self._limits.graph_bytes:
+            problem = f"has {blob.size} bytes, and a graph may have {self._limits.graph_bytes}"
+            raise ServiceError(Code.INVALID_GRAPH, violations=[Violation(field=field, problem=problem)])
+        weights = content_checks.check_graph(self._blobs.read_all(blob), field, self.graph_limits, recipe)
+        self._check_present({f"{field}.storages[{index}]": ref for index, ref in enumerate(weights)})
+
+    def _check_present(self, refs: dict[str, graph_pb2.BlobRef]) -> None:
+        blobs = {field: blob_from_proto(ref, field) for field, ref in refs.items()}
+        missing = {field: blob for field, blob in blobs.items() if self._blobs.size(blob.sha256) != blob.size}
+        if missing:
+            violations = [
+                Violation(field=field, problem=f"blob {blob.sha256} of {blob.size} bytes is not here")
+                for field, blob in list(missing.items())[:_MAX_VIOLATIONS]
+            ]
+            raise ServiceError(Code.BLOB_MISSING, violations=violations, hint="Upload it, then ask again.")

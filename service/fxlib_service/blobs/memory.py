@@ -1,0 +1,85 @@
+"""Blobs in this process's memory: for tests, and for a service that need not remember."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.errors import Code, ServiceError
+
+
+class MemoryBlobStore(BlobStore):
+    """Two dictionaries."""
+
+    def __init__(self) -> None:
+        self._blobs: dict[str, bytes] = {}
+        self._used_at: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._partials: dict[str, tuple[bytearray, float]] = {}
+
+    @override
+    def size(self, sha256: str) -> int | None:
+        with self._lock:
+            found = self._blobs.get(sha256)
+            if found is None:
+                return None
+            self._used_at[sha256] = time.monotonic()
+            return len(found)
+
+    @override
+    def partial_size(self, sha256: str) -> int:
+        return len(self._partials.get(sha256, (b"", 0.0))[0])
+
+    @override
+    def append(self, sha256: str, data: bytes) -> int:
+        partial, _ = self._partials.get(sha256, (bytearray(), 0.0))
+        partial += data
+        self._partials[sha256] = partial, time.monotonic()
+        return len(partial)
+
+    @override
+    def drop(self, sha256: str) -> None:
+        self._partials.pop(sha256, None)
+
+    @override
+    def commit(self, blob: Blob) -> None:
+        data = bytes(self._partials.pop(blob.sha256, (b"", 0.0))[0])
+        if len(data) != blob.size or hashlib.sha256(data).hexdigest() != blob.sha256:
+            raise ServiceError(Code.BLOB_CORRUPT, f"{len(data)} bytes received are not blob {blob.sha256}")
+        with self._lock:
+            self._blobs[blob.sha256] = data
+            self._used_at[blob.sha256] = time.monotonic()
+
+    @override
+    def read(self, sha256: str, *, offset: int, length: int) -> bytes:
+        if sha256 not in self._blobs:
+            raise ServiceError(Code.BLOB_NOT_FOUND, f"no blob {sha256}")
+        return self._blobs[sha256][offset : offset + length]
+
+    @override
+    def abandon(self, *, older_than_s: float) -> int:
+        limit = time.monotonic() - older_than_s
+        old = [sha256 for sha256, (_, at) in self._partials.items() if at <= limit]
+        for sha256 in old:
+            del self._partials[sha256]
+        return len(old)
+
+    @override
+    def unused(self, *, older_than_s: float) -> Sequence[str]:
+        limit = time.monotonic() - older_than_s
+        with self._lock:
+            return [sha256 for sha256, at in self._used_at.items() if at <= limit]
+
+    @override
+    def delete(self, sha256: str, *, older_than_s: float) -> bool:
+        with self._lock:
+            if self._used_at.get(sha256, math.inf) > time.monotonic() - older_than_s:
+                return False
+            del self._blobs[sha256], self._used_at[sha256]
+            return True

@@ -1,0 +1,184 @@
+"""What the library says of graphs, workloads, recipes and results: its errors, told as refusals of the service."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+
+from fxlib import __version__, wire
+from fxlib.errors import FxlibError
+from fxlib.protocol import (
+    check_adoption,
+    check_weights,
+    profile_from_proto,
+    recipe_from_proto,
+    report_from_proto,
+    trial_from_proto,
+    trial_to_proto,
+    workload_from_proto,
+)
+from fxlib.recipes.variants import candidates
+from fxlib.spec.trial import TrialOptions
+from fxlib.spec.variant import Variant, check_names
+from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workload_pb2
+from fxlib_service.errors import Code, ServiceError, Violation, invalid
+
+
+def check_graph(
+    data: bytes, field: str, limits: wire.Limits, recipe: jobs_pb2.Recipe | None = None
+) -> list[graph_pb2.BlobRef]:
+    """Check that bytes are a valid graph, with the weights that a recipe needs; return the blobs of those it has.
+
+    Builds no torch object; takes time in proportion to the graph.
+
+    Raises:
+        ServiceError: INVALID_GRAPH, naming node and field.
+    """
+    with _refusing(Code.INVALID_GRAPH, field):
+        graph = wire.parse(data, limits)
+        wire.validate(graph, limits)
+        if recipe is not None:
+            check_weights(recipe_from_proto(recipe), graph)
+    return wire.values_of(graph)
+
+
+def check_workload(workload: workload_pb2.Workload, field: str = "workload") -> None:
+    """Check that a workload describes a step that can run, but for what its blobs hold.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, naming the field.
+    """
+    shell = workload_pb2.Workload()
+    shell.CopyFrom(workload)
+    if shell.WhichOneof("inputs") == "batches" and shell.batches.batches:
+        shell.description.CopyFrom(_STAND_IN)
+    if shell.loss.WhichOneof("kind") == "graph":
+        shell.loss.name = "mean"
+    with _refusing(Code.INVALID_REQUEST, field):
+        workload_from_proto(shell, {})
+
+
+_STAND_IN = workload_pb2.BatchSpec(
+    inputs=[workload_pb2.TensorSpec(shape=[1], dtype="float32")],
+    target=workload_pb2.TensorSpec(shape=[1], dtype="float32"),
+    count=1,
+)
+
+
+def check_profile(request: jobs_pb2.OptimizeRequest | jobs_pb2.VariantRequest, field: str = "profile") -> None:
+    """Check that a profile, if there is one, can be read, and that no figure in it is out of bounds.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, naming the field.
+    """
+    if request.HasField("profile"):
+        with _refusing(Code.INVALID_REQUEST, field):
+            profile_from_proto(request.profile)
+
+
+def check_variants(request: jobs_pb2.OptimizeRequest) -> None:
+    """Check names, workloads and profiles of the variants; all of them run on the servers of the request's workload.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, naming the field.
+    """
+    main = request.workload
+    with _refusing(Code.INVALID_REQUEST, "variants"):
+        check_names([Variant(name=each.name) for each in request.variants])
+    for index, each in enumerate(request.variants):
+        field = f"variants[{index}]"
+        check_workload(each.workload, f"{field}.workload")
+        check_profile(each, f"{field}.profile")
+        own = each.workload
+        if (list(own.servers), list(own.rrefs), own.trainers) != (list(main.servers), list(main.rrefs), main.trainers):
+            raise invalid(f"{field}.workload", "must have the servers, RRefs and trainers of the request's workload")
+
+
+def complete_trial(request: jobs_pb2.OptimizeRequest) -> None:
+    """Check the options of the trial, or fill in the library's own.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, naming the field.
+    """
+    if not request.HasField("trial"):
+        request.trial.CopyFrom(trial_to_proto(TrialOptions()))
+    with _refusing(Code.INVALID_REQUEST, "trial"):
+        trial_from_proto(request.trial)
+
+
+def check_result(result: jobs_pb2.JobResult, trial: jobs_pb2.TrialOptions) -> None:
+    """Check that a worker's answer can be read, and that what it adopts shows the gain that the trial asks for.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, naming the field.
+    """
+    with _refusing(Code.INVALID_REQUEST, "result"):
+        check_adoption(report_from_proto(result), trial_from_proto(trial))
+
+
+def recipe_key(recipe: jobs_pb2.Recipe) -> str:
+    """Return what a recipe stands for: its passes, with versions and all options, and those of its variants.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, if the recipe, a pass or an option is unknown.
+    """
+    with _refusing(Code.INVALID_REQUEST, "recipe"):
+        tried = candidates(recipe_from_proto(recipe))
+        steps = [
+            [
+                (step.name, step.version, {option.name: repr(getattr(step, option.name)) for option in fields(step)})
+                for step in each.passes
+            ]
+            for each in tried
+        ]
+    return json.dumps(steps, sort_keys=True)
+
+
+def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
+    """Return the name that requests with one answer share, as SHA-256.
+
+    That is graph, recipe, versions, workload, trial, what the profile can replay, whether diffs are wanted, and graph,
+    workload and replay of each variant.
+    """
+    parts: list[object] = [
+        request.graph.sha256,
+        recipe_key(request.recipe),
+        request.torch_version,
+        __version__,
+        hashlib.sha256(request.workload.SerializeToString(deterministic=True)).hexdigest(),
+        hashlib.sha256(request.trial.SerializeToString(deterministic=True)).hexdigest(),
+        _replayed(request.profile) if request.HasField("profile") else "",
+        request.diffs,
+    ]
+    for each in request.variants:
+        workload = hashlib.sha256(each.workload.SerializeToString(deterministic=True)).hexdigest()
+        replayed = _replayed(each.profile) if each.HasField("profile") else ""
+        parts.append([each.name, each.graph.sha256, workload, replayed])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _replayed(profile: profile_pb2.Profile) -> str:
+    """Name what a trial can serve from a profile: functions, destinations, and what they return.
+
+    Times do not count. No two measurements of one program agree in them, and the ranks of a job, or its next run,
+    would never share an answer; whoever knows that the servers have changed asks for a fresh one.
+    """
+    total = hashlib.sha256()
+    for each in sorted(profile.calls, key=lambda call: call.call):
+        returns = each.returns.SerializeToString(deterministic=True).hex()
+        total.update(json.dumps([each.call, each.function, each.to, returns, each.push.function]).encode())
+    return total.hexdigest()
+
+
+@contextmanager
+def _refusing(code: Code, field: str) -> Iterator[None]:
+    try:
+        yield
+    except ServiceError:
+        raise
+    except FxlibError as error:
+        violation = Violation(field=f"{field}: {error.where}" if error.where else field, problem=str(error))
+        raise ServiceError(code, str(error), violations=[violation]) from error

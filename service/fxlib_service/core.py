@@ -1,0 +1,110 @@
+"""All parts of a service but for its sockets, put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from fxlib.protocol import catalogue_to_proto
+from fxlib.v1 import jobs_pb2
+from fxlib_service.admission import Admission
+from fxlib_service.background import Background
+from fxlib_service.blobs.base import BlobStore
+from fxlib_service.config import Config
+from fxlib_service.dispatch import Dispatcher
+from fxlib_service.events import Hub
+from fxlib_service.gauges import Gauges
+from fxlib_service.leases import Leases
+from fxlib_service.ledger import Ledger
+from fxlib_service.metrics import Metrics
+from fxlib_service.model_figures import Figures, ModelBoard
+from fxlib_service.retention import Retention
+from fxlib_service.servicers.blobs import BlobServicer
+from fxlib_service.servicers.optimizer import OptimizerServicer
+from fxlib_service.servicers.workers import WorkerServicer
+from fxlib_service.stores.base import JobStore
+from fxlib_service.submit import EqualJobs, Submit
+from fxlib_service.workers import Fleet
+
+_REMEMBERED_PER_LABEL = 4
+_DAY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """The parts that others speak to."""
+
+    optimizer: OptimizerServicer
+    blobs: BlobServicer
+    workers: WorkerServicer
+    dispatcher: Dispatcher
+    blob_store: BlobStore
+    retention: Retention | None
+    hub: Hub
+    ledger: Ledger
+    metrics: Metrics
+    registry: CollectorRegistry
+
+    async def close(self) -> None:
+        """End waiting calls, finish what was begun, and close the store."""
+        self.dispatcher.close()
+        self.hub.close()
+        await self.ledger.close()
+
+
+async def make_core(config: Config, store: JobStore, blobs: BlobStore) -> Core:
+    """Put a service together on stores, and take up what an earlier one left there."""
+    hub, background, registry = Hub(), Background(), _registry()
+    models = ModelBoard(shown=config.model_labels)
+    metrics = Metrics(registry, models, [each.name for each in catalogue_to_proto().passes])
+    ledger = Ledger(store, hub, background)
+    fleet = Fleet(ledger, live_s=config.limits.claim_wait_s + config.lease_s)
+    dispatcher = Dispatcher(
+        ledger, fleet, Leases(duration_s=config.lease_s), background, on_expiry=metrics.lease_expired
+    )
+    admission = Admission(blobs, config.limits)
+    ledger.listeners += [metrics.heard, dispatcher.heard, EqualJobs(ledger, background).heard]
+    await fleet.recall()
+    await dispatcher.recover()
+    await _recall_figures(models, ledger, _REMEMBERED_PER_LABEL * config.model_labels)
+    registry.register(Gauges(store, fleet, hub, models))
+    return Core(
+        optimizer=OptimizerServicer(ledger, hub, Submit(ledger, admission, fleet, config.limits), fleet, config.limits),
+        blobs=BlobServicer(blobs, config.limits),
+        workers=WorkerServicer(dispatcher, admission, config.limits),
+        dispatcher=dispatcher,
+        blob_store=blobs,
+        retention=_retention(config, ledger, blobs, metrics) if config.keep_days else None,
+        hub=hub,
+        ledger=ledger,
+        metrics=metrics,
+        registry=registry,
+    )
+
+
+def _retention(config: Config, ledger: Ledger, blobs: BlobStore, metrics: Metrics) -> Retention:
+    return Retention(
+        ledger,
+        blobs,
+        keep_s=config.keep_days * _DAY_S,
+        spare_s=config.abandon_uploads_s,
+        count=metrics.forgotten,
+    )
+
+
+async def _recall_figures(models: ModelBoard, ledger: Ledger, limit: int) -> None:
+    for job in reversed(await ledger.read(ledger.store.recent_answers, limit)):
+        result = await ledger.read(ledger.store.result_of, job.id)
+        if result is not None:
+            models.record(job.name, Figures.of(jobs_pb2.JobResult.FromString(result)))
+
+
+def _registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    return registry

@@ -1,0 +1,73 @@
+"""The error catalogue: every refusal of the service, by name. How each travels over gRPC is in `status`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from fxlib.errors import FxlibError
+
+
+class Code(Enum):
+    """A name that programs can rely on; the value says to a person what it stands for."""
+
+    INVALID_REQUEST = "a field of the request is not valid"
+    INVALID_GRAPH = "the graph is not a valid fxlib graph, or lacks the weights that a pass needs"
+    BLOB_MISSING = "the request refers to blobs that were not uploaded"
+    BLOB_CORRUPT = "the bytes received do not have the digest that they were announced with"
+    BLOB_OFFSET = "the data does not continue what is stored of the blob"
+    BLOB_NOT_FOUND = "there is no such blob"
+    UPLOAD_STALLED = "an upload sent nothing for too long"
+    STORAGE_FULL = "the service has no room to store this"
+    REQUEST_ID_REUSED = "the request id belongs to another request"
+    QUEUE_FULL = "the namespace has as many queued jobs as it may have"
+    JOB_NOT_FOUND = "there is no such job"
+    SEQUENCE_AHEAD = "the job's history is shorter than that"
+    LEASE_LOST = "the lease ended, and the job went to another worker or was finished"
+    WORKER_LOST = "the job's workers disappeared, too many times in a row"
+    CALL_TIMEOUT = "the service did not finish the call in its own time limit"
+    SHUTTING_DOWN = "the service is shutting down"
+    INTERNAL = "the service itself failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One field of a request and what is wrong with it."""
+
+    field: str
+    problem: str
+
+
+class ServiceError(FxlibError):
+    """A refusal with a code of the catalogue.
+
+    Args:
+        code: entry of the catalogue.
+        message: what was wrong, for a person.
+        violations: fields at fault.
+        metadata: facts for programs, e.g. `committed_bytes`.
+        retry_after_s: when the same call may succeed; None if it will not.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        message: str = "",
+        *,
+        violations: Sequence[Violation] = (),
+        metadata: Mapping[str, str] | None = None,
+        retry_after_s: float | None = None,
+        hint: str = "",
+    ) -> None:
+        fields = "; ".join(f"{violation.field}: {violation.problem}" for violation in violations)
+        super().__init__(message or fields or code.value, hint=hint)
+        self.code = code
+        self.violations = tuple(violations)
+        self.metadata = dict(metadata or {})
+        self.retry_after_s = retry_after_s
+
+
+def invalid(field: str, problem: str) -> ServiceError:
+    """One field is not valid."""
+    return ServiceError(Code.INVALID_REQUEST, violations=[Violation(field=field, problem=problem)])

@@ -1,0 +1,129 @@
+"""What the plain fields of requests must be like: names, labels, versions, messages."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from fxlib.protocol import plain
+from fxlib.v1 import jobs_pb2
+from fxlib_service.errors import Code, ServiceError, Violation, invalid
+
+DEFAULT_NAMESPACE: Final = "default"
+DEFAULT_NAME: Final = "model"
+PHASES: Final = ("rewrite", "profile", "sameness", "choice", "qps")
+
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
+_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_VERSION: Final = re.compile(r"[0-9A-Za-z.+_-]{1,63}")
+_TOKEN: Final = re.compile(r"[0-9]{1,18}")
+_FAILURE: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_MAX_LABELS: Final = 32
+_MAX_MODULES: Final = 1_000
+_MAX_TEXT: Final = 256
+_MAX_MESSAGE: Final = 4_000
+
+
+def check_submission(request: jobs_pb2.OptimizeRequest) -> None:
+    """Check what says who asks and how the job is called.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, with every field at fault.
+    """
+    violations = list(_submission(request))
+    if violations:
+        raise ServiceError(Code.INVALID_REQUEST, violations=violations)
+
+
+def check_worker(worker: jobs_pb2.WorkerInfo) -> None:
+    """Check how a worker describes itself.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, with every field at fault.
+    """
+    violations = [
+        Violation(field=f"worker.{field}", problem=problem)
+        for field, ok, problem in (
+            ("worker_id", _is_text(worker.worker_id) and worker.worker_id, "must be a line of 1 to 256 characters"),
+            ("torch_version", _VERSION.fullmatch(worker.torch_version), "must be a version"),
+            ("hardware", len(worker.hardware) <= _MAX_MESSAGE, "is too long"),
+            ("fxlib_version", not worker.fxlib_version or _VERSION.fullmatch(worker.fxlib_version), "is no version"),
+            ("allowed_modules", len(worker.allowed_modules) <= _MAX_MODULES, f"must be at most {_MAX_MODULES}"),
+            ("allowed_modules", all(map(_is_text, worker.allowed_modules)), "must be names"),
+        )
+        if not ok
+    ]
+    if violations:
+        raise ServiceError(Code.INVALID_REQUEST, violations=violations)
+
+
+def check_listing(request: jobs_pb2.ListJobsRequest) -> None:
+    """Check which jobs are asked for.
+
+    Raises:
+        ServiceError: INVALID_REQUEST.
+    """
+    if request.page_size < 0:
+        raise invalid("page_size", "must not be negative")
+    if request.page_token and not _TOKEN.fullmatch(request.page_token):
+        raise invalid("page_token", "is none that this service gave")
+    if request.id_prefix and not _ID.fullmatch(request.id_prefix):
+        raise invalid("id_prefix", "is not how a job's id begins")
+    if len(request.labels) > _MAX_LABELS:
+        raise invalid("labels", f"must be at most {_MAX_LABELS}")
+
+
+def check_report(phase: str, progress: float) -> None:
+    """Check what a worker tells of a job.
+
+    Raises:
+        ServiceError: INVALID_REQUEST.
+    """
+    if phase not in PHASES:
+        raise invalid("phase", f"must be one of {', '.join(PHASES)}")
+    if not (math.isfinite(progress) and progress <= 1.0):
+        raise invalid("progress", "must be 0 to 1, or negative when unknown")
+
+
+def check_failure(code: str) -> None:
+    """Check the name of a job's failure.
+
+    Raises:
+        ServiceError: INVALID_REQUEST.
+    """
+    if not _FAILURE.fullmatch(code):
+        raise invalid("failure.code", "must be a name like WORKER_LOST")
+
+
+def clip(message: str) -> str:
+    """Return a message in one plain line, no longer than is stored."""
+    return plain(message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "...")
+
+
+def _submission(request: jobs_pb2.OptimizeRequest) -> Iterator[Violation]:
+    if not _ID.fullmatch(request.request_id):
+        yield Violation(field="request_id", problem="must be 1 to 128 letters, digits or ._:-, such as a UUID")
+    if not _is_text(request.name):
+        yield Violation(field="name", problem="must be one line of at most 256 characters")
+    if request.namespace and not _NAMESPACE.fullmatch(request.namespace):
+        yield Violation(field="namespace", problem="must be up to 63 letters, digits or ._-")
+    if not _VERSION.fullmatch(request.torch_version):
+        yield Violation(field="torch_version", problem="must be the version of the launcher's torch")
+    yield from _labels(request.labels)
+
+
+def _labels(labels: Mapping[str, str]) -> Iterator[Violation]:
+    if len(labels) > _MAX_LABELS:
+        yield Violation(field="labels", problem=f"must be at most {_MAX_LABELS}")
+    for key, value in list(labels.items())[:_MAX_LABELS]:
+        if not _KEY.fullmatch(key):
+            yield Violation(field=f"labels[{key[:63]!r}]", problem="must be named by up to 63 letters, digits or ._/-")
+        if not _is_text(value):
+            yield Violation(field=f"labels[{key[:63]!r}]", problem="must be one line of at most 256 characters")
+
+
+def _is_text(text: str) -> bool:
+    return len(text) <= _MAX_TEXT and (not text or text.isprintable())

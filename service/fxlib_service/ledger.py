@@ -1,0 +1,110 @@
+"""Acts on what the state machine decides: stores it, then tells those who wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from fxlib_service.background import Background
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.events import Hub
+from fxlib_service.job import Job
+from fxlib_service.lifecycle import Input, Transition, decide
+from fxlib_service.stores.base import JobStore
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_READERS = 4
+
+
+class Ledger:
+    """The store, for coroutines. Writes happen one after another; nothing is announced before it is durable.
+
+    Args:
+        store: where jobs are kept; `close` closes it.
+        hub: hears every event.
+        background: where what was begun is finished, if its caller leaves: what is stored must be announced.
+
+    Attributes:
+        listeners: hear every transition that changed a job, on the event loop's thread.
+    """
+
+    def __init__(self, store: JobStore, hub: Hub, background: Background) -> None:
+        self.store = store
+        self.listeners: list[Callable[[Transition], None]] = []
+        self._hub = hub
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="fxlib-store-write")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="fxlib-store-read")
+        self._background = background
+
+    async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a reading method of the store."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: function(*args, **kwargs))
+
+    async def write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a writing method of the store, that has nothing to announce."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, lambda: function(*args, **kwargs))
+
+    async def get(self, job_id: str) -> Job:
+        """Return a job.
+
+        Raises:
+            ServiceError: JOB_NOT_FOUND.
+        """
+        job = await self.read(self.store.get, job_id)
+        if job is None:
+            raise _not_found(job_id)
+        return job
+
+    async def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
+        """Store a new job, or return the one that has its request id.
+
+        Raises:
+            QueueFullError: the namespace has as many queued jobs as it may have.
+        """
+
+        async def act() -> Job:
+            job = await self.write(self.store.submit, entry, request, queue_limit=queue_limit)
+            if job.id == entry.job.id:
+                self._tell(entry)
+            return job
+
+        return await asyncio.shield(self._background.spawn(act()))
+
+    async def apply(self, job_id: str, happened: Input) -> Transition:
+        """Decide and store what follows for a job from what happened, and announce it.
+
+        Raises:
+            ServiceError: JOB_NOT_FOUND, or LEASE_LOST.
+        """
+
+        async def act() -> Transition:
+            now = time.time()
+            transition = await self.write(self.store.update, job_id, lambda job: decide(job, happened, now))
+            if transition is None:
+                raise _not_found(job_id)
+            self._tell(transition)
+            return transition
+
+        return await asyncio.shield(self._background.spawn(act()))
+
+    async def close(self) -> None:
+        """Close the store, once all that was begun has ended."""
+        await self._background.end()
+        self._writer.shutdown()
+        self._readers.shutdown()
+        self.store.close()
+
+    def _tell(self, transition: Transition) -> None:
+        if transition.event is not None:
+            self._hub.publish(transition.job.id, transition.event)
+            for listener in self.listeners:
+                listener(transition)
+
+
+def _not_found(job_id: str) -> ServiceError:
+    return ServiceError(Code.JOB_NOT_FOUND, f"no job {job_id}")

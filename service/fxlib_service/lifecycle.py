@@ -1,0 +1,214 @@
+"""The life of a job, decided purely: what happened goes in, the job's next form and the line of its history come out.
+
+    submit --> QUEUED --Claimed--> RUNNING --Completed--> SUCCEEDED
+                 | ^                 | | |----Failed----> FAILED
+                 | +-----Released----+ |                    ^
+                 | +---LeaseExpired----+--(last attempt)----+
+                 +--Answered--> SUCCEEDED or FAILED     Cancelled: QUEUED or RUNNING --> CANCELLED
+
+A finished job never changes again. What still comes under the lease that it ended with is ignored, so that a worker may
+repeat its last call; an outcome other than the job's, and what comes under any other lease, is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.job import Event, Failure, Job, State
+
+MAX_ATTEMPTS: Final = 3
+MAX_EVENTS: Final = 2_000
+"""A job's history keeps no more lines than this but those that change its state, whatever its worker reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """A worker takes the job."""
+
+    worker_id: str
+    token: str
+    hardware: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """The worker tells how far it is."""
+
+    token: str
+    phase: str
+    message: str = ""
+    progress: float = -1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """The worker has the answer; `reusable` if an equal job may have it, too."""
+
+    token: str
+    result: bytes
+    message: str
+    reusable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The worker says that there will be no answer."""
+
+    token: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """The worker gives the job back unfinished."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseExpired:
+    """Nothing was heard from the worker for the length of a lease."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """An equal job ended, with an answer or without one: so does this one."""
+
+    job_id: str
+    result: bytes | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """The user does not want it any more."""
+
+
+Input = Claimed | Reported | Completed | Failed | Released | LeaseExpired | Answered | Cancelled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """The job after a decision, and what to store with it; `event` is None when nothing changed."""
+
+    job: Job
+    event: Event | None = None
+    result: bytes | None = None
+
+
+def submit(job: Job, *, message: str = "queued") -> Transition:
+    """Enter a new job into the queue."""
+    return _next(job, job.created_at, message)
+
+
+def decide(job: Job, happened: Input, now: float) -> Transition:
+    """Return what follows from what happened.
+
+    Raises:
+        ServiceError: LEASE_LOST, if it came under a lease that is not the job's.
+    """
+    match happened:
+        case Claimed():
+            return _claim(job, happened, now)
+        case Answered():
+            return _answer(job, happened, now)
+        case Cancelled():
+            return _cancel(job, now)
+        case LeaseExpired():
+            return _expire(job, happened, now)
+        case Reported() | Completed() | Failed() | Released():
+            return _under_lease(job, happened, now)
+
+
+def _claim(job: Job, claim: Claimed, now: float) -> Transition:
+    if job.state is not State.QUEUED:
+        return Transition(job=job)
+    attempts = job.attempts + 1
+    running = replace(
+        job,
+        state=State.RUNNING,
+        phase="rewrite",
+        attempts=attempts,
+        worker_id=claim.worker_id,
+        token=claim.token,
+        hardware=claim.hardware,
+        started_at=now,
+    )
+    return _next(running, now, f"claimed by worker {claim.worker_id} (attempt {attempts} of {MAX_ATTEMPTS})")
+
+
+def _answer(job: Job, answer: Answered, now: float) -> Transition:
+    if job.state is not State.QUEUED or job.fresh:
+        return Transition(job=job)
+    ended = replace(job, cached=True)
+    if answer.failure is not None:
+        return _fail(ended, answer.failure, now)
+    done = replace(ended, state=State.SUCCEEDED, phase="done", finished_at=now)
+    return _next(done, now, f"answered by job {answer.job_id}, which was the same", result=answer.result)
+
+
+def _cancel(job: Job, now: float) -> Transition:
+    if job.state.finished:
+        return Transition(job=job)
+    return _next(replace(job, state=State.CANCELLED, phase="done", finished_at=now), now, "cancelled")
+
+
+def _expire(job: Job, expired: LeaseExpired, now: float) -> Transition:
+    if job.state is not State.RUNNING or job.token != expired.token:
+        return Transition(job=job)
+    lost = f"worker {job.worker_id} was lost (attempt {job.attempts} of {MAX_ATTEMPTS})"
+    if job.attempts < MAX_ATTEMPTS:
+        return _requeue(job, now, f"{lost}; queued again")
+    failure = Failure(code=Code.WORKER_LOST.name, message=f"{lost}: the job ends its workers, or they are unwell")
+    return _fail(job, failure, now)
+
+
+def _under_lease(job: Job, happened: Reported | Completed | Failed | Released, now: float) -> Transition:
+    if not job.token or job.token != happened.token:
+        raise ServiceError(Code.LEASE_LOST, f"job {job.id} is not leased under this token")
+    if job.state.finished:
+        _check_same(job, happened)
+        return Transition(job=job)
+    match happened:
+        case Reported():
+            return _report(job, happened, now)
+        case Completed():
+            done = replace(job, state=State.SUCCEEDED, phase="done", finished_at=now, reusable=happened.reusable)
+            return _next(done, now, happened.message, result=happened.result)
+        case Failed():
+            return _fail(job, happened.failure, now)
+        case Released():
+            return _requeue(replace(job, attempts=job.attempts - 1), now, f"given back by worker {job.worker_id}")
+
+
+def _check_same(job: Job, happened: Reported | Completed | Failed | Released) -> None:
+    """Refuse an outcome other than the one that the job ended with; the bytes of an answer are not kept here."""
+    failed, completed = isinstance(happened, Failed), isinstance(happened, Completed)
+    other = (failed and job.state is State.SUCCEEDED) or (completed and job.state is State.FAILED)
+    if other or (isinstance(happened, Failed) and job.state is State.FAILED and job.failure != happened.failure):
+        raise ServiceError(Code.LEASE_LOST, f"job {job.id} has ended with another outcome: {job.state.value}")
+
+
+def _report(job: Job, report: Reported, now: float) -> Transition:
+    if job.last_sequence >= MAX_EVENTS:
+        return Transition(job=job)
+    return _next(replace(job, phase=report.phase), now, report.message, progress=report.progress)
+
+
+def _requeue(job: Job, now: float, message: str) -> Transition:
+    return _next(replace(job, state=State.QUEUED, phase="queued", worker_id="", token="", hardware=""), now, message)
+
+
+def _fail(job: Job, failure: Failure, now: float) -> Transition:
+    failed = replace(job, state=State.FAILED, phase="done", finished_at=now, failure=failure)
+    return _next(failed, now, f"{failure.code}: {failure.message}")
+
+
+def _next(job: Job, now: float, message: str, *, progress: float = -1.0, result: bytes | None = None) -> Transition:
+    sequence = job.last_sequence + 1
+    event = Event(sequence=sequence, at=now, state=job.state, phase=job.phase, message=message, progress=progress)
+    return Transition(job=replace(job, last_sequence=sequence), event=event, result=result)

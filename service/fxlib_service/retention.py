@@ -1,0 +1,130 @@
+"""What the service forgets: jobs that finished long ago, and blobs that no job names any more.
+
+A blob is used whenever somebody asks whether it is there (`BlobStore.size`): before an upload, when a job that names it
+is accepted, when it is read. So a launcher that was told that it need not upload a blob has a whole term to name it.
+No sweep comes between: a blob is deleted only if it is unused still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fxlib.errors import WireError
+from fxlib.protocol import blobs_of
+from fxlib.v1 import graph_pb2, jobs_pb2
+from fxlib.wire import parse, values_of
+from fxlib_service.blobs.base import BlobStore
+from fxlib_service.convert import blob_from_proto
+from fxlib_service.errors import ServiceError
+from fxlib_service.ledger import Ledger
+from fxlib_service.stores.base import Payloads
+
+_AT_ONCE: Final = 100
+"""Jobs to a transaction: the writer is everybody's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """How many there were."""
+
+    jobs: int
+    blobs: int
+
+    @property
+    def some(self) -> bool:
+        """Whether there was anything."""
+        return bool(self.jobs or self.blobs)
+
+
+class Retention:
+    """Forgets, when it is told to.
+
+    Args:
+        ledger: whose jobs are forgotten.
+        blobs: whose blobs are deleted.
+        keep_s: how long a job is kept after it finished, in seconds.
+        spare_s: how long a blob that no job names is kept after its last use, at least, in seconds.
+        count: hears what was forgotten.
+    """
+
+    def __init__(
+        self, ledger: Ledger, blobs: BlobStore, *, keep_s: float, spare_s: float, count: Callable[[Forgotten], None]
+    ) -> None:
+        self._ledger = ledger
+        self._blobs = blobs
+        self._keep_s = keep_s
+        self._unused_s = max(keep_s, spare_s)
+        self._count = count
+
+    async def sweep(self) -> Forgotten:
+        """Forget what is due; return how much.
+
+        Raises:
+            OSError: a blob cannot be deleted.
+        """
+        now = time.time()
+        found = Forgotten(jobs=await self._forget_jobs(now - self._keep_s), blobs=await self._delete_blobs())
+        self._count(found)
+        return found
+
+    async def _forget_jobs(self, finished_before: float) -> int:
+        total = 0
+        while True:
+            store = self._ledger.store
+            gone = await self._ledger.write(store.forget, finished_before=finished_before, limit=_AT_ONCE)
+            total += gone
+            if gone < _AT_ONCE:
+                return total
+
+    async def _delete_blobs(self) -> int:
+        unused = await asyncio.to_thread(self._blobs.unused, older_than_s=self._unused_s)
+        if not unused:
+            return 0
+        named, graphs, after = set[str](), dict[str, frozenset[str]](), 0
+        while page := await self._ledger.read(self._ledger.store.payloads, after=after, limit=_AT_ONCE):
+            named |= await asyncio.to_thread(self._named_in, page, graphs)
+            after = page[-1].number
+        deleted = 0
+        for sha256 in unused:
+            if sha256 in named:
+                await asyncio.to_thread(self._blobs.size, sha256)  # a use, so that it is not looked for at every sweep
+            else:
+                deleted += await asyncio.to_thread(self._blobs.delete, sha256, older_than_s=self._unused_s)
+        return deleted
+
+    def _named_in(self, page: Sequence[Payloads], graphs: dict[str, frozenset[str]]) -> set[str]:
+        """Return all blobs that jobs name, those in their graphs included, which are read once each."""
+        named = set[str]()
+        for job in page:
+            direct, found = _refs(job)
+            named.update(ref.sha256 for ref in (*direct, *found))
+            for ref in found:
+                if ref.sha256 not in graphs:
+                    graphs[ref.sha256] = frozenset(self._weights(ref))
+                named |= graphs[ref.sha256]
+        return named
+
+    def _weights(self, ref: graph_pb2.BlobRef) -> Iterator[str]:
+        try:
+            graph = parse(self._blobs.read_all(blob_from_proto(ref)))
+        except (ServiceError, WireError):  # it is not there, or was never valid: it names nothing
+            return
+        yield from (storage.sha256 for storage in values_of(graph))
+
+
+def _refs(job: Payloads) -> tuple[list[graph_pb2.BlobRef], list[graph_pb2.BlobRef]]:
+    """Return the blobs that request and result of a job name: data, and graphs."""
+    request = jobs_pb2.OptimizeRequest.FromString(job.request)
+    workloads = [request.workload, *(each.workload for each in request.variants)]
+    data = [ref for each in workloads for ref in blobs_of(each)]
+    graphs = [request.graph, *(each.graph for each in request.variants)]
+    graphs += [each.loss.graph for each in workloads if each.loss.WhichOneof("kind") == "graph"]
+    if job.result is not None:
+        result = jobs_pb2.JobResult.FromString(job.result)
+        answers = (result, *(variant.result for variant in result.variants))
+        graphs += [each.graph for each in answers if each.HasField("graph")]
+    return data, graphs

@@ -1,0 +1,142 @@
+"""A running service: sockets, health, reflection, upkeep, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from threading import Thread
+from typing import Final
+from wsgiref.simple_server import WSGIServer
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+from sqlalchemy.exc import SQLAlchemyError
+
+from fxlib.errors import FxlibError
+from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
+from fxlib_service.blobs.folder import FolderBlobStore
+from fxlib_service.config import Address, Config
+from fxlib_service.core import Core, make_core
+from fxlib_service.data_lock import Ownership
+from fxlib_service.interceptor import Boundary
+from fxlib_service.stores.sql import SqlJobStore
+from fxlib_service.tls import server_credentials
+
+SERVICES: Final = ("fxlib.v1.OptimizerService", "fxlib.v1.BlobService", "fxlib.v1.WorkerService")
+_TIDY_S: Final = 600.0
+
+logger = logging.getLogger(__name__)
+
+
+class Server:
+    """A service between `start` and `stop`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._ownership = Ownership(config.data)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
+        self._tasks: list[asyncio.Task[None]] = []
+        self._core: Core | None = None
+        self._grpc: grpc.aio.Server | None = None
+        self._metrics: tuple[WSGIServer, Thread] | None = None
+
+    async def start(self) -> tuple[Address, Address]:
+        """Open the stores, take up what was under way, listen; return the addresses of the service and its metrics.
+
+        Raises:
+            FxlibError: an address, a file or the database cannot be used.
+        """
+        config = self._config
+        url = config.database_url or f"sqlite:///{config.data / 'service.sqlite'}"
+        store = await asyncio.to_thread(SqlJobStore, url)
+        core = self._core = await make_core(config, store, FolderBlobStore(config.data))
+        listen = await self._listen(core)
+        metrics = self._serve_metrics(core)
+        self._tasks = [asyncio.create_task(core.dispatcher.sweep()), asyncio.create_task(self._tidy(core))]
+        for name in ("", *SERVICES):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return listen, metrics
+
+    async def stop(self) -> None:
+        """End in order: say so, let calls finish for the time that the configuration gives them, close the stores."""
+        await self._health.enter_graceful_shutdown()
+        if self._core is not None:
+            self._core.dispatcher.close()
+            self._core.hub.close()
+        if self._grpc is not None:
+            await self._grpc.stop(self._config.shutdown_grace_s)
+        for task in self._tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        if self._metrics is not None:
+            server, thread = self._metrics
+            await asyncio.to_thread(server.shutdown)
+            server.server_close()
+            thread.join()
+        if self._core is not None:
+            await self._core.close()
+        self._ownership.release()
+
+    async def _listen(self, core: Core) -> Address:
+        config, limits = self._config, self._config.limits
+        server = self._grpc = grpc.aio.server(
+            interceptors=[Boundary(core.metrics.rpc, timeout_s=limits.call_timeout_s)],
+            maximum_concurrent_rpcs=limits.calls,
+            options=[
+                ("grpc.so_reuseport", 0),  # a second service on this port shall fail, not share it
+                ("grpc.max_receive_message_length", limits.message_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", limits.streams_per_connection),
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ],
+        )
+        jobs_pb2_grpc.add_OptimizerServiceServicer_to_server(core.optimizer, server)
+        blobs_pb2_grpc.add_BlobServiceServicer_to_server(core.blobs, server)
+        workers_pb2_grpc.add_WorkerServiceServicer_to_server(core.workers, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        try:
+            if config.tls is None:
+                port = server.add_insecure_port(str(config.listen))
+            else:
+                port = server.add_secure_port(str(config.listen), server_credentials(config.tls))
+        except RuntimeError as error:
+            raise FxlibError(f"cannot listen on {config.listen}", where="--listen", hint="Is it in use?") from error
+        await server.start()
+        return Address(host=config.listen.host, port=port)
+
+    def _serve_metrics(self, core: Core) -> Address:
+        address, tls = self._config.metrics, self._config.tls
+        authority = str(tls.client_ca) if tls and tls.client_ca else None
+        try:
+            self._metrics = start_http_server(
+                address.port,
+                address.host,
+                core.registry,
+                certfile=str(tls.certificate) if tls else None,
+                keyfile=str(tls.key) if tls else None,
+                client_cafile=authority,
+                client_auth_required=authority is not None,
+            )
+        except OSError as error:
+            raise FxlibError(f"cannot listen on {address}: {error.strerror}", where="--metrics") from error
+        return Address(host=address.host, port=self._metrics[0].server_port)
+
+    async def _tidy(self, core: Core) -> None:
+        while True:
+            try:
+                dropped = await asyncio.to_thread(core.blob_store.abandon, older_than_s=self._config.abandon_uploads_s)
+                if dropped:
+                    logger.info("dropped %d unfinished uploads", dropped)
+                if core.retention is not None and (found := await core.retention.sweep()).some:
+                    logger.info("forgot %d jobs and %d blobs", found.jobs, found.blobs)
+            except (OSError, SQLAlchemyError):
+                logger.exception("could not tidy up")
+            await asyncio.sleep(_TIDY_S)

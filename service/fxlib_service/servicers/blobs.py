@@ -1,0 +1,80 @@
+"""BlobService: content-addressed bytes in and out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from typing_extensions import override
+
+from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, graph_pb2
+from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.config import MIB, Limits
+from fxlib_service.convert import blob_from_proto
+from fxlib_service.errors import Code, ServiceError, invalid
+from fxlib_service.servicers.context import Context
+from fxlib_service.uploads import Uploads
+
+_CHUNK: Final = MIB
+_MAX_REFS: Final = 10_000
+
+
+class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
+    """Blobs over gRPC."""
+
+    def __init__(self, store: BlobStore, limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+        self._uploads = Uploads(store, idle_s=limits.upload_idle_s)
+
+    @override
+    async def FindMissing(
+        self, request: blobs_pb2.FindMissingRequest, context: Context
+    ) -> blobs_pb2.FindMissingResponse:
+        """Tell which blobs are not here."""
+        if len(request.blobs) > _MAX_REFS:
+            raise invalid("blobs", f"must be at most {_MAX_REFS}")
+        blobs = [self._checked(ref, f"blobs[{index}]") for index, ref in enumerate(request.blobs)]
+        sizes = await asyncio.to_thread(lambda: [self._store.size(blob.sha256) for blob in blobs])
+        missing = [ref for ref, blob, size in zip(request.blobs, blobs, sizes, strict=True) if size != blob.size]
+        return blobs_pb2.FindMissingResponse(missing=missing)
+
+    @override
+    async def QueryWrite(self, request: blobs_pb2.QueryWriteRequest, context: Context) -> blobs_pb2.QueryWriteResponse:
+        """Tell where to resume an upload."""
+        blob = self._checked(request.blob, "blob")
+        if await asyncio.to_thread(self._store.size, blob.sha256) == blob.size:
+            return blobs_pb2.QueryWriteResponse(committed_bytes=blob.size, complete=True)
+        return blobs_pb2.QueryWriteResponse(committed_bytes=await self._uploads.kept(blob))
+
+    @override
+    async def Write(
+        self, request_iterator: AsyncIterator[blobs_pb2.WriteRequest], context: Context
+    ) -> blobs_pb2.WriteResponse:
+        """Store a blob, or more of it."""
+        first = await anext(request_iterator, None)
+        if first is None:
+            raise invalid("blob", "nothing was sent")
+        blob = self._checked(first.blob, "blob")
+        return blobs_pb2.WriteResponse(committed_bytes=await self._uploads.write(blob, first, request_iterator))
+
+    @override
+    async def Read(self, request: blobs_pb2.ReadRequest, context: Context) -> AsyncIterator[blobs_pb2.ReadResponse]:
+        """Send a blob from an offset on."""
+        sha256 = blob_from_proto(request.blob).sha256
+        size = await asyncio.to_thread(self._store.size, sha256)
+        if size is None:
+            raise ServiceError(Code.BLOB_NOT_FOUND, f"no blob {sha256}")
+        if not 0 <= request.offset <= size:
+            raise invalid("offset", f"the blob has {size} bytes")
+        for offset in range(request.offset, size, _CHUNK):
+            yield blobs_pb2.ReadResponse(
+                data=await asyncio.to_thread(self._store.read, sha256, offset=offset, length=_CHUNK)
+            )
+
+    def _checked(self, ref: graph_pb2.BlobRef, field: str) -> Blob:
+        blob = blob_from_proto(ref, field)
+        if blob.size > self._limits.blob_bytes:
+            raise invalid(f"{field}.size", f"must be at most {self._limits.blob_bytes} bytes")
+        return blob

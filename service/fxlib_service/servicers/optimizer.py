@@ -1,0 +1,106 @@
+"""OptimizerService: jobs in, their histories and answers out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from typing_extensions import override
+
+from fxlib import __version__
+from fxlib.protocol import catalogue_to_proto
+from fxlib.v1 import jobs_pb2, jobs_pb2_grpc
+from fxlib_service.config import Limits
+from fxlib_service.convert import event_to_proto, filter_from_proto, job_to_line, job_to_proto, worker_to_proto
+from fxlib_service.events import Hub
+from fxlib_service.field_checks import check_listing
+from fxlib_service.job import Job, State
+from fxlib_service.ledger import Ledger
+from fxlib_service.lifecycle import Cancelled
+from fxlib_service.servicers.context import Context
+from fxlib_service.stores.base import Filter
+from fxlib_service.submit import Submit
+from fxlib_service.watch import watch
+from fxlib_service.workers import Fleet
+
+_PAGE: Final = 50
+_MAX_PAGE: Final = 500
+
+
+class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
+    """The launcher's side."""
+
+    def __init__(self, ledger: Ledger, hub: Hub, submit: Submit, fleet: Fleet, limits: Limits) -> None:
+        self._ledger = ledger
+        self._hub = hub
+        self._submit = submit
+        self._fleet = fleet
+        self._limits = limits
+
+    @override
+    async def Optimize(self, request: jobs_pb2.OptimizeRequest, context: Context) -> jobs_pb2.OptimizeResponse:
+        """Accept a job, or find the one that there is."""
+        return jobs_pb2.OptimizeResponse(job=await self._with_result(await self._submit.accept(request)))
+
+    @override
+    async def GetJob(self, request: jobs_pb2.GetJobRequest, context: Context) -> jobs_pb2.GetJobResponse:
+        """Tell a job's state, and its answer."""
+        return jobs_pb2.GetJobResponse(job=await self._with_result(await self._ledger.get(request.job_id)))
+
+    @override
+    async def WatchJob(
+        self, request: jobs_pb2.WatchJobRequest, context: Context
+    ) -> AsyncIterator[jobs_pb2.WatchJobResponse]:
+        """Tell a job's history as it happens."""
+        async for event in watch(self._ledger, self._hub, request.job_id, after=request.after_sequence):
+            yield jobs_pb2.WatchJobResponse(event=event_to_proto(event))
+
+    @override
+    async def ListJobs(self, request: jobs_pb2.ListJobsRequest, context: Context) -> jobs_pb2.ListJobsResponse:
+        """List jobs, newest first."""
+        check_listing(request)
+        return await self._ledger.read(
+            self._page,
+            filter_from_proto(request),
+            before=int(request.page_token) if request.page_token else None,
+            limit=min(request.page_size or _PAGE, _MAX_PAGE),
+        )
+
+    @override
+    async def CancelJob(self, request: jobs_pb2.CancelJobRequest, context: Context) -> jobs_pb2.CancelJobResponse:
+        """End a job. What has ended stays as it is."""
+        transition = await self._ledger.apply(request.job_id, Cancelled())
+        return jobs_pb2.CancelJobResponse(job=await self._with_result(transition.job))
+
+    @override
+    async def GetCapabilities(
+        self, request: jobs_pb2.GetCapabilitiesRequest, context: Context
+    ) -> jobs_pb2.GetCapabilitiesResponse:
+        """Tell what can be asked for now."""
+        workers = self._fleet.live()
+        return jobs_pb2.GetCapabilitiesResponse(
+            fxlib_version=__version__,
+            torch_versions=sorted({worker.torch_version for worker in workers}),
+            workers=[worker_to_proto(worker) for worker in workers],
+            recipes=[recipe.name for recipe in catalogue_to_proto().recipes],
+            max_blob_bytes=self._limits.blob_bytes,
+            max_graph_nodes=self._limits.graph_nodes,
+        )
+
+    @override
+    async def ListPasses(self, request: jobs_pb2.ListPassesRequest, context: Context) -> jobs_pb2.ListPassesResponse:
+        """Tell which passes and recipes there are."""
+        return catalogue_to_proto()
+
+    def _page(self, wanted: Filter, *, before: int | None, limit: int) -> jobs_pb2.ListJobsResponse:
+        store = self._ledger.store
+        jobs, following = store.page(wanted, before=before, limit=limit)
+        results = store.results_of([job.id for job in jobs if job.state is State.SUCCEEDED])
+        return jobs_pb2.ListJobsResponse(
+            jobs=[job_to_line(job, results.get(job.id)) for job in jobs],
+            next_page_token="" if following is None else str(following),
+        )
+
+    async def _with_result(self, job: Job) -> jobs_pb2.Job:
+        result = await self._ledger.read(self._ledger.store.result_of, job.id) if job.state is State.SUCCEEDED else None
+        return job_to_proto(job, result)

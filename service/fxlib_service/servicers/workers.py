@@ -1,0 +1,144 @@
+"""WorkerService: claim a job under a lease, keep it, report, complete."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from typing_extensions import override
+
+from fxlib.reasons import Reason
+from fxlib.v1 import jobs_pb2, workers_pb2, workers_pb2_grpc
+from fxlib_service.admission import Admission
+from fxlib_service.config import Limits
+from fxlib_service.content_checks import check_result
+from fxlib_service.convert import worker_from_proto
+from fxlib_service.dispatch import Dispatcher, Grant
+from fxlib_service.errors import invalid
+from fxlib_service.field_checks import check_failure, check_report, check_worker, clip
+from fxlib_service.job import Failure
+from fxlib_service.lifecycle import Completed, Failed, Released, Reported
+from fxlib_service.servicers.context import Context, seconds_left
+
+_MARGIN_S: Final = 0.5
+"""An empty answer leaves so long before the caller's deadline."""
+
+_LASTING: Final = frozenset(
+    {
+        Reason.FASTER,
+        Reason.NOT_FASTER,
+        Reason.BUDGET_EXHAUSTED,
+        Reason.NO_CALLS,
+        Reason.NOTHING_CHANGED,
+        Reason.NOTHING_TO_GAIN,
+        Reason.NOT_SAME,
+        Reason.OPAQUE_CODE,
+        Reason.NO_DEVICE,
+        Reason.COLLECTIVES,
+    }
+)
+"""Reasons that lie in the request. With another, which may lie in the moment or the operator's settings, a relaunch is
+tried again."""
+
+_LASTING_CODES: Final = frozenset(reason.name for reason in _LASTING)
+
+
+class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
+    """The workers' side."""
+
+    def __init__(self, dispatcher: Dispatcher, admission: Admission, limits: Limits) -> None:
+        self._dispatcher = dispatcher
+        self._admission = admission
+        self._limits = limits
+
+    @override
+    async def Claim(self, request: workers_pb2.ClaimRequest, context: Context) -> workers_pb2.ClaimResponse:
+        """Lease a job, waiting for one."""
+        check_worker(request.worker)
+        if not (math.isfinite(request.wait_s) and request.wait_s >= 0):
+            raise invalid("wait_s", "must be finite and not negative")
+        wait_s = min(request.wait_s, seconds_left(context, self._limits.claim_wait_s + _MARGIN_S) - _MARGIN_S)
+        grant = await self._dispatcher.claim(worker_from_proto(request.worker), wait_s=wait_s)
+        return workers_pb2.ClaimResponse(lease=None if grant is None else self._lease(grant))
+
+    @override
+    async def Heartbeat(self, request: workers_pb2.HeartbeatRequest, context: Context) -> workers_pb2.HeartbeatResponse:
+        """Keep a lease alive."""
+        alive = await self._dispatcher.heartbeat(request.job_id, request.token)
+        return workers_pb2.HeartbeatResponse(cancelled=not alive, duration_s=self._dispatcher.leases.duration_s)
+
+    @override
+    async def Report(self, request: workers_pb2.ReportRequest, context: Context) -> workers_pb2.ReportResponse:
+        """Add a line to the job's history."""
+        check_report(request.phase, request.progress)
+        report = Reported(
+            token=request.token, phase=request.phase, message=clip(request.message), progress=request.progress
+        )
+        await self._dispatcher.tell(request.job_id, report)
+        return workers_pb2.ReportResponse()
+
+    @override
+    async def Complete(self, request: workers_pb2.CompleteRequest, context: Context) -> workers_pb2.CompleteResponse:
+        """End the job with an answer, or with the reason why there is none."""
+        match request.WhichOneof("outcome"):
+            case "result":
+                await self._check_result(request.job_id, request.result)
+                said = Completed(
+                    token=request.token,
+                    result=request.result.SerializeToString(deterministic=True),
+                    message=clip(_summary(request.result)),
+                    reusable=all(each.reason_code in _LASTING_CODES for each in _answers(request.result)),
+                )
+                await self._dispatcher.complete(request.job_id, said)
+            case "failure":
+                check_failure(request.failure.code)
+                failure = Failure(code=request.failure.code, message=clip(request.failure.message))
+                await self._dispatcher.tell(request.job_id, Failed(token=request.token, failure=failure))
+            case _:
+                raise invalid("outcome", "must be a result or a failure")
+        return workers_pb2.CompleteResponse()
+
+    @override
+    async def Release(self, request: workers_pb2.ReleaseRequest, context: Context) -> workers_pb2.ReleaseResponse:
+        """Put the job back into the queue."""
+        await self._dispatcher.tell(request.job_id, Released(token=request.token))
+        return workers_pb2.ReleaseResponse()
+
+    def _lease(self, grant: Grant) -> workers_pb2.Lease:
+        request = jobs_pb2.OptimizeRequest()
+        request.ParseFromString(grant.request)
+        return workers_pb2.Lease(
+            job_id=grant.job.id,
+            token=grant.job.token,
+            duration_s=self._dispatcher.leases.duration_s,
+            request=request,
+            attempt=grant.job.attempts,
+        )
+
+    async def _check_result(self, job_id: str, result: jobs_pb2.JobResult) -> None:
+        asked = jobs_pb2.OptimizeRequest.FromString(await self._dispatcher.request_of(job_id))
+        check_result(result, asked.trial)
+        if (told := [each.name for each in result.variants]) != [each.name for each in asked.variants]:
+            raise invalid("result.variants", f"must be those of the request, and are {', '.join(told) or 'none'}")
+        for index, each in enumerate(_answers(result)):
+            field = f"result.variants[{index - 1}].result.graph" if index else "result.graph"
+            if each.HasField("graph"):
+                await self._admission.check_graph(each.graph, field)
+            elif each.decision == jobs_pb2.DECISION_ADOPT:
+                raise invalid(field, "there is none to adopt")
+
+
+def _answers(result: jobs_pb2.JobResult) -> list[jobs_pb2.JobResult]:
+    """Return what was found out about the job's own graph, and about each variant."""
+    return [result, *(each.result for each in result.variants)]
+
+
+def _summary(result: jobs_pb2.JobResult) -> str:
+    return "; ".join([_decided(result), *(f"{each.name}: {_decided(each.result)}" for each in result.variants)])
+
+
+def _decided(result: jobs_pb2.JobResult) -> str:
+    if result.decision == jobs_pb2.DECISION_ADOPT:
+        gain = result.gain
+        return f"adopt: {gain.value:+.1%} QPS ({gain.low:+.1%} to {gain.high:+.1%})"
+    return f"keep the original: {result.reason}"

@@ -1,0 +1,200 @@
+"""Jobs in this process's memory: for tests, and for a service that need not remember."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from fxlib_service.job import Event, Job, State
+from fxlib_service.lifecycle import Transition
+from fxlib_service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Worker
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    number: int
+    job: Job
+    request: bytes
+    events: list[Event] = field(default_factory=list)
+    result: bytes | None = None
+
+
+class MemoryJobStore(JobStore):
+    """All in dictionaries, under one lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._entries: dict[str, _Entry] = {}
+        self._requests: dict[tuple[str, str], str] = {}
+        self._workers: dict[str, Worker] = {}
+        self._numbers = itertools.count(1)
+
+    @override
+    def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
+        job = entry.job
+        with self._lock:
+            known = self.find(job.namespace, job.request_id)
+            if known is not None:
+                return known
+            queued = sum(other.namespace == job.namespace for other in self._in(State.QUEUED))
+            if job.state is State.QUEUED and queued >= queue_limit:
+                raise QueueFullError
+            stored = _Entry(number=next(self._numbers), job=job, request=request, result=entry.result)
+            stored.events += [entry.event] if entry.event else []
+            self._entries[job.id] = stored
+            self._requests[job.namespace, job.request_id] = job.id
+            return job
+
+    @override
+    def update(self, job_id: str, decide: Callable[[Job], Transition]) -> Transition | None:
+        with self._lock:
+            entry = self._entries.get(job_id)
+            if entry is None:
+                return None
+            transition = decide(entry.job)
+            if transition.event is not None:
+                entry.job = transition.job
+                entry.events.append(transition.event)
+                entry.result = transition.result if transition.result is not None else entry.result
+            return transition
+
+    @override
+    def get(self, job_id: str) -> Job | None:
+        with self._lock:
+            entry = self._entries.get(job_id)
+            return entry.job if entry else None
+
+    @override
+    def find(self, namespace: str, request_id: str) -> Job | None:
+        with self._lock:
+            job_id = self._requests.get((namespace, request_id))
+            return self._entries[job_id].job if job_id else None
+
+    @override
+    def request_of(self, job_id: str) -> bytes:
+        with self._lock:
+            return self._entries[job_id].request
+
+    @override
+    def result_of(self, job_id: str) -> bytes | None:
+        with self._lock:
+            entry = self._entries.get(job_id)
+            return entry.result if entry else None
+
+    @override
+    def results_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
+        found = {job_id: self.result_of(job_id) for job_id in job_ids}
+        return {job_id: result for job_id, result in found.items() if result is not None}
+
+    @override
+    def events(self, job_id: str, *, after: int, limit: int) -> Sequence[Event]:
+        with self._lock:
+            entry = self._entries.get(job_id)
+            return entry.events[after : after + limit] if entry else []
+
+    @override
+    def page(self, wanted: Filter, *, before: int | None, limit: int) -> tuple[Sequence[Job], int | None]:
+        with self._lock:
+            entries = [
+                entry
+                for entry in reversed(self._entries.values())
+                if (before is None or entry.number < before) and _matches(entry.job, wanted)
+            ]
+        shown = entries[:limit]
+        return [entry.job for entry in shown], shown[-1].number if len(entries) > limit else None
+
+    @override
+    def payloads(self, *, after: int, limit: int) -> Sequence[Payloads]:
+        with self._lock:
+            later = [entry for entry in self._entries.values() if entry.number > after]
+        return [Payloads(number=each.number, request=each.request, result=each.result) for each in later[:limit]]
+
+    @override
+    def forget(self, *, finished_before: float, limit: int) -> int:
+        with self._lock:
+            jobs = [entry.job for entry in self._entries.values()]
+            old = [job for job in jobs if job.finished_at is not None and job.finished_at < finished_before][:limit]
+            for job in old:
+                del self._entries[job.id], self._requests[job.namespace, job.request_id]
+        return len(old)
+
+    @override
+    def heads(self, torch_version: str) -> Sequence[Head]:
+        with self._lock:
+            running = Counter(job.namespace for job in self._in(State.RUNNING))
+            busy = {job.cache_key for job in self._in(State.RUNNING) if not job.fresh}
+            heads: dict[str, Head] = {}
+            for entry in self._entries.values():
+                job = entry.job
+                if job.state is not State.QUEUED or job.torch_version != torch_version or job.namespace in heads:
+                    continue
+                if job.fresh or job.cache_key not in busy:
+                    heads[job.namespace] = Head(
+                        number=entry.number, job_id=job.id, namespace=job.namespace, running=running[job.namespace]
+                    )
+            return list(heads.values())
+
+    @override
+    def running(self) -> Sequence[Job]:
+        with self._lock:
+            return self._in(State.RUNNING)
+
+    @override
+    def twins(self, cache_key: str) -> Sequence[Job]:
+        with self._lock:
+            return [job for job in self._in(State.QUEUED) if job.cache_key == cache_key and not job.fresh]
+
+    @override
+    def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:
+        with self._lock:
+            found = [job for job in self._answered() if job.reusable and job.cache_key == cache_key]
+        return next((job for job in found if job.hardware in hardware), None)
+
+    @override
+    def recent_answers(self, limit: int) -> Sequence[Job]:
+        with self._lock:
+            return self._answered()[:limit]
+
+    @override
+    def see(self, worker: Worker, *, forget_before: float) -> None:
+        with self._lock:
+            kept = {known.id: known for known in self._workers.values() if known.seen_at >= forget_before}
+            self._workers = kept | {worker.id: worker}
+
+    @override
+    def workers(self) -> Sequence[Worker]:
+        with self._lock:
+            return sorted(self._workers.values(), key=lambda worker: -worker.seen_at)
+
+    @override
+    def stats(self) -> Stats:
+        with self._lock:
+            counts = Counter(entry.job.state for entry in self._entries.values())
+            queued = [job.created_at for job in self._in(State.QUEUED)]
+        return Stats(by_state={state: counts[state] for state in State}, oldest_queued_at=min(queued, default=None))
+
+    @override
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _in(self, state: State) -> list[Job]:
+        return [entry.job for entry in self._entries.values() if entry.job.state is state]
+
+    def _answered(self) -> list[Job]:
+        jobs = [job for job in self._in(State.SUCCEEDED) if not job.cached]
+        return sorted(jobs, key=lambda job: -(job.finished_at or 0.0))
+
+
+def _matches(job: Job, wanted: Filter) -> bool:
+    return (
+        wanted.namespace in ("", job.namespace)
+        and wanted.name in ("", job.name)
+        and (not wanted.states or job.state in wanted.states)
+        and job.id.startswith(wanted.id_prefix)
+        and wanted.labels.items() <= job.labels.items()
+    )

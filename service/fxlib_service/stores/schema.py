@@ -1,0 +1,145 @@
+"""The tables of the SQL store, and the way between a row and a job."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Final
+
+import sqlalchemy as sa
+
+from fxlib_service.job import Event, Failure, Job, State
+
+VERSION: Final = 1
+"""Of the tables below. A database made by another version is refused at start-up."""
+
+metadata: Final = sa.MetaData()
+
+about = sa.Table("fxlib_about", metadata, sa.Column("schema_version", sa.Integer, nullable=False))
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    # Order of acceptance. SQLite numbers only a column of exactly this type by itself.
+    sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(64), nullable=False, unique=True),
+    sa.Column("request_id", sa.String(128), nullable=False),
+    sa.Column("request_digest", sa.String(64), nullable=False),
+    sa.Column("namespace", sa.String(64), nullable=False),
+    sa.Column("name", sa.String(256), nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("torch_version", sa.String(64), nullable=False),
+    sa.Column("cache_key", sa.String(64), nullable=False),
+    sa.Column("fresh", sa.Boolean, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("phase", sa.String(64), nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("worker_id", sa.String(256), nullable=False),
+    sa.Column("token", sa.String(64), nullable=False),
+    sa.Column("hardware", sa.Text, nullable=False),
+    sa.Column("started_at", sa.Double),
+    sa.Column("finished_at", sa.Double),
+    sa.Column("failure_code", sa.String(64)),
+    sa.Column("failure_message", sa.Text),
+    sa.Column("cached", sa.Boolean, nullable=False),
+    sa.Column("reusable", sa.Boolean, nullable=False),
+    sa.Column("last_sequence", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("namespace", "request_id"),
+    sa.Index("jobs_by_state", "state", "torch_version", "namespace", "number"),
+    sa.Index("jobs_by_key", "cache_key", "state"),
+    sa.Index("jobs_by_finish", "state", "finished_at"),
+    sa.Index("jobs_by_namespace", "namespace", "number"),
+    sqlite_autoincrement=True,
+)
+
+labels = sa.Table(
+    "labels",
+    metadata,
+    sa.Column("key", sa.String(256), primary_key=True),
+    sa.Column("value", sa.String(256), primary_key=True),
+    sa.Column("job_id", sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+)
+
+payloads = sa.Table(
+    "payloads",
+    metadata,
+    sa.Column("job_id", sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("kind", sa.String(16), primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("job_id", sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("sequence", sa.BigInteger, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("phase", sa.String(64), nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("progress", sa.Double, nullable=False),
+)
+
+workers = sa.Table(
+    "workers",
+    metadata,
+    sa.Column("id", sa.String(256), primary_key=True),
+    sa.Column("torch_version", sa.String(64), nullable=False),
+    sa.Column("hardware", sa.Text, nullable=False),
+    sa.Column("fxlib_version", sa.String(64), nullable=False),
+    sa.Column("allowed_modules", sa.JSON, nullable=False),
+    sa.Column("seen_at", sa.Double, nullable=False),
+)
+
+_OWN_FORM: Final = {"state", "labels", "failure"}
+_SAME_NAME: Final = [each.name for each in fields(Job) if each.name not in _OWN_FORM]
+
+Row = sa.RowMapping
+
+
+def job_to_row(job: Job) -> dict[str, object]:
+    """Return the columns of `jobs`, all but the number."""
+    row = {name: getattr(job, name) for name in _SAME_NAME}
+    failure = job.failure
+    return row | {
+        "state": job.state.value,
+        "labels": dict(job.labels),
+        "failure_code": failure.code if failure else None,
+        "failure_message": failure.message if failure else None,
+    }
+
+
+def job_from_row(row: Row) -> Job:
+    """Undo `job_to_row`."""
+    code = row["failure_code"]
+    return Job(
+        **{name: row[name] for name in _SAME_NAME},
+        state=State(row["state"]),
+        labels=row["labels"],
+        failure=Failure(code=code, message=row["failure_message"]) if code is not None else None,
+    )
+
+
+def event_to_row(job_id: str, event: Event) -> dict[str, object]:
+    """Return the columns of `events`."""
+    return {
+        "job_id": job_id,
+        "sequence": event.sequence,
+        "at": event.at,
+        "state": event.state.value,
+        "phase": event.phase,
+        "message": event.message,
+        "progress": event.progress,
+    }
+
+
+def event_from_row(row: Row) -> Event:
+    """Undo `event_to_row`."""
+    return Event(
+        sequence=row["sequence"],
+        at=row["at"],
+        state=State(row["state"]),
+        phase=row["phase"],
+        message=row["message"],
+        progress=row["progress"],
+    )

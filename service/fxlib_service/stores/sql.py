@@ -1,0 +1,278 @@
+"""Jobs in a SQL database: SQLite in a file by default, anything that SQLAlchemy speaks by URL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+import sqlalchemy as sa
+from typing_extensions import override
+
+from fxlib.errors import FxlibError
+from fxlib_service.job import Event, Job, State
+from fxlib_service.lifecycle import Transition
+from fxlib_service.stores import schema
+from fxlib_service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Worker
+from fxlib_service.stores.engine import make_engine
+from fxlib_service.stores.schema import event_from_row, event_to_row, job_from_row, job_to_row
+
+_JOBS = schema.jobs
+
+
+class SqlJobStore(JobStore):
+    """One transaction to a method. A write is synced to disk before it returns."""
+
+    def __init__(self, url: str) -> None:
+        """Open the database, making the tables if there are none.
+
+        Raises:
+            FxlibError: the database cannot be used, or its tables are of another version of the service.
+        """
+        self._write = make_engine(url)
+        self._read = self._write.execution_options(read_only=True)
+        try:
+            self._prepare()
+        except sa.exc.SQLAlchemyError as error:
+            raise FxlibError(f"the database cannot be used: {error}", where="--database") from error
+
+    def _prepare(self) -> None:
+        with self._write.begin() as db:
+            schema.metadata.create_all(db)
+            version = db.execute(sa.select(schema.about.c.schema_version)).scalar()
+            if version is None:
+                db.execute(schema.about.insert().values(schema_version=schema.VERSION))
+            elif version != schema.VERSION:
+                raise FxlibError(
+                    f"the database has schema version {version}, this service needs {schema.VERSION}",
+                    where="--database",
+                    hint="Start the service that made it, or use a new database.",
+                )
+
+    @override
+    def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
+        job = entry.job
+        with self._write.begin() as db:
+            known = _one(db, _JOBS.c.namespace == job.namespace, _JOBS.c.request_id == job.request_id)
+            if known is not None:
+                return known
+            mine = sa.and_(_JOBS.c.state == State.QUEUED, _JOBS.c.namespace == job.namespace)
+            if job.state is State.QUEUED and _count(db, mine) >= queue_limit:
+                raise QueueFullError
+            db.execute(_JOBS.insert(), job_to_row(job))
+            if job.labels:
+                pairs = [{"job_id": job.id, "key": key, "value": value} for key, value in job.labels.items()]
+                db.execute(schema.labels.insert(), pairs)
+            db.execute(schema.payloads.insert(), {"job_id": job.id, "kind": "request", "body": request})
+            _store_outcome(db, entry)
+            return job
+
+    @override
+    def update(self, job_id: str, decide: Callable[[Job], Transition]) -> Transition | None:
+        with self._write.begin() as db:
+            job = _one(db, _JOBS.c.id == job_id, lock=True)
+            if job is None:
+                return None
+            transition = decide(job)
+            if transition.event is not None:
+                db.execute(_JOBS.update().where(_JOBS.c.id == job_id), job_to_row(transition.job))
+                _store_outcome(db, transition)
+            return transition
+
+    @override
+    def get(self, job_id: str) -> Job | None:
+        with self._read.begin() as db:
+            return _one(db, _JOBS.c.id == job_id)
+
+    @override
+    def find(self, namespace: str, request_id: str) -> Job | None:
+        with self._read.begin() as db:
+            return _one(db, _JOBS.c.namespace == namespace, _JOBS.c.request_id == request_id)
+
+    @override
+    def request_of(self, job_id: str) -> bytes:
+        body = self._payload(job_id, "request")
+        if body is None:
+            raise KeyError(job_id)
+        return body
+
+    @override
+    def result_of(self, job_id: str) -> bytes | None:
+        return self._payload(job_id, "result")
+
+    @override
+    def results_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
+        table = schema.payloads
+        wanted = sa.and_(table.c.job_id.in_(job_ids), table.c.kind == "result")
+        with self._read.begin() as db:
+            return {row[0]: row[1] for row in db.execute(sa.select(table.c.job_id, table.c.body).where(wanted))}
+
+    @override
+    def events(self, job_id: str, *, after: int, limit: int) -> Sequence[Event]:
+        table = schema.events
+        wanted = sa.and_(table.c.job_id == job_id, table.c.sequence > after)
+        with self._read.begin() as db:
+            rows = db.execute(sa.select(table).where(wanted).order_by(table.c.sequence).limit(limit))
+            return [event_from_row(row) for row in rows.mappings()]
+
+    @override
+    def page(self, wanted: Filter, *, before: int | None, limit: int) -> tuple[Sequence[Job], int | None]:
+        query = sa.select(_JOBS).where(*_conditions(wanted)).order_by(_JOBS.c.number.desc()).limit(limit + 1)
+        if before is not None:
+            query = query.where(_JOBS.c.number < before)
+        with self._read.begin() as db:
+            rows = db.execute(query).mappings().all()
+        shown = rows[:limit]
+        return [job_from_row(row) for row in shown], shown[-1]["number"] if len(rows) > limit else None
+
+    @override
+    def payloads(self, *, after: int, limit: int) -> Sequence[Payloads]:
+        asked, told = schema.payloads.alias("asked"), schema.payloads.alias("told")
+        joined = _JOBS.join(asked, sa.and_(asked.c.job_id == _JOBS.c.id, asked.c.kind == "request")).outerjoin(
+            told, sa.and_(told.c.job_id == _JOBS.c.id, told.c.kind == "result")
+        )
+        query = sa.select(_JOBS.c.number, asked.c.body, told.c.body).select_from(joined)
+        with self._read.begin() as db:
+            rows = db.execute(query.where(_JOBS.c.number > after).order_by(_JOBS.c.number).limit(limit)).all()
+        return [Payloads(number=number, request=request, result=result) for number, request, result in rows]
+
+    @override
+    def forget(self, *, finished_before: float, limit: int) -> int:
+        finished = [state.value for state in State if state.finished]
+        old = sa.select(_JOBS.c.id).where(_JOBS.c.state.in_(finished), _JOBS.c.finished_at < finished_before)
+        with self._write.begin() as db:
+            ids = db.execute(old.limit(limit)).scalars().all()
+            db.execute(_JOBS.delete().where(_JOBS.c.id.in_(ids)))  # labels, payloads and events go with them
+        return len(ids)
+
+    @override
+    def heads(self, torch_version: str) -> Sequence[Head]:
+        with self._read.begin() as db:
+            rows = db.execute(_HEADS, {"torch_version": torch_version}).mappings()
+            return [
+                Head(number=r["number"], job_id=r["id"], namespace=r["namespace"], running=r["running"]) for r in rows
+            ]
+
+    @override
+    def running(self) -> Sequence[Job]:
+        with self._read.begin() as db:
+            return _all(db, sa.select(_JOBS).where(_JOBS.c.state == State.RUNNING))
+
+    @override
+    def twins(self, cache_key: str) -> Sequence[Job]:
+        equal = sa.and_(_JOBS.c.cache_key == cache_key, _JOBS.c.state == State.QUEUED, _JOBS.c.fresh.is_(False))
+        with self._read.begin() as db:
+            return _all(db, sa.select(_JOBS).where(equal).order_by(_JOBS.c.number))
+
+    @override
+    def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:
+        query = _ANSWERED.where(
+            _JOBS.c.cache_key == cache_key, _JOBS.c.reusable.is_(True), _JOBS.c.hardware.in_(hardware)
+        )
+        with self._read.begin() as db:
+            found = _all(db, query.limit(1))
+        return found[0] if found else None
+
+    @override
+    def recent_answers(self, limit: int) -> Sequence[Job]:
+        with self._read.begin() as db:
+            return _all(db, _ANSWERED.limit(limit))
+
+    @override
+    def see(self, worker: Worker, *, forget_before: float) -> None:
+        table = schema.workers
+        gone = sa.or_(table.c.id == worker.id, table.c.seen_at < forget_before)
+        with self._write.begin() as db:
+            db.execute(table.delete().where(gone))
+            db.execute(table.insert(), asdict(worker) | {"allowed_modules": list(worker.allowed_modules)})
+
+    @override
+    def workers(self) -> Sequence[Worker]:
+        table = schema.workers
+        with self._read.begin() as db:
+            rows = db.execute(sa.select(table).order_by(table.c.seen_at.desc())).mappings().all()
+        return [Worker(**{**row, "allowed_modules": tuple(row["allowed_modules"])}) for row in rows]
+
+    @override
+    def stats(self) -> Stats:
+        by_state = sa.select(_JOBS.c.state, sa.func.count()).group_by(_JOBS.c.state)
+        oldest = sa.select(sa.func.min(_JOBS.c.created_at)).where(_JOBS.c.state == State.QUEUED)
+        with self._read.begin() as db:
+            counts = {row[0]: row[1] for row in db.execute(by_state)}
+            at = db.execute(oldest).scalar()
+        return Stats(by_state={state: counts.get(state.value, 0) for state in State}, oldest_queued_at=at)
+
+    @override
+    def close(self) -> None:
+        self._write.dispose()
+
+    def _payload(self, job_id: str, kind: str) -> bytes | None:
+        table = schema.payloads
+        with self._read.begin() as db:
+            return db.execute(sa.select(table.c.body).where(table.c.job_id == job_id, table.c.kind == kind)).scalar()
+
+
+_ANSWERED = (
+    sa.select(_JOBS)
+    .where(_JOBS.c.state == State.SUCCEEDED, _JOBS.c.cached.is_(False))
+    .order_by(_JOBS.c.finished_at.desc())
+)
+
+
+def _heads_query() -> sa.Select[int, str, str, int]:
+    """The oldest claimable job of each namespace, with the number of jobs that the namespace runs."""
+    twin, other = _JOBS.alias("twin"), _JOBS.alias("other")
+    running_twin = sa.exists().where(
+        twin.c.cache_key == _JOBS.c.cache_key, twin.c.state == State.RUNNING, twin.c.fresh.is_(False)
+    )
+    oldest = (
+        sa.select(sa.func.min(_JOBS.c.number))
+        .where(_JOBS.c.state == State.QUEUED, _JOBS.c.torch_version == sa.bindparam("torch_version"))
+        .where(sa.or_(_JOBS.c.fresh.is_(True), ~running_twin))
+        .group_by(_JOBS.c.namespace)
+    )
+    running = (
+        sa.select(sa.func.count())
+        .where(other.c.namespace == _JOBS.c.namespace, other.c.state == State.RUNNING)
+        .scalar_subquery()
+    )
+    columns = sa.select(_JOBS.c.number, _JOBS.c.id, _JOBS.c.namespace, running.label("running"))
+    return columns.where(_JOBS.c.number.in_(oldest))
+
+
+_HEADS = _heads_query()
+
+
+def _store_outcome(db: sa.Connection, transition: Transition) -> None:
+    job_id = transition.job.id
+    if transition.event is not None:
+        db.execute(schema.events.insert(), event_to_row(job_id, transition.event))
+    if transition.result is not None:
+        db.execute(schema.payloads.insert(), {"job_id": job_id, "kind": "result", "body": transition.result})
+
+
+def _conditions(wanted: Filter) -> Iterable[sa.ColumnElement[bool]]:
+    if wanted.namespace:
+        yield _JOBS.c.namespace == wanted.namespace
+    if wanted.name:
+        yield _JOBS.c.name == wanted.name
+    if wanted.states:
+        yield _JOBS.c.state.in_(wanted.states)
+    if wanted.id_prefix:
+        yield _JOBS.c.id.startswith(wanted.id_prefix, autoescape=True)
+    for key, value in wanted.labels.items():
+        table = schema.labels
+        yield _JOBS.c.id.in_(sa.select(table.c.job_id).where(table.c.key == key, table.c.value == value))
+
+
+def _one(db: sa.Connection, *conditions: sa.ColumnElement[bool], lock: bool = False) -> Job | None:
+    query = sa.select(_JOBS).where(*conditions)
+    row = db.execute(query.with_for_update() if lock else query).mappings().first()
+    return None if row is None else job_from_row(row)
+
+
+def _all(db: sa.Connection, query: sa.Select[*tuple[object, ...]]) -> list[Job]:
+    return [job_from_row(row) for row in db.execute(query).mappings()]
+
+
+def _count(db: sa.Connection, condition: sa.ColumnElement[bool]) -> int:
+    return db.execute(sa.select(sa.func.count()).select_from(_JOBS).where(condition)).scalar_one()

@@ -1,0 +1,104 @@
+"""From a request to its job: the one made earlier, one answered with an equal job's result, or a queued one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from fxlib.v1 import jobs_pb2
+from fxlib_service.admission import Admission
+from fxlib_service.background import Background
+from fxlib_service.config import Limits
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.job import Job, State
+from fxlib_service.ledger import Ledger
+from fxlib_service.lifecycle import Answered, Transition, decide, submit
+from fxlib_service.stores.base import QueueFullError
+from fxlib_service.workers import Fleet
+
+_RETRY_AFTER_S: Final = 10.0
+
+
+class Submit:
+    """Accepts requests."""
+
+    def __init__(self, ledger: Ledger, admission: Admission, fleet: Fleet, limits: Limits) -> None:
+        self._ledger = ledger
+        self._admission = admission
+        self._fleet = fleet
+        self._limits = limits
+
+    async def accept(self, received: jobs_pb2.OptimizeRequest) -> Job:
+        """Return the job of a request. When it returns, the job is durable.
+
+        Raises:
+            ServiceError: INVALID_REQUEST, INVALID_GRAPH, BLOB_MISSING, REQUEST_ID_REUSED or QUEUE_FULL.
+        """
+        request = jobs_pb2.OptimizeRequest()
+        request.CopyFrom(received)  # what follows fills in what was left to the service
+        digest = self._admission.identify(request)
+        known = await self._ledger.read(self._ledger.store.find, request.namespace, request.request_id)
+        if known is None:
+            known = await self._enter(await self._admission.examine(request, digest), request)
+        if known.request_digest != digest:
+            message = (
+                f"request id {request.request_id} belongs to job {known.id}, which was asked for with other content"
+            )
+            raise ServiceError(Code.REQUEST_ID_REUSED, message, metadata={"job_id": known.id})
+        return known
+
+    async def _enter(self, job: Job, request: jobs_pb2.OptimizeRequest) -> Job:
+        entry = submit(job, message=self._greeting(job))
+        if not job.fresh and (answer := await self._answer_to(job)) is not None:
+            cached = decide(job, answer, job.created_at)
+            entry = replace(cached, job=replace(cached.job, started_at=job.created_at))
+        try:
+            return await self._ledger.submit(
+                entry, request.SerializeToString(), queue_limit=self._limits.queued_per_namespace
+            )
+        except QueueFullError:
+            raise ServiceError(
+                Code.QUEUE_FULL,
+                f"namespace {job.namespace!r} has {self._limits.queued_per_namespace} queued jobs",
+                metadata={"namespace": job.namespace},
+                retry_after_s=_RETRY_AFTER_S,
+            ) from None
+
+    async def _answer_to(self, job: Job) -> Answered | None:
+        store = self._ledger.store
+        found = await self._ledger.read(store.answer, job.cache_key, self._fleet.hardware(job.torch_version))
+        result = await self._ledger.read(store.result_of, found.id) if found else None
+        if found is None or result is None:
+            return None
+        answer = jobs_pb2.JobResult.FromString(result)
+        for each in (answer, *(variant.result for variant in answer.variants)):
+            if each.HasField("graph") and not await self._admission.still_there(each.graph):
+                return None
+        return Answered(job_id=found.id, result=result)
+
+    def _greeting(self, job: Job) -> str:
+        live = {worker.torch_version for worker in self._fleet.live()}
+        return "queued" if job.torch_version in live else f"no worker with torch {job.torch_version} is here yet"
+
+
+class EqualJobs:
+    """Ends the queued jobs that are equal to one that a worker has just ended.
+
+    They were asked for at the same time, by the ranks of one job perhaps: to try again for each of them would help
+    nobody, least of all where the job hangs, or ends its workers.
+    """
+
+    def __init__(self, ledger: Ledger, background: Background) -> None:
+        self._ledger = ledger
+        self._background = background
+
+    def heard(self, transition: Transition) -> None:
+        """Look for twins of a job that has ended."""
+        job = transition.job
+        if job.state in (State.SUCCEEDED, State.FAILED) and not job.cached:
+            answer = Answered(job_id=job.id, result=transition.result, failure=job.failure)
+            self._background.entrust(self._end(job.cache_key, answer), "ending equal jobs")
+
+    async def _end(self, cache_key: str, answer: Answered) -> None:
+        for twin in await self._ledger.read(self._ledger.store.twins, cache_key):
+            await self._ledger.apply(twin.id, answer)

@@ -1,0 +1,110 @@
+"""Uploads in turns: one writer to a blob at a time; who comes second finds what the first one left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from fxlib.v1 import blobs_pb2
+from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.errors import Code, ServiceError
+
+_RETRY_AFTER_S: Final = 1.0
+_LEAST_BYTES_PER_S: Final = 64 << 10
+
+
+class _Pace:
+    """How long a stream may take, given how far it came: bytes that are sent again bring it no further."""
+
+    def __init__(self, *, start: int, idle_s: float) -> None:
+        self._began, self._start, self._furthest, self._idle_s = time.monotonic(), start, start, idle_s
+
+    def left_s(self, position: int) -> float:
+        self._furthest = max(self._furthest, position)
+        allowed_s = self._idle_s + (self._furthest - self._start) / _LEAST_BYTES_PER_S
+        return min(self._idle_s, self._began + allowed_s - time.monotonic())
+
+
+class Uploads:
+    """Writes streams of chunks into a blob store.
+
+    Args:
+        store: where blobs are kept.
+        idle_s: a stream that sends nothing for so long, or falls so far behind the least pace, is ended, so that others
+            have their turn; what it sent is kept, to be resumed.
+    """
+
+    def __init__(self, store: BlobStore, *, idle_s: float) -> None:
+        self._store = store
+        self._idle_s = idle_s
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    async def write(
+        self, blob: Blob, first: blobs_pb2.WriteRequest, more: AsyncIterator[blobs_pb2.WriteRequest]
+    ) -> int:
+        """Store chunks until the blob is complete or the stream ends; return how many bytes are kept.
+
+        Bytes that are there already are skipped: they are the blob's, or the digest will tell.
+
+        Raises:
+            ServiceError: BLOB_OFFSET, BLOB_CORRUPT, UPLOAD_STALLED, STORAGE_FULL.
+        """
+        async with self._turn(blob.sha256):
+            if await asyncio.to_thread(self._store.size, blob.sha256) == blob.size:
+                return blob.size
+            committed = await self.kept(blob)
+            if committed == 0:  # what is there of another size is not this blob's
+                await asyncio.to_thread(self._store.drop, blob.sha256)
+            position, chunk = first.offset, first.data
+            pace = _Pace(start=position, idle_s=self._idle_s)
+            while True:
+                committed = await self._add(blob, committed, position, chunk)
+                if committed >= blob.size:
+                    await asyncio.to_thread(self._store.commit, blob)
+                    return blob.size
+                position += len(chunk)
+                message = await self._next(more, pace.left_s(position))
+                if message is None:
+                    return committed
+                position, chunk = message.offset or position, message.data
+
+    async def kept(self, blob: Blob) -> int:
+        """Return from where on an upload of a blob is to go on."""
+        size = await asyncio.to_thread(self._store.partial_size, blob.sha256)
+        return size if size <= blob.size else 0
+
+    async def _add(self, blob: Blob, committed: int, position: int, chunk: bytes) -> int:
+        if not 0 <= position <= committed:
+            message = f"data at {position} of blob {blob.sha256}, of which {committed} bytes are here"
+            raise ServiceError(Code.BLOB_OFFSET, message, metadata={"committed_bytes": str(committed)})
+        fresh = chunk[committed - position :]
+        if committed + len(fresh) > blob.size:
+            await asyncio.to_thread(self._store.drop, blob.sha256)
+            message = f"more than the {blob.size} bytes that blob {blob.sha256} was announced with"
+            raise ServiceError(Code.BLOB_CORRUPT, message)
+        return await asyncio.to_thread(self._store.append, blob.sha256, fresh) if fresh else committed
+
+    async def _next(self, more: AsyncIterator[blobs_pb2.WriteRequest], left_s: float) -> blobs_pb2.WriteRequest | None:
+        try:
+            async with asyncio.timeout(left_s):
+                while (message := await anext(more, None)) is not None and not message.data:
+                    pass  # says nothing, and does not count as being there
+                return message
+        except TimeoutError:
+            problem = f"nothing, or too little, was sent for {self._idle_s:g} s"
+            raise ServiceError(Code.UPLOAD_STALLED, problem, retry_after_s=_RETRY_AFTER_S) from None
+
+    @asynccontextmanager
+    async def _turn(self, sha256: str) -> AsyncIterator[None]:
+        lock, users = self._turns.get(sha256, (asyncio.Lock(), 0))
+        self._turns[sha256] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._turns.pop(sha256)
+            if users > 1:
+                self._turns[sha256] = lock, users - 1

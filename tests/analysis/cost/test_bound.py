@@ -1,0 +1,172 @@
+"""The lower bound: by brute force, no legal order of a small program is simulated to end sooner."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.cost.bound import bound
+from fxlib.analysis.cost.costs import Costs
+from fxlib.analysis.cost.simulate import predict, simulate
+from fxlib.analysis.effects.dependencies import Dependencies
+from fxlib.recipes import recipes
+from fxlib.runtime import CapturedModule
+from fxlib.spec.contract import Contract
+from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
+from tests.analysis.cost.test_simulate import MS, call, profile, server, two_lookups
+from tests.analysis.sketch import WRITE, Sketch
+
+READ = Contract(reads=frozenset({"table"}), batchable=True)
+PUSH = replace(WRITE, batchable=True)
+SPLIT = recipes.from_passes([("split_calls", {})])
+TOGETHER = recipes.from_passes([("split_calls", {}), ("coalesce_calls", {}), ("coalesce_writes", {})])
+MOST_ORDERS = 400
+
+
+def random_program(dice: random.Random) -> CapturedModule:
+    """A few calls and some work, each on values made before."""
+    program = Sketch("x", "ids")
+    values = list(program.inputs)
+    for place in range(dice.randint(3, 6)):
+        value = dice.choice(values)
+        if dice.random() < 0.5:
+            contract = dice.choice([READ, READ, READ, WRITE, PUSH])
+            values.append(program.call(f"c{place}", value, to=dice.choice(["ps0", "ps1"]), contract=contract))
+        else:
+            values.append(program.work(f"w{place}", torch.add, value, dice.choice(values)))
+    return program.returns(*values[2:])
+
+
+def random_profile(module: GraphModule, dice: random.Random) -> Profile:
+    """Figures for everything in the program."""
+
+    def some(most: float) -> float:
+        return dice.choice([0.0, dice.random()]) * most * MS
+
+    servers = tuple(
+        ServerProfile(
+            name=name,
+            round_trip_s=some(1),
+            concurrency=dice.choice([1, 2, 16]),
+            bytes_per_s=dice.choice([1e6, 1e9]),
+            per_item_s=dice.choice([None, some(2)]),
+            per_call_s=some(1),
+            per_turn_s=dice.choice([None, some(2)]),
+        )
+        for name in ("ps0", "ps1")
+    )
+    calls, nodes = [], []
+    for node in module.graph.nodes:
+        if node.name.startswith("c"):
+            request, response = dice.randrange(2000), dice.randrange(2000)
+            calls.append(
+                CallProfile(
+                    call=node.name,
+                    function=f"shop:{node.name}",
+                    to=str(node.args[0]),
+                    request_bytes=request,
+                    response_bytes=response,
+                    returns=Opaque(),
+                    issue_s=some(0.5),
+                    wait_s=some(0.1),
+                    service_s=Spread.of([some(10)]),
+                )
+            )
+        elif node.name.startswith("w"):
+            nodes.append(NodeProfile(node=node.name, seconds=some(5), output_bytes=100))
+    return Profile(calls=tuple(calls), nodes=tuple(nodes), servers=servers, loss_s=some(1), backward_s=some(4))
+
+
+def legal_orders(dependencies: Dependencies) -> Iterator[list[Node]]:
+    """Every order of a program's nodes that keeps its dependencies."""
+    nodes = dependencies.effects.nodes
+    sources = [set(dependencies.sources(place)) for place in range(len(nodes))]
+
+    def extended(order: list[int], rest: frozenset[int]) -> Iterator[list[int]]:
+        if not rest:
+            yield order
+        for place in sorted(rest):
+            if sources[place].isdisjoint(rest):
+                yield from extended([*order, place], rest - {place})
+
+    for order in extended([], frozenset(range(len(nodes)))):
+        yield [nodes[place] for place in order]
+
+
+def check(seed: int) -> None:
+    dice = random.Random(seed)
+    module = random_program(dice)
+    known = random_profile(module, dice)
+    least_s = bound(module, known).step_s
+    assert least_s <= predict(module, known).step_s + 1e-12
+    for recipe in (SPLIT, TOGETHER):
+        rewritten = recipes.apply(module, recipe, profile=known).module
+        costs = Costs.of(rewritten, known)
+        for order in itertools.islice(legal_orders(Dependencies.of(rewritten)), MOST_ORDERS):
+            found = simulate(order, costs).step_s
+            assert least_s <= found + 1e-12, f"seed {seed}: bound {least_s}, {found} for {order}"
+        assert least_s <= bound(rewritten, known).step_s + 1e-12 or recipe is TOGETHER
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_no_legal_order_beats_the_bound(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.slow
+def test_no_legal_order_of_many_programs_beats_the_bound() -> None:
+    for seed in range(500):
+        check(seed)
+
+
+def test_calls_in_one_message_share_an_issue() -> None:
+    check(349)
+
+
+def test_everything_is_bound_by_the_least_that_was_seen_of_it() -> None:
+    usual = profile([call("a", 5), call("b", 7)], {"dense": 3, "both": 1}, backward_s=2)
+    calls = tuple(replace(each, service_s=Spread.of([4 * MS, 5 * MS, 9 * MS])) for each in usual.calls)
+    found = bound(two_lookups(), replace(usual, calls=calls, least_share=0.5))
+    assert (found.limiting, round(found.step_s / MS, 6)) == ("critical path", 4 + 0.5 * (1 + 2))
+    assert round(found.compute_s / MS, 6) == 0.5 * (3 + 1 + 2)
+
+
+def test_a_program_of_much_work_is_bound_by_it() -> None:
+    found = bound(two_lookups(), profile([call("a", 5), call("b", 7)], {"dense": 30, "both": 1}))
+    assert (found.limiting, round(found.step_s / MS, 6)) == ("compute", 31)
+
+
+def test_a_program_of_long_calls_is_bound_by_its_critical_path() -> None:
+    found = bound(two_lookups(), profile([call("a", 5), call("b", 7)], {"dense": 3, "both": 1}, backward_s=2))
+    assert (found.limiting, round(found.step_s / MS, 6)) == ("critical path", 7 + 1 + 2)
+
+
+def test_a_slow_server_is_a_bound_of_its_own() -> None:
+    found = bound(two_lookups(), profile([call("a", 5), call("b", 7)], {"dense": 3, "both": 1}, server(concurrency=1)))
+    assert (found.limiting, round(found.step_s / MS, 6)) == ("server", 12)
+
+
+def test_a_narrow_link_is_a_bound_of_its_own() -> None:
+    calls = [call(name, 8, size=8000) for name in ("a", "b")]
+    found = bound(two_lookups(), profile(calls, {"dense": 3, "both": 1}, server(bytes_per_s=1e6)))
+    assert (found.limiting, round(found.step_s / MS, 6)) == ("transfer", 16)
+
+
+def test_the_bound_of_a_program_is_that_of_its_split_form() -> None:
+    module, known = two_lookups(), profile([call("a", 5), call("b", 7)], {"dense": 3, "both": 1})
+    assert bound(module, known).step_s == bound(recipes.apply(module, SPLIT).module, known).step_s
+
+
+def test_a_bound_can_be_drawn() -> None:
+    found = bound(two_lookups(), profile([call("a", 5), call("b", 7)], {"dense": 3, "both": 1}, backward_s=2))
+    assert found.timeline.step_s == found.step_s
+    assert {span.kind for span in found.timeline.spans} == {"forward", "backward", "in_flight"}

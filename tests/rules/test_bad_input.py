@@ -1,0 +1,98 @@
+"""What is no rule is refused when it is made, and says where and why."""
+
+# ruff: noqa: A006, PLW0108 - a side of a rule names its inputs
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.nn import functional as F
+
+import fxlib
+from fxlib import Rule
+from fxlib.errors import PassError
+from fxlib.passes import RewriteRules
+from tests.rules.rule_programs import Program, ruled
+
+BAD: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "empty": (lambda x: x, lambda x: x, "computes nothing"),
+    "unused input": (lambda x, y: x + 1, lambda x, y: x + y, "does not use its input 'y'"),
+    "unknown input": (lambda x: x + 1, lambda x, y: x + y, r"unknown input, 'y'.*takes \(x\).*\(x, y\)"),
+    "other inputs": (lambda x, y: x + y, lambda y, x: x + y, r"takes \(x, y\), the replacement \(y, x\)"),
+    "fewer inputs": (lambda x, y: x + y, lambda x: x + 1, r"takes \(x, y\), the replacement \(x\)"),
+    "other outputs": (lambda x: (x.exp(), x.sin()), lambda x: x.exp(), "returns 2 value"),
+    "any inputs": (lambda *x: torch.cat(x), lambda *x: torch.cat(x), "any number of inputs|cannot be traced"),
+    "in two parts": (lambda x, y: (x.exp(), y.sin()), lambda x, y: (x, y), "falls into parts"),
+    "an input returned": (lambda x: (x, x.exp()), lambda x: (x, x.exp()), "returns an input"),
+    "a value returned twice": (lambda x: (x.exp(),) * 2, lambda x: (x, x), "returns one value twice|returns"),
+    "a write": (lambda x: x.add_(1), lambda x: x + 1, "add_, which writes"),
+    "a write in the replacement": (lambda x: x.exp(), lambda x: x.exp_(), "replacement.*exp_, which writes"),
+    "noise": (lambda x: F.dropout(x), lambda x: x, "draws random numbers"),
+    "no operator": (lambda x: x.no_such_method(), lambda x: x, "not known what it does|cannot be traced"),
+    "an `if`": (lambda x: x.exp() if x.sum() > 0 else x, lambda x: x, "cannot be traced"),
+    "a number": (lambda x: x.exp(), lambda x: 3, "returns 3"),
+    "a tensor": (lambda x: x + torch.ones(2), lambda x: x, "holds a tensor"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_rule_is_refused(case: str) -> None:
+    pattern, replacement, words = BAD[case]
+    with pytest.raises(PassError, match=words) as refused:
+        Rule(pattern, replacement, name="mine")
+    assert "rule 'mine'" in str(refused.value)
+    assert "test_bad_input.py:" in str(refused.value)
+
+
+def test_a_module_with_weights_is_no_part_of_a_rule() -> None:
+    with pytest.raises(PassError, match="calls the module '0', a Linear"):
+        Rule(symbolic_trace(nn.Sequential(nn.Linear(2, 2))), lambda input: input)
+
+
+def test_a_graph_without_a_result_is_no_part_of_a_rule() -> None:
+    graph = Graph()
+    graph.call_function(torch.exp, (graph.placeholder("x"),))
+    with pytest.raises(PassError, match=r"pattern.*returns nothing"):
+        Rule(GraphModule(nn.Module(), graph), lambda x: x.exp(), name="empty")
+
+
+def test_a_guard_that_nobody_registered_is_refused() -> None:
+    with pytest.raises(PassError, match=r"no guard is called 'mine'.*without_gradients"):
+        Rule(lambda x: x.exp(), lambda x: x.sin(), guard="mine")
+
+
+def test_a_pattern_that_is_found_in_its_own_replacement_does_not_go_on_for_ever() -> None:
+    rule = Rule(lambda x, y: x + y, lambda x, y: y + x, name="swap")
+    assert ruled(lambda x, y: x + y, rule).passes[0].changes == 1
+    with pytest.raises(PassError, match=r"rule 'swap', node 'add'.*in its own replacement, for ever"):
+        RewriteRules(rules=(rule,), rounds=5)
+
+
+def test_rules_that_undo_one_another_end_with_an_error_that_names_the_place() -> None:
+    there = Rule(lambda x: torch.exp(x), lambda x: torch.sin(x), name="there")
+    back = Rule(lambda x: torch.sin(x), lambda x: torch.exp(x), name="back")
+    graph = fxlib.capture(Program(lambda x, y: torch.exp(x) + y))
+    code = graph.code
+    with pytest.raises(PassError, match=r"rule 'back', node 'sin\w*' \(.*test_bad_input.py:\d+\).* after 7 rounds"):
+        ruled(graph, there, back, rounds=7)
+    assert graph.code == code
+
+
+def test_rules_that_let_a_program_grow_for_ever_end_with_an_error() -> None:
+    there = Rule(lambda x: torch.exp(x), lambda x: torch.sin(torch.sin(x)), name="there")
+    back = Rule(lambda x: torch.sin(x), lambda x: torch.exp(torch.exp(x)), name="back")
+    with pytest.raises(PassError, match=r"rule '\w+', node .*grow beyond \d+ nodes"):
+        ruled(lambda x, y: torch.exp(x) + y, there, back, rounds=100)
+
+
+@pytest.mark.parametrize(
+    "options", [{"rounds": 0}, {"rounds": 1.5}, {"rules": [lambda x: x]}, {"rules": 1.5}, {"speed": 1}]
+)
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(PassError, match="rewrite_rules"):
+        fxlib.recipes.recipes.from_passes([("rewrite_rules", options)])

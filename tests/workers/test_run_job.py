@@ -1,0 +1,115 @@
+"""One job of a worker, with a service and trials that do as they are told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from fxlib.errors import RejectedError, WireError
+from fxlib.protocol import blob_ref
+from fxlib.reasons import Reason
+from fxlib.spec.job import Blob
+from fxlib.spec.report import Estimate, Report
+from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2
+from fxlib_workers.config import Config
+from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.exchange.progress import Tell
+from fxlib_workers.lease import Hold, ShutdownError
+from fxlib_workers.process.host_lock import HostLock
+from fxlib_workers.run_job import JobRunner
+from fxlib_workers.service_client import ServiceClient
+from tests.workers.cases import Lookups, lookup_workload, request
+
+
+class FakeLink:
+    """A service that has blobs, and keeps what it is told."""
+
+    def __init__(self, blobs: dict[str, bytes]) -> None:
+        self.blobs = blobs
+        self.info = jobs_pb2.WorkerInfo(hardware="a machine")
+        self.outcomes: list[jobs_pb2.JobResult | jobs_pb2.JobFailure] = []
+        self.stored: list[bytes] = []
+
+    def fetch(self, ref: graph_pb2.BlobRef) -> bytes:
+        if ref.sha256 not in self.blobs:
+            raise RejectedError("no such blob", code="BLOB_NOT_FOUND")
+        return self.blobs[ref.sha256]
+
+    def store_all(self, blobs: Mapping[str, bytes]) -> None:
+        self.stored.extend(blobs.values())
+
+    def store(self, data: bytes) -> Blob:
+        self.stored.append(data)
+        return Blob(sha256=blob_ref(data).sha256, size=len(data))
+
+    def complete(self, lease: workers_pb2.Lease, outcome: jobs_pb2.JobResult | jobs_pb2.JobFailure) -> None:
+        self.outcomes.append(outcome)
+
+
+class FakeTrials:
+    """Adopts everything."""
+
+    def run(
+        self, folder: JobFolder, tell: Tell, check: Callable[[], None], plans: Mapping[str, Callable[[], object]]
+    ) -> Report:
+        gain = Estimate(value=0.5, low=0.4, high=0.6)
+        return Report(decision="adopt", reason=Reason.FASTER, explanation="faster", gain=gain)
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> JobFolder:
+    return request(tmp_path / "given", Lookups(), lookup_workload())
+
+
+def shop(tmp_path: Path, link: FakeLink) -> JobRunner:
+    root = tmp_path / "root"
+    root.mkdir()
+    lock = HostLock(tmp_path / "lock")
+    return JobRunner(config=Config(), link=link, lock=lock, trials=FakeTrials(), root=root)  # type: ignore[arg-type]
+
+
+def hold(given: JobFolder, shutdown: threading.Event | None = None) -> Hold:
+    lease = workers_pb2.Lease(job_id="job", token="t", duration_s=30, request=given.request())
+    return Hold(None, lease, shutdown or threading.Event())  # type: ignore[arg-type]
+
+
+def test_an_answer_is_completed_with_its_graph(given: JobFolder, tmp_path: Path) -> None:
+    original = given.original.read_bytes()
+    link = FakeLink({blob_ref(original).sha256: original})
+    made = shop(tmp_path, link)
+    made.work(hold(given))
+    (result,) = link.outcomes
+    assert isinstance(result, jobs_pb2.JobResult)
+    assert result.decision == jobs_pb2.DECISION_ADOPT
+    assert result.graph.sha256 == blob_ref(link.stored[0]).sha256
+    assert result.hardware == "a machine"
+    assert not list(made.root.iterdir())
+
+
+def test_a_request_that_cannot_be_read_fails_the_job(given: JobFolder, tmp_path: Path) -> None:
+    link = FakeLink({given.request().graph.sha256: b"\xff\xff not a graph"})
+    shop(tmp_path, link).work(hold(given))
+    (failure,) = link.outcomes
+    assert isinstance(failure, jobs_pb2.JobFailure)
+    assert failure.code == "UNREADABLE_REQUEST"
+
+
+def test_a_job_given_up_leaves_no_folder(given: JobFolder, tmp_path: Path) -> None:
+    original = given.original.read_bytes()
+    made = shop(tmp_path, FakeLink({blob_ref(original).sha256: original}))
+    shutdown = threading.Event()
+    shutdown.set()
+    with pytest.raises(ShutdownError):
+        made.work(hold(given, shutdown))
+    assert not list(made.root.iterdir())
+
+
+@pytest.mark.parametrize("sha256", ["../../etc/passwd", "", "A" * 64, "0" * 63, "0" * 64 + "\n"])
+def test_an_address_that_is_no_digest_is_refused(sha256: str) -> None:
+    link = ServiceClient(Config(service="127.0.0.1:1"))
+    with pytest.raises(WireError, match="SHA-256"):
+        link.fetch(graph_pb2.BlobRef(sha256=sha256, size=1))
+    link.close()

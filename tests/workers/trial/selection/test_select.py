@@ -1,0 +1,162 @@
+"""Choosing a candidate and proving it, on machines whose blocks take what they are said to take."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from fxlib.reasons import Reason
+from fxlib.spec.report import Candidate, Report
+from fxlib.spec.trial import TrialOptions
+from fxlib_workers.exchange.candidate import Draft
+from fxlib_workers.trial.failures import CandidateError, TrialError
+from fxlib_workers.trial.selection.arms import ORIGINAL, Arm
+from fxlib_workers.trial.selection.outcomes import Contest
+from fxlib_workers.trial.selection.select import Race
+from fxlib_workers.trial.selection.speed import Speed
+from tests.workers.clock import Clock, shown_to
+
+
+class Machine:
+    """Blocks of arms by their gains over the original, each of 1 ms by the clock; an arm may raise after so many."""
+
+    def __init__(
+        self, gains: Mapping[Arm, float], noise: float = 0.02, failing: Mapping[Arm, int] | None = None
+    ) -> None:
+        self.step_s = {ORIGINAL: 0.02, **{arm: 0.02 / (1 + gain) for arm, gain in gains.items()}}
+        self.noise = noise
+        self.failing = failing or {}
+        self.rng = np.random.default_rng(0)
+        self.asked: list[Arm] = []
+        self.recovered = 0
+        self.clock = Clock()
+
+    def __call__(self, arm: Arm, steps: int) -> float:
+        self.asked.append(arm)
+        self.clock.now_s += 0.001
+        if self.asked.count(arm) > self.failing.get(arm, 10**9):
+            raise CandidateError(arm, Reason.CANDIDATE_FAILS, "IndexError: no")
+        return steps * self.step_s[arm] * math.exp(self.noise * self.rng.standard_normal())
+
+    def recover(self) -> None:
+        self.recovered += 1
+
+
+def contest(*names: Arm) -> Contest:
+    return Contest([Draft(graph=b"", report=report_of(name)) for name in names])
+
+
+def report_of(name: Arm) -> Report:
+    return Report(decision="keep_original", reason=None, explanation="", candidates=(Candidate(name=name),))
+
+
+def race(machine: Machine, made: Contest, budget_s: float = 60.0, **options: float) -> tuple[Speed, Reason]:
+    made_race = Race(
+        machine,
+        made,
+        TrialOptions(**options),  # type: ignore[arg-type]
+        samples_per_step=10,
+        deadline=budget_s,
+        recover=machine.recover,
+        coin=random.Random(1),
+    )
+    with shown_to(
+        machine.clock,
+        "fxlib_workers.trial.selection.select",
+        "fxlib_workers.trial.selection.blocks",
+        "fxlib_workers.trial.selection.speed",
+    ):
+        return made_race.confirm(*(made_race.choose() if len(made.standing) > 1 else (made.standing, None)))
+
+
+def verdicts(made: Contest) -> dict[Arm, str]:
+    return {each.name: each.verdict for each in made.report().candidates}
+
+
+def test_the_fastest_is_chosen_and_confirmed() -> None:
+    made = contest("slow", "fast", "middle")
+    machine = Machine({"slow": -0.1, "middle": 0.2, "fast": 0.5})
+    speed, verdict = race(machine, made)
+    assert (speed.candidate, verdict) == ("fast", Reason.FASTER)
+    told = {each.name: each for each in made.report("fast").candidates}
+    assert told["fast"].gain == speed.gain
+    assert told["fast"].verdict.startswith("chosen, and measured anew: measured faster")
+    assert told["middle"].gain is not None
+    assert told["middle"].gain.value == pytest.approx(0.2, abs=0.06)
+    assert told["middle"].verdict.startswith("passed over: +")
+    assert told["middle"].verdict.endswith("of 'fast'")
+
+
+def test_only_fresh_blocks_count() -> None:
+    machine = Machine({"a": 0.5, "b": 0.1})
+    speed, _ = race(machine, contest("a", "b"))
+    fresh = machine.asked[-2 * speed.pairs :]
+    assert set(fresh) == {ORIGINAL, "a"}
+    assert len(speed.seconds["a"]) == len(speed.seconds[ORIGINAL]) == speed.pairs
+    assert machine.asked.count("a") > speed.pairs
+
+
+def test_a_single_candidate_is_measured_without_choosing() -> None:
+    machine, made = Machine({"only": 0.5}), contest("only")
+    speed, verdict = race(machine, made)
+    assert verdict is Reason.FASTER
+    warm_up = len(machine.asked) - 2 * speed.pairs
+    assert warm_up <= 10  # 1, 2, 4, 8 and 16 steps of two arms
+    assert verdicts(made) == {"only": Reason.FASTER.sentence()}
+
+
+def test_a_choice_takes_less_than_half_of_the_budget() -> None:
+    machine = Machine(dict.fromkeys("abc", 0.0), noise=0.5)
+    speed, verdict = race(machine, contest("a", "b", "c"), budget_s=0.1)
+    assert verdict is Reason.BUDGET_EXHAUSTED
+    assert 4 * speed.pairs > len(machine.asked) >= 100
+
+
+def test_without_time_to_choose_the_most_promising_is_measured() -> None:
+    speed, verdict = race(Machine({"first": 0.1, "second": 0.9}), contest("first", "second"), budget_s=-1.0)
+    assert (speed.candidate, verdict) == ("first", Reason.BUDGET_EXHAUSTED)
+
+
+@pytest.mark.parametrize("blocks", [0, 3, 8, 15])
+def test_a_candidate_that_fails_while_it_is_measured_makes_way_for_the_next(blocks: int) -> None:
+    made = contest("fast", "middle")
+    machine = Machine({"fast": 0.5, "middle": 0.3}, failing={"fast": blocks})
+    speed, verdict = race(machine, made)
+    assert (speed.candidate, verdict) == ("middle", Reason.FASTER)
+    assert verdicts(made)["fast"] == "the candidate fails in the trial: IndexError: no"
+    assert machine.recovered == 1
+
+
+def test_if_all_fail_the_reason_is_that_of_the_most_promising() -> None:
+    made = contest("a", "b")
+    with pytest.raises(TrialError, match="IndexError") as raised:
+        race(Machine({"a": 0.5, "b": 0.3}, failing={"a": 6, "b": 3}), made)
+    assert raised.value is not None
+    assert isinstance(raised.value, CandidateError)
+    assert raised.value.arm == "a"
+
+
+@pytest.mark.slow
+def test_three_candidates_that_are_the_original_are_adopted_no_more_often_than_the_level_says() -> None:
+    class EnoughError(Exception):
+        """So many blocks, and no verdict."""
+
+    class Short(Machine):
+        def __call__(self, arm: Arm, steps: int) -> float:
+            if len(self.asked) > 160:
+                raise EnoughError
+            return super().__call__(arm, steps)
+
+    adopted = 0
+    for seed in range(120):
+        machine = Short(dict.fromkeys("abc", 0.0), noise=0.05)
+        machine.rng = np.random.default_rng(seed)
+        try:
+            adopted += race(machine, contest("a", "b", "c"), min_gain=0.0)[1] is Reason.FASTER
+        except EnoughError:
+            continue
+    assert adopted <= 8  # 2.5% of 120 is 3

@@ -1,0 +1,106 @@
+"""How a trial on a real Ray comes to one of several candidates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fxlib
+from fxlib import TrialOptions
+from fxlib.reasons import Reason
+from fxlib.spec.profile import Profile
+from fxlib.spec.variant import MAIN
+from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.rewrite.__main__ import rewrite
+from fxlib_workers.trial.driver import Trials
+from tests.workers.cases import Lookups, Wrong, descendants, draft_of, fill, lookup_workload, request
+from tests.workers.trying import BRISK
+
+pytestmark = pytest.mark.cluster
+
+
+def contest(path: Path, options: TrialOptions) -> JobFolder:
+    """A job with three candidates: one that is wrong, one that is the original, and a faster one, in this order."""
+    model = Lookups()
+    folder = fill(path, model, lookup_workload(), options)
+    (faster,) = folder.drafts()
+    wrong, same = draft_of("wrong", fxlib.capture(Wrong())), draft_of("same", fxlib.capture(model))
+    folder.write_rewrite(wrong.report, [wrong, same, faster])
+    return folder
+
+
+def test_the_better_of_several_candidates_is_chosen_and_confirmed(trials: Trials, tmp_path: Path) -> None:
+    folder = contest(tmp_path / "job", BRISK)
+    phases: list[str] = []
+    report = trials.run(folder, lambda phase, *_: phases.append(phase), lambda: None)
+    assert (report.decision, report.reason) == ("adopt", Reason.FASTER)
+    assert list(dict.fromkeys(phases)) == ["sameness", "choice", "qps"]
+    wrong, same, faster = report.candidates
+    assert "differ from the original's: after step 1" in wrong.verdict
+    assert same.verdict.startswith("passed over")
+    assert same.gain is not None
+    assert same.gain.low < 0.05
+    assert faster.verdict.startswith("chosen, and measured anew")
+    assert faster.gain == report.gain
+    assert folder.rewritten.read_bytes() == folder.drafts()[2].graph
+    assert [call.action for call in report.calls] == ["moved"] * 4
+    assert all(call.exposed_after_s is not None for call in report.calls)
+
+
+def test_candidates_are_planned_by_what_the_trial_measured(trials: Trials, tmp_path: Path) -> None:
+    folder = request(tmp_path / "job", Lookups(), lookup_workload(), BRISK)
+    rewrite(folder)
+    planned: list[Profile | None] = []
+
+    def plan() -> None:
+        planned.append(folder.profile())
+        rewrite(folder)
+
+    phases: list[str] = []
+    report = trials.run(folder, lambda phase, *_: phases.append(phase), lambda: None, {MAIN: plan})
+    assert report.reason is Reason.FASTER, report.explanation
+    assert list(dict.fromkeys(phases)) == ["sameness", "profile", "choice", "qps"]
+    (profile,) = planned
+    assert profile is not None
+    assert {call.call for call in profile.calls} == {"lookup", "lookup_1", "lookup_2", "lookup_3"}
+    assert all(call.issue_s + call.service_s.median >= 0.005 for call in profile.calls)
+    assert 0.0 < report.phase_seconds["profile"] < 20.0
+    assert all(each.predicted_step_s for each in report.candidates)
+
+
+def test_a_job_cancelled_while_it_is_planned_anew_leaves_the_driver_alive(trials: Trials, tmp_path: Path) -> None:
+    folder = request(tmp_path / "job", Lookups(), lookup_workload(), BRISK)
+    rewrite(folder)
+    trials.start()
+    driver = trials._driver
+
+    def cancel() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trials.run(folder, lambda *_: None, lambda: None, {MAIN: cancel})
+    assert trials._driver is driver
+    assert folder.profile() is not None
+
+
+def test_a_trainer_that_is_killed_while_candidates_are_compared_ends_the_trial(trials: Trials, tmp_path: Path) -> None:
+    folder = contest(tmp_path / "job", BRISK)
+    trials.start()
+    driver = trials._driver
+    assert driver is not None
+    killed: list[int] = []
+
+    def tell(phase: str, message: str, progress: float | None = None) -> None:
+        if phase == "choice" and not killed:
+            trainers = [each for each in descendants(driver.pid) if any("Trainer" in word for word in each.cmdline())]
+            killed.extend(each.pid for each in trainers)
+            for each in trainers:
+                each.kill()
+
+    report = trials.run(folder, tell, lambda: None)
+    assert killed
+    assert (report.decision, report.reason) == ("keep_original", Reason.TRIAL_DIED)
+    assert "trainer" in report.explanation
+    assert "differ" in report.candidates[0].verdict
+    assert trials._driver is driver

@@ -1,0 +1,79 @@
+"""Digests tell bits apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fxlib_workers.trial.digests import digest, digest_all, leaves, results
+
+
+@dataclass
+class Found:
+    """What a model may return, which torch's pytrees take for one leaf."""
+
+    logits: torch.Tensor
+
+
+def nan(payload: int) -> torch.Tensor:
+    return torch.tensor([0x7FC00000 | payload], dtype=torch.int32).view(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (torch.tensor(0.0), torch.tensor(-0.0)),
+        (nan(1), nan(2)),
+        (torch.tensor(1.0), torch.tensor(1.0, dtype=torch.float64)),
+        (torch.zeros(2, 3), torch.zeros(3, 2)),
+        (torch.zeros(0, 3), torch.zeros(3, 0)),
+        (torch.tensor(1 + 1j), torch.tensor(1 - 1j)),
+        (1, True),
+        (1.0, 1),
+        (None, "None"),
+    ],
+)
+def test_what_differs_in_a_bit_differs(one: object, other: object) -> None:
+    assert digest(one) != digest(other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64])
+def test_layout_in_memory_does_not_count(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([[0, 1, 1], [1, 0, 1]], dtype=dtype)
+    assert digest(tensor) == digest(tensor.t().contiguous().t()) == digest(tensor.clone().requires_grad_(False))
+
+
+def test_lazily_conjugated_tensors_are_digested_by_value() -> None:
+    tensor = torch.tensor([1 + 2j])
+    assert digest(tensor.conj()) == digest(torch.tensor([1 - 2j]))
+
+
+def test_sparse_gradients_are_digested() -> None:
+    one = torch.tensor([1.0, 2.0, 0.0]).to_sparse()
+    other = torch.tensor([1.0, 0.0, 2.0]).to_sparse()
+    assert digest(one) == digest(one.clone())
+    assert digest(one) != digest(other)
+
+
+def test_equal_nans_are_equal() -> None:
+    assert digest(nan(5)) == digest(nan(5).clone())
+
+
+def test_leaves_are_named_by_their_place() -> None:
+    assert set(leaves("output", {"a": [1, (2,)], "b": 3})) == {"output['a'][0]", "output['a'][1][0]", "output['b']"}
+    assert set(leaves("output", torch.zeros(1))) == {"output"}
+
+
+def test_fields_of_dataclasses_are_leaves() -> None:
+    assert set(leaves("output", (Found(torch.zeros(1)),))) == {"output[0].logits"}
+
+
+def test_containers_of_results_count() -> None:
+    one, other = (results("output", kind([1, 2])) for kind in (list, tuple))
+    assert {name for name in one if one[name] != other[name]} == {"containers of output"}
+
+
+def test_names_count() -> None:
+    assert digest_all({"a": torch.zeros(1)}) != digest_all({"b": torch.zeros(1)})

@@ -1,0 +1,37 @@
+"""A thread that waits for a core says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fxlib_workers.trial.waiting import note_of, waited_s
+
+BESIDE_ANOTHER = """
+import os, time
+from fxlib_workers.trial.waiting import waited_s
+
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+is_other = os.fork() == 0
+before, end = waited_s(), time.monotonic() + 0.5
+while time.monotonic() < end:
+    pass
+if not is_other:
+    print(waited_s() - before)
+"""
+
+
+def test_two_threads_on_one_core_wait_for_each_other() -> None:
+    done = subprocess.run([sys.executable, "-c", BESIDE_ANOTHER], stdout=subprocess.PIPE, text=True, check=True)
+    assert 0.1 < float(done.stdout) < 0.6
+
+
+def test_a_kernel_that_does_not_tell_is_taken_to_have_cores_for_all(tmp_path: Path) -> None:
+    assert waited_s(tmp_path / "schedstat") == 0.0
+
+
+def test_it_is_told_from_a_tenth_on() -> None:
+    assert note_of(0.05) == ()
+    (note,) = note_of(0.31)
+    assert "cores were shared: a trainer waited for one in 31% of the measured time" in note

@@ -1,0 +1,178 @@
+"""What the processes of a worker hand each other about one job: files in a folder, all of them protobuf.
+
+request.pb           the client's request
+original.pb          its graph
+blobs/SHA256         what the workload and the graphs name
+profile.pb           what the original was measured to take  (written by the trial, if the client sent none)
+rewrite.pb           calls, passes, reasons                  (by the rewriting process; of the first draft, if any)
+drafts/RANK.pb       a rewritten graph, the best first       (by the rewriting process)
+drafts/RANK.report   what the passes did there               (by the rewriting process)
+rewritten.pb         the graph chosen among them             (the first: by the rewriting process; then by the trial)
+report.pb            the whole answer                        (by the trial)
+variants/INDEX/      the same of a variant of the request    (but for report.pb, and blobs, which are those above)
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fxlib import wire
+from fxlib.protocol import (
+    profile_from_proto,
+    profile_to_proto,
+    report_from_proto,
+    report_to_proto,
+    trial_from_proto,
+    workload_from_proto,
+)
+from fxlib.spec.profile import Profile
+from fxlib.spec.report import Report
+from fxlib.spec.trial import TrialOptions
+from fxlib.spec.workload import Workload
+from fxlib.v1 import jobs_pb2, profile_pb2
+from fxlib_workers.exchange.candidate import Draft
+
+
+class JobFolder:
+    """The files of one job."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.original = path / "original.pb"
+        self.rewritten = path / "rewritten.pb"
+        self._request = path / "request.pb"
+        self._profile = path / "profile.pb"
+        self._rewrite = path / "rewrite.pb"
+        self._drafts = path / "drafts"
+        self._report = path / "report.pb"
+        self._blobs = path / "blobs"
+
+    def fill(
+        self,
+        request: jobs_pb2.OptimizeRequest,
+        original: bytes,
+        blobs: Mapping[str, bytes],
+        variants: Sequence[bytes] = (),
+    ) -> None:
+        """Write what the client sent; `variants` are the graphs of the request's, in its order."""
+        self._blobs.mkdir()
+        self._request.write_bytes(request.SerializeToString())
+        self.original.write_bytes(original)
+        for sha256, data in blobs.items():
+            (self._blobs / sha256).write_bytes(data)
+        for (variant, folder), graph in zip(self._variants(request), variants, strict=True):
+            folder.path.mkdir(parents=True)
+            folder._blobs.symlink_to(self._blobs)
+            folder._request.write_bytes(_request_of(request, variant).SerializeToString())
+            folder.original.write_bytes(graph)
+
+    @property
+    def variants(self) -> dict[str, JobFolder]:
+        """The folders of the request's variants, by name: each is that of a job of its own, whose trial is shared."""
+        return {variant.name: folder for variant, folder in self._variants(self.request())}
+
+    def _variants(self, request: jobs_pb2.OptimizeRequest) -> list[tuple[jobs_pb2.VariantRequest, JobFolder]]:
+        places = [self.path / "variants" / str(index) for index in range(len(request.variants))]
+        return [(variant, JobFolder(path)) for variant, path in zip(request.variants, places, strict=True)]
+
+    def request(self) -> jobs_pb2.OptimizeRequest:
+        """Read the client's request."""
+        return jobs_pb2.OptimizeRequest.FromString(self._request.read_bytes())
+
+    def blobs(self) -> dict[str, bytes]:
+        """Read the blobs that the workload and the graphs name, by SHA-256."""
+        return {path.name: path.read_bytes() for path in self._blobs.iterdir()}
+
+    def workload(self) -> Workload:
+        """Read the workload."""
+        return workload_from_proto(self.request().workload, self.blobs())
+
+    def options(self) -> TrialOptions:
+        """Read how the trial is to measure and decide."""
+        return trial_from_proto(self.request().trial)
+
+    def profile(self) -> Profile | None:
+        """Read the profile: the one that the trial recorded, else the client's, if it sent one."""
+        if self._profile.exists():
+            return profile_from_proto(profile_pb2.Profile.FromString(self._profile.read_bytes()))
+        request = self.request()
+        return profile_from_proto(request.profile) if request.HasField("profile") else None
+
+    def write_profile(self, profile: Profile) -> None:
+        """Leave what the original was measured to take.
+
+        Raises:
+            WireError, LimitError: it cannot be read again.
+        """
+        message = profile_to_proto(profile)
+        profile_from_proto(message)
+        self._profile.write_bytes(message.SerializeToString())
+
+    def write_rewrite(self, report: Report, drafts: Sequence[Draft] = ()) -> None:
+        """Leave what the passes did, and the graphs that they made, the most promising first: it counts as chosen."""
+        beside = self._drafts.with_suffix(".part")
+        beside.mkdir()
+        for rank, draft in enumerate(drafts):
+            (beside / f"{rank}.pb").write_bytes(draft.graph)
+            for sha256, data in draft.values.items():
+                (self._blobs / sha256).write_bytes(data)
+            _write(beside / f"{rank}.report", draft.report)
+        shutil.rmtree(self._drafts, ignore_errors=True)
+        beside.replace(self._drafts)
+        if drafts:
+            self.choose(drafts[0])
+        _write(self._rewrite, report)
+
+    def read_rewrite(self) -> Report:
+        """Read what the passes did."""
+        return _read(self._rewrite)
+
+    def drafts(self) -> tuple[Draft, ...]:
+        """Read the rewritten graphs and what the passes did to each, the most promising first."""
+        graphs = [self._drafts / f"{rank}.pb" for rank in range(len(list(self._drafts.glob("*.pb"))))]
+        return tuple(
+            Draft(graph=graph, report=_read(path.with_suffix(".report")), values=self.values_in(graph))
+            for path in graphs
+            for graph in [path.read_bytes()]
+        )
+
+    def values_in(self, graph: bytes) -> dict[str, bytes]:
+        """Read the blobs that a rewritten graph names, by SHA-256."""
+        return {ref.sha256: (self._blobs / ref.sha256).read_bytes() for ref in wire.values_of(wire.parse(graph))}
+
+    def choose(self, draft: Draft) -> None:
+        """Leave a draft's graph as the one that the answer speaks of."""
+        self.rewritten.write_bytes(draft.graph)
+
+    def write_report(self, report: Report) -> None:
+        """Leave the answer."""
+        _write(self._report, report)
+
+    def read_report(self) -> Report:
+        """Read the answer."""
+        return _read(self._report)
+
+
+def _request_of(request: jobs_pb2.OptimizeRequest, variant: jobs_pb2.VariantRequest) -> jobs_pb2.OptimizeRequest:
+    """Return what is asked about one variant, as a request of its own."""
+    own = jobs_pb2.OptimizeRequest()
+    own.CopyFrom(request)
+    own.ClearField("variants")
+    own.ClearField("profile")
+    own.graph.CopyFrom(variant.graph)
+    own.workload.CopyFrom(variant.workload)
+    if variant.HasField("profile"):
+        own.profile.CopyFrom(variant.profile)
+    return own
+
+
+def _write(path: Path, report: Report) -> None:
+    beside = path.with_suffix(".part")
+    beside.write_bytes(report_to_proto(report).SerializeToString())
+    beside.replace(path)
+
+
+def _read(path: Path) -> Report:
+    return report_from_proto(jobs_pb2.JobResult.FromString(path.read_bytes()))

@@ -1,0 +1,92 @@
+"""Runs a command, and leaves nothing of it behind: no process, however it was started, and no file in its folder.
+
+    python -m fxlib_workers.process.reaper FOLDER ROOT DESCRIPTOR COMMAND...
+
+A worker starts every process of a trial or of a rewrite below a keeper. The keeper adopts whatever its descendants
+orphan (it is a *subreaper*), and ends them all as soon as the command ends, or as soon as its own standard input does:
+that is a pipe whose other end only the worker holds, so it ends with the worker, even one killed by SIGKILL. A worker
+that ends the command on purpose writes a byte first; without it, the keeper also deletes ROOT, the folder of the
+worker itself. The file DESCRIPTOR, over which command and worker talk, is handed on to the command. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_PATIENCE_S: Final = 10.0
+
+
+def main(folder: str, root: str, descriptor: int, command: list[str]) -> int:
+    """Run the command until it or standard input ends; return its status, or 128 plus the signal that ended it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the worker's to handle
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+    os.close(descriptor)
+    signal.signal(signal.SIGTERM, lambda *_: child.kill())
+    abandoned = False
+    try:
+        abandoned = _await_end(child)
+        status = child.poll()
+        return 128 - status if status is not None and status < 0 else status or 0
+    finally:
+        end_descendants()
+        delete(Path(folder))
+        if abandoned:
+            delete(Path(root))
+
+
+def end_descendants(patience_s: float = _PATIENCE_S) -> None:
+    """Kill all processes below this one, and those that they orphan meanwhile, until there are none."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        below = psutil.Process().children(recursive=True)
+        if not below:
+            return
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
+
+
+def delete(folder: Path, patience_s: float = _PATIENCE_S) -> None:
+    """Delete a folder, again and again: another keeper may be at it, or a process that is about to be ended."""
+    deadline = time.monotonic() + patience_s
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.01)
+
+
+def _await_end(child: subprocess.Popen[bytes]) -> bool:
+    """Return whether the worker ended without a word."""
+    process, worker = os.pidfd_open(child.pid), sys.stdin.fileno()
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    poll.register(worker, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll()}
+    os.close(process)
+    return worker in ready and not os.read(worker, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]))

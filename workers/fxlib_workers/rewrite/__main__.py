@@ -1,0 +1,92 @@
+"""Rewrites the graph of one job, within limits, and leaves the answer in the job's folder (`exchange.job_folder`)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from fxlib import wire
+from fxlib.protocol import check_weights, recipe_from_proto, trial_from_proto
+from fxlib.reasons import Reason
+from fxlib.runtime import functions, is_call, is_issue
+from fxlib.spec.report import Report
+from fxlib_workers.config import REWRITE_JOB, REWRITE_LIMITS, REWRITE_MODULES, RewriteLimits
+from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.process.child import Channel, ChildEndedError
+from fxlib_workers.process.limits import limit_files, limit_processes
+from fxlib_workers.rewrite.make_candidates import draft
+from fxlib_workers.trial.failures import Raised
+
+
+def main() -> int:
+    """Rewrite each time the worker asks, and say how it went: `done`, or `failed` with the exception in words."""
+    channel = Channel.inherited()
+    folder = JobFolder(Path(os.environ.pop(REWRITE_JOB)))
+    for module in json.loads(os.environ.pop(REWRITE_MODULES)):
+        functions.allow_module(module)
+    _limit(RewriteLimits(**json.loads(os.environ.pop(REWRITE_LIMITS))))
+    try:
+        while channel.receive() is not None:
+            rewrite(folder)
+            channel.send(done=True)
+    except ChildEndedError:
+        return 0
+    except Exception as error:  # noqa: BLE001 - a pass may fail in any way, and that is the answer
+        raised = Raised.of(error)
+        too_large = isinstance(error, OSError) and error.errno == errno.EFBIG
+        channel.send(failed=raised.text, out_of_memory=raised.out_of_memory, too_large=too_large)
+        return 1
+    return 0
+
+
+def rewrite(folder: JobFolder) -> None:
+    """Decode the job's graph, draft candidates by its recipe, and write them and the report.
+
+    Raises:
+        FxlibError: the graph, the recipe or the workload are not valid, or a pass broke its promise.
+    """
+    start, workload, request = time.monotonic(), folder.workload(), folder.request()
+    graph, recipe = wire.parse(folder.original.read_bytes()), recipe_from_proto(request.recipe)
+    if devices := {each.device for each in graph.storages if each.device not in {"", "cpu", "meta"}}:
+        report = Report(decision="keep_original", reason=Reason.NO_DEVICE, explanation="")
+        explanation = Reason.NO_DEVICE.sentence(", ".join(sorted(devices)))
+        folder.write_rewrite(replace(report, explanation=explanation))
+        return
+    original = wire.decode(graph, blobs=folder.blobs(), seed=workload.seed)
+    check_weights(recipe, graph)  # weights that were not sent are drawn, and nothing may be computed from those
+    found = draft(original, recipe, workload, folder.profile(), diffs=request.diffs)
+    took = {"rewrite": time.monotonic() - start}
+    drafts = [replace(each, report=replace(each.report, phase_seconds=took)) for each in found.ranked]
+    vain = found.headroom is not None and found.headroom < trial_from_proto(request.trial).min_gain
+    if drafts and not vain:
+        folder.write_rewrite(drafts[0].report, drafts)
+        return
+    if folder.drafts():  # planned without a profile, which finds them vain: a trial says for certain
+        return
+    calls = any(is_call(node) or is_issue(node) for node in original.graph.nodes)
+    reason = Reason.NOTHING_TO_GAIN if drafts else Reason.NOTHING_CHANGED if calls else Reason.NO_CALLS
+    said = reason.sentence(f"{max(found.headroom or 0.0, 0.0):.1%}" if drafts else "")
+    if found.recipe.undeclared and (best := found.recipe.undeclared[0]).gain > 0.0:
+        said = f"{said}; {best}"
+    folder.write_rewrite(replace(found.recipe, reason=reason, explanation=said, phase_seconds=took))
+
+
+def _limit(limits: RewriteLimits) -> None:
+    """Bound what this process may take from now on; the libraries are loaded already."""
+    memory = psutil.Process().memory_info().vms + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
+    limit_files(limits.file_bytes)
+    limit_processes()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

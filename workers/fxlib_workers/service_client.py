@@ -1,0 +1,163 @@
+"""The worker's calls to the service: claim, heartbeat, report, complete, release; blobs down and up."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+import grpc
+import torch
+
+import fxlib
+from fxlib.client.blobs import download, upload
+from fxlib.client.connection import Connection
+from fxlib.client.deadline import Deadline
+from fxlib.client.failures import Failure, understand
+from fxlib.errors import ServiceUnavailableError, WireError
+from fxlib.protocol import blob_from_proto, blob_ref
+from fxlib.spec.job import Blob
+from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2, workers_pb2_grpc
+from fxlib_workers import logs
+from fxlib_workers.config import Config
+from fxlib_workers.hardware import fingerprint
+
+T = TypeVar("T")
+
+_CALL_S: Final = 10.0
+_GLANCE_S: Final = 0.1
+_TRANSFER_S: Final = 600.0
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class ServiceClient:
+    """A connection to the service, as one worker."""
+
+    def __init__(self, config: Config) -> None:
+        self._connection = Connection(config.service, tls=config.tls)
+        self._stub = self._connection.stub(workers_pb2_grpc.WorkerServiceStub)
+        self._claim_wait_s = config.claim_wait_s
+        self._outage_s = config.outage_s
+        self.info = jobs_pb2.WorkerInfo(
+            worker_id=config.name,
+            torch_version=str(torch.__version__),
+            hardware=fingerprint(config.trial.ray_address),
+            allowed_modules=config.trial.allowed_modules,
+            fxlib_version=fxlib.__version__,
+        )
+
+    def close(self) -> None:
+        """Close the connection; calls in flight are cancelled."""
+        self._connection.close()
+
+    def claim(self, shutdown: threading.Event) -> workers_pb2.Lease | None:
+        """Wait for a job; None if there was none for a while, or `shutdown` was set.
+
+        Raises:
+            grpc.RpcError: the service is away, or refuses.
+        """
+        request = workers_pb2.ClaimRequest(worker=self.info, wait_s=self._claim_wait_s)
+        call = self._stub.Claim.future(request, timeout=self._claim_wait_s + _CALL_S)
+        answered = threading.Event()
+        call.add_done_callback(lambda _: answered.set())
+        while not answered.wait(_GLANCE_S):
+            if shutdown.is_set() and call.cancel():
+                return None
+        response = call.result()
+        return response.lease if response.HasField("lease") else None
+
+    def heartbeat(self, lease: workers_pb2.Lease) -> bool:
+        """Keep a lease alive; False if the job was cancelled.
+
+        Raises:
+            grpc.RpcError: the service is away, or the lease is lost.
+        """
+        request = workers_pb2.HeartbeatRequest(job_id=lease.job_id, token=lease.token)
+        return not self._stub.Heartbeat(request, timeout=_CALL_S).cancelled
+
+    def report(self, lease: workers_pb2.Lease, phase: str, message: str, progress: float | None) -> None:
+        """Add a line to the job's history.
+
+        Raises:
+            grpc.RpcError: the service is away, or refuses.
+        """
+        request = workers_pb2.ReportRequest(
+            job_id=lease.job_id,
+            token=lease.token,
+            phase=phase,
+            message=message,
+            progress=-1.0 if progress is None else progress,
+        )
+        self._stub.Report(request, timeout=_CALL_S)
+
+    def complete(self, lease: workers_pb2.Lease, outcome: jobs_pb2.JobResult | jobs_pb2.JobFailure) -> None:
+        """Hand the answer in, however long the service is away for a restart.
+
+        Raises:
+            RemoteError: the lease is lost, or the service stayed away.
+        """
+        request = workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token)
+        if isinstance(outcome, jobs_pb2.JobResult):
+            request.result.CopyFrom(outcome)
+        else:
+            request.failure.CopyFrom(outcome)
+        self._insist("completing a job", lambda left_s: self._stub.Complete(request, timeout=left_s))
+
+    def release(self, lease: workers_pb2.Lease) -> None:
+        """Give the job back unfinished, if the service is there; if not, the lease runs out by itself."""
+        request = workers_pb2.ReleaseRequest(job_id=lease.job_id, token=lease.token)
+        try:
+            self._stub.Release(request, timeout=_CALL_S / 2)
+        except grpc.RpcError as error:
+            logs.warning("job not given back", job=lease.job_id, error=understand(error).message)
+
+    def fetch(self, ref: graph_pb2.BlobRef) -> bytes:
+        """Download a blob.
+
+        Raises:
+            RemoteError: the service stayed away, or has no such blob.
+            WireError: the address is none, or the bytes are not those that it names.
+        """
+        if not _SHA256.fullmatch(ref.sha256):
+            raise WireError("not a SHA-256 in lower-case hex", where="BlobRef.sha256")
+        return download(self._connection, blob_from_proto(ref), Deadline(_TRANSFER_S))
+
+    def store(self, data: bytes) -> Blob:
+        """Upload a blob and return its address.
+
+        Raises:
+            RemoteError: the service stayed away, or refuses.
+        """
+        blob = blob_from_proto(blob_ref(data))
+        self.store_all({blob.sha256: data})
+        return blob
+
+    def store_all(self, blobs: Mapping[str, bytes]) -> None:
+        """Upload blobs, by SHA-256.
+
+        Raises:
+            RemoteError: the service stayed away, or refuses.
+        """
+
+        def attempt(_: float) -> None:
+            upload(self._connection, blobs, Deadline(_TRANSFER_S))
+
+        self._insist("uploading the answer", attempt)
+
+    def _insist(self, what: str, attempt: Callable[[float], T]) -> T:
+        deadline = Deadline(self._outage_s)
+        while True:
+            try:
+                return self._connection.call(what, attempt, deadline)
+            except ServiceUnavailableError as error:
+                if deadline.passed:
+                    raise
+                logs.warning("service away", doing=what, error=error)
+                time.sleep(1.0)
+
+
+def failure_of(error: grpc.RpcError) -> Failure:
+    """Read what a failed call means."""
+    return understand(error)

@@ -1,0 +1,113 @@
+"""The process that drives trials: connected to Ray once, it runs one trial after another for its worker.
+
+It is told of each trial by a folder (see `exchange.job_folder`), sends lines of progress, and leaves `report.pb` there.
+Where a profile is wanted, it says when that is written, and goes on once the drafts are planned by it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from fxlib.errors import FxlibError
+from fxlib.spec.profile import Profile
+from fxlib.spec.variant import MAIN
+from fxlib_workers.config import TRIAL_SETTINGS, TrialSettings
+from fxlib_workers.exchange.candidate import Draft
+from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.process.child import FOLDER, Channel, ChildEndedError
+from fxlib_workers.trial.cluster import connected
+from fxlib_workers.trial.failures import InterruptedTrialError, shorten
+from fxlib_workers.trial.replay.clients import with_remote_calls
+from fxlib_workers.trial.run_trial import Order, conduct
+from fxlib_workers.trial.trainer import Material
+
+_ALIVE_S: Final = 5.0
+
+
+def main() -> int:
+    """Run trials until the worker is gone."""
+    channel = Channel.inherited()
+    settings = _settings(os.environ.pop(TRIAL_SETTINGS))
+    try:
+        with connected(settings, Path(os.environ.pop(FOLDER))):
+            channel.send(ready=True)
+            while True:
+                if (message := channel.receive()) is not None and "folder" in message:
+                    _run(JobFolder(Path(message["folder"])), settings, channel, profile=message["profile"])
+    except ChildEndedError:
+        return 0
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        channel.send(failed=shorten(f"{type(error).__name__}: {error}"))
+        return 1
+
+
+def _run(job: JobFolder, settings: TrialSettings, channel: Channel, *, profile: Collection[str]) -> None:
+    def tell(phase: str, message: str, progress: float | None = None) -> None:
+        channel.send(phase=phase, message=message, progress=progress)
+
+    told_at = time.monotonic()
+
+    def interrupted() -> bool:
+        nonlocal told_at
+        if time.monotonic() - told_at > _ALIVE_S:
+            told_at = time.monotonic()
+            channel.send(alive=True)
+        return channel.receive(timeout_s=0.0) is not None
+
+    def plan_anew(name: str, folder: JobFolder, found: Profile) -> Sequence[Draft]:
+        try:
+            folder.write_profile(found)
+        except FxlibError as error:
+            tell("profile", f"planned without a profile: {error}")
+            return folder.drafts()
+        channel.send(profiled=name)
+        if "planned" not in (channel.receive() or {}):
+            raise InterruptedTrialError
+        return folder.drafts()
+
+    folders = {MAIN: job, **job.variants}
+    reports = {name: folder.read_rewrite() for name, folder in folders.items()}
+    orders = {
+        name: Order(
+            workload=folder.workload(),
+            options=folder.options(),
+            material=Material(
+                original=folder.original.read_bytes(),
+                workload=folder.request().workload.SerializeToString(),
+                blobs=folder.blobs(),
+            ),
+            drafts=folder.drafts(),
+            plan_anew=partial(plan_anew, name, folder) if name in profile and folder.profile() is None else None,
+            profile=with_remote_calls(folder.profile(), folder.original.read_bytes()),
+        )
+        for name, folder in folders.items()
+        if reports[name].reason is None
+    }
+    try:
+        outcomes = conduct(orders, settings, tell, interrupted)
+    except InterruptedTrialError:
+        channel.send(interrupted=True)
+        return
+    for name, outcome in outcomes.items():
+        folders[name].choose(outcome.chosen)
+        reports[name] = outcome.report
+    job.write_report(replace(reports.pop(MAIN), variants=reports))
+    channel.send(done=True)
+
+
+def _settings(text: str) -> TrialSettings:
+    fields = json.loads(text)
+    names = {name: tuple(fields[name]) for name in ("allowed_modules", "keep_variables")}
+    return TrialSettings(**{**fields, **names})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The user's step, as the workload describes it: forward, loss, backward, optimizer step, gradient push."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import nn
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+
+from fxlib.runtime.deadlines import DEADLINES
+from fxlib.runtime.push_gradients import push_gradients
+from fxlib.runtime.record import current_recording
+from fxlib.spec.losses import scalar
+from fxlib.spec.optimizers import build
+from fxlib.spec.workload import Batch, Workload
+from fxlib_workers.trial import servers
+from fxlib_workers.trial.objects import Bound
+
+_DRAIN_PAUSE_S: Final = 50e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a step leaves for comparison; `server_gradients` are digests by server, under distributed autograd."""
+
+    output: object
+    loss: torch.Tensor | None = None
+    gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    server_gradients: Mapping[str, str] = field(default_factory=dict)
+
+
+class Step:
+    """One step after another of one arm.
+
+    Args:
+        bound: the captured module, original or rewritten, with the objects that it reaches.
+        workload: how the step runs.
+        optimizer: the trainer's own, over the module's parameters; None: parameters stay as they are.
+    """
+
+    def __init__(self, bound: Bound, workload: Workload, optimizer: torch.optim.Optimizer | None) -> None:
+        self._forward_of = bound
+        self._module = bound.module
+        self._workload = workload
+        self._optimizer = optimizer
+        self._servers = [server.name for server in workload.servers]
+        self._backwards = 0
+        """Since the optimizer last stepped."""
+        self._run = {"forward": self._forward, "local": self._local, "distributed": self._distributed}[workload.mode]
+
+    def __call__(self, batch: Batch, *, inspect: bool = False) -> Outcome:
+        """Run one step: of several that accumulate gradients, each, the last of which updates.
+
+        Args:
+            batch: its inputs, which the model may write.
+            inspect: also fetch what servers hold of the step's gradients, before it is used up.
+
+        Raises:
+            Exception: whatever the model raises.
+        """
+        return self._run(batch, inspect)
+
+    def _forward(self, batch: Batch, _: bool) -> Outcome:
+        with torch.no_grad(), _span("forward"):
+            return Outcome(output=self._forward_of(batch))
+
+    def _local(self, batch: Batch, _: bool) -> Outcome:
+        if not self._backwards:
+            self._module.zero_grad(set_to_none=True)
+        output, loss = self._forward_and_loss(batch)
+        scale = self._workload.loss_scale
+        with _span("backward"):
+            (loss if scale is None else loss * scale).backward()
+        self._backwards += 1
+        if self._backwards == self._workload.accumulation:
+            self._backwards = 0
+            with _span("optimizer"):
+                self._step_locally()
+            push_gradients(self._module)
+        gradients = {name: each.grad for name, each in self._module.named_parameters() if each.grad is not None}
+        return Outcome(output=output, loss=loss, gradients=gradients)
+
+    def _step_locally(self) -> None:
+        workload, parameters = self._workload, list(self._module.parameters())
+        if workload.loss_scale is not None:
+            for each in parameters:
+                if each.grad is not None:
+                    each.grad.div_(workload.loss_scale)
+        if workload.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, workload.clip_norm)
+        if self._optimizer is not None:
+            self._optimizer.step()
+
+    def _distributed(self, batch: Batch, inspect: bool) -> Outcome:
+        with dist_autograd.context() as context:
+            output, loss = self._forward_and_loss(batch)
+            with _span("backward"):
+                dist_autograd.backward(context, [loss])
+            push_gradients(self._module)
+            held = dist_autograd.get_gradients(context)
+            gradients = {name: held[each] for name, each in self._module.named_parameters() if each in held}
+            on_servers = self._server_gradients(context) if inspect else {}
+            with _span("optimizer"):
+                self._update(context, gradients)
+        return Outcome(output=output, loss=loss, gradients=gradients, server_gradients=on_servers)
+
+    def _forward_and_loss(self, batch: Batch) -> tuple[object, torch.Tensor]:
+        with _span("forward"):
+            output = self._forward_of(batch)
+        with _span("loss"):
+            return output, scalar(self._workload.loss, output, batch.target)
+
+    def _server_gradients(self, context: int) -> dict[str, str]:
+        return {name: rpc.rpc_sync(name, servers.gradients, (context,)) for name in self._servers}
+
+    def _update(self, context: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        pending = [rpc.rpc_async(name, servers.step, (context,)) for name in self._servers]
+        if self._optimizer is not None:
+            for name, parameter in self._module.named_parameters():
+                parameter.grad = gradients.get(name)
+            self._optimizer.step()
+        torch.futures.wait_all(pending)
+
+
+def optimizer_of(module: nn.Module, workload: Workload) -> torch.optim.Optimizer | None:
+    """Return the trainer's optimizer over a module's parameters; None where nothing is to be updated."""
+    if workload.mode == "forward":
+        return None
+    return build(workload.trainer_optimizer, module.parameters())
+
+
+def drain() -> None:
+    """Wait until no call of this process is in flight, and no remote object is being made."""
+    while DEADLINES.in_flight or _pending_objects():
+        time.sleep(_DRAIN_PAUSE_S)
+
+
+def _pending_objects() -> int:
+    return int(rpc._rref_context_get_debug_info()["num_pending_users"])
+
+
+def _span(kind: str) -> AbstractContextManager[None]:
+    recording = current_recording()
+    return nullcontext() if recording is None else recording.span(kind)

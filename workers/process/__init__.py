@@ -1,4 +1,0 @@
-"""Processes that leave nothing behind.
-
-What runs in them lives in `workers.sandbox` and `workers.trial`.
-"""
