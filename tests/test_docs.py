@@ -44,7 +44,7 @@ def test_the_examples_run(document: Path, address: str, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_the_files_that_a_page_names_are_there(document: Path) -> None:
     text = document.read_text() if document.name not in ("CHANGELOG.md", "benchmarks.md") else ""  # the past; rows
     named = re.findall(r"(?<![\w/.])((?:fxlib|service|workers)/[a-z_/]*[a-z_](?:\.py)?)(?![\w/.*]|\.\w)", text)
@@ -118,4 +118,5 @@ def test_the_pages_are_a_site_without_dead_links(tmp_path: Path) -> None:
     ran = subprocess.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     listed = (ROOT / "mkdocs.yml").read_text()
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in listed] == []
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if f": {page}\n" not in listed] == []

@@ -10,7 +10,7 @@ import pytest
 from fxlib.cli.main import main
 from fxlib.reasons import Reason
 
-PAGE = Path(__file__).parents[2] / "docs" / "reasons.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "reasons.md"
 
 
 def test_every_reason_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,4 +30,4 @@ def test_an_unknown_reason_is_said_to_be_one(capsys: pytest.CaptureFixture[str])
 
 def test_the_page_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     main(["reasons", "--markdown"])
-    assert capsys.readouterr().out in PAGE.read_text(), "run: fxlib reasons --markdown, and put it into docs/reasons.md"
+    assert capsys.readouterr().out in PAGE.read_text(), "run: fxlib reasons --markdown, and put it into the page"

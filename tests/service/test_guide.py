@@ -12,7 +12,7 @@ from fxlib_service.options import _parser
 from fxlib_service.status import STATUS
 from fxlib_service.stores.memory import MemoryJobStore
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "service.md").read_text()
 
 
 def test_it_lists_every_error_with_its_status() -> None:
