@@ -16,7 +16,10 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measurement of one arm in one case; `low` and `high` are the ends of a 95% bootstrap interval."""
+    """One measurement of one arm in one case; `low` and `high` are the ends of a 95% bootstrap interval.
+
+    `runs` is the number of samples behind it, None where an old run did not keep it.
+    """
 
     benchmark: str
     case: Case
@@ -26,7 +29,7 @@ class Row:
     unit: str
     low: float
     high: float
-    runs: int
+    runs: int | None
 
 
 def row(*, benchmark: str, case: Case, arm: str, metric: str, unit: str, samples: Sequence[float]) -> Row:
