@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.grid import memory
+from benchmarks.grid import memory_limit
 from benchmarks.grid.cells import CELLS, QUICK_CELLS, Cell
 from benchmarks.grid.figures import rows
 from benchmarks.grid.link import limited, unavailable
@@ -65,8 +65,8 @@ def peak_memory() -> list[Row]:
     """Observe memory in a process of its own, which says from the start how it takes it from the system."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "rows.json")
-        command = [sys.executable, "-m", "benchmarks.grid.memory", str(found)]
-        subprocess.run(command, check=True, env=os.environ | memory.ENVIRONMENT)
+        command = [sys.executable, "-m", "benchmarks.grid.memory_limit", str(found)]
+        subprocess.run(command, check=True, env=os.environ | memory_limit.ENVIRONMENT)
         return [Row(**each) for each in json.loads(found.read_text())]
 
 

@@ -16,7 +16,7 @@ import fxlib
 from benchmarks.grid import paper
 from benchmarks.grid.cells import BLOCKING, COMPUTE, FXLIB, PAPER, Cell
 from benchmarks.grid.expert import Expert, Way, ways
-from benchmarks.grid.model import BATCH, DENSE, ROWS, Blocking, Towers, interact, server_name
+from benchmarks.grid.recommender import BATCH, DENSE, ROWS, Blocking, Towers, interact, server_name
 from fxlib import ps
 from fxlib.analysis.cost.bound import bound
 from fxlib.analysis.cost.simulate import predict

@@ -17,7 +17,7 @@ from torch.distributed.rpc import rpc_async
 from torch.futures import wait_all
 
 from benchmarks.grid.cells import Cell
-from benchmarks.grid.model import Towers, interact, server_name
+from benchmarks.grid.recommender import Towers, interact, server_name
 from fxlib import batch, ps
 
 Way = Literal["single", "serial", "pooled"]

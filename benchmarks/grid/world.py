@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.grid.cells import Cell
 from benchmarks.grid.measure import Measured, measure
-from benchmarks.grid.model import served
+from benchmarks.grid.recommender import served
 from fxlib.ps.local import local
 
 PR_SET_PDEATHSIG = 1

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import GraphModule, Node
 
+from fxlib.analysis.cost.memory import live_bytes
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.effects.node_kinds import Behaviour
+from fxlib.analysis.effects.node_kinds import Behaviour, Part
+from fxlib.analysis.effects.resources import GENERATOR, PEERS, PROCESS, REDUCTIONS, Resource, ServerState, Storage
 from fxlib.capture.coerce import Model, as_graph, samples_of
 from fxlib.inspection.device import Device, load_device
-from fxlib.inspection.effects import words_of
 from fxlib.inspection.inputs import Given, Inputs
-from fxlib.inspection.memory import Memory, memory
 from fxlib.inspection.operations import Operation
-from fxlib.inspection.propagate import Propagation, Run
-from fxlib.inspection.reasons import Unknown, Why
-from fxlib.inspection.simulate import Simulated, simulate
-from fxlib.inspection.tensors import Size, TensorFacts, facts_of, number, tensors_in
+from fxlib.inspection.propagate import Propagation, Run, Unknown, Why
+from fxlib.inspection.roofline import DeviceTime, device_time
+from fxlib.inspection.tensors import Size, TensorFacts, facts_of, held_bytes, memory_of, number, tensors_in
 from fxlib.recipes.undeclared import undeclared
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Undeclared
@@ -150,17 +150,17 @@ def analyze(
     effects = Effects.of(module)
     behaviours = dict(zip(effects.nodes, effects.behaviours, strict=True))
     runs = _runs(module, inputs, behaviours, profile, symbolic=symbolic)
-    simulated = None if described is None else simulate(runs, behaviours, described, profile)
-    held = memory(module, runs)
+    timed = None if described is None else device_time(runs, behaviours, described, profile)
+    held = _Memory.of(module, runs)
     return Analysis(
         name=type(module).__name__,
-        nodes=_figures(runs, words_of(effects), held, simulated),
+        nodes=_figures(runs, _effects_of(effects), held, timed),
         state_bytes=held.state_bytes,
         input_bytes=held.input_bytes,
         peak_bytes=held.peak_bytes,
         peak_node=max(held.live_bytes, key=held.live_bytes.__getitem__).name if held.live_bytes else "",
         device=described,
-        seconds=None if simulated is None else simulated.seconds,
+        seconds=None if timed is None else timed.seconds,
         undeclared=undeclared(module, profile=profile),
     )
 
@@ -180,7 +180,7 @@ def _runs(
 
 
 def _figures(
-    runs: Mapping[Node, Run], effects: Mapping[Node, tuple[str, ...]], held: Memory, simulated: Simulated | None
+    runs: Mapping[Node, Run], effects: Mapping[Node, tuple[str, ...]], held: _Memory, timed: DeviceTime | None
 ) -> dict[Node, NodeFigures]:
     found = {}
     for node, run in runs.items():
@@ -190,7 +190,99 @@ def _figures(
             operations=run.operations,
             effects=effects[node],
             live_bytes=held.live_bytes[node],
-            seconds=None if simulated is None else simulated.node_s[node],
+            seconds=None if timed is None else timed.node_s[node],
             unknown=unknown,
         )
     return found
+
+
+_RESOURCES: Mapping[Resource, str] = {
+    GENERATOR: "the random generators",
+    PROCESS: "this process's memory",
+    PEERS: "the order of collectives",
+    REDUCTIONS: "the order of what backward reduces",
+}
+
+
+def _effects_of(effects: Effects) -> dict[Node, tuple[str, ...]]:
+    """Return the effects of each node as short phrases; none for work that only makes its own value.
+
+    Memory is named by the first node whose value may lie in it. Memory that nobody in the graph writes is left out.
+    """
+    names: dict[int, str] = {}
+    for node in effects.nodes:
+        names.setdefault(effects.aliases.of(node), node.name)
+    found = {}
+    for node, does in zip(effects.nodes, effects.per_node, strict=True):
+        words = [f"fence: {does.fence.sentence()}"] if does.fence is not None else []
+        words += _phrase("writes", does.writes, names)
+        words += _phrase("reads", does.reads - does.writes, names)
+        if does.part is Part.WAIT:
+            words = [f"until here: {each}" for each in words]
+        found[node] = tuple(words)
+    return found
+
+
+def _phrase(verb: str, resources: Iterable[Resource], names: Mapping[int, str]) -> list[str]:
+    listed = sorted({_name(each, names) for each in resources})
+    return [f"{verb} {', '.join(listed)}"] if listed else []
+
+
+def _name(resource: Resource, names: Mapping[int, str]) -> str:
+    if isinstance(resource, Storage):
+        owner = names.get(resource.alias_class, "the module's own state")
+        return f"the memory of {owner}"
+    if isinstance(resource, ServerState):
+        part = "any state" if resource.name is None else resource.name
+        return f"{part} of {resource.server or 'any server'}"
+    return _RESOURCES[resource]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    """The memory of one run, in bytes."""
+
+    state_bytes: int
+    """Size of parameters and buffers."""
+    input_bytes: int
+    live_bytes: Mapping[Node, int]
+    """What is held while each node runs: state, inputs, and values that are still needed, its own among them."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held at once."""
+        return max(self.live_bytes.values(), default=self.state_bytes + self.input_bytes)
+
+    @classmethod
+    def of(cls, module: nn.Module, runs: Mapping[Node, Run]) -> _Memory:
+        """Follow memory through a run, in linear time. What is unknown counts as nothing.
+
+        Memory is counted once, however many views lie in it. Parameters, buffers and inputs are there throughout.
+        """
+        within = {node: _memories(run.value) for node, run in runs.items()}
+        inputs, resident, sizes = dict[int, int](), set[int](), dict[int, int]()
+        for node, memories in within.items():
+            sizes |= memories
+            if node.op == "placeholder":
+                inputs |= memories
+            if node.op in ("placeholder", "get_attr"):
+                resident |= memories.keys()
+        state = {memory_of(each): _size(each) for each in (*module.parameters(), *module.buffers())}
+        state_bytes, input_bytes = sum(state.values()), sum(inputs.values())
+
+        def needed(node: Node) -> Iterator[int]:
+            for each in (node, *node.all_input_nodes):
+                yield from within[each].keys() - resident
+
+        held = live_bytes(list(runs), needed, sizes.__getitem__)
+        live = {node: state_bytes + input_bytes + each for node, each in zip(runs, held, strict=True)}
+        return cls(state_bytes=state_bytes, input_bytes=input_bytes, live_bytes=live)
+
+
+def _memories(value: object) -> dict[int, int]:
+    """Return the sizes of the memory that tensors of a value lie in."""
+    return {memory_of(each): _size(each) for each in tensors_in(value)}
+
+
+def _size(value: torch.Tensor) -> int:
+    return number(held_bytes(value)) or 0

@@ -2,6 +2,9 @@
 
 Nothing happens outside: no remote call is made, no code is run that may do anything, the module's tensors have
 stand-ins, and modes and random generators are put back. Each node is visited once.
+
+A remote call's contract, or the profile of a run, tells what it returns. Where neither does, and behind code that may
+do anything, the value is `Unknown`, with the reason why.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -23,19 +27,47 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.node import map_arg
 from torch.nn.utils.stateless import _reparametrize_module
 
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
-from fxlib.errors import FxlibError
+from fxlib.analysis.effects.resources import contract_of_call, function_name, names_a_function
+from fxlib.errors import ContractError, FxlibError
 from fxlib.inspection.operations import Operation, Operations
-from fxlib.inspection.reasons import Unknown, Why
-from fxlib.inspection.stand_ins import stand_in
 from fxlib.reasons import Reason
-from fxlib.runtime.batched_items import is_item
-from fxlib.runtime.calls import is_wait
+from fxlib.runtime.batched_items import is_item, item_of
+from fxlib.runtime.calls import client_of, is_wait
 from fxlib.runtime.operators import CHECKS, TRACKERS
-from fxlib.spec.profile import Profile
+from fxlib.runtime.record import call_name
+from fxlib.spec.profile import Opaque, Profile, Result, TensorShape
 from fxlib.utils.location import location_of
+
+
+class Why(Enum):
+    """Why nothing is known of a value: a sentence, in which `{}` stands for the detail."""
+
+    REMOTE = "neither a contract's returns= nor a profile tells what {} returns"
+    OPAQUE = "it runs code that may do anything ({}), and nothing is run"
+    VALUES = "what it makes depends on the values of tensors ({})"
+    UNSUPPORTED = "torch cannot follow it without values ({})"
+    INPUT = "nothing is known of its input {}"
+
+    def sentence(self, detail: str) -> str:
+        """Return the reason in words."""
+        return self.value.format(detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """In the place of a value that nothing is known of."""
+
+    why: Why
+    detail: str
+
+    def __str__(self) -> str:
+        """Return why."""
+        return self.why.sentence(self.detail)
+
 
 _BY_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 _UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError)
@@ -170,3 +202,53 @@ class Propagation:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def stand_in(call: Node, values: dict[Node, Any], profile: Profile | None) -> Any:
+    """Return tensors like those that a call returns; to be asked under a mode that makes them without memory.
+
+    Args:
+        call: a blocking call, an issue, or the wait for one item of a batch.
+        values: of the nodes before.
+        profile: of the program, if there is one.
+
+    Raises:
+        ContractError: the contract's `returns` does not take the arguments of the call.
+    """
+    contract = contract_of_call(call)
+    states = names_a_function(call) or is_item(call) or client_of(call) is not None
+    if states and contract is not None and callable(contract.returns):
+        args, kwargs = _arguments(call)
+        positional, named = map_arg((args, kwargs), values.__getitem__)
+        try:
+            return contract.returns(*positional, **named)
+        except Exception as error:
+            raise ContractError(
+                f"returns= of the contract fails: {type(error).__name__}: {error}",
+                where=f"node {call.name}",
+                hint="It is called with the arguments of the call, tensors without values among them.",
+            ) from error
+    known = None if profile is None else profile.call_by_name.get(call_name(call))
+    if known is not None:
+        return _made(known.returns)
+    return Unknown(Why.REMOTE, function_name(call))
+
+
+def _arguments(call: Node) -> tuple[Any, Any]:
+    if is_item(call):
+        item = item_of(call)
+        return item.args, dict(item.kwargs)
+    if client_of(call) is not None:
+        return call.args, dict(call.kwargs)
+    _, _, args, kwargs, *_ = call.args
+    return args, kwargs
+
+
+def _made(result: Result) -> Any:
+    if isinstance(result, TensorShape):
+        return torch.empty(result.shape, dtype=result.dtype)
+    if isinstance(result, Opaque):
+        return result.value
+    if isinstance(result, dict):
+        return {name: _made(each) for name, each in result.items()}
+    return type(result)(map(_made, result))

@@ -28,15 +28,15 @@ from fxlib.spec.profile import CallProfile, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """One run on a device."""
+class DeviceTime:
+    """How long one forward takes on a device."""
 
     seconds: float
-    """From the first operator to the end of the last."""
+    """The time from the first operator to the end of the last."""
     host_s: float
-    """Until the host has got all under way."""
+    """The time until the host has got all under way."""
     node_s: Mapping[Node, float]
-    """Of each node: its operators on the device, or what the host does or waits for it."""
+    """The time of each node: that of its operators on the device, or what the host does or waits for it."""
 
 
 @dataclass(slots=True)
@@ -47,10 +47,13 @@ class _Clocks:
     device_s: float = 0.0
 
 
-def simulate(
+def device_time(
     runs: Mapping[Node, Run], behaviours: Mapping[Node, Behaviour], device: Device, profile: Profile | None = None
-) -> Simulated:
-    """Run a graph on a device, in linear time.
+) -> DeviceTime:
+    """Add up what a forward takes on a device, in linear time.
+
+    This is the time of local work on a machine that is described; what a training step takes with its calls in flight,
+    on the machine where it was measured, is `fxlib.analysis.cost.simulate`.
 
     Operators of unknown sizes take what starting them takes, and remote calls that no profile knows take nothing.
     """
@@ -66,7 +69,7 @@ def simulate(
         host_s = clocks.host_s - begun_s
         node_s[node] = busy_s if device.asynchronous and not calls else host_s
     seconds = max(clocks.host_s, clocks.device_s)
-    return Simulated(seconds=seconds, host_s=clocks.host_s, node_s=node_s)
+    return DeviceTime(seconds=seconds, host_s=clocks.host_s, node_s=node_s)
 
 
 def _work(operations: Sequence[Operation], device: Device, clocks: _Clocks) -> float:
