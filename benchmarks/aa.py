@@ -32,10 +32,8 @@ from fxlib.reasons import Reason
 from fxlib.spec.report import Candidate, Report
 from fxlib.spec.workload import Server, Table, Workload
 from fxlib_workers.config import TrialSettings
-from fxlib_workers.exchange.candidate import Draft
-from fxlib_workers.trial.cluster import connected
-from fxlib_workers.trial.cluster_run import World
-from fxlib_workers.trial.selection.arms import ORIGINAL, Arm
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Draft
+from fxlib_workers.trial.cluster_run import World, connected
 from fxlib_workers.trial.selection.outcomes import Contest
 from fxlib_workers.trial.selection.select import Race
 from fxlib_workers.trial.selection.statistics import ConfidenceSequence

@@ -31,9 +31,8 @@ from fxlib.spec.profile import Profile
 from fxlib.spec.workload import Optimizer, Server, Workload
 from fxlib.v1 import profile_pb2
 from fxlib_workers.config import TrialSettings
-from fxlib_workers.trial.cluster import connected
-from fxlib_workers.trial.cluster_run import World
-from fxlib_workers.trial.selection.arms import ORIGINAL
+from fxlib_workers.exchange.candidate import ORIGINAL
+from fxlib_workers.trial.cluster_run import World, connected
 from fxlib_workers.trial.trainer import Material
 
 ROWS, DIM, HIDDEN, BATCH = 1000, 16, 512, 256

@@ -13,7 +13,7 @@ from torch import nn
 from fxlib import TrialOptions
 from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
-from fxlib_workers.trial.cluster import connected
+from fxlib_workers.trial.cluster_run import connected
 from fxlib_workers.trial.driver import Trials
 from tests.workers.cases import fill
 from tests.workers.trying import ALLOWED, QUICK, SETTINGS, Try

@@ -10,7 +10,7 @@ import pytest
 from fxlib.errors import FxlibError
 from fxlib_workers import logs
 from fxlib_workers.__main__ import main, parse
-from fxlib_workers.hardware import fingerprint
+from fxlib_workers.service_client import fingerprint
 
 
 def test_options_become_a_configuration() -> None:

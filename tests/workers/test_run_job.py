@@ -15,8 +15,7 @@ from fxlib.spec.job import Blob
 from fxlib.spec.report import Estimate, Report
 from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2
 from fxlib_workers.config import Config
-from fxlib_workers.exchange.job_folder import JobFolder
-from fxlib_workers.exchange.progress import Tell
+from fxlib_workers.exchange.job_folder import JobFolder, Tell
 from fxlib_workers.lease import Hold, ShutdownError
 from fxlib_workers.process.host_lock import HostLock
 from fxlib_workers.run_job import JobRunner

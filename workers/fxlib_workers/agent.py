@@ -11,6 +11,7 @@ from typing import Final
 
 import grpc
 
+from fxlib.client.failures import understand
 from fxlib.errors import FxlibError, RemoteError
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_workers import logs
@@ -19,7 +20,7 @@ from fxlib_workers.lease import CancelledError, Hold, HoldOverError, ShutdownErr
 from fxlib_workers.process.host_lock import HostLock
 from fxlib_workers.process.reaper import delete
 from fxlib_workers.run_job import JobRunner
-from fxlib_workers.service_client import ServiceClient, failure_of
+from fxlib_workers.service_client import ServiceClient
 from fxlib_workers.trial.driver import Trials
 
 _PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -83,7 +84,7 @@ class Agent:
             try:
                 return self._link.claim(self._shutdown)
             except grpc.RpcError as error:
-                logs.warning("cannot claim", error=failure_of(error).message, retry_s=pause_s)
+                logs.warning("cannot claim", error=understand(error).message, retry_s=pause_s)
                 self._shutdown.wait(pause_s)
         return None
 

@@ -10,9 +10,10 @@ from typing import Final, Self
 
 import grpc
 
+from fxlib.client.failures import understand
 from fxlib.v1 import workers_pb2
 from fxlib_workers import logs
-from fxlib_workers.service_client import ServiceClient, failure_of
+from fxlib_workers.service_client import ServiceClient
 
 _BEATS_PER_LEASE: Final = 3
 _LINES_APART_S: Final = 1.0
@@ -109,7 +110,7 @@ class Hold:
             self._missed(error)
 
     def _missed(self, error: grpc.RpcError) -> None:
-        failure = failure_of(error)
+        failure = understand(error)
         if failure.code in {"LEASE_LOST", "JOB_NOT_FOUND"}:
             self._over = LeaseLostError(failure.message)
         else:  # a service that restarts grants every running job a new lease

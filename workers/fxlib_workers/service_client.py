@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final, TypeVar
 
 import grpc
+import psutil
 import torch
 
 import fxlib
 from fxlib.client.blobs import download, upload
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
-from fxlib.client.failures import Failure, understand
+from fxlib.client.failures import understand
 from fxlib.errors import ServiceUnavailableError, WireError
 from fxlib.protocol import blob_from_proto, blob_ref
 from fxlib.spec.job import Blob
+from fxlib.utils.hardware import cores, processor
 from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2, workers_pb2_grpc
 from fxlib_workers import logs
 from fxlib_workers.config import Config
-from fxlib_workers.hardware import fingerprint
 
 T = TypeVar("T")
 
@@ -158,6 +161,29 @@ class ServiceClient:
                 time.sleep(1.0)
 
 
-def failure_of(error: grpc.RpcError) -> Failure:
-    """Read what a failed call means."""
-    return understand(error)
+def fingerprint(ray_address: str = "") -> str:
+    """Return architecture, processor, usable cores, memory in GiB, accelerators, and the cluster where there is one.
+
+    >>> fingerprint()
+    'x86_64, AMD EPYC 7763 64-Core Processor, 2 cores, 24 GiB'
+    """
+    parts = [platform.machine(), processor(), f"{cores()} cores", f"{round(_memory_bytes() / (1 << 30))} GiB"]
+    parts += _accelerators()
+    if ray_address:
+        parts.append(f"Ray at {ray_address}")
+    return ", ".join(filter(None, parts))
+
+
+def _memory_bytes() -> int:
+    total: int = psutil.virtual_memory().total
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return total if limit == "max" else min(total, int(limit))
+
+
+def _accelerators() -> list[str]:
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -11,10 +11,9 @@ from fxlib.errors import WorkloadError
 from fxlib.spec.losses import scalar
 from fxlib.spec.optimizers import build
 from fxlib.spec.workload import Batch, BatchSpec, Optimizer, Tensors, Workload
-from fxlib_workers.trial.inputs import batches_of, copy_of, samples_in
 from fxlib_workers.trial.objects import Bound
 from fxlib_workers.trial.state import State
-from fxlib_workers.trial.step import Step, optimizer_of
+from fxlib_workers.trial.step import Step, batches_of, copy_of, optimizer_of, samples_in
 
 
 def spec(**inputs: Tensors) -> BatchSpec:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from fxlib.spec.report import Candidate, Report
+
+Arm = str
+"""The original, or the name of a candidate."""
+
+ORIGINAL: Final[Arm] = "original"
+
+MOVED: Final[Arm] = "original, elsewhere in memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from fxlib import wire
 from fxlib.protocol import (
@@ -33,6 +34,16 @@ from fxlib.spec.trial import TrialOptions
 from fxlib.spec.workload import Workload
 from fxlib.v1 import jobs_pb2, profile_pb2
 from fxlib_workers.exchange.candidate import Draft
+
+
+class Tell(Protocol):
+    """Passes progress on: the phase, a line for people, and the share done (None: unknown).
+
+    A trial's phases are "profile", "sameness", "choice" and "qps".
+    """
+
+    def __call__(self, phase: str, message: str, progress: float | None = None, /) -> None:
+        """Pass it on."""
 
 
 class JobFolder:

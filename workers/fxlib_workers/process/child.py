@@ -11,11 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, Final, Self, cast
-
-from fxlib_workers.process.environment import kept
 
 Message = Mapping[str, Any]
 
@@ -24,6 +23,14 @@ FOLDER: Final = "FXLIB_WORKER_FOLDER"
 
 _CHANNEL: Final = "FXLIB_WORKER_CHANNEL"
 _LONGEST_LINE: Final = 1 << 20
+
+_NEEDED: Final = (
+    *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_*"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "PYTHONHASHSEED", "PYTHONWARNINGS", "FXLIB_*"),
+    *("OMP_*", "MKL_*", "KMP_*", "OPENBLAS_*", "MALLOC_*", "TORCH_*", "PYTORCH_*", "ATEN_*", "ONEDNN_*", "DNNL_*"),
+    *("CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "TP_*"),
+)
+"""The variables that libraries need. A worker's others may hold credentials, which no stranger's graph is to see."""
 
 
 class ChildEndedError(Exception):
@@ -97,7 +104,7 @@ class Child:
         module: what to run.
         root: the worker's folder; the child gets one of its own in it, and loses it when it ends.
         environment: variables besides those that are kept of this process's own.
-        keeps: names of further ones to keep, or patterns of them (see `fxlib_workers.process.environment`).
+        keeps: names of further ones to keep, or patterns of them (`AWS_*`).
     """
 
     def __init__(self, module: str, root: Path, environment: Mapping[str, str], *, keeps: Sequence[str] = ()) -> None:
@@ -146,6 +153,17 @@ class Child:
             self._keeper.wait()
 
 
+def kept(environment: Mapping[str, str] = os.environ, more: Iterable[str] = ()) -> dict[str, str]:
+    """Return the variables that a child of a worker inherits.
+
+    Args:
+        environment: the worker's.
+        more: names that are kept, too, or patterns of them (`AWS_*`).
+    """
+    patterns = (*_NEEDED, *more)
+    return {name: value for name, value in environment.items() if any(fnmatchcase(name, each) for each in patterns)}
+
+
 def _python(module: str) -> Sequence[str]:
     # -P: what happens to lie in the working directory must not be imported in a module's stead.
     return (sys.executable, "-P", "-m", module)
@@ -153,5 +171,5 @@ def _python(module: str) -> Sequence[str]:
 
 def _search_path() -> str:
     """Return this process's own search path: where the operator's modules are, and these."""
-    root = str(Path(__file__).parent.parent)
+    root = str(Path(__file__).parents[2])
     return os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))

@@ -21,9 +21,9 @@ from fxlib.spec.report import Report
 from fxlib_workers.config import REWRITE_JOB, REWRITE_LIMITS, REWRITE_MODULES, RewriteLimits
 from fxlib_workers.exchange.job_folder import JobFolder
 from fxlib_workers.process.child import Channel, ChildEndedError
+from fxlib_workers.process.exceptions import Raised
 from fxlib_workers.process.limits import limit_files, limit_processes
 from fxlib_workers.rewrite.make_candidates import draft
-from fxlib_workers.trial.failures import Raised
 
 
 def main() -> int:

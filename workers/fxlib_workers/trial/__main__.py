@@ -23,8 +23,9 @@ from fxlib_workers.config import TRIAL_SETTINGS, TrialSettings
 from fxlib_workers.exchange.candidate import Draft
 from fxlib_workers.exchange.job_folder import JobFolder
 from fxlib_workers.process.child import FOLDER, Channel, ChildEndedError
-from fxlib_workers.trial.cluster import connected
-from fxlib_workers.trial.failures import InterruptedTrialError, shorten
+from fxlib_workers.process.exceptions import shorten
+from fxlib_workers.trial.cluster_run import connected
+from fxlib_workers.trial.failures import InterruptedTrialError
 from fxlib_workers.trial.replay.clients import with_remote_calls
 from fxlib_workers.trial.run_trial import Order, conduct
 from fxlib_workers.trial.trainer import Material

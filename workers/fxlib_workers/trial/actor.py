@@ -17,9 +17,9 @@ from torch.distributed import rpc
 
 from fxlib.runtime import functions
 from fxlib.spec.workload import Optimizer, RemoteObject, Server
+from fxlib_workers.process.exceptions import tells
 from fxlib_workers.process.limits import limit_files, limit_processes
 from fxlib_workers.trial import servers
-from fxlib_workers.trial.failures import tells
 from fxlib_workers.trial.replay import server as stage
 from fxlib_workers.trial.replay.plan import Script
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -19,9 +22,10 @@ from fxlib.reasons import Reason
 from fxlib.spec.profile import Profile
 from fxlib.spec.workload import Workload
 from fxlib_workers.config import TrialSettings
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm
+from fxlib_workers.process.exceptions import Raised, shorten
 from fxlib_workers.trial.actor import Place, ServerMember
-from fxlib_workers.trial.failures import CandidateError, InterruptedTrialError, Raised, TrialError, shorten
-from fxlib_workers.trial.selection.arms import ORIGINAL, Arm, fails
+from fxlib_workers.trial.failures import CandidateError, InterruptedTrialError, TrialError, fails
 from fxlib_workers.trial.serving import Serving, calls_at_once, with_strangers
 from fxlib_workers.trial.trainer import Material, Trainer
 
@@ -32,6 +36,38 @@ _AFTERMATH_S: Final = 2.0
 """How long after an exception a death is looked for that may have caused it."""
 
 _STEPS_TO_SETTLE: Final = 2
+
+_OBJECT_STORE_BYTES: Final = 256 << 20
+_MOST_CPUS: Final = 8
+"""Ray starts an idle process for each CPU that it is told of; a trial asks for hundredths of one."""
+
+
+@contextmanager
+def connected(settings: TrialSettings, folder: Path) -> Iterator[None]:
+    """Be connected to Ray; a Ray of one's own keeps its files in `folder`, and ends with the block.
+
+    Raises:
+        ConnectionError, RuntimeError: there is no Ray at the address, or none can be started.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_DEDUP_LOGS"] = "0"
+    if settings.ray_address:
+        ray.init(address=settings.ray_address, log_to_driver=False, logging_level=logging.WARNING)
+    else:
+        ray.init(
+            address="local",
+            num_cpus=min(os.cpu_count() or 1, _MOST_CPUS),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder),
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 class World:

@@ -15,8 +15,7 @@ from fxlib.reasons import Reason
 from fxlib.spec.report import Report
 from fxlib_workers import logs
 from fxlib_workers.config import TRIAL_SETTINGS, TrialSettings
-from fxlib_workers.exchange.job_folder import JobFolder
-from fxlib_workers.exchange.progress import Tell
+from fxlib_workers.exchange.job_folder import JobFolder, Tell
 from fxlib_workers.process.child import Child, ChildEndedError, Message
 
 Check = Callable[[], None]

@@ -16,17 +16,15 @@ from fxlib.spec.trial import TrialOptions
 from fxlib.spec.variant import MAIN
 from fxlib.spec.workload import Workload
 from fxlib_workers.config import TrialSettings
-from fxlib_workers.exchange.candidate import Draft
-from fxlib_workers.exchange.progress import Tell
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Draft
+from fxlib_workers.exchange.job_folder import Tell
 from fxlib_workers.trial.cluster_run import World
 from fxlib_workers.trial.failures import TrialError
-from fxlib_workers.trial.selection.arms import ORIGINAL, Arm
 from fxlib_workers.trial.selection.outcomes import Contest
 from fxlib_workers.trial.selection.screening import Screening
 from fxlib_workers.trial.selection.select import Race
 from fxlib_workers.trial.selection.speed import Speed
 from fxlib_workers.trial.trainer import Material
-from fxlib_workers.trial.waiting import note_of
 
 _FIRST_SHARE: Final = 0.5
 """Of the budget, for the job's own step where there are variants besides."""
@@ -39,6 +37,9 @@ _MUCH: Final = 0.1
 """The share of a step from which on a call's exposed time asks for a reason."""
 _BLOCK_SLACK: Final = 20
 """A block that takes so many times what it should counts as hung, once a single step's time limit is over, too."""
+
+NOTEWORTHY: Final = 0.1
+"""Share of the measured time from which on it is told."""
 
 _BUDGET_TO_PROFILE_S: Final = 10.0
 """With less, the seconds that a profile takes are missed in the measurement."""
@@ -317,3 +318,11 @@ def _explained(call: CallReport, step_s: float) -> CallReport:
     """Say so where much of the step is spent in a call of which the cost model expects no such thing."""
     unforeseen = call.limited_by is None and (call.exposed_after_s or 0.0) > _MUCH * step_s
     return replace(call, limited_by=Reason.LIMITED_BEYOND_MODEL) if unforeseen else call
+
+
+def note_of(share: float) -> tuple[str, ...]:
+    """Say, where it is worth a word, that a trainer waited for so large a share of the measured time."""
+    if share < NOTEWORTHY:
+        return ()
+    told = f"cores were shared: a trainer waited for one in {share:.0%} of the measured time"
+    return (f"{told}, so the gain may be another on a machine of its own",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -16,13 +16,46 @@ from torch.distributed import rpc
 from fxlib.runtime.deadlines import DEADLINES
 from fxlib.runtime.push_gradients import push_gradients
 from fxlib.runtime.record import current_recording
+from fxlib.spec.inputs import draw
 from fxlib.spec.losses import scalar
 from fxlib.spec.optimizers import build
 from fxlib.spec.workload import Batch, Workload
+from fxlib.utils.pytree import mapped
 from fxlib_workers.trial import servers
 from fxlib_workers.trial.objects import Bound
 
 _DRAIN_PAUSE_S: Final = 50e-6
+
+
+def batches_of(workload: Workload) -> tuple[Batch, ...]:
+    """Return the workload's batches; described ones are drawn from its seed, the same in every process.
+
+    Raises:
+        WorkloadError: a description leaves open what to draw.
+    """
+    if workload.spec is None:
+        return workload.real_batches
+    return draw(workload.spec, workload.seed)
+
+
+def copy_of(batch: Batch) -> Batch:
+    """Return the batch on storage and in containers of its own, so that a model that writes its inputs spoils no step.
+
+    A tensor that stands in several places still does.
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(leaf: object) -> object:
+        return copies.setdefault(id(leaf), leaf.clone()) if isinstance(leaf, torch.Tensor) else leaf
+
+    inputs, kwargs = mapped(copy, (batch.inputs, dict(batch.kwargs)))
+    return replace(batch, inputs=inputs, kwargs=kwargs)
+
+
+def samples_in(batch: Batch) -> int:
+    """Return the size of the first dimension of the first tensor among the inputs that has one; 1 if none has."""
+    tensors = (tensor for name, tensor in batch.named.items() if name != "target")
+    return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import torch
 from torch.distributed import rpc
@@ -20,23 +22,23 @@ from fxlib.spec.profile import Profile
 from fxlib.spec.report import Timeline
 from fxlib.spec.workload import Batch
 from fxlib.v1 import workload_pb2
+from fxlib_workers.exchange.candidate import MOVED, ORIGINAL, Arm
+from fxlib_workers.process.exceptions import tells
 from fxlib_workers.trial import process_group as peers
 from fxlib_workers.trial import servers
 from fxlib_workers.trial.actor import Member, Place
 from fxlib_workers.trial.alignment import elsewhere
 from fxlib_workers.trial.digests import digest, results, tensors
-from fxlib_workers.trial.failures import tells
-from fxlib_workers.trial.inputs import batches_of, copy_of, samples_in
 from fxlib_workers.trial.objects import Bound, Needs, bind, needs_of
 from fxlib_workers.trial.replay.calibration import calibrate
 from fxlib_workers.trial.replay.call_ids import as_captured, stand_in
 from fxlib_workers.trial.replay.clients import make_remote_calls
 from fxlib_workers.trial.replay.plan import Script
-from fxlib_workers.trial.selection.arms import MOVED, ORIGINAL, Arm
-from fxlib_workers.trial.selection.tolerance_check import Nearness
 from fxlib_workers.trial.state import State
-from fxlib_workers.trial.step import Outcome, Step, drain, optimizer_of
-from fxlib_workers.trial.waiting import waited_s
+from fxlib_workers.trial.step import Outcome, Step, batches_of, copy_of, drain, optimizer_of, samples_in
+from fxlib_workers.trial.tolerance_check import Nearness
+
+_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
 Trace = Mapping[str, str]
 """Digests of all that one step left behind, by name."""
@@ -260,3 +262,12 @@ class Trainer(Member):
             told: Mapping[str, str] = rpc.rpc_sync(server.name, servers.state_digests)
             found |= {f"server {server.name}: {name}": value for name, value in told.items()}
         return found
+
+
+def waited_s(schedstat: Path = _SCHEDSTAT) -> float:
+    """Return the seconds for which this thread has stood in a queue for a core; 0 where the kernel does not tell."""
+    try:
+        _, nanoseconds, _ = schedstat.read_text().split()
+    except (OSError, ValueError):
+        return 0.0
+    return int(nanoseconds) / 1e9

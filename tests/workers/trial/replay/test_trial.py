@@ -21,9 +21,9 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Opaque, Profile
 from fxlib.spec.workload import RemoteObject, Workload
 from fxlib.wire import OpaqueRRef
+from fxlib_workers.exchange.candidate import ORIGINAL
 from fxlib_workers.trial.cluster_run import World
 from fxlib_workers.trial.digests import digest_all
-from fxlib_workers.trial.selection.arms import ORIGINAL
 from fxlib_workers.trial.trainer import Material, Trace
 from tests.undisturbed import undisturbed
 from tests.workers import remote_code

@@ -10,9 +10,8 @@ import pytest
 
 from fxlib.reasons import Reason
 from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.candidate import Draft
+from fxlib_workers.exchange.candidate import MOVED, Arm, Draft
 from fxlib_workers.trial.failures import CandidateError, TrialError
-from fxlib_workers.trial.selection.arms import MOVED, Arm
 from fxlib_workers.trial.selection.outcomes import Contest
 from fxlib_workers.trial.selection.screening import Screening
 from tests.workers.clock import Clock, shown_to

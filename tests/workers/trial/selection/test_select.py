@@ -12,9 +12,8 @@ import pytest
 from fxlib.reasons import Reason
 from fxlib.spec.report import Candidate, Report
 from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.candidate import Draft
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Draft
 from fxlib_workers.trial.failures import CandidateError, TrialError
-from fxlib_workers.trial.selection.arms import ORIGINAL, Arm
 from fxlib_workers.trial.selection.outcomes import Contest
 from fxlib_workers.trial.selection.select import Race
 from fxlib_workers.trial.selection.speed import Speed
@@ -67,7 +66,6 @@ def race(machine: Machine, made: Contest, budget_s: float = 60.0, **options: flo
     with shown_to(
         machine.clock,
         "fxlib_workers.trial.selection.select",
-        "fxlib_workers.trial.selection.blocks",
         "fxlib_workers.trial.selection.speed",
     ):
         return made_race.confirm(*(made_race.choose() if len(made.standing) > 1 else (made.standing, None)))

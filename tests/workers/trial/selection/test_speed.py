@@ -11,7 +11,7 @@ import pytest
 
 from fxlib.reasons import Reason
 from fxlib.spec.trial import TrialOptions
-from fxlib_workers.trial.selection.arms import Arm
+from fxlib_workers.exchange.candidate import Arm
 from fxlib_workers.trial.selection.speed import Speed, measure
 from tests.workers.clock import Clock, shown_to
 
@@ -33,7 +33,7 @@ class Machine:
 
 
 def run(machine: Machine, budget_s: float = 60.0, **options: float) -> tuple[Speed, Reason]:
-    with shown_to(machine.clock, "fxlib_workers.trial.selection.speed", "fxlib_workers.trial.selection.blocks"):
+    with shown_to(machine.clock, "fxlib_workers.trial.selection.speed"):
         return measure(
             machine,
             TrialOptions(**options),  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fxlib_workers.trial.selection.arms import ORIGINAL, Arm
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm
 from fxlib_workers.trial.selection.successive_halving import Halving
 
 

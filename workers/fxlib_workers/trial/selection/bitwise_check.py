@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from fxlib_workers.trial.selection.arms import ORIGINAL, Arm
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm
 from fxlib_workers.trial.servers import UNKNOWN
 from fxlib_workers.trial.trainer import Trace
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fxlib.spec.report import Candidate, Estimate, Report
-from fxlib_workers.exchange.candidate import Draft
+from fxlib_workers.exchange.candidate import Arm, Draft
 from fxlib_workers.trial.failures import TrialError
-from fxlib_workers.trial.selection.arms import Arm
 
 
 class Contest:

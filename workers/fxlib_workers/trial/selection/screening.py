@@ -10,14 +10,14 @@ from typing import Final, TypeVar
 
 from fxlib.reasons import Reason
 from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.progress import Tell
+from fxlib_workers.exchange.candidate import MOVED, ORIGINAL, Arm
+from fxlib_workers.exchange.job_folder import Tell
 from fxlib_workers.trial.cluster_run import World
 from fxlib_workers.trial.failures import CandidateError, TrialError
-from fxlib_workers.trial.selection.arms import MOVED, ORIGINAL, Arm
 from fxlib_workers.trial.selection.bitwise_check import Difference, Sameness, describe
-from fxlib_workers.trial.selection.blocks import BLOCK_S
 from fxlib_workers.trial.selection.outcomes import Contest
 from fxlib_workers.trial.selection.select import CHOICE_SHARE
+from fxlib_workers.trial.selection.speed import BLOCK_S
 from fxlib_workers.trial.selection.successive_halving import LEAST_ROUNDS
 from fxlib_workers.trial.trainer import Trace
 

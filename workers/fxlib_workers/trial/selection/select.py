@@ -11,11 +11,10 @@ from typing import Final
 from fxlib.reasons import Reason
 from fxlib.spec.report import Estimate
 from fxlib.spec.trial import TrialOptions
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm
 from fxlib_workers.trial.failures import CandidateError
-from fxlib_workers.trial.selection.arms import ORIGINAL, Arm
-from fxlib_workers.trial.selection.blocks import RunBlock, steps_per_block
 from fxlib_workers.trial.selection.outcomes import Contest
-from fxlib_workers.trial.selection.speed import Speed, measure
+from fxlib_workers.trial.selection.speed import RunBlock, Speed, measure, steps_per_block
 from fxlib_workers.trial.selection.successive_halving import Halving
 
 CHOICE_SHARE: Final = 0.4

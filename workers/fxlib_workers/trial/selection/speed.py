@@ -5,16 +5,24 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from fxlib.reasons import Reason
 from fxlib.spec.report import Estimate
 from fxlib.spec.trial import TrialOptions
-from fxlib_workers.trial.selection.arms import ORIGINAL, Arm
-from fxlib_workers.trial.selection.blocks import RunBlock, steps_per_block
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm
 from fxlib_workers.trial.selection.statistics import ConfidenceSequence, rate
+
+RunBlock = Callable[[Arm, int], float]
+"""Runs so many steps of an arm and returns their seconds."""
+
+BLOCK_S: Final = 0.25
+"""Aim for the length of a block: long beside a scheduler's time slice, short beside a machine's moods."""
+
+_BLOCKS_OF_BUDGET: Final = 40
+_MOST_STEPS: Final = 4096
 
 _LEAST_PAIRS: Final = 12
 """Fewer could tell a large gain, but the interval would be of little use to whoever reads it."""
@@ -109,3 +117,14 @@ def measure(
         speed.add({arm: run(arm, steps) for arm in order})
         report(speed)
     return speed, verdict
+
+
+def steps_per_block(run: RunBlock, arms: Sequence[Arm], deadline: float) -> int:
+    """Warm arms up, and return how many steps make a block of the aimed length, or of a share of the budget."""
+    aim_s = min(BLOCK_S, max(0.0, deadline - time.monotonic()) / _BLOCKS_OF_BUDGET)
+    steps = 1
+    while True:
+        longest_s = max(run(arm, steps) for arm in arms)
+        if longest_s >= aim_s / 2 or steps >= _MOST_STEPS or time.monotonic() > deadline:
+            return max(1, min(_MOST_STEPS, round(steps * aim_s / max(longest_s, 1e-9))))
+        steps *= 2

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Final
 
 from fxlib.spec.report import Estimate
-from fxlib_workers.trial.selection.arms import ORIGINAL, Arm
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm
 from fxlib_workers.trial.selection.statistics import ConfidenceSequence
 
 _FIRST_RUNG: Final = 6

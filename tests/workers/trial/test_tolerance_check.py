@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxlib_workers.trial.digests import digest
-from fxlib_workers.trial.selection.tolerance_check import Nearness
+from fxlib_workers.trial.tolerance_check import Nearness
 
 
 def kept(*steps: dict[str, object]) -> Nearness:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from fxlib.utils.compare import relative_error
-from fxlib_workers.trial.selection.arms import Arm
+from fxlib_workers.exchange.candidate import Arm
 
 
 class Nearness:

@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fxlib_workers.trial.waiting import note_of, waited_s
+from fxlib_workers.trial.trainer import waited_s
 
 BESIDE_ANOTHER = """
 import os, time
-from fxlib_workers.trial.waiting import waited_s
+from fxlib_workers.trial.trainer import waited_s
 
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 is_other = os.fork() == 0
@@ -29,9 +29,3 @@ def test_two_threads_on_one_core_wait_for_each_other() -> None:
 
 def test_a_kernel_that_does_not_tell_is_taken_to_have_cores_for_all(tmp_path: Path) -> None:
     assert waited_s(tmp_path / "schedstat") == 0.0
-
-
-def test_it_is_told_from_a_tenth_on() -> None:
-    assert note_of(0.05) == ()
-    (note,) = note_of(0.31)
-    assert "cores were shared: a trainer waited for one in 31% of the measured time" in note
