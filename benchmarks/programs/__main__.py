@@ -9,7 +9,10 @@ and, where a program makes more than one independent call, `hand` (an expert's f
 that is made without a profile). Metrics: `captured`, `adopted` and `bitwise` (1 or 0: outputs, loss and gradients, here
 and on the servers), `step_seconds`, the `gain` over the original; of `ARM/hand` the ratio of their speeds. Of
 `predicted ARM/measured` and `bound/measured`, `seconds`: how the cost model's step, by the profile, and its bound stand
-beside the measured one; a bound is at most 1. A case says why it was not adopted.
+beside the measured one; a bound is at most 1. `busy_cores` is
+the share of the machine's cores that launchers and servers kept busy: where it is near 1, the cores are what an arm
+waits for, which the cost model, made for servers with hosts of their own, does not know of. A case says why it was not
+adopted.
 """
 
 from __future__ import annotations
@@ -68,6 +71,10 @@ def rows(name: str, service_ms: float, came: Found) -> Iterator[Row]:
             )
     for arm, seconds in came.seconds.items():
         yield row(benchmark=NAME, case=case, arm=arm, metric="step_seconds", unit="s", samples=seconds)
+    for arm, share in came.busy.items():
+        yield Row(
+            benchmark=NAME, case=case, arm=arm, metric="busy_cores", value=share, unit="", low=share, high=share, runs=1
+        )
     for arm, predicted_s in came.predicted_s.items():
         if arm in came.seconds:
             off, low, high = ratio_interval([predicted_s] * len(came.seconds[arm]), came.seconds[arm])

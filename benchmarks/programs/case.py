@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import torch
 from torch import nn
 from torch.distributed import autograd as dist_autograd
@@ -28,11 +29,14 @@ from benchmarks.programs.catalogue import Program
 from fxlib.analysis.cost.simulate import predict
 from fxlib.spec.losses import scalar
 from fxlib.spec.workload import Batch, Workload
+from fxlib.utils.hardware import cores
 from fxlib.utils.pytree import leaves
 
 ORIGINAL: Final = "original"
 STEPS: Final = 5
-"""In a block."""
+"""Number of steps in a block."""
+PROFILED: Final = 10
+"""Number of steps in a profile; left to itself, `fxlib.profile` runs programs that may write to servers for one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class Found:
         why: the reason, in words, where it was not captured or not adopted.
         asked_s: how long the answer of the service took.
         seconds: of a step, by arm, block after block.
+        busy: share of the machine's cores that launchers and servers kept busy while an arm ran; from 0 to 1.
         predicted_s: a step of an arm by the cost model.
         bound_s: the shortest step of any legal order by the cost model; None: it was not computed.
     """
@@ -56,6 +61,7 @@ class Found:
     why: str = ""
     asked_s: float = 0.0
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
     predicted_s: dict[str, float] = field(default_factory=dict)
     bound_s: float | None = None
 
@@ -116,7 +122,7 @@ def _run(program: Program, module: Any, asked: Asked, found: Found) -> None:
     )
     graph = fxlib.capture(model, contracts=program.contracts, sample_inputs=batch.inputs)
     found.captured = True
-    profile = fxlib.profile(graph, workload)
+    profile = fxlib.profile(graph, workload, steps=PROFILED)
     begun = time.perf_counter()
     with fxlib.connect(asked.address) as client:
         result = client.optimize(
@@ -143,7 +149,7 @@ def _run(program: Program, module: Any, asked: Asked, found: Found) -> None:
     steps = {name: _step(arm, workload, batch, model) for name, arm in arms.items()}
     expected, actual = (_bits(steps[arm], program) for arm in (ORIGINAL, "fxlib"))
     found.bitwise = expected == actual
-    found.seconds = _race(steps, rounds=7 if asked.quick else 15)
+    found.seconds, found.busy = _race(steps, rounds=7 if asked.quick else 15)
 
 
 def _loss(target: torch.Tensor) -> str:
@@ -202,19 +208,28 @@ def _bits(step: Callable[..., list[torch.Tensor]], program: Program) -> list[byt
     return found
 
 
-def _race(steps: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return seconds per step of each arm, in blocks whose order is new in each round."""
+def _race(steps: Mapping[str, Callable[[], object]], rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return seconds per step of each arm, in blocks whose order is new in each round, and how busy the cores were."""
     seconds: dict[str, list[float]] = {arm: [] for arm in steps}
+    cpu_s = dict.fromkeys(steps, 0.0)
     order, dice = list(steps), random.Random(0)
     for turn in range(rounds + 1):
         dice.shuffle(order)
         for arm in order:
-            begun = time.perf_counter()
+            cpu_before_s, begun = _cpu_s(), time.perf_counter()
             for _ in range(STEPS):
                 steps[arm]()
+            passed_s = time.perf_counter() - begun
             if turn:  # the first warms up
-                seconds[arm].append((time.perf_counter() - begun) / STEPS)
-    return seconds
+                seconds[arm].append(passed_s / STEPS)
+                cpu_s[arm] += _cpu_s() - cpu_before_s
+    return seconds, {arm: cpu_s[arm] / (sum(each) * STEPS * cores()) for arm, each in seconds.items()}
+
+
+def _cpu_s() -> float:
+    """Return what this process has taken of the cores so far, and servers and launchers that it started."""
+    own = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))
 
 
 def main() -> None:

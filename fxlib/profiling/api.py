@@ -201,7 +201,8 @@ def _notes(found: Profile, workload: Workload | None, writing: list[str], runs: 
     yield from found.notes
     if writing:
         names = f"{', '.join(writing[:3])}{', ...' if len(writing) > 3 else ''}"
-        yield f"{names} may write, and did so in each of {runs} steps, the first of which is not in the figures"
+        told = f"{names} may write, and did so in each of {runs} steps, the first of which is not in the figures"
+        yield f"{told}; the figures of a single step are rough, steps=10 measures more" if found.steps == 1 else told
     if workload is None:
         yield "loss, backward and optimizer are not in it: it was made from batches, and not from a workload"
     if workload is not None and workload.mode == "distributed":
