@@ -17,7 +17,7 @@ from fxlib_service.check_pool import Examiners
 from fxlib_service.config import Limits
 from fxlib_service.convert import blob_from_proto
 from fxlib_service.errors import Code, ServiceError, Violation
-from fxlib_service.field_checks import DEFAULT_NAME, DEFAULT_NAMESPACE, check_submission
+from fxlib_service.field_checks import DEFAULT_NAME, check_submission
 from fxlib_service.job import Job
 
 _MAX_VIOLATIONS: Final = 50
@@ -33,13 +33,12 @@ class Admission:
         self._examiners = Examiners()
 
     def identify(self, request: jobs_pb2.OptimizeRequest) -> str:
-        """Fill in what was left to the service, and return the digest that tells a repeated request from another.
+        """Fill in the name if it was left out, and return the digest that tells a repeated request from another.
 
         Raises:
             ServiceError: INVALID_REQUEST.
         """
         check_submission(request)
-        request.namespace = request.namespace or DEFAULT_NAMESPACE
         request.name = request.name or DEFAULT_NAME
         return hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
 

@@ -79,6 +79,7 @@ class Config:
     Attributes:
         data: folder of the database (unless `database_url` says otherwise) and of the blobs.
         insecure: serve without TLS where other machines reach it.
+        policy: the file that tells who may do what; None: whoever is served may do everything.
         lease_s: a worker that is not heard of for so long has lost its job.
         abandon_uploads_s: unfinished uploads that nothing was added to for so long are dropped.
         keep_days: finished jobs are kept for so long, and blobs for so long after the last use; 0: for ever.
@@ -92,6 +93,7 @@ class Config:
     database_url: str = ""
     tls: Tls | None = None
     insecure: bool = False
+    policy: Path | None = None
     ready_file: Path | None = None
     lease_s: float = 30.0
     abandon_uploads_s: float = 24 * 3600.0

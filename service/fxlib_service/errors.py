@@ -12,6 +12,8 @@ from fxlib.errors import FxlibError
 class Code(Enum):
     """A name that programs can rely on; the value says to a person what it stands for."""
 
+    UNAUTHENTICATED = "the call proves nobody's identity"
+    PERMISSION_DENIED = "the caller may not do this"
     INVALID_REQUEST = "a field of the request is not valid"
     INVALID_GRAPH = "the graph is not a valid fxlib graph, or lacks the weights that a pass needs"
     BLOB_MISSING = "the request refers to blobs that were not uploaded"

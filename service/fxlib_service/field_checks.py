@@ -27,6 +27,11 @@ _MAX_TEXT: Final = 256
 _MAX_MESSAGE: Final = 4_000
 
 
+def is_namespace(text: str) -> bool:
+    """Whether a text names a namespace."""
+    return _NAMESPACE.fullmatch(text) is not None
+
+
 def check_submission(request: jobs_pb2.OptimizeRequest) -> None:
     """Check what says who asks and how the job is called.
 
@@ -108,7 +113,7 @@ def _submission(request: jobs_pb2.OptimizeRequest) -> Iterator[Violation]:
         yield Violation(field="request_id", problem="must be 1 to 128 letters, digits or ._:-, such as a UUID")
     if not _is_text(request.name):
         yield Violation(field="name", problem="must be one line of at most 256 characters")
-    if request.namespace and not _NAMESPACE.fullmatch(request.namespace):
+    if request.namespace and not is_namespace(request.namespace):
         yield Violation(field="namespace", problem="must be up to 63 letters, digits or ._-")
     if not _VERSION.fullmatch(request.torch_version):
         yield Violation(field="torch_version", problem="must be the version of the launcher's torch")

@@ -1,4 +1,4 @@
-"""The edge of every call: requests are parsed, time is limited, errors become statuses, and all of it is counted."""
+"""The edge of every call: who calls is told, requests are parsed, time is limited, errors become statuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from google.protobuf.message import DecodeError, Message
 from grpc_status import rpc_status
 from typing_extensions import override
 
+from fxlib_service.authentication import Gate
 from fxlib_service.errors import Code, ServiceError
+from fxlib_service.servicers.context import Call
 from fxlib_service.status import STATUS, to_status
 
 _OURS: Final = "/fxlib.v1."
@@ -30,11 +32,13 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is gene
 
     Args:
         observe: hears of every ended call.
+        gate: tells who calls; a caller whose role may not call the method is refused before its request is parsed.
         timeout_s: the longest that a call with one request and one response may take.
     """
 
-    def __init__(self, observe: Observer, *, timeout_s: float) -> None:
+    def __init__(self, observe: Observer, gate: Gate, *, timeout_s: float) -> None:
         self._observe = observe
+        self._gate = gate
         self._timeout_s = timeout_s
 
     @override
@@ -59,7 +63,8 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is gene
     def _unary(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
         async def serve(raw: bytes, context: Any) -> Message:
             async with self._edge(name, context), asyncio.timeout(self._timeout_s):
-                response: Message = await method(parse(raw), context)
+                call = self._admit(name, context)
+                response: Message = await method(parse(raw), call)
             return response
 
         return serve
@@ -67,7 +72,8 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is gene
     def _upload(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
         async def serve(raws: AsyncIterator[bytes], context: Any) -> Message:
             async with self._edge(name, context):
-                response: Message = await method((parse(raw) async for raw in raws), context)
+                call = self._admit(name, context)
+                response: Message = await method((parse(raw) async for raw in raws), call)
             return response
 
         return serve
@@ -75,10 +81,21 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is gene
     def _stream(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
         async def serve(raw: bytes, context: Any) -> AsyncIterator[Message]:
             async with self._edge(name, context):
-                async for message in method(parse(raw), context):
+                call = self._admit(name, context)
+                async for message in method(parse(raw), call):
                     yield message
 
         return serve
+
+    def _admit(self, name: str, context: Any) -> Call:
+        """Return the call with its caller.
+
+        Raises:
+            ServiceError: UNAUTHENTICATED or PERMISSION_DENIED.
+        """
+        caller = self._gate.caller(context)
+        caller.check(name)
+        return Call(caller=caller, clock=context, peer=context.peer())
 
     @asynccontextmanager
     async def _edge(self, name: str, context: Any) -> AsyncIterator[None]:

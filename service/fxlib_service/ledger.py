@@ -57,7 +57,7 @@ class Ledger:
         """
         job = await self.read(self.store.get, job_id)
         if job is None:
-            raise _not_found(job_id)
+            raise job_not_found(job_id)
         return job
 
     async def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
@@ -86,7 +86,7 @@ class Ledger:
             now = time.time()
             transition = await self.write(self.store.update, job_id, lambda job: decide(job, happened, now))
             if transition is None:
-                raise _not_found(job_id)
+                raise job_not_found(job_id)
             self._tell(transition)
             return transition
 
@@ -106,5 +106,6 @@ class Ledger:
                 listener(transition)
 
 
-def _not_found(job_id: str) -> ServiceError:
+def job_not_found(job_id: str) -> ServiceError:
+    """There is no such job, or none that the caller may know of: the two are told in the same words."""
     return ServiceError(Code.JOB_NOT_FOUND, f"no job {job_id}")

@@ -30,6 +30,7 @@ def parse(arguments: Sequence[str] | None = None) -> Config:
         database_url=options.database,
         tls=tls if options.tls_cert else None,
         insecure=options.insecure,
+        policy=options.policy,
         ready_file=options.ready_file,
         lease_s=options.lease_seconds,
         abandon_uploads_s=options.abandon_uploads_seconds,
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tls-key", type=Path, help="PEM file of the certificate's key")
     add("--client-ca", type=Path, help="PEM file; only clients with a certificate signed by it are served")
     add("--insecure", action="store_true", help="serve without TLS where other machines reach it")
+    add("--policy", type=Path, metavar="FILE", help="TOML file that tells whose a token or certificate is")
     add("--ready-file", type=Path, help="write the line that tells the addresses here, too")
     add("--lease-seconds", type=_positive, default=Config.lease_s, help="silence after which a worker has lost its job")
     add("--max-queued", type=_count, default=Limits.queued_per_namespace, help="queued jobs of one namespace")

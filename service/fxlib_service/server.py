@@ -17,11 +17,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fxlib.errors import FxlibError
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
+from fxlib_service.authentication import Gate
 from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.config import Address, Config
 from fxlib_service.core import Core, make_core
 from fxlib_service.data_lock import Ownership
 from fxlib_service.interceptor import Boundary
+from fxlib_service.policy import Policy
 from fxlib_service.stores.sql import SqlJobStore
 from fxlib_service.tls import server_credentials
 
@@ -36,6 +38,7 @@ class Server:
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._gate = _gate(config)
         self._ownership = Ownership(config.data)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
         self._tasks: list[asyncio.Task[None]] = []
@@ -84,7 +87,7 @@ class Server:
     async def _listen(self, core: Core) -> Address:
         config, limits = self._config, self._config.limits
         server = self._grpc = grpc.aio.server(
-            interceptors=[Boundary(core.metrics.rpc, timeout_s=limits.call_timeout_s)],
+            interceptors=[Boundary(core.metrics.rpc, self._gate, timeout_s=limits.call_timeout_s)],
             maximum_concurrent_rpcs=limits.calls,
             options=[
                 ("grpc.so_reuseport", 0),  # a second service on this port shall fail, not share it
@@ -140,3 +143,12 @@ class Server:
             except (OSError, SQLAlchemyError):
                 logger.exception("could not tidy up")
             await asyncio.sleep(_TIDY_S)
+
+
+def _gate(config: Config) -> Gate:
+    """Return what tells callers apart.
+
+    Raises:
+        FxlibError: the policy is not valid.
+    """
+    return Gate(open=True) if config.policy is None else Gate(policy=Policy.read(config.policy))

@@ -10,9 +10,11 @@ from fxlib_service.admission import Admission
 from fxlib_service.background import Background
 from fxlib_service.config import Limits
 from fxlib_service.errors import Code, ServiceError
+from fxlib_service.field_checks import DEFAULT_NAMESPACE
 from fxlib_service.job import Job, State
 from fxlib_service.ledger import Ledger
 from fxlib_service.lifecycle import Answered, Transition, decide, submit
+from fxlib_service.roles import Caller
 from fxlib_service.stores.base import QueueFullError
 from fxlib_service.workers import Fleet
 
@@ -28,14 +30,16 @@ class Submit:
         self._fleet = fleet
         self._limits = limits
 
-    async def accept(self, received: jobs_pb2.OptimizeRequest) -> Job:
-        """Return the job of a request. When it returns, the job is durable.
+    async def accept(self, received: jobs_pb2.OptimizeRequest, caller: Caller) -> Job:
+        """Return the job of a caller's request. When it returns, the job is durable.
 
         Raises:
-            ServiceError: INVALID_REQUEST, INVALID_GRAPH, BLOB_MISSING, REQUEST_ID_REUSED or QUEUE_FULL.
+            ServiceError: PERMISSION_DENIED, INVALID_REQUEST, INVALID_GRAPH, BLOB_MISSING, REQUEST_ID_REUSED,
+                QUEUE_FULL.
         """
         request = jobs_pb2.OptimizeRequest()
         request.CopyFrom(received)  # what follows fills in what was left to the service
+        request.namespace = caller.namespace_asked(request.namespace, otherwise=DEFAULT_NAMESPACE)
         digest = self._admission.identify(request)
         known = await self._ledger.read(self._ledger.store.find, request.namespace, request.request_id)
         if known is None:

@@ -1,21 +1,44 @@
-"""The part of gRPC's call context that servicers use; None in tests without a network."""
+"""What servicers know of a call: who makes it, and how long that waits; None in tests without a network."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
+from fxlib_service.roles import OWNER, Caller
 
-class CallContext(Protocol):
-    """What a servicer may ask about a call."""
+
+class Clock(Protocol):
+    """The part of gRPC's call context that tells the time."""
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the caller's deadline, None if there is none."""
 
 
-Context = CallContext | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call that was let in.
+
+    Attributes:
+        caller: who makes it.
+        clock: tells the caller's deadline.
+        peer: where it comes from, as gRPC writes it: "ipv4:127.0.0.1:1234", "unix:".
+    """
+
+    caller: Caller
+    clock: Clock
+    peer: str = ""
+
+
+Context = Call | None
+
+
+def caller_of(context: Context) -> Caller:
+    """Return who calls; without a network, the owner."""
+    return OWNER if context is None else context.caller
 
 
 def seconds_left(context: Context, otherwise: float) -> float:
     """Return the seconds until the caller's deadline, at most `otherwise`."""
-    remaining = context.time_remaining() if context is not None else None
+    remaining = context.clock.time_remaining() if context is not None else None
     return otherwise if remaining is None else min(otherwise, remaining)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Final
 
 from typing_extensions import override
@@ -15,9 +16,9 @@ from fxlib_service.convert import event_to_proto, filter_from_proto, job_to_line
 from fxlib_service.events import Hub
 from fxlib_service.field_checks import check_listing
 from fxlib_service.job import Job, State
-from fxlib_service.ledger import Ledger
+from fxlib_service.ledger import Ledger, job_not_found
 from fxlib_service.lifecycle import Cancelled
-from fxlib_service.servicers.context import Context
+from fxlib_service.servicers.context import Context, caller_of
 from fxlib_service.stores.base import Filter
 from fxlib_service.submit import Submit
 from fxlib_service.watch import watch
@@ -40,18 +41,20 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     @override
     async def Optimize(self, request: jobs_pb2.OptimizeRequest, context: Context) -> jobs_pb2.OptimizeResponse:
         """Accept a job, or find the one that there is."""
-        return jobs_pb2.OptimizeResponse(job=await self._with_result(await self._submit.accept(request)))
+        job = await self._submit.accept(request, caller_of(context))
+        return jobs_pb2.OptimizeResponse(job=await self._with_result(job))
 
     @override
     async def GetJob(self, request: jobs_pb2.GetJobRequest, context: Context) -> jobs_pb2.GetJobResponse:
         """Tell a job's state, and its answer."""
-        return jobs_pb2.GetJobResponse(job=await self._with_result(await self._ledger.get(request.job_id)))
+        return jobs_pb2.GetJobResponse(job=await self._with_result(await self._seen(request.job_id, context)))
 
     @override
     async def WatchJob(
         self, request: jobs_pb2.WatchJobRequest, context: Context
     ) -> AsyncIterator[jobs_pb2.WatchJobResponse]:
         """Tell a job's history as it happens."""
+        await self._seen(request.job_id, context)
         async for event in watch(self._ledger, self._hub, request.job_id, after=request.after_sequence):
             yield jobs_pb2.WatchJobResponse(event=event_to_proto(event))
 
@@ -59,9 +62,10 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     async def ListJobs(self, request: jobs_pb2.ListJobsRequest, context: Context) -> jobs_pb2.ListJobsResponse:
         """List jobs, newest first."""
         check_listing(request)
+        wanted = filter_from_proto(request)
         return await self._ledger.read(
             self._page,
-            filter_from_proto(request),
+            replace(wanted, namespace=caller_of(context).namespace_asked(wanted.namespace)),
             before=int(request.page_token) if request.page_token else None,
             limit=min(request.page_size or _PAGE, _MAX_PAGE),
         )
@@ -69,6 +73,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     @override
     async def CancelJob(self, request: jobs_pb2.CancelJobRequest, context: Context) -> jobs_pb2.CancelJobResponse:
         """End a job. What has ended stays as it is."""
+        await self._seen(request.job_id, context)
         transition = await self._ledger.apply(request.job_id, Cancelled())
         return jobs_pb2.CancelJobResponse(job=await self._with_result(transition.job))
 
@@ -91,6 +96,17 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     async def ListPasses(self, request: jobs_pb2.ListPassesRequest, context: Context) -> jobs_pb2.ListPassesResponse:
         """Tell which passes and recipes there are."""
         return catalogue_to_proto()
+
+    async def _seen(self, job_id: str, context: Context) -> Job:
+        """Return a job that exists for the caller.
+
+        Raises:
+            ServiceError: JOB_NOT_FOUND, also of another namespace's: that it exists is theirs to know.
+        """
+        job = await self._ledger.get(job_id)
+        if not caller_of(context).sees(job.namespace):
+            raise job_not_found(job_id)
+        return job
 
     def _page(self, wanted: Filter, *, before: int | None, limit: int) -> jobs_pb2.ListJobsResponse:
         store = self._ledger.store

@@ -1,0 +1,122 @@
+"""The policy file: which certificates and tokens belong to whom, in TOML. It holds digests, and no secrets.
+
+`docs/how-to/secure.md` has one, with every key explained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from fxlib.errors import FxlibError
+from fxlib_service.field_checks import is_namespace
+from fxlib_service.roles import Caller, Role
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
+_CERTIFICATE: Final = re.compile(r"(uri|dns|email|ip):\S{1,512}")
+_NEVER: Final = hashlib.sha256(b"").hexdigest()
+_KEYS: Final = frozenset({"role", "namespace", "tokens_sha256", "certificates"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Who is who.
+
+    Attributes:
+        tokens: callers by the SHA-256 of their tokens, in hex.
+        certificates: callers by an alternative name of their certificates, such as "dns:ads.example.org".
+        share_results: whether the result cache serves all namespaces together.
+    """
+
+    tokens: Mapping[str, Caller] = field(default_factory=dict)
+    certificates: Mapping[str, Caller] = field(default_factory=dict)
+    share_results: bool = False
+
+    @staticmethod
+    def read(path: Path) -> Policy:
+        """Read a policy file.
+
+        Raises:
+            FxlibError: it cannot be read, others than its owner may write it, or an entry is not valid.
+        """
+        try:
+            with path.open("rb") as file:
+                mode = path.stat().st_mode
+                table = tomllib.load(file)
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            problem = (error.strerror or "") if isinstance(error, OSError) else str(error)
+            raise FxlibError(f"cannot read {path}: {problem}", where="--policy") from error
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise FxlibError(f"others may write {path}", where="--policy", hint=f"chmod go-w {path}")
+        return _policy(table)
+
+
+def _policy(table: Mapping[str, object]) -> Policy:
+    _check_keys(table, frozenset({"share_results", "principals"}), "")
+    shared = table.get("share_results", False)
+    if not isinstance(shared, bool):
+        raise _wrong("share_results", "must be true or false")
+    tokens, certificates = dict[str, Caller](), dict[str, Caller]()
+    for name, entry in _table(table, "principals").items():
+        where = f"principals.{name}"
+        if not _NAME.fullmatch(name):
+            raise _wrong(where, "must be named by up to 63 letters, digits or ._@-")
+        if not isinstance(entry, dict):
+            raise _wrong(where, "must be a table")
+        _check_keys(entry, _KEYS, where)
+        caller = _caller(name, entry, where)
+        digests = _strings(entry, "tokens_sha256", where, _DIGEST, "64 lower-case hex digits")
+        names = _strings(entry, "certificates", where, _CERTIFICATE, "uri:, dns:, email: or ip: and a name")
+        if not (digests or names):
+            raise _wrong(where, "has neither tokens_sha256 nor certificates: nobody can be it")
+        for known, given, key in ((tokens, digests, "tokens_sha256"), (certificates, names, "certificates")):
+            for each in given:
+                if each in known:
+                    raise _wrong(f"{where}.{key}", f"one is also that of {known[each].name!r}")
+                known[each] = caller
+    if _NEVER in tokens:
+        raise _wrong(f"principals.{tokens[_NEVER].name}.tokens_sha256", "one is the digest of nothing")
+    return Policy(tokens=tokens, certificates=certificates, share_results=shared)
+
+
+def _caller(name: str, entry: Mapping[str, object], where: str) -> Caller:
+    role, namespace = entry.get("role"), entry.get("namespace")
+    if role not in set(Role):
+        raise _wrong(f"{where}.role", f"must be one of {', '.join(Role)}")
+    if role == Role.CLIENT and namespace is None:
+        raise _wrong(f"{where}.namespace", "is missing: a client belongs to one")
+    if namespace is not None and role not in (Role.CLIENT, Role.VIEWER):
+        raise _wrong(f"{where}.namespace", f"means nothing to a {role}: it serves all")
+    if namespace is not None and not (isinstance(namespace, str) and is_namespace(namespace)):
+        raise _wrong(f"{where}.namespace", "must be up to 63 letters, digits or ._-")
+    return Caller(name=name, roles=frozenset({Role(str(role))}), namespace=namespace)
+
+
+def _table(table: Mapping[str, object], key: str) -> Mapping[str, object]:
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise _wrong(key, "must be a table")
+    return found
+
+
+def _strings(entry: Mapping[str, object], key: str, where: str, form: re.Pattern[str], wanted: str) -> Sequence[str]:
+    found = entry.get(key, [])
+    if not (isinstance(found, list) and all(isinstance(each, str) and form.fullmatch(each) for each in found)):
+        raise _wrong(f"{where}.{key}", f"must be a list; each: {wanted}")
+    return found
+
+
+def _check_keys(table: Mapping[str, object], known: frozenset[str], where: str) -> None:
+    for key in sorted(table.keys() - known):
+        raise _wrong(f"{where}.{key}" if where else key, f"is unknown here; there are {', '.join(sorted(known))}")
+
+
+def _wrong(key: str, problem: str) -> FxlibError:
+    return FxlibError(problem, where=f"--policy: {key}")
