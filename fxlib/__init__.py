@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fxlib.recipes.recipes import optimize
     from fxlib.render.html import write_report
     from fxlib.rules import Rule, register_guard
-    from fxlib.runtime.clients import register_call
+    from fxlib.runtime.ops.clients import register_call
     from fxlib.runtime.push_gradients import drop_gradients, push_gradients
     from fxlib.runtime.variants import usage
     from fxlib.serialization.files import load, save
@@ -113,7 +113,7 @@ _HOMES = {
     "fxlib.recipes.recipes": ("optimize",),
     "fxlib.spec.report": ("Result", "Usage"),
     "fxlib.rules": ("Rule", "register_guard"),
-    "fxlib.runtime.clients": ("register_call",),
+    "fxlib.runtime.ops.clients": ("register_call",),
     "fxlib.runtime.variants": ("usage",),
     "fxlib.spec.trial": ("TrialOptions",),
     "fxlib.equivalence.verify": ("verify",),

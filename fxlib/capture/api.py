@@ -42,9 +42,8 @@ from fxlib.errors import CaptureError, FxlibError, FxlibWarning
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.data_parallel import keep_body
 from fxlib.runtime.guards.conditions import Asked
-from fxlib.runtime.paths import submodule
 from fxlib.runtime.state import FunctionModel
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules, submodule
 from fxlib.spec.contract import Contract
 
 _one_at_a_time = threading.Lock()

@@ -13,8 +13,9 @@ from torch.fx import Node, Proxy
 from fxlib.capture import builtin_contracts, source
 from fxlib.capture.intercept import suspended
 from fxlib.errors import CaptureError
-from fxlib.runtime import contract_lookup, ops
-from fxlib.runtime.calls import CallKind
+from fxlib.runtime import ops
+from fxlib.runtime.ops import contract_lookup
+from fxlib.runtime.ops.calls import CallKind
 from fxlib.spec.contract import Contract
 
 _TYPE_QUERY_TIMEOUT_S = 10.0

@@ -9,8 +9,8 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fxlib.runtime import is_call, is_wait
-from fxlib.runtime.calls import COLLECTIVE, kind_of
-from fxlib.runtime.operators import TRACKERS
+from fxlib.runtime.ops.calls import COLLECTIVE, kind_of
+from fxlib.runtime.ops.registry import TRACKERS
 
 # Their results are integers or booleans, whatever they are given.
 _WITHOUT_GRADIENT = frozenset(

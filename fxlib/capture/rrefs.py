@@ -13,7 +13,7 @@ from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import _RemoteModule
 
 from fxlib.runtime.guards.conditions import Entry
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 
 _DEPTH = 4
 """Of containers in containers that are looked into."""

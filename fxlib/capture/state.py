@@ -14,7 +14,7 @@ from torch.fx import Proxy
 
 from fxlib.capture import source
 from fxlib.errors import CaptureError
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 
 _CONTAINERS = (list, dict, set)
 _ABSENT = object()

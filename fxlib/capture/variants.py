@@ -16,7 +16,7 @@ from fxlib.capture.coerce import sizes_that_differ
 from fxlib.errors import CaptureError, FxlibWarning
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 from fxlib.spec.inputs import Batch
 from fxlib.spec.variant import Variant
 from fxlib.spec.workload import Workload

@@ -23,10 +23,9 @@ from fxlib.runtime import (
     is_wait,
     kind_of,
 )
-from fxlib.runtime.batched_items import is_batch, items_of
-from fxlib.runtime.batches import IN_ORDER
-from fxlib.runtime.calls import completes
-from fxlib.runtime.operators import FETCHES, TRACKERS
+from fxlib.runtime.ops.batches import IN_ORDER, is_batch, items_of
+from fxlib.runtime.ops.calls import completes
+from fxlib.runtime.ops.registry import FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
 from fxlib.wire.targets import methods

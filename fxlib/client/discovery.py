@@ -21,7 +21,7 @@ from fxlib.client.variants import collectives_of, profile_of
 from fxlib.errors import FxlibError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 from fxlib.spec.inputs import Batch, BatchSpec, describe
 from fxlib.spec.report import Result
 from fxlib.spec.variant import MAX_VARIANTS, Variant

@@ -11,9 +11,9 @@ from torch.fx import GraphModule, Node
 
 from fxlib.client.value_numbering import Numbers, bodies, callable_key
 from fxlib.runtime import is_call, is_issue, is_wait
-from fxlib.runtime.batched_items import is_batch, items_of
-from fxlib.runtime.calls import client_of, completes
-from fxlib.runtime.operators import CALLS_BY_NAME, FETCHES, TRACKERS
+from fxlib.runtime.ops.batches import is_batch, items_of
+from fxlib.runtime.ops.calls import client_of, completes
+from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
 from fxlib.wire.write_modules import fits

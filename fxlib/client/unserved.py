@@ -20,8 +20,8 @@ from fxlib.client.value_numbering import bodies
 from fxlib.errors import PassError, RemoteError
 from fxlib.reasons import Reason
 from fxlib.runtime import is_wait
-from fxlib.runtime.calls import client_of
-from fxlib.runtime.operators import CALLS_BY_NAME, TRACKERS
+from fxlib.runtime.ops.calls import client_of
+from fxlib.runtime.ops.registry import CALLS_BY_NAME, TRACKERS
 from fxlib.spec.workload import Workload
 from fxlib.v1 import graph_pb2, jobs_pb2
 

@@ -10,9 +10,9 @@ from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
 from fxlib.runtime import kind_of, remote_call, track_gradient
-from fxlib.runtime.batched_items import is_item, item_of
-from fxlib.runtime.calls import completes
-from fxlib.runtime.operators import TRACKERS
+from fxlib.runtime.ops.batches import is_item, item_of
+from fxlib.runtime.ops.calls import completes
+from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.wire.callables import known_name
 
 

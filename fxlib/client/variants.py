@@ -16,8 +16,8 @@ from fxlib.errors import FxlibError, FxlibWarning, WireError
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.data_parallel import described
 from fxlib.runtime.guards.folded_weights import Mark, marks_of
-from fxlib.runtime.paths import submodule
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.submodules import submodule
 from fxlib.spec.profile import CallProfile, Profile
 from fxlib.spec.report import Report
 from fxlib.spec.variant import Variant

@@ -18,7 +18,7 @@ from typing_extensions import override
 from fxlib.equivalence.snapshot import GENERATOR, Batch, left_behind
 from fxlib.errors import FxlibWarning, PassError
 from fxlib.runtime import CapturedModule, is_call, is_issue
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 from fxlib.utils.pytree import mapped
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128} | dict.fromkeys(

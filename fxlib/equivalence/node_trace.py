@@ -18,8 +18,8 @@ from fxlib.capture import source
 from fxlib.equivalence.snapshot import Batch, backward
 from fxlib.equivalence.visible_outputs import formed
 from fxlib.errors import PassError
-from fxlib.runtime.forward_context import THREAD, Flight
 from fxlib.runtime.preserve_state import copied, state_kept
+from fxlib.runtime.tracking.forward_context import THREAD, Flight
 from fxlib.utils.location import location_of
 from fxlib.utils.pytree import leaves
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 from fxlib.utils.pytree import leaves, structure
 from fxlib.utils.tensors import wraps
 

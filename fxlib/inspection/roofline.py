@@ -22,8 +22,8 @@ from fxlib.inspection.device import Device
 from fxlib.inspection.operations import Operation
 from fxlib.inspection.propagate import Run
 from fxlib.inspection.tensors import number
-from fxlib.runtime.batched_items import is_batch, waits_of
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.batches import is_batch, waits_of
+from fxlib.runtime.ops.record import call_name
 from fxlib.spec.profile import CallProfile, Profile
 
 

@@ -18,9 +18,9 @@ from fxlib.profiling.measure import contract_of, measure
 from fxlib.profiling.optimizer import optimizer_s, parameters_in
 from fxlib.profiling.runs import STEPS, WARMUPS, batches_of
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
+from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.preserve_state import copied, state_kept
 from fxlib.runtime.push_gradients import push_gradients
-from fxlib.runtime.record import current_recording
 from fxlib.spec.inputs import Batch, draw
 from fxlib.spec.losses import scalar
 from fxlib.spec.profile import Profile

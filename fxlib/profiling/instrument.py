@@ -16,12 +16,12 @@ from fxlib.profiling.message_sizes import message_bytes, value_bytes
 from fxlib.profiling.samples import Forward, PushSample
 from fxlib.profiling.single_call import timed
 from fxlib.runtime import ops
-from fxlib.runtime.batched_items import is_batch
-from fxlib.runtime.calls import is_call, is_issue, is_wait
-from fxlib.runtime.forward_context import Tracked, current_flight
-from fxlib.runtime.gradients.containers import as_it_is
-from fxlib.runtime.operators import TRACKERS
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.batches import is_batch
+from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
+from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.tracking.forward_context import Tracked, current_flight
+from fxlib.runtime.tracking.ownership import as_it_is
 
 _CALIBRATION = 1_000
 

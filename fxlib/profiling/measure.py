@@ -19,7 +19,7 @@ from fxlib.profiling.servers import Probed, Read, probe, unprobed
 from fxlib.profiling.sharing import NOTEWORTHY, own_s, undisturbed
 from fxlib.profiling.summary import calls_of, least_share, nodes_of, rest_s, waking
 from fxlib.runtime import is_issue
-from fxlib.runtime.operators import REPEATABLE
+from fxlib.runtime.ops.registry import REPEATABLE
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import CallProfile, Profile, TensorShape
 from fxlib.utils.hardware import cores, processor

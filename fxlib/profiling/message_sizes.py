@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils import _pytree as pytree
 
-from fxlib.runtime.flow_control import tensor_bytes
+from fxlib.runtime.tracking.flow_control import tensor_bytes
 from fxlib.spec.profile import Opaque, Result, TensorShape
 
 ENVELOPE_BYTES = 256

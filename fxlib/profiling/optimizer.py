@@ -8,7 +8,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 from fxlib.spec.optimizers import build
 from fxlib.spec.workload import Optimizer
 

@@ -12,7 +12,7 @@ from fxlib.errors import FxlibError
 from fxlib.profiling.instrument import Instrumented
 from fxlib.profiling.samples import StepSample
 from fxlib.profiling.stopwatch import Stopwatch
-from fxlib.runtime.record import record
+from fxlib.runtime.ops.record import record
 
 STEPS = 10
 WARMUPS = 2

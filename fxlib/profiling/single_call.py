@@ -11,9 +11,9 @@ from torch.fx import Node
 
 from fxlib.profiling.message_sizes import is_told, message_bytes, structure_of
 from fxlib.profiling.samples import CallSample, Forward
-from fxlib.runtime.calls import is_call, is_wait, kind_of
-from fxlib.runtime.gradients.containers import as_it_is
-from fxlib.runtime.record import call_name, reached
+from fxlib.runtime.ops.calls import is_call, is_wait, kind_of
+from fxlib.runtime.ops.record import call_name, reached
+from fxlib.runtime.tracking.ownership import as_it_is
 
 
 def timed(node: Node, forward: Callable[[], Forward], made: dict[str, tuple[Any, ...]]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from typing_extensions import override
 
 from fxlib.profiling.instrument import Instrumented
-from fxlib.runtime.record import Recording
+from fxlib.runtime.ops.record import Recording
 
 
 class Stopwatch(Recording):

@@ -40,7 +40,7 @@ from fxlib.passes.infra.invariants import Conduct
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.guards.folded_weights import relies_on_weights
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.record import call_name
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, PassReport

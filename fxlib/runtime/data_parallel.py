@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.errors import OpaqueError
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 
 ALL_RANKS: Final = "0"
 """The name that torch gives the group of all ranks."""

@@ -18,8 +18,8 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from fxlib.runtime.batched_items import is_batch, is_item, item_of
-from fxlib.runtime.ops import remote_call
+from fxlib.runtime.ops.batches import is_batch, is_item, item_of
+from fxlib.runtime.ops.operators import remote_call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import operator
+import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,24 +20,23 @@ from typing_extensions import override
 
 from fxlib.errors import CaptureError, WireError
 from fxlib.runtime import failure
-from fxlib.runtime.calls import is_issue, is_wait
 from fxlib.runtime.compilers import break_at, is_compiled, skip
-from fxlib.runtime.contract_lookup import contracts_in
-from fxlib.runtime.forward_context import THREAD, Flight
 from fxlib.runtime.gradients.plain_forward import tracked_calls
 from fxlib.runtime.gradients.tape import Tape
-from fxlib.runtime.gradients.tracking import keep_gradients
 from fxlib.runtime.guards.capture_facts import Facts
 from fxlib.runtime.guards.conditions import Asked, Conditions, Entry, parameters_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import Mark
 from fxlib.runtime.module_state import Companions, Expected
-from fxlib.runtime.operators import TRACKERS
-from fxlib.runtime.record import current_recording
-from fxlib.runtime.shadowed_names import shadowed
+from fxlib.runtime.ops.calls import is_issue, is_wait
+from fxlib.runtime.ops.contract_lookup import contracts_in
+from fxlib.runtime.ops.record import current_recording
+from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
+from fxlib.runtime.submodules import local_modules, remote_modules
+from fxlib.runtime.tracking.forward_context import THREAD, Flight
+from fxlib.runtime.tracking.track import keep_gradients
 from fxlib.runtime.variants import GraphSet, Hindrance
-from fxlib.runtime.walk import local_modules, remote_modules
 
 
 class CapturedModule(GraphModule):
@@ -118,7 +120,7 @@ class CapturedModule(GraphModule):
         except SyntaxError as error:
             problem = f"a name in it cannot stand in code: {(error.text or '').strip()!r}"
             raise CaptureError(problem, where=type(self).__name__, hint="Rename the module.") from error
-        if hidden := shadowed(self.graph, self._code):
+        if hidden := _shadowed(self.graph, self._code):
             problem = f"the argument {hidden!r} hides what the generated code calls by its name"
             raise CaptureError(problem, where=type(self).__name__, hint="Rename the argument.")
         cls: Any = type(self)
@@ -392,3 +394,33 @@ def _run_original(
             return original.forward(*args, **kwargs)
         with tracked_calls(module._fxlib.tape, contracts_in(module.graph), reason):
             return original.forward(*args, **kwargs)
+
+
+def _shadowed(graph: Graph, code: str) -> str:
+    """Return the name of an argument that hides what the generated `code` of a graph uses; empty if none does.
+
+    torch.fx gives the nodes of arguments such as `inf` or `slice` other names, and keeps the arguments' own in the
+    signature, where they hide what the code means by them: `x.clamp(max=float("inf"))` is `x.clamp(max = inf)` there.
+    """
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    renamed = {name for node in placeholders if (name := str(node.target).lstrip("*")) != node.name}
+    renamed = {name for name in renamed if _may_be_used(name, code)}
+    if not renamed:
+        return ""
+    (function,) = (each for each in ast.parse(textwrap.dedent(code)).body if isinstance(each, ast.FunctionDef))
+    parts = (each for statement in function.body if not _is_entry(statement) for each in ast.walk(statement))
+    used = {each.id for each in parts if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    return min(renamed & used, default="")
+
+
+def _may_be_used(name: str, code: str) -> bool:
+    """Whether a name stands in code beside where it is taken in, as far as the text tells, without parsing it all."""
+    alone, taken_in = re.compile(rf"(?<![\w.]){name}(?!\w)"), re.compile(rf"\s*(def .*|\w+ = {name})")
+    return any(alone.search(line) and not taken_in.fullmatch(line) for line in code.splitlines() if name in line)
+
+
+def _is_entry(statement: ast.stmt) -> bool:
+    """Whether a statement only takes arguments in: `inf_1 = inf`, or the flattening of nested ones."""
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    flattens = isinstance(value, ast.Call) and ast.unparse(value.func) == "fx_pytree.tree_flatten_spec"
+    return flattens or isinstance(value, ast.Name)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fxlib.errors import PassError
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 from fxlib.utils.compare import same_bits
 from fxlib.utils.pytree import is_open, is_plain, leaves, mapped
 

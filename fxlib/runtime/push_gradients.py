@@ -9,8 +9,8 @@ from fxlib.runtime.gradients.plain_forward import AsWritten, as_written
 from fxlib.runtime.gradients.pushes import push_all
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.module import CapturedModule
-from fxlib.runtime.record import current_recording
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.ops.record import current_recording
+from fxlib.runtime.submodules import local_modules
 
 
 def push_gradients(module: nn.Module) -> None:

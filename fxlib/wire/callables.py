@@ -11,8 +11,8 @@ from torch.fx import GraphModule, Node
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import TreeSpec
 
-from fxlib.runtime.calls import ClientFunction
 from fxlib.runtime.data_parallel import body_of
+from fxlib.runtime.ops.calls import ClientFunction
 from fxlib.wire.opaque import OpaqueFunction, tuple_label
 from fxlib.wire.operators import operator_name
 from fxlib.wire.targets import function_name, registered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fxlib.runtime.operators import BY_LABEL, OPERATORS
+from fxlib.runtime.ops.registry import BY_LABEL, OPERATORS
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.check_pytree import check_pytree
 from fxlib.wire.check_values import Place, check_value

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from fxlib.runtime.calls import Client, ClientFunction, client_of
+from fxlib.runtime.ops.calls import Client, ClientFunction, client_of
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import bodies
 from fxlib.wire.faults import Fault

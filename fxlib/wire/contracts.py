@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxlib.errors import ContractError
-from fxlib.runtime.structure import mapped
+from fxlib.runtime.tracking.result_structure import mapped
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.check_values import Place, check_value

@@ -15,7 +15,7 @@ from fxlib.runtime import CapturedModule
 from fxlib.runtime.data_parallel import described
 from fxlib.runtime.guards.capture_facts import Facts, names_grad_mode
 from fxlib.runtime.guards.conditions import Asked, Entry
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import leaves
 from fxlib.wire.callables import label_of

@@ -21,9 +21,9 @@ import torch
 from torch.distributed import rpc
 from torch.overrides import get_overridable_functions
 
-from fxlib.runtime import calls
 from fxlib.runtime.attributes import read_attribute
-from fxlib.runtime.operators import BY_LABEL
+from fxlib.runtime.ops import calls
+from fxlib.runtime.ops.registry import BY_LABEL
 
 Function = Callable[..., Any]
 

@@ -9,9 +9,9 @@ from torch.fx.graph import CodeGen, _PyTreeCodeGen
 
 from fxlib.errors import WireError
 from fxlib.runtime.attributes import read_attribute
-from fxlib.runtime.calls import Client, client_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import FOLDED, RANK
+from fxlib.runtime.ops.calls import Client, client_of
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels, known_name

@@ -12,7 +12,7 @@ from fxlib.reasons import Reason
 from fxlib.recipes import recipes
 from fxlib.recipes.recipes import Rewrite
 from fxlib.runtime import CapturedModule, create, fetch, issue_call, remote_call, wait
-from fxlib.runtime.collectives import collective
+from fxlib.runtime.ops.collectives import collective
 from fxlib.spec.contract import Contract
 
 READ = Contract(reads=frozenset({"table"}))

@@ -18,7 +18,7 @@ from fxlib import wire
 from fxlib.errors import OpaqueError, WireError
 from fxlib.recipes import recipes
 from fxlib.runtime import is_call, is_issue, is_wait
-from fxlib.runtime.calls import ClientFunction
+from fxlib.runtime.ops.calls import ClientFunction
 from tests.capture import grpc_store
 from tests.capture.grpc_store import StoreStub
 

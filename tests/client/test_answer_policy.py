@@ -17,7 +17,7 @@ from fxlib import ps
 from fxlib.client.answer_policy import screen
 from fxlib.errors import WireError
 from fxlib.runtime import create, functions, is_wait, issue_batch, remote_call, wait_item
-from fxlib.runtime.collectives import collective
+from fxlib.runtime.ops.collectives import collective
 from tests.capture import feature_store
 from tests.client.models import Clicks
 from tests.process_group import process_group

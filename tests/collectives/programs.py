@@ -15,7 +15,7 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib.runtime import is_issue, kind_of
-from fxlib.runtime.calls import COLLECTIVE
+from fxlib.runtime.ops.calls import COLLECTIVE
 from tests.random_programs import simulation
 
 RAW = torch.ops._c10d_functional

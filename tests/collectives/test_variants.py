@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import fxlib
 from fxlib.client.variants import collectives_of
 from fxlib.runtime import CapturedModule, is_wait
-from fxlib.runtime.calls import COLLECTIVE, kind_of
+from fxlib.runtime.ops.calls import COLLECTIVE, kind_of
 from tests.collectives.world import SIZE, on_all_ranks
 
 STEPS = 6

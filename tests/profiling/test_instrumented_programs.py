@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 from fxlib.profiling.instrument import Instrumented
 from fxlib.profiling.stopwatch import Stopwatch
 from fxlib.recipes import recipes
-from fxlib.runtime.record import record
+from fxlib.runtime.ops.record import record
 from tests.random_programs.programs import Program, differentiable_program, random_program
 from tests.random_programs.running import Outcome, differences, outcome, real_servers
 

@@ -8,7 +8,7 @@ import fxlib
 from fxlib import ps
 from fxlib.errors import FxlibError
 from fxlib.profiling import measure
-from fxlib.runtime.record import current_recording
+from fxlib.runtime.ops.record import current_recording
 from tests.profiling.clicks import Clicks, batch, digests
 
 pytestmark = pytest.mark.usefixtures("servers")

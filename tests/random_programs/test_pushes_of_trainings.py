@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from fxlib.errors import FxlibWarning
 from fxlib.recipes import recipes
-from fxlib.runtime.gradients import autograd_node, pushes
+from fxlib.runtime.gradients import pushes
+from fxlib.runtime.tracking import autograd_node
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import Training, World, random_training, run
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fxlib.runtime import CapturedModule, issue_batch, issue_call, remote_call, wait, wait_item
-from fxlib.runtime.batches import NamedCall
+from fxlib.runtime.ops.batches import NamedCall
 from tests.runtime import remote_functions
 
 FUNCTIONS = remote_functions.NAME

@@ -11,7 +11,8 @@ from torch.fx.graph import _is_from_torch
 from torch.fx.node import _get_qualified_name
 
 from fxlib import wire
-from fxlib.runtime import CallKind, calls
+from fxlib.runtime import CallKind
+from fxlib.runtime.ops import calls
 from fxlib.wire import operators, targets
 from tests.wire.support import call_of, graph_of, round_trip
 

@@ -14,9 +14,9 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.cost import estimates
 from fxlib.analysis.effects.resources import contract_of_call, function_name, speaks_to
 from fxlib.runtime import functions
-from fxlib.runtime.batched_items import is_batch, is_item, item_of, waits_of
-from fxlib.runtime.calls import is_call, is_issue, is_wait
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.batches import is_batch, is_item, item_of, waits_of
+from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
+from fxlib.runtime.ops.record import call_name
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import CallProfile, Profile, Push, ServerProfile
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.operators import operator_tables
-from fxlib.runtime.operators import TRACKERS
+from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.spec.profile import ServerProfile
 
 VIEW_S = 1e-6

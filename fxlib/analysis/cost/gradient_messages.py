@@ -15,7 +15,7 @@ from torch.fx import Node
 from fxlib.analysis.cost.costs import ITEM_S, CallCost, Costs, batch_work_s, work_s
 from fxlib.errors import ContractError
 from fxlib.runtime import functions, ops
-from fxlib.runtime.operators import TRACKERS
+from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.spec.contract import Contract, contract_of
 from fxlib.spec.profile import Push, ServerProfile
 

@@ -15,7 +15,7 @@ from fxlib.analysis.effects.resources import PROCESS, Storage
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.reasons import Reason
 from fxlib.runtime.guards.folded_weights import sources_of
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

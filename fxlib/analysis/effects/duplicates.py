@@ -16,9 +16,9 @@ from fxlib.analysis.effects.resources import contract_of_call
 from fxlib.analysis.scheduling.reordering import was_split
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
-from fxlib.runtime.calls import is_call
-from fxlib.runtime.operators import TRACKERS
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.calls import is_call
+from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.spec.profile import Opaque, Profile, TensorShape
 
 

@@ -21,7 +21,7 @@ from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.schemas import Operator
-from fxlib.runtime.operators import FETCHES, TRACKERS
+from fxlib.runtime.ops.registry import FETCHES, TRACKERS
 from fxlib.wire import OpaqueAttribute, OpaqueRRef
 
 _USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})

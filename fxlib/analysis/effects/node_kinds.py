@@ -23,13 +23,12 @@ from fxlib.analysis.operators.receivers import Receivers
 from fxlib.analysis.operators.schemas import Operator, facts_of
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
-from fxlib.runtime.batched_items import is_batch, waits_of
-from fxlib.runtime.calls import is_call, is_issue, is_wait
 from fxlib.runtime.data_parallel import DataParallel, body_of, broadcasts, is_ordinary, tensors_of
-from fxlib.runtime.flow_control import limit_in_flight
-from fxlib.runtime.operators import TRACKERS
-from fxlib.runtime.paths import submodule
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.ops.batches import is_batch, waits_of
+from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
+from fxlib.runtime.ops.operators import limit_in_flight
+from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.submodules import local_modules, submodule
 
 
 class Part(IntEnum):

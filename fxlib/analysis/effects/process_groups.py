@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.resources import COLLECTIVES, collective_arguments, function_name
 from fxlib.runtime.data_parallel import ALL_RANKS, DataParallel, described
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 from fxlib.wire import OpaqueModule
 
 Sizes = Mapping[str, tuple[int, ...]]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fxlib.analysis.operators.schemas import Operator
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 
 _FRESH = tuple(
     f"torch.nn.modules.{name}"

@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from fxlib.analysis.effects.constant_weights import Weight
 from fxlib.analysis.operators.leaf_modules import is_known
 from fxlib.analysis.operators.signatures import arguments_of
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 
 Kind = Literal["linear", "convolution", "transposed"]
 _MODULES: dict[type[nn.Module], str] = {

@@ -14,7 +14,7 @@ from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.access import operator_of
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.runtime.attributes import read_attribute
-from fxlib.runtime.operators import TRACKERS
+from fxlib.runtime.ops.registry import TRACKERS
 
 _PYTHON = frozenset({"_operator", "builtins"})
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.runtime import functions
 from fxlib.runtime.attributes import read_attribute
-from fxlib.runtime.structure import check_plain, check_structure, check_tensor
+from fxlib.runtime.tracking.result_structure import check_plain, check_structure, check_tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from fxlib.analysis.scheduling.earliest_arrival import NOISE, Arrival, Arrivals,
 from fxlib.analysis.scheduling.usual_service_time import typical
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import functions, ops
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.record import call_name
 from fxlib.spec.profile import ServerProfile
 
 

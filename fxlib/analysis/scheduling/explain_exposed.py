@@ -17,7 +17,7 @@ from fxlib.analysis.cost.simulate import SimulatedCall, Simulation
 from fxlib.analysis.effects.dependencies import Dependencies, Why
 from fxlib.analysis.scheduling.reordering import Pair, is_idle
 from fxlib.reasons import Reason
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.record import call_name
 
 _HIDDEN_SHARE = 0.1
 """A call of whose way, or of the step, no more than this is exposed counts as hidden."""

@@ -13,8 +13,8 @@ from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
-from fxlib.runtime.batched_items import is_batch, waits_of
-from fxlib.runtime.calls import is_issue
+from fxlib.runtime.ops.batches import is_batch, waits_of
+from fxlib.runtime.ops.calls import is_issue
 
 _IDLE = frozenset({"placeholder", "get_attr"})
 _CALL_S = 1e-4

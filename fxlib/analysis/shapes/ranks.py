@@ -9,7 +9,7 @@ from torch.fx.graph import CodeGen
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.operators.schemas import Operator
 from fxlib.runtime.guards.folded_weights import RANK
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 
 Rank = int | Node
 """A number of dimensions, or the placeholder that has as many."""

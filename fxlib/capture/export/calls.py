@@ -27,8 +27,8 @@ from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace.remote import METHOD_ARGUMENTS, RemoteCalls
 from fxlib.capture.trace.values import FutureValue
 from fxlib.runtime import is_wait, ops
-from fxlib.runtime.operators import TRACKERS
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.submodules import local_modules
 from fxlib.spec.contract import Contract, Exactly
 from fxlib.utils.pytree import python_number
 

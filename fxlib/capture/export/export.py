@@ -27,6 +27,7 @@ from fxlib.capture.export import eager_branches, inlining
 from fxlib.capture.export.calls import ExportRecorder, recording
 from fxlib.capture.export.checks import Questions, refuse_writes
 from fxlib.capture.export.hooks import install
+from fxlib.capture.export.object_state import with_states
 from fxlib.capture.export.sizes import guards_of
 from fxlib.capture.export.stand_ins import StandIns, let_go, state_of
 from fxlib.capture.export.value_checks import ValueQuestions
@@ -44,9 +45,8 @@ from fxlib.errors import CaptureError, FxlibError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.conditions import Asked
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
-from fxlib.runtime.object_state import with_states
 from fxlib.runtime.state import FunctionModel
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 
 
 def export(

@@ -22,7 +22,7 @@ from fxlib.capture.trace import refusals
 from fxlib.capture.trace.hooks import METHODS, STYLES, hide_remote_modules
 from fxlib.capture.trace.remote import Style
 from fxlib.capture.trace.values import CollectedFutures
-from fxlib.runtime.calls import kinds
+from fxlib.runtime.ops.calls import kinds
 
 
 def install(interception: Interception, remote: ExportRecorder) -> None:

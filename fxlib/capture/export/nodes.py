@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 from fxlib.capture import intercept
 from fxlib.capture.export.calls import NUMBERS, OPERATOR, TENSOR, TOKENS, ExportRecorder
 from fxlib.capture.export.sizes import expression
-from fxlib.runtime import structure
 from fxlib.runtime.guards.export_guards import Expression, InputGuards, TensorGuard
-from fxlib.runtime.operators import TRACKERS
+from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.tracking import result_structure
 from fxlib.spec.contract import Contract, Exactly
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -100,18 +100,18 @@ class Replay:
                     found.append(value)
                 elif kind is not None:
                     next(remaining)
-                    self.graph.call_function(structure.check_plain, (value, function, kind.__name__))
+                    self.graph.call_function(result_structure.check_plain, (value, function, kind.__name__))
                     found.append(value)
                     self.numbers.add(value)
                 elif isinstance(gap, (bool, str, Exactly)):
                     exact = gap.value if isinstance(gap, Exactly) else gap
-                    self.graph.call_function(structure.check_plain, (value, function, (exact,)))
+                    self.graph.call_function(result_structure.check_plain, (value, function, (exact,)))
                 return
             is_mapping = part.type in (dict, OrderedDict)
             keys = tuple(part.context) if is_mapping else tuple(range(part.num_children))
             declared = keys if is_mapping else len(keys)
             if declares:
-                self.graph.call_function(structure.check_structure, (value, function, declared))
+                self.graph.call_function(result_structure.check_structure, (value, function, declared))
             for key, child in zip(keys, part.children(), strict=True):
                 visit(self.graph.call_function(operator.getitem, (value, key)), child)
 
@@ -120,7 +120,7 @@ class Replay:
 
     def _check_tensor(self, value: Node, function: str, like: torch.Tensor) -> None:
         sizes = tuple(self._size(expression(getattr(size, "node", size))) for size in like.shape)
-        self.graph.call_function(structure.check_tensor, (value, function, like.dtype, sizes))
+        self.graph.call_function(result_structure.check_tensor, (value, function, like.dtype, sizes))
 
     def _size(self, size: Expression) -> Any:
         """Return a size as a number, or the node that computes it; None of one that only a run knows."""

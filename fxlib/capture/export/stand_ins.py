@@ -19,7 +19,7 @@ from fxlib.capture import source
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import Call, Interception, is_capturing
 from fxlib.capture.recording.recorder import Recorder
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 
 
 class StandIns(TorchFunctionMode):

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from fxlib.capture import source
 from fxlib.capture.recording import running_code
 from fxlib.capture.recording.instrument import ENTRY, Observer, globals_of, instrumented
-from fxlib.runtime import method_callers
+from fxlib.runtime.ops import method_callers
 
 HEAP_TYPE = 1 << 9
 LRU_CACHE: type = type(functools.lru_cache(int))

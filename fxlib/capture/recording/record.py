@@ -18,7 +18,7 @@ from fxlib.capture.recording.observers import ObservedFunctions, code_of, entrie
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.capture_facts import SCALARS, Fact, Kind, Mark, contents_of, is_array
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 
 if TYPE_CHECKING:
     from fxlib.capture.export.stand_ins import StandIns

@@ -10,7 +10,7 @@ from torch.fx import Proxy
 from fxlib.capture.intercept import Interception, Replace
 from fxlib.capture.trace.tracer import RemoteTracer
 from fxlib.capture.trace.values import FutureValue, value_of
-from fxlib.runtime.calls import CallKind, kinds, signature_of
+from fxlib.runtime.ops.calls import CallKind, kinds, signature_of
 from fxlib.spec.contract import Contract
 
 

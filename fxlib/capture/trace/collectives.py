@@ -16,7 +16,7 @@ from torch.fx import Proxy
 from fxlib.capture.intercept import Call, Interception, suspended
 from fxlib.capture.trace.tracer import RemoteTracer
 from fxlib.capture.trace.values import CollectiveValue, StructuredValue
-from fxlib.runtime import collectives
+from fxlib.runtime.ops import collectives
 
 _OPERATORS = torch.ops._c10d_functional
 
@@ -35,7 +35,7 @@ def install(interception: Interception, tracer: RemoteTracer) -> None:
 
 
 class _Recorder:
-    """Writes collectives as `fxlib.runtime.collectives` has them."""
+    """Writes collectives as `fxlib.runtime.ops.collectives` has them."""
 
     def __init__(self, tracer: RemoteTracer) -> None:
         self._tracer = tracer

@@ -15,7 +15,7 @@ from torch.nn.modules.rnn import RNNBase
 from fxlib.capture import source
 from fxlib.capture.intercept import suspended
 from fxlib.capture.metadata import attribute_of
-from fxlib.runtime.calls import COLLECTIVE, kind_of
+from fxlib.runtime.ops.calls import COLLECTIVE, kind_of
 
 # Abstract base classes, single dispatch, and the metaclass of parameters.
 _ASKING_FOR_OTHERS = ("<frozen abc>", "functools.py", "torch/nn/parameter.py")

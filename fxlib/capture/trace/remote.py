@@ -21,8 +21,8 @@ from fxlib.capture.trace.except_handlers import guarding_handler
 from fxlib.capture.trace.values import FutureValue, RRefCalls, StructuredValue, TracedValue, value_of
 from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import functions, is_wait, ops
-from fxlib.runtime.calls import CallKind, kind_of
-from fxlib.runtime.method_callers import GIVEN, MethodCall, method_called
+from fxlib.runtime.ops.calls import CallKind, kind_of
+from fxlib.runtime.ops.method_callers import GIVEN, MethodCall, method_called
 from fxlib.spec.contract import Contract, contract_of
 
 Style = Literal["sync", "async", "remote"]

@@ -30,7 +30,8 @@ from fxlib.capture.trace.parameter_looks import ParameterLooks
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.values import CollectiveValue, StructuredValue, TracedValue
 from fxlib.errors import CaptureError
-from fxlib.runtime import CapturedModule, structure
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.tracking import result_structure
 from fxlib.utils.pytree import python_number
 
 _DECLARE = (
@@ -125,11 +126,11 @@ class RemoteTracer(Tracer):
     def check_structure(self, value: StructuredValue) -> None:
         """Let each run check that a remote result, or a part of it, has its declared structure."""
         declared = tuple(value.structure) if isinstance(value.structure, Mapping) else len(value.structure)
-        self._check(structure.check_structure, value, declared)
+        self._check(result_structure.check_structure, value, declared)
 
     def check_plain(self, value: Proxy, declared: float | str) -> None:
         """Let each run check that a part of a remote result is what its contract says that it is."""
-        self._check(structure.check_plain, value, (declared,))
+        self._check(result_structure.check_plain, value, (declared,))
 
     def _check(self, check: Callable[..., None], value: Proxy, declared: object) -> None:
         made = value.node

@@ -7,7 +7,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fxlib.capture.faults import fault
-from fxlib.runtime.operators import TRACKERS
+from fxlib.runtime.ops.registry import TRACKERS
 
 _WITHOUT_HISTORY = frozenset({"detach", "detach_"})
 

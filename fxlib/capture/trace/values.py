@@ -16,7 +16,7 @@ from fxlib.capture.faults import fault
 from fxlib.capture.trace import isinstance_rules
 from fxlib.capture.trace.parameter_looks import ANSWERED
 from fxlib.errors import CaptureError
-from fxlib.runtime.collectives import wait_collective
+from fxlib.runtime.ops.collectives import wait_collective
 from fxlib.spec.contract import Exactly
 
 Structure = Mapping[Any, Any] | Sequence[Any]

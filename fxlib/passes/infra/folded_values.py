@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fxlib.analysis.operators.linear_layers import Affine, functional
 from fxlib.runtime.guards.folded_weights import FOLDED
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """A function, and its arguments by place and by name."""

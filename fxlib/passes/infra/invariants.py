@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
-from fxlib.runtime.batched_items import is_batch, waits_of
-from fxlib.runtime.calls import is_issue, is_wait
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.batches import is_batch, waits_of
+from fxlib.runtime.ops.calls import is_issue, is_wait
+from fxlib.runtime.ops.record import call_name
 
 MERGED = "merged"
 """Names of the calls, as captured, for whose results a call stands besides its own: in the metadata of its node."""

@@ -12,7 +12,7 @@ from fxlib.analysis.scheduling.batching import Capacity
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.remote.coalesce_calls import coalesce
 from fxlib.passes.remote.write_sequences import may_write_in_turn, sequences
-from fxlib.runtime.batches import IN_ORDER
+from fxlib.runtime.ops.batches import IN_ORDER
 
 
 @register_pass("coalesce_writes", preserves="bitwise")

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from fxlib.analysis.scheduling.reordering import is_idle, was_split
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.runtime.calls import is_wait, kind_of
+from fxlib.runtime.ops.calls import is_wait, kind_of
 
 
 @register_pass("fold_pairs", preserves="bitwise")

@@ -11,7 +11,7 @@ from fxlib.analysis.effects.resources import function_name, speaks_to
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.invariants import MERGED
 from fxlib.reasons import Declined, Reason
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.record import call_name
 from fxlib.spec.report import CallReport
 
 

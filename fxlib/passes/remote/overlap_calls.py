@@ -20,9 +20,9 @@ from fxlib.analysis.scheduling.reordering import Pair, Reordering, pairs_of, was
 from fxlib.analysis.scheduling.schedule import Schedule, closed, overlapped_order
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.reasons import Declined, Reason
-from fxlib.runtime.batched_items import is_batch, items_of
-from fxlib.runtime.flow_control import limit_in_flight
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.batches import is_batch, items_of
+from fxlib.runtime.ops.operators import limit_in_flight
+from fxlib.runtime.ops.record import call_name
 from fxlib.spec.report import Action, CallReport
 
 

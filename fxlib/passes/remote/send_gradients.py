@@ -8,7 +8,7 @@ from typing_extensions import override
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import ops
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.record import call_name
 
 
 @register_pass("send_gradients", preserves="bitwise", version="2")

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.invariants import MERGED
-from fxlib.runtime.calls import is_call, kind_of
+from fxlib.runtime.ops.calls import is_call, kind_of
 
 KEPT_BY_ISSUE = ("call", "contract", "order", "source", "stack_trace", "nn_module_stack", MERGED)
 """Metadata that is true of the call; the rest speaks of its result, and stays with the wait."""

@@ -25,11 +25,12 @@ from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.distributed.rpc.internal import RPCExecMode
 
 from fxlib.errors import ContractError, FxlibWarning
-from fxlib.runtime import contract_lookup, functions, ops
-from fxlib.runtime.forward_context import THREAD, Flight
+from fxlib.runtime import functions
 from fxlib.runtime.gradients.tape import Tape
-from fxlib.runtime.gradients.tracking import keep_gradients
-from fxlib.runtime.method_callers import method_called
+from fxlib.runtime.ops import contract_lookup, operators
+from fxlib.runtime.ops.method_callers import method_called
+from fxlib.runtime.tracking.forward_context import THREAD, Flight
+from fxlib.runtime.tracking.track import keep_gradients
 from fxlib.spec.contract import Contract, contract_of
 
 _METHODS = (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution)
@@ -205,7 +206,7 @@ class _Answer:
         answered = self._future.wait()
         outer, THREAD.flight = THREAD.flight, self._flight
         try:
-            result = ops.track_gradient(answered, *self._push)
+            result = operators.track_gradient(answered, *self._push)
         finally:
             THREAD.flight = outer
         keep_gradients(result)

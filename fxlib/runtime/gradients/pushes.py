@@ -10,12 +10,17 @@ behind it.
 from __future__ import annotations
 
 import math
+import signal
+import threading
+from _signal import getsignal  # type: ignore[import-not-found]
+from _signal import signal as set_signal  # what signal.signal calls, which makes enums of numbers, at half the cost
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from types import FrameType
 from typing import Any
 
 from torch.distributed import rpc
@@ -23,12 +28,12 @@ from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
 from fxlib import batch
 from fxlib.errors import ContractError
-from fxlib.runtime import functions, ops
-from fxlib.runtime.deadlines import DEADLINES, NO_LIMIT
-from fxlib.runtime.forward_context import Tracked
-from fxlib.runtime.gradients.interrupts import uninterrupted
-from fxlib.runtime.record import Recording
-from fxlib.runtime.refusals import is_refusal, tell_of_refusal
+from fxlib.runtime import functions
+from fxlib.runtime.ops import operators
+from fxlib.runtime.ops.batches import is_refusal, tell_of_refusal
+from fxlib.runtime.ops.deadlines import DEADLINES, NO_LIMIT
+from fxlib.runtime.ops.record import Recording
+from fxlib.runtime.tracking.forward_context import Tracked
 from fxlib.spec.contract import Contract, contract_of
 
 
@@ -66,7 +71,7 @@ def pushes_of(tracked: Iterable[Tracked]) -> list[Push]:
     for each in tracked:
         if each.gradient not in known:
             known[each.gradient] = _resolved(each.gradient)
-        found.append(Push(each, ops.server_name(each.to), *known[each.gradient]))
+        found.append(Push(each, operators.server_name(each.to), *known[each.gradient]))
     return found
 
 
@@ -90,7 +95,7 @@ def push_all(pushes: Sequence[Push], recording: Recording | None) -> None:
             which others are behind it and were made all the same, a note of the error says.
     """
     # A call to this very process may touch what the program goes on with.
-    at_home = set(filter(ops.is_this_process, {push.server for push in pushes}))
+    at_home = set(filter(operators.is_this_process, {push.server for push in pushes}))
     for travels, group in groupby(pushes, key=lambda push: push.travels and push.server not in at_home):
         if travels:
             _push_side_by_side(list(group), recording)
@@ -102,7 +107,7 @@ def push_all(pushes: Sequence[Push], recording: Recording | None) -> None:
 def _push(push: Push, recording: Recording | None) -> None:
     call = push.call
     with nullcontext() if recording is None else recording.span("push", call.gradient, push.server):
-        ops.remote_call(call.to, call.gradient, push.arguments, call.kwargs, call.timeout_s)
+        operators.remote_call(call.to, call.gradient, push.arguments, call.kwargs, call.timeout_s)
 
 
 def _push_side_by_side(pushes: Sequence[Push], recording: Recording | None) -> None:
@@ -238,18 +243,20 @@ class Parcel:
             found |= zip(chain, [told] if len(chain) == 1 or batch.failed(told) else told, strict=False)
         return found
 
-    def _send(self) -> ops.Future:
+    def _send(self) -> operators.Future:
         function: Callable[..., Any]
         first = self.pushes[0].call
         if len(self.pushes) == 1:
-            return ops.start_call(first.to, first.gradient, self.pushes[0].arguments, first.kwargs, first.timeout_s)
+            return operators.start_call(
+                first.to, first.gradient, self.pushes[0].arguments, first.kwargs, first.timeout_s
+            )
         if len(self._chains) == 1:
             function, args, _ = _as_one(self.pushes)
         else:
             function, args = batch.run, ([_as_one(chain) for chain in self._chains],)
         limit = _limit_of(self._chains)
         deadline = DEADLINES.deadline(self.server, limit)
-        future: ops.Future = rpc.rpc_async(first.to, function, args=args, timeout=deadline)
+        future: operators.Future = rpc.rpc_async(first.to, function, args=args, timeout=deadline)
         DEADLINES.watch(self.server, limit, future)
         return future
 
@@ -318,3 +325,35 @@ def _limit_of(chains: Sequence[Sequence[Push]]) -> float:
 
 def _own_limit(timeout_s: float | None, default_s: float) -> float:
     return default_s if timeout_s is None or timeout_s == UNSET_RPC_TIMEOUT else float(timeout_s)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Run the block to its end, and only then what came meanwhile: a Ctrl-C raises KeyboardInterrupt behind it.
+
+    Python runs handlers of signals in the main thread alone: in others, there is nothing to put off. Handlers that are
+    not Python's, such as the system's default of SIGTERM, act at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append((number, frame))
+
+    handlers: dict[signal.Signals, Any] = {}
+    try:
+        for number in _SIGNALS:
+            if callable(handler := getsignal(number)):
+                handlers[number] = handler
+                set_signal(number, note)
+        yield
+    finally:
+        for number, handler in reversed(handlers.items()):  # SIGINT last: its handler may raise from here on
+            set_signal(number, handler)
+        for received, frame in came:
+            handlers[signal.Signals(received)](received, frame)

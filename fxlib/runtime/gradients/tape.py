@@ -12,9 +12,9 @@ from operator import attrgetter
 from typing import Any
 
 from fxlib.errors import FxlibWarning
-from fxlib.runtime.forward_context import Tracked
-from fxlib.runtime.gradients.autograd_node import Backward
 from fxlib.runtime.gradients.pushes import Push, pushes_of
+from fxlib.runtime.tracking.autograd_node import Backward
+from fxlib.runtime.tracking.forward_context import Tracked
 
 UNPUSHED_FORWARDS = 256
 """Forwards whose gradients are kept for a program that has never pushed any."""

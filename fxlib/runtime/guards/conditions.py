@@ -19,7 +19,7 @@ from fxlib.runtime.guards.backward_order import BackwardOrder
 from fxlib.runtime.guards.capture_facts import Facts
 from fxlib.runtime.guards.tensor_metadata import TensorMetadata
 from fxlib.runtime.guards.tied_parameters import Ties
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 
 Parameter = inspect.Parameter
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxlib.errors import FxlibError
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 
 FOLDED = "folded"
 """In the metadata of a `get_attr`: names of the parameters and buffers from which the value was computed, sorted."""

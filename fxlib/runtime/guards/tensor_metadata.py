@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 
 _look = attrgetter("dtype", "device", "shape")
 

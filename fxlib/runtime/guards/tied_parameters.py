@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fxlib.runtime.walk import local_modules
+from fxlib.runtime.submodules import local_modules
 
 
 class Ties:

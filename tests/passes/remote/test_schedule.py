@@ -10,7 +10,7 @@ from torch import nn
 
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
-from fxlib.runtime import calls
+from fxlib.runtime.ops import calls
 from fxlib.spec.contract import PURE, Contract
 from tests.analysis.sketch import READ, WRITE, Sketch, names, reason, schedule
 from tests.hash_seeds import printed_under_each

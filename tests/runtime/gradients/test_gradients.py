@@ -20,11 +20,11 @@ import fxlib
 from fxlib.errors import ContractError, FxlibError
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule, remote_call, send_gradient, track_gradient
-from fxlib.runtime.gradients.autograd_node import Backward
-from fxlib.runtime.gradients.autograd_node import tracked as taking
-from fxlib.runtime.gradients.containers import as_it_is, owned
 from fxlib.runtime.gradients.tape import OWN_LOOP_FORWARDS, UNPUSHED_FORWARDS
 from fxlib.runtime.push_gradients import push_gradients
+from fxlib.runtime.tracking.autograd_node import Backward
+from fxlib.runtime.tracking.autograd_node import tracked as taking
+from fxlib.runtime.tracking.ownership import as_it_is, owned
 from tests.runtime.gradients.pushing import model
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME, read

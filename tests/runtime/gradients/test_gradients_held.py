@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fxlib.runtime import track_gradient
-from fxlib.runtime.gradients.autograd_node import Backward, tracked
 from fxlib.runtime.push_gradients import push_gradients
+from fxlib.runtime.tracking.autograd_node import Backward, tracked
 from tests.runtime.gradients.pushing import ROWS, log
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME

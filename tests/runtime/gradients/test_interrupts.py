@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fxlib.runtime.deadlines import DEADLINES
-from fxlib.runtime.gradients.interrupts import uninterrupted
+from fxlib.runtime.gradients.pushes import uninterrupted
+from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.runtime.push_gradients import drop_gradients, push_gradients
 from tests.runtime.gradients.pushing import BOTH, backward, log, model, step
 
@@ -33,7 +33,6 @@ def interruptible() -> Iterator[None]:
 _WHERE = (
     "fxlib/runtime/push_gradients.py",
     "fxlib/runtime/gradients/pushes.py",
-    "fxlib/runtime/gradients/interrupts.py",
     "fxlib/batch/__init__.py",
 )
 """Not where locks are taken: a tracer interrupts at the end of a block, before its lock is released; no signal does."""

@@ -13,7 +13,7 @@ from torch.distributed import rpc
 import fxlib
 from fxlib import Server, Table, Workload, ps
 from fxlib.runtime import send_gradient
-from fxlib.runtime.deadlines import DEADLINES
+from fxlib.runtime.ops.deadlines import DEADLINES
 from tests.runtime.gradients.pushing import messages
 from tests.runtime.remote_functions import living, start_threads
 from tests.runtime.world import rpc_world

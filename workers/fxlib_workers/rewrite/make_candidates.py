@@ -20,7 +20,7 @@ from fxlib.passes import DeadCode, MergeReads, SplitCalls
 from fxlib.recipes import recipes
 from fxlib.recipes.undeclared import undeclared
 from fxlib.recipes.variants import candidates
-from fxlib.runtime.flow_control import limit_in_flight
+from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Candidate, Report, Undeclared
 from fxlib.spec.workload import Workload

@@ -13,10 +13,11 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.effects.process_groups import Groups, groups_of, own_code_in
 from fxlib.analysis.effects.resources import contract_of_call, function_name
 from fxlib.passes.infra.annotate import assumed_of
-from fxlib.runtime import calls, ops
-from fxlib.runtime.batched_items import is_batch, is_item, items_of
-from fxlib.runtime.operators import FETCHES, TRACKERS
-from fxlib.runtime.record import call_name
+from fxlib.runtime import ops
+from fxlib.runtime.ops import calls
+from fxlib.runtime.ops.batches import is_batch, is_item, items_of
+from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch
 from fxlib.spec.workload import Workload

@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
-from fxlib.runtime.deadlines import DEADLINES
+from fxlib.runtime.ops.deadlines import DEADLINES
+from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.push_gradients import push_gradients
-from fxlib.runtime.record import current_recording
 from fxlib.spec.inputs import draw
 from fxlib.spec.losses import scalar
 from fxlib.spec.optimizers import build

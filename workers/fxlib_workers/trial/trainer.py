@@ -17,7 +17,7 @@ from fxlib import wire
 from fxlib.profiling.measure import measure
 from fxlib.profiling.runs import STEPS
 from fxlib.protocol import workload_from_proto
-from fxlib.runtime.record import record
+from fxlib.runtime.ops.record import record
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Timeline
 from fxlib.spec.workload import Batch

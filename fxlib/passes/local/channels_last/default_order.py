@@ -14,7 +14,7 @@ from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.leaf_modules import attribute
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 
 _KEEPING = words.ANY_LAYOUT | words.in_all_forms(
     """

@@ -24,7 +24,7 @@ from fxlib.analysis.shapes.ranks import Rank, ranks_of
 from fxlib.passes.local.channels_last.default_order import in_default_order
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.guards.folded_weights import RANK
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 
 _QUESTIONS = words.QUERIES - {"stride"} | {"getattr"}
 _FLAGS = frozenset({"memory_format", "out", "return_indices"})

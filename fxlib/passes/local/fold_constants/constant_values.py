@@ -20,7 +20,7 @@ from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
 from fxlib.analysis.operators.schemas import Operator
 from fxlib.analysis.operators.signatures import arguments_of
 from fxlib.reasons import Declined, Reason
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 
 _MOVING = frozenset(
     {

@@ -17,7 +17,7 @@ from fxlib.errors import PassError
 from fxlib.passes.local.fold_norms.norms import Norm, norm_of, scales_and_shifts
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.guards.folded_weights import RANK, counter_of
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 
 _ATTRIBUTES = frozenset({"ndim", "shape", "dtype", "device"})
 _METHODS = frozenset({"dim", "ndimension", "size", "numel", "nelement"})

@@ -16,7 +16,7 @@ from fxlib.analysis.effects.constant_weights import Weight
 from fxlib.analysis.operators.leaf_modules import is_known
 from fxlib.analysis.operators.signatures import arguments_of
 from fxlib.reasons import Reason
-from fxlib.runtime.paths import submodule
+from fxlib.runtime.submodules import submodule
 
 _MODULES = {nn.BatchNorm1d: None, nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
 """And the rank that they insist on."""

@@ -19,7 +19,7 @@ from fxlib.analysis.effects.aliases import Aliases
 from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
 from fxlib.analysis.operators.in_place import ABSOLUTE, changes_tensors, is_view, measures_only
 from fxlib.runtime import is_wait
-from fxlib.runtime.operators import CROSSING, TRACKERS
+from fxlib.runtime.ops.registry import CROSSING, TRACKERS
 
 _FROM_CALLS = frozenset({Part.CALL, Part.ISSUE, Part.WAIT})
 _MOST = 16

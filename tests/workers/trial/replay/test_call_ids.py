@@ -10,8 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 import fxlib
 from fxlib import ps
 from fxlib.runtime import functions, issue_batch, ops, wait_item
-from fxlib.runtime.batched_items import items_of
-from fxlib.runtime.batches import NamedCall
+from fxlib.runtime.ops.batches import NamedCall, items_of
 from fxlib.spec.contract import Contract, contract_of
 from fxlib.spec.profile import Opaque, Spread
 from fxlib_workers.trial.replay.call_ids import stand_in

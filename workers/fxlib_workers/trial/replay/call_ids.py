@@ -13,10 +13,9 @@ from torch.fx import GraphModule, Node
 
 from fxlib.errors import ContractError
 from fxlib.runtime import functions, ops
-from fxlib.runtime.batched_items import is_batch, items_of
-from fxlib.runtime.batches import IN_ORDER
-from fxlib.runtime.operators import REPEATABLE, TRACKERS
-from fxlib.runtime.record import call_name
+from fxlib.runtime.ops.batches import IN_ORDER, is_batch, items_of
+from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import REPEATABLE, TRACKERS
 from fxlib.spec.report import Timeline
 from fxlib_workers.trial.objects import fetches_of
 from fxlib_workers.trial.replay.clients import reached_by

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node, map_arg
 
 from fxlib import wire
 from fxlib.runtime import ops
-from fxlib.runtime.calls import CallKind, ClientFunction, client_of, is_call, is_issue, is_wait
+from fxlib.runtime.ops.calls import CallKind, ClientFunction, client_of, is_call, is_issue, is_wait
 from fxlib.spec.profile import Profile
 
 _PREFIX: Final = "client:"

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fxlib.runtime import limit_in_flight
-from fxlib.runtime.deadlines import Deadlines
-from fxlib.runtime.flow_control import Credits, tensor_bytes
-from fxlib.runtime.forward_context import THREAD, Flight
+from fxlib.runtime.ops.deadlines import Deadlines
+from fxlib.runtime.tracking.flow_control import Credits, tensor_bytes
+from fxlib.runtime.tracking.forward_context import THREAD, Flight
 
 
 class Future:

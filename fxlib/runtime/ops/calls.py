@@ -18,7 +18,7 @@ from torch.fx import Node
 from torch.fx.node import has_side_effect
 
 from fxlib.errors import ContractError, OpaqueError
-from fxlib.runtime import batches, collectives, ops
+from fxlib.runtime.ops import batches, collectives, operators
 from fxlib.spec.contract import Contract
 
 Operator = Callable[..., Any]
@@ -271,9 +271,15 @@ def _stands_for(target: object, place: int) -> bool:
 
 
 REMOTE_CALL = register(
-    CallKind(name="rpc", blocking=ops.remote_call, issue=ops.issue_call, wait=ops.wait, start=ops.start_call)
+    CallKind(
+        name="rpc",
+        blocking=operators.remote_call,
+        issue=operators.issue_call,
+        wait=operators.wait,
+        start=operators.start_call,
+    )
 )
-FETCH = register(CallKind(name="rref", blocking=ops.fetch, issue=ops.issue_fetch, wait=ops.wait))
+FETCH = register(CallKind(name="rref", blocking=operators.fetch, issue=operators.issue_fetch, wait=operators.wait))
 COLLECTIVE = register(
     CallKind(
         name="collective",
@@ -283,6 +289,5 @@ COLLECTIVE = register(
     )
 )
 BATCH = register(CallKind(name="batch", blocking=None, issue=batches.issue_batch, wait=batches.wait_item))
-has_side_effect(ops.create)
-for _tracker in (ops.track_gradient, ops.send_gradient):
-    has_side_effect(_tracker)
+for _operator in (operators.create, operators.limit_in_flight, operators.track_gradient, operators.send_gradient):
+    has_side_effect(_operator)

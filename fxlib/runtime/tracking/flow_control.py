@@ -14,10 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch.fx.node import has_side_effect
-
-from fxlib.runtime.compilers import outside_of_dynamo
-from fxlib.runtime.forward_context import current_flight
 
 
 class Landing(Protocol):
@@ -31,25 +27,6 @@ class Landing(Protocol):
 
 
 InFlight = TypeVar("InFlight", bound=Landing)
-
-
-@outside_of_dynamo
-def limit_in_flight(calls: int | None, size: int | None) -> None:
-    """Limit what this forward has in flight to each server from now on: so many messages, and bytes. None: no limit.
-
-    Bytes are those of tensors: of a call's arguments, and of the largest result that its function has returned so far.
-    """
-    if (flight := current_flight()) is not None:
-        flight.credits = Credits(calls, size)
-
-
-has_side_effect(limit_in_flight)
-
-
-def current_credits() -> Credits | None:
-    """Return the limits of the forward that this thread runs; None if it has none."""
-    flight = current_flight()
-    return None if flight is None else flight.credits
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ import pytest
 
 from fxlib import batch
 from fxlib.errors import FxlibWarning
-from fxlib.runtime import issue_batch, refusals, wait_item
-from fxlib.runtime.batches import IN_ORDER, NamedCall
+from fxlib.runtime import issue_batch, wait_item
+from fxlib.runtime.ops import batches
+from fxlib.runtime.ops.batches import IN_ORDER, NamedCall
 from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.gradients.pushing import TWO, backward, log, messages, model, step
 from tests.runtime.remote_functions import NAME, Older
@@ -32,7 +33,7 @@ def refusing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(entry, "__module__", "fxlib.batch")
         monkeypatch.setattr(batch, "unheard_of", entry, raising=False)
     monkeypatch.setattr(batch, "run_in_order", entry)
-    monkeypatch.setattr(refusals, "_REFUSED_BY", set())
+    monkeypatch.setattr(batches, "_REFUSED_BY", set())
 
 
 @pytest.mark.usefixtures("refusing")

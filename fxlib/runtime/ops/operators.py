@@ -20,10 +20,10 @@ from torch.distributed.rpc import rref_proxy
 
 from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
-from fxlib.runtime.deadlines import DEADLINES
-from fxlib.runtime.flow_control import current_credits
-from fxlib.runtime.forward_context import current_flight
-from fxlib.runtime.gradients.tracking import Destination, track
+from fxlib.runtime.ops.deadlines import DEADLINES
+from fxlib.runtime.tracking.flow_control import Credits
+from fxlib.runtime.tracking.forward_context import current_credits, current_flight
+from fxlib.runtime.tracking.track import Destination, track
 
 # `rpc_async` returns a `torch._C.Future`, of which `torch.futures.Future` is a subclass.
 Future: TypeAlias = "torch._C.Future[Any]"
@@ -155,6 +155,16 @@ def send_gradient(  # noqa: PLR0917 - as all operators: positional, in the docum
     side (`fxlib.runtime.gradients.pushes`).
     """
     return _track(result, (to, gradient, args, kwargs, timeout, index), together=True)
+
+
+@outside_of_dynamo
+def limit_in_flight(calls: int | None, size: int | None) -> None:
+    """Limit what this forward has in flight to each server from now on: so many messages, and bytes. None: no limit.
+
+    Bytes are those of tensors: of a call's arguments, and of the largest result that its function has returned so far.
+    """
+    if (flight := current_flight()) is not None:
+        flight.credits = Credits(calls, size)
 
 
 def server_name(to: Any) -> str:

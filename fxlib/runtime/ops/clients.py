@@ -8,8 +8,8 @@ from types import FunctionType
 from typing import Any
 
 from fxlib.errors import ContractError
-from fxlib.runtime import calls
-from fxlib.runtime.calls import CallKind, signature_of
+from fxlib.runtime.ops import calls
+from fxlib.runtime.ops.calls import CallKind, signature_of
 from fxlib.spec.contract import Contract, contract_of
 
 _TAKEN = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

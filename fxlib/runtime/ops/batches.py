@@ -1,23 +1,24 @@
-"""Operators for many calls in one message: issued together, each waited for by itself."""
+"""Many calls in one message: issued together, each waited for by itself, and found again in a graph."""
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch.distributed import rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+from torch.fx import Node
 
 from fxlib import batch
-from fxlib.errors import ContractError, FxlibError
+from fxlib.errors import ContractError, FxlibError, FxlibWarning
 from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
-from fxlib.runtime.deadlines import DEADLINES
-from fxlib.runtime.flow_control import current_credits
-from fxlib.runtime.ops import Future, is_this_process, remote_call, server_name
-from fxlib.runtime.refusals import is_refusal, tell_of_refusal
+from fxlib.runtime.ops.deadlines import DEADLINES
+from fxlib.runtime.ops.operators import Future, is_this_process, remote_call, server_name
+from fxlib.runtime.tracking.forward_context import current_credits
 
 NamedCall: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
 """A remote function by its name, its positional arguments, and its keyword arguments."""
@@ -183,3 +184,84 @@ def _key(to: Any, calls: Sequence[NamedCall]) -> tuple[str, ...]:
 
 
 _PATIENCE: dict[tuple[str, ...], int] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One call of a batch."""
+
+    function: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def is_batch(node: Node) -> bool:
+    """Whether the node issues a batch of calls."""
+    return node.target is issue_batch
+
+
+def is_item(node: Node) -> bool:
+    """Whether the node waits for one call of a batch: it carries the call's name, contract and place in the program."""
+    return node.target is wait_item
+
+
+def items_of(batch: Node) -> tuple[Item, ...]:
+    """Return the calls of a batch, in their order."""
+    found: Any = batch.args[1]
+    return tuple(Item(function=str(function), args=args, kwargs=kwargs) for function, args, kwargs in found)
+
+
+def item_of(wait: Node) -> Item:
+    """Return the call that a node waits for, of the batch that it names."""
+    batch, index = wait.args
+    assert isinstance(batch, Node) and isinstance(index, int), wait  # noqa: PT018, S101 - callers ask is_item first
+    return items_of(batch)[index]
+
+
+def waits_of(batch: Node) -> tuple[Node, ...] | None:
+    """Return the wait of each call of a batch, in the order of the calls; None unless each has exactly one."""
+    count = len(items_of(batch))
+    waits = {user.args[1]: user for user in batch.users if is_item(user)}
+    if len(batch.users) != count or waits.keys() != set(range(count)):
+        return None
+    return tuple(waits[index] for index in range(count))
+
+
+_UNREAD = "Error on Node "
+"""How `torch.distributed.rpc` begins an error that it met before it ran what a message asks for."""
+_UNKNOWN = "Default RPC pickler does not serialize"
+"""What its pickler says of a function that is not in a module."""
+_OTHERWISE = "run_in_order() takes "
+"""What Python says of a function with other parameters."""
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether a message that runs calls in order failed before any of them ran, so that they may be made singly.
+
+    Their own errors never are the message's.
+
+    Args:
+        error: of the message itself.
+    """
+    text = str(error)
+    if text.startswith(_UNREAD) and "): deserialize" in text:
+        return True
+    return "On WorkerInfo(" in text and (_UNKNOWN in text or _OTHERWISE in text)
+
+
+def tell_of_refusal(server: str, cause: Exception) -> None:
+    """Warn, once for each server, that it refused a message whose calls then went one by one."""
+    if server in _REFUSED_BY:
+        return
+    _REFUSED_BY.add(server)
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    reason = " ".join(lines[:2]) or type(cause).__name__
+    warnings.warn(
+        f"{server}: many calls in one message are refused, and made one by one, which is slow: {reason} "
+        "Install this version of fxlib on the server, or rewrite without coalesce_calls.",
+        FxlibWarning,
+        stacklevel=2,
+    )
+
+
+_REFUSED_BY: set[str] = set()

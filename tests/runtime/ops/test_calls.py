@@ -24,7 +24,7 @@ from fxlib.runtime import (
     track_gradient,
     wait,
 )
-from fxlib.runtime.calls import FETCH, REMOTE_CALL
+from fxlib.runtime.ops.calls import FETCH, REMOTE_CALL
 from tests.runtime.graphs import Program
 
 

@@ -1,8 +1,9 @@
-"""The modules of a model that live in this process."""
+"""The submodules of a model: those that live in this process, and by their paths."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 from torch.distributed.nn.api.remote_module import _RemoteModule
@@ -32,3 +33,18 @@ def remote_modules(root: nn.Module) -> Iterator[tuple[nn.Module, str, _RemoteMod
         for name, child in module._modules.items():
             if isinstance(child, _RemoteModule):
                 yield module, name, child
+
+
+def submodule(module: nn.Module, path: str) -> nn.Module:
+    """Return what `get_submodule` returns, without its checks on the way: passes ask for the module of every call.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    found: Any = module
+    try:
+        for name in path.split("."):
+            found = found._modules[name]
+    except (KeyError, AttributeError):
+        found = None
+    return found if isinstance(found, nn.Module) else module.get_submodule(path)

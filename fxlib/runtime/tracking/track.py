@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import torch
 
 from fxlib.errors import ContractError
-from fxlib.runtime.forward_context import Flight, Tracked, current_flight
-from fxlib.runtime.gradients.autograd_node import Slot, is_tracked, tracked
-from fxlib.runtime.gradients.containers import as_it_is
-from fxlib.runtime.structure import mapped
+from fxlib.runtime.tracking.autograd_node import Slot, is_tracked, tracked
+from fxlib.runtime.tracking.forward_context import Flight, Tracked, current_flight
+from fxlib.runtime.tracking.ownership import as_it_is
+from fxlib.runtime.tracking.result_structure import mapped
 from fxlib.utils.pytree import leaves
 
 Destination: TypeAlias = tuple[Any, str, tuple[Any, ...], Mapping[str, Any], float | None, int]

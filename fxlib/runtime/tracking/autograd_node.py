@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from fxlib.runtime.gradients.containers import copied, owned
+from fxlib.runtime.tracking.ownership import copied, owned
 
 _AT_ONCE = 2**64 - 1
 """The number of a node that runs as soon as its gradient is there: autograd's own, of what adds up in a leaf."""

@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from fxlib.runtime import calls
-from fxlib.runtime.operators import BY_LABEL, OPERATORS, Role, RuntimeOperator
+from fxlib.runtime.ops import calls
+from fxlib.runtime.ops.registry import BY_LABEL, OPERATORS, Role, RuntimeOperator
 from fxlib.wire.targets import function_name, functions
 
 

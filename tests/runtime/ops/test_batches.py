@@ -12,10 +12,10 @@ from torch.distributed import rpc
 
 from fxlib import batch
 from fxlib.errors import ContractError, FxlibWarning
-from fxlib.runtime import issue_batch, record, refusals, remote_call, wait_item
-from fxlib.runtime.batched_items import waits_of
-from fxlib.runtime.batches import NamedCall
-from fxlib.runtime.deadlines import DEADLINES
+from fxlib.runtime import issue_batch, record, remote_call, wait_item
+from fxlib.runtime.ops import batches
+from fxlib.runtime.ops.batches import NamedCall, waits_of
+from fxlib.runtime.ops.deadlines import DEADLINES
 from tests.batch import functions
 from tests.runtime.graphs import Program
 
@@ -36,7 +36,7 @@ def only_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     only_here.__module__, only_here.__qualname__ = NAME, "only_here"
     monkeypatch.setattr(functions, "only_here", only_here, raising=False)
-    monkeypatch.setattr(refusals, "_REFUSED_BY", set())
+    monkeypatch.setattr(batches, "_REFUSED_BY", set())
     return only_here
 
 
@@ -129,7 +129,7 @@ def test_a_server_that_refuses_batches_is_warned_of_once(only_here: Callable[...
 
 
 def test_a_program_that_fails_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "_REFUSED_BY", refused_by := set[str]())
+    monkeypatch.setattr(batches, "_REFUSED_BY", refused_by := set[str]())
     for name, text in (("fail", "own error"), ("nothing", "nothing")):
         flying = issue_batch("ps0", (call("double", X), call(name, "own error")), None, None)
         with pytest.raises(Exception, match=text):

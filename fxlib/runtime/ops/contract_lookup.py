@@ -12,9 +12,9 @@ from typing import Any
 
 from torch.fx import Graph
 
-from fxlib.runtime import ops
-from fxlib.runtime.batched_items import is_item, item_of
-from fxlib.runtime.method_callers import class_of_method, method_sent
+from fxlib.runtime.ops import operators
+from fxlib.runtime.ops.batches import is_item, item_of
+from fxlib.runtime.ops.method_callers import class_of_method, method_sent
 from fxlib.spec.contract import Contract, contract_of
 
 Stated = Callable[[str], Contract | None]
@@ -69,7 +69,7 @@ def contracts_in(graph: Graph) -> dict[str, Contract]:
     for node in graph.nodes:
         if "contract" not in node.meta:
             continue
-        if node.target in {ops.remote_call, ops.issue_call}:
+        if node.target in {operators.remote_call, operators.issue_call}:
             function, args = node.args[1:3]
         elif is_item(node):
             function, args = item_of(node).function, item_of(node).args

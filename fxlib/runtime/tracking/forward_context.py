@@ -6,16 +6,14 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fxlib import batch
-from fxlib.runtime.gradients.autograd_node import Backward, Slot
-from fxlib.runtime.structure import mapped
-
-if TYPE_CHECKING:
-    from fxlib.runtime.flow_control import Credits
+from fxlib.runtime.tracking.autograd_node import Backward, Slot
+from fxlib.runtime.tracking.flow_control import Credits
+from fxlib.runtime.tracking.result_structure import mapped
 
 
 @dataclass(slots=True, eq=False, kw_only=True)  # not frozen: that is slow to build, and a step builds many
@@ -78,3 +76,9 @@ THREAD = _Thread()
 def current_flight() -> Flight | None:
     """Return the forward that this thread runs, the innermost of nested ones."""
     return THREAD.flight
+
+
+def current_credits() -> Credits | None:
+    """Return the limits of the forward that this thread runs; None if it has none."""
+    flight = current_flight()
+    return None if flight is None else flight.credits

@@ -2,7 +2,7 @@
 
 A new operator is a row here, its implementation, and a test. The wire takes its allow-list and its checks of arguments
 from here, analyses and clients the sets at the end. What a client of the user's own calls is a call kind
-(`fxlib.runtime.calls`), and no operator of fxlib's.
+(`fxlib.runtime.ops.calls`), and no operator of fxlib's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from fxlib.runtime import batches, collectives, functions, ops, structure
-from fxlib.runtime.flow_control import limit_in_flight
+from fxlib.runtime import functions
+from fxlib.runtime.ops import batches, collectives, operators
+from fxlib.runtime.tracking import result_structure
 
 
 class Role(Enum):
@@ -48,32 +49,41 @@ class RuntimeOperator:
 
 
 def _row(
-    function: Callable[..., Any], role: Role, arguments: int | None = None, *, of: str = "fxlib.runtime", **facts: Any
+    function: Callable[..., Any],
+    role: Role,
+    arguments: int | None = None,
+    *,
+    of: str = "fxlib.runtime",
+    written: str = "fxlib.runtime.ops",
+    **facts: Any,
 ) -> RuntimeOperator:
+    # torch.fx names what generated code calls by the function's module. People read and diff that code, so the name
+    # stays what it is, wherever the implementation moves.
+    function.__module__ = written
     label = f"{of}.{function.__name__}"
     return RuntimeOperator(function=function, role=role, label=label, arguments=arguments, **facts)
 
 
 OPERATORS: Final = (
-    _row(ops.remote_call, Role.CALL, 5, destination_at=0, function_at=1, crosses_wire=True),
-    _row(ops.issue_call, Role.ISSUE, 5, destination_at=0, function_at=1, crosses_wire=True),
-    _row(ops.start_call, Role.ISSUE, 5, destination_at=0, function_at=1, crosses_wire=True),
-    _row(ops.fetch, Role.CALL, 2, destination_at=0),
-    _row(ops.issue_fetch, Role.ISSUE, 2, destination_at=0),
-    _row(ops.create, Role.CREATE, 5, destination_at=0, function_at=1),
-    _row(ops.wait, Role.WAIT, 1),
-    _row(ops.track_gradient, Role.TRACK, 7, destination_at=1, function_at=2),
-    _row(ops.send_gradient, Role.TRACK, 7, destination_at=1, function_at=2),
-    _row(batches.issue_batch, Role.ISSUE, 4, destination_at=0, crosses_wire=True),
-    _row(batches.wait_item, Role.WAIT, 2),
-    _row(limit_in_flight, Role.LIMIT, 2),
-    _row(collectives.collective, Role.CALL, crosses_wire=True),
-    _row(collectives.issue_collective, Role.ISSUE, crosses_wire=True),
-    _row(collectives.wait_collective, Role.WAIT),
-    _row(structure.check_structure, Role.CHECK),
-    _row(structure.check_tensor, Role.CHECK),
-    _row(structure.check_plain, Role.CHECK),
-    _row(functions.resolve, Role.LOOKUP, 1, of="fxlib.runtime.functions", function_at=0),
+    _row(operators.remote_call, Role.CALL, 5, destination_at=0, function_at=1, crosses_wire=True),
+    _row(operators.issue_call, Role.ISSUE, 5, destination_at=0, function_at=1, crosses_wire=True),
+    _row(operators.start_call, Role.ISSUE, 5, destination_at=0, function_at=1, crosses_wire=True),
+    _row(operators.fetch, Role.CALL, 2, destination_at=0),
+    _row(operators.issue_fetch, Role.ISSUE, 2, destination_at=0),
+    _row(operators.create, Role.CREATE, 5, destination_at=0, function_at=1),
+    _row(operators.wait, Role.WAIT, 1),
+    _row(operators.track_gradient, Role.TRACK, 7, destination_at=1, function_at=2),
+    _row(operators.send_gradient, Role.TRACK, 7, destination_at=1, function_at=2),
+    _row(batches.issue_batch, Role.ISSUE, 4, destination_at=0, crosses_wire=True, written="fxlib.runtime.batches"),
+    _row(batches.wait_item, Role.WAIT, 2, written="fxlib.runtime.batches"),
+    _row(operators.limit_in_flight, Role.LIMIT, 2, written="fxlib.runtime.flow_control"),
+    _row(collectives.collective, Role.CALL, crosses_wire=True, written="fxlib.runtime.collectives"),
+    _row(collectives.issue_collective, Role.ISSUE, crosses_wire=True, written="fxlib.runtime.collectives"),
+    _row(collectives.wait_collective, Role.WAIT, written="fxlib.runtime.collectives"),
+    _row(result_structure.check_structure, Role.CHECK, written="fxlib.runtime.structure"),
+    _row(result_structure.check_tensor, Role.CHECK, written="fxlib.runtime.structure"),
+    _row(result_structure.check_plain, Role.CHECK, written="fxlib.runtime.structure"),
+    _row(functions.resolve, Role.LOOKUP, 1, of=functions.__name__, written=functions.__name__, function_at=0),
 )
 
 BY_LABEL: Final = {each.label: each for each in OPERATORS}
@@ -85,7 +95,7 @@ def _functions(rows: Any) -> frozenset[object]:
 
 CALLS_BY_NAME: Final = _functions(each for each in OPERATORS if each.destination_at == 0 and each.function_at == 1)
 """Operators whose first arguments are a destination and a function's name."""
-REPEATABLE: Final = CALLS_BY_NAME - {ops.create}
+REPEATABLE: Final = CALLS_BY_NAME - {operators.create}
 """Those of them that make no object on the server."""
 REACHING: Final = _functions(
     each for each in OPERATORS if each.destination_at == 0 and each.role in (Role.CALL, Role.ISSUE)

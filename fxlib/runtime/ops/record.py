@@ -17,9 +17,9 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from fxlib.runtime import calls, ops
-from fxlib.runtime.batched_items import is_batch, waits_of
-from fxlib.runtime.operators import REACHING
+from fxlib.runtime.ops import calls, operators
+from fxlib.runtime.ops.batches import is_batch, waits_of
+from fxlib.runtime.ops.registry import REACHING
 from fxlib.spec.report import Span, Timeline
 
 BLOCKED = frozenset(("call", "wait"))
@@ -185,7 +185,7 @@ def _targets() -> dict[str, set[Callable[..., Any]]]:
 def reached(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Return the name of the worker that a call or an issue with these arguments reaches; empty if none."""
     if node.target in REACHING and args:
-        return ops.server_name(args[0])
+        return operators.server_name(args[0])
     kind = None if calls.is_wait(node) else calls.kind_of(node)
     if kind is calls.COLLECTIVE:
         return f"process group {args[1][-1]}"
