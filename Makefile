@@ -17,7 +17,7 @@ PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n 3
 unexport PYTHONDONTWRITEBYTECODE
 SYSTEM_PACKAGES := chromium:chromium prometheus:prometheus dot:graphviz ip:iproute2
 
-.PHONY: help install check lint types arrows protos-lint fast test system demo bench docs protos format clean
+.PHONY: help install check lint types arrows protos-lint fast test system demo bench docs reference protos format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -80,6 +80,9 @@ bench: $(INSTALLED) ## all benchmarks; refreshes docs/benchmarks.md
 
 docs: $(INSTALLED) ## the pages of docs/ as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+reference: $(INSTALLED) ## the pages of docs/reference/ that come from the code
+	$(BIN)/python -m tests.reference
 
 protos: $(INSTALLED) ## the stubs of protos/, into fxlib/v1/ (or under STUBS)
 	$(BIN)/python -m grpc_tools.protoc --proto_path=protos \

@@ -14,6 +14,19 @@ class FxlibError(Exception):
         self.hint = hint
 
 
+class OptionError(FxlibError):
+    """An option of the service or of a worker is wrong; names the flag, the environment variable or the file's key."""
+
+    def __init__(self, message: str, *, option: str, where: str = "", hint: str = "") -> None:
+        """Keep the option's name; `where` is its flag, unless the value came from elsewhere."""
+        super().__init__(message, where=where or f"--{option}", hint=hint)
+        self.option, self._message = option, message
+
+    def given_by(self, where: str) -> OptionError:
+        """Return the same error about a value that came from there."""
+        return OptionError(self._message, option=self.option, where=where, hint=self.hint)
+
+
 class CaptureError(FxlibError):
     """The model holds something that cannot be recorded faithfully; names the user's file and line."""
 

@@ -13,6 +13,12 @@ from typing import Self
 _PR_SET_PDEATHSIG = 1
 
 
+def command(module: str, arguments: Sequence[str]) -> list[str]:
+    """Return the command `python -m module ARGS`."""
+    # -P: a folder called like the module, where the command was given, is the user's own.
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
 class Child:
     """`python -m module ARGS`, ended when the `with` block is, and by the kernel if this process is killed."""
 
@@ -26,8 +32,7 @@ class Child:
         """
         self.module, self._grace_s = module, grace_s
         self._process = subprocess.Popen(
-            # -P: a folder called like the module, where the command was given, is the user's own.
-            [sys.executable, "-P", "-m", module, *arguments],
+            command(module, arguments),
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,  # what it writes is for the log; this process's output is for programs
             process_group=0,  # a Ctrl-C of the terminal ends this process, which then ends its children in order

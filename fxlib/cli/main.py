@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fxlib.cli import analyze, calibrate, draw, jobs, optimize, passes, profile, reasons, serve, show, worker
 from fxlib.errors import FxlibError
@@ -22,8 +23,9 @@ a first look:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 misused, 130 interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == [worker.NAME]:  # all of its options are the worker's own, --help among them
-        return _guarded(lambda: worker.run(given[1:]))
+    for application in (serve, worker):  # their options are those of the applications, --help among them
+        if given[:1] == [application.NAME]:
+            return _guarded(partial(application.run, given[1:]))
     if given[:1] == [jobs.NAME]:
         given = jobs.spelled_out(given)
     parsed = _parser().parse_args(given)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fxlib.cli.children import Child
+from typing_extensions import override
+
+from fxlib.cli.children import Child, command
 from fxlib.cli.extras import require
 from fxlib.cli.stop import Stop
 from fxlib.errors import FxlibError
@@ -30,127 +32,139 @@ _STEADY_S = 30.0
 _RESTARTS = 5
 """Deaths in a row of a worker, each before it was steady, after which it is given up."""
 
-_SERVICE = {
-    "listen": ("HOST:PORT", "where clients and workers reach the service (default: 127.0.0.1:8470)"),
-    "metrics": ("HOST:PORT", "where Prometheus finds the metrics (default: 127.0.0.1:8471)"),
-    "data": (
-        "DIR",
-        "folder of the database and the blobs (default: fxlib in $XDG_DATA_HOME, or else in ~/.local/share)",
-    ),
-    "database": ("URL", "SQLAlchemy URL of the database (default: SQLite in DIR)"),
-    "tls-cert": ("FILE", "PEM certificate of the service; turns TLS on"),
-    "tls-key": ("FILE", "PEM key of the certificate"),
-    "client-ca": ("FILE", "PEM authority of clients' certificates; turns mutual TLS on"),
-}
+_DESCRIPTION = """Run the service, and a worker beside it, until Ctrl-C or SIGTERM.
+
+Besides the options below it takes all those of the service. Those of the worker that are not listed here come from
+the table [worker] of the file, and from FXLIB_WORKER_...; see docs/reference/options.md.
+"""
+
+NAME = "serve"
 
 
 def add_to(commands: Commands) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "serve",
-        help="run the service on this machine, and a worker beside it",
-        description="Run the service, and a worker beside it, until Ctrl-C or SIGTERM. Options of the service that are "
-        "not listed here: python -m fxlib_service --help.",
-    )
-    for name, (metavar, text) in _SERVICE.items():
-        parser.add_argument(f"--{name}", metavar=metavar, help=text)
-    parser.add_argument(
-        "--insecure", action="store_true", help="serve without TLS where other machines reach it; refused otherwise"
-    )
-    parser.add_argument("--no-worker", action="store_true", help="start no worker here; see fxlib worker")
-    parser.add_argument(
-        "--allow-module",
-        metavar="MODULE",
-        action="append",
-        default=[],
-        help="for the worker: a module whose functions servers of a trial may run; repeatable",
-    )
-    parser.add_argument("--ray-address", metavar="ADDRESS", help="for the worker: a Ray cluster to measure on")
-    parser.add_argument(
-        "--interface", metavar="NAME", help="for the worker: network interface that the cluster's hosts share"
-    )
-    parser.add_argument("--tls-ca", metavar="FILE", help="for the worker: authority to trust (default: --tls-cert)")
-    parser.set_defaults(run=run)
+    """Add the command to the list; `run` reads its options."""
+    commands.add_parser(NAME, help="run the service on this machine, and a worker beside it")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Serve until told to end; return 0 then, and 1 if the service, or its worker again and again, died.
+def run(arguments: Sequence[str]) -> int:
+    """Serve until told to end; return 0 then, 1 if the service or its worker again and again died, 2 for wrong options.
 
     Raises:
         FxlibError: an application is not installed, the service does not start, or the options contradict each other.
     """
+    options, given = _parser().parse_known_args(arguments)
     require("fxlib-service", "service")
     if not options.no_worker:
         require("fxlib-workers", "workers")
-        _check_worker(options)
+    given += ["--config", options.config] if options.config else []
+    settled = _settled("fxlib_service", given)
+    if settled is None:
+        return 2
+    if not options.no_worker:
+        if _settled("fxlib_workers", _worker_arguments(options, settled)) is None:
+            return 2
+        if settled["client-ca"]:
+            raise FxlibError(
+                "a worker needs a certificate of its own",
+                where="--client-ca",
+                hint="Say --no-worker, and start it with fxlib worker.",
+            )
     stop = Stop()
-    data = _data_folder(options.data)
-    ready_file = data / "ready"
+    ready_file = Path(settled["ready-file"] or _made(settled["data"]) / "ready")
     ready_file.unlink(missing_ok=True)
     with _ending(stop), ExitStack() as children:
         children.callback(ready_file.unlink, missing_ok=True)
-        service = children.enter_context(Child("fxlib_service", _service_arguments(options, data, ready_file)))
+        service = children.enter_context(Child("fxlib_service", [*given, "--ready-file", str(ready_file)]))
         addresses = _addresses(service, ready_file, stop)
         if addresses is None:
             return 0
-        scheme = "https" if options.tls_cert else "http"
+        scheme = "https" if settled["tls-cert"] else "http"
         print(
             f"fxlib: the service is at {addresses['listen']}, its metrics at {scheme}://{addresses['metrics']}/metrics",
             flush=True,
         )
         if options.no_worker:
             return _attend(service, stop)
-        return _attend_with_worker(service, _worker_arguments(options, addresses["listen"]), stop)
+        worker_arguments = ["--service", _reached(addresses["listen"]), *_worker_arguments(options, settled)]
+        return _attend_with_worker(service, worker_arguments, stop)
 
 
-def _check_worker(options: argparse.Namespace) -> None:
-    if options.client_ca:
-        raise FxlibError(
-            "a worker needs a certificate of its own",
-            where="--client-ca",
-            hint="Say --no-worker, and start it with fxlib worker.",
-        )
-    if options.ray_address and not options.interface:
-        raise FxlibError(
-            "the processes of a trial on a cluster cannot speak to each other on loopback",
-            where="--ray-address",
-            hint="Name the network interface that the cluster's hosts share, with --interface.",
-        )
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"fxlib {NAME}",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this, and the options of the service")
+    parser.add_argument("--config", metavar="FILE", help="TOML file with options of the service and of the worker")
+    parser.add_argument("--no-worker", action="store_true", help="start no worker here; see fxlib worker")
+    parser.add_argument(
+        "--allow-module",
+        metavar="PKG.MOD",
+        action="append",
+        default=[],
+        help="for the worker: a module whose functions servers of a trial may run; repeatable",
+    )
+    parser.add_argument("--ray-address", metavar="ADDR", help="for the worker: a Ray cluster to measure on")
+    parser.add_argument(
+        "--interface", metavar="NAME", help="for the worker: network interface that the cluster's hosts share"
+    )
+    parser.add_argument("--tls-ca", metavar="FILE", help="for the worker: authority to trust (default: --tls-cert)")
+    return parser
 
 
-def _service_arguments(options: argparse.Namespace, data: Path, ready_file: Path) -> list[str]:
-    arguments = ["--data", str(data), "--ready-file", str(ready_file)]
-    for name in sorted(_SERVICE.keys() - {"data"}):
-        value = getattr(options, name.replace("-", "_"))
-        if value is not None:
-            arguments += [f"--{name}", value]
-    return [*arguments, *(["--insecure"] if options.insecure else [])]
+class _Help(argparse.Action):
+    """Prints the options of this command, and those of the service if that is installed."""
+
+    @override
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        parser.print_help()
+        sys.stdout.flush()
+        with suppress(FxlibError):
+            require("fxlib-service", "service")
+            subprocess.run(command("fxlib_service", ["--help"]), check=True)
+        parser.exit()
 
 
-def _data_folder(given: str | None) -> Path:
-    """Make the folder that `--data` names, or the default one, for this user's eyes alone."""
-    shared = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    folder = Path(given or shared / "fxlib")
+def _settled(application: str, arguments: Sequence[str]) -> dict[str, Any] | None:
+    """Return an application's options in force, by their names; None if it said what is wrong with them."""
+    told = subprocess.run(command(application, [*arguments, "--print-options"]), check=False, stdout=subprocess.PIPE)
+    if told.returncode:
+        return None
+    return {name: each["value"] for name, each in json.loads(told.stdout).items()}
+
+
+def _made(folder: str) -> Path:
+    """Make the data folder, for this user's eyes alone."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise FxlibError(error.strerror or str(error), where=f"--data {folder}") from error
-    return folder
+    return Path(folder)
 
 
-def _worker_arguments(options: argparse.Namespace, listen: str) -> list[str]:
-    host, _, port = listen.rpartition(":")
-    everywhere = host in ("0.0.0.0", "[::]")  # noqa: S104 - an address to compare with
-    arguments = ["--service", f"localhost:{port}" if everywhere else listen]
+def _worker_arguments(options: argparse.Namespace, settled: Mapping[str, Any]) -> list[str]:
+    arguments = []
     for module in options.allow_module:
         arguments += ["--allow-module", module]
     if options.ray_address:
         arguments += ["--ray-address", options.ray_address]
     if options.interface:
         arguments += ["--interface", options.interface]
-    if options.tls_cert:
-        arguments += ["--tls-ca", options.tls_ca or options.tls_cert]
+    if settled["tls-cert"]:
+        arguments += ["--tls-ca", options.tls_ca or settled["tls-cert"]]
+    if options.config:
+        arguments += ["--config", options.config]
     return arguments
+
+
+def _reached(listen: str) -> str:
+    """Return where this machine reaches a service that listens there."""
+    host, _, port = listen.rpartition(":")
+    everywhere = host in ("0.0.0.0", "[::]")  # noqa: S104 - an address to compare with
+    return f"localhost:{port}" if everywhere else listen
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from fxlib.cli.children import command
 from fxlib.cli.extras import require
 
 if TYPE_CHECKING:
@@ -27,5 +28,4 @@ def run(arguments: Sequence[str]) -> NoReturn:
         FxlibError: the distribution `fxlib-workers` is not installed.
     """
     require("fxlib-workers", "workers")
-    # -P: a folder called `workers` where the command was given is the user's own.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "fxlib_workers", *arguments])  # noqa: S606 - that is the command
+    os.execv(sys.executable, command("fxlib_workers", arguments))  # noqa: S606 - that is the command

@@ -10,16 +10,14 @@ import signal
 import sys
 
 from fxlib.errors import FxlibError
-from fxlib_service.config import Address, Config
-from fxlib_service.options import parse
-from fxlib_service.server import Server
+from fxlib_service.config import APPLICATION, Address, Config
 
 
 def main() -> int:
     """Run the service; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        config = parse()
+        config = APPLICATION.read()
         asyncio.run(_run(config))
     except FxlibError as error:
         sys.stderr.write(f"fxlib service: {error}\n")
@@ -28,6 +26,8 @@ def main() -> int:
 
 
 async def _run(config: Config) -> None:
+    from fxlib_service.server import Server  # after the options are read: help, and what is wrong, need no torch
+
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fxlib.errors import FxlibError
+from fxlib.errors import OptionError
+from fxlib.utils.settings import (
+    BYTES,
+    COUNT,
+    DAYS,
+    FILE,
+    FOLDER,
+    GIB,
+    SECONDS,
+    Application,
+    Kind,
+    group,
+    option,
+)
 
 MIB: Final = 1 << 20
-GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +60,56 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+_ADDRESS: Final = Kind(read=Address.parse, metavar="HOST:PORT")
+_URL: Final = Kind(read=str, metavar="URL")
+
+
+def _data_folder() -> Path:
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "fxlib"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
     """PEM files. With `client_ca`, only clients that show a certificate signed by it are served (mutual TLS)."""
 
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
+    certificate: Path = field(
+        metadata=option("tls-cert", "PEM file of the certificate chain; serves both addresses over TLS", FILE)
+    )
+    key: Path = field(metadata=option("tls-key", "PEM file of the certificate's key", FILE))
+    client_ca: Path | None = field(
+        default=None,
+        metadata=option(
+            "client-ca", "PEM file; only clients with a certificate signed by this authority are served", FILE
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one client, job or upload may take."""
+    """What one client, job or upload may take; what is no option is the same in every service.
+
+    Attributes:
+        message_bytes: largest message that the service takes.
+        graph_bytes: largest serialized graph.
+        streams_per_connection: calls that one connection may have open at once.
+        calls: calls that the service has open at once.
+        call_timeout_s: time limit of a call that has one answer.
+        claim_wait_s: longest time that a worker's claim may wait for a job.
+        upload_idle_s: time without new bytes after which an upload is ended.
+    """
 
     message_bytes: int = 8 * MIB
-    blob_bytes: int = 16 * GIB
+    blob_bytes: int = field(default=16 * GIB, metadata=option("max-blob-bytes", "size of one blob", BYTES))
     graph_bytes: int = 256 * MIB
-    graph_nodes: int = 1_000_000
-    queued_per_namespace: int = 1_000
+    graph_nodes: int = field(default=1_000_000, metadata=option("max-graph-nodes", "nodes of one graph", COUNT))
+    queued_per_namespace: int = field(
+        default=1_000,
+        metadata=option(
+            "max-queued",
+            "queued jobs of one namespace; more are refused with QUEUE_FULL and when to come back",
+            COUNT,
+        ),
+    )
     streams_per_connection: int = 1_000
     calls: int = 10_000
     call_timeout_s: float = 120.0
@@ -74,46 +119,99 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One service process.
+    """One service process. `APPLICATION` reads it."""
 
-    Attributes:
-        data: folder of the database (unless `database_url` says otherwise) and of the blobs.
-        insecure: serve without TLS where other machines reach it.
-        policy: the file that tells who may do what; None: whoever is served may do everything.
-        lease_s: a worker that is not heard of for so long has lost its job.
-        abandon_uploads_s: unfinished uploads that nothing was added to for so long are dropped.
-        keep_days: finished jobs are kept for so long, and blobs for so long after the last use; 0: for ever.
-        shutdown_grace_s: how long calls may go on after SIGTERM.
-        model_labels: how many model names the metrics tell apart; the others share the name "other".
-    """
-
-    data: Path
-    listen: Address = Address(host="127.0.0.1", port=8470)
-    metrics: Address = Address(host="127.0.0.1", port=8471)
-    database_url: str = ""
-    tls: Tls | None = None
-    insecure: bool = False
-    policy: Path | None = None
-    ready_file: Path | None = None
-    lease_s: float = 30.0
-    abandon_uploads_s: float = 24 * 3600.0
-    keep_days: float = 30.0
-    shutdown_grace_s: float = 5.0
-    model_labels: int = 50
-    limits: Limits = field(default_factory=Limits)
+    data: Path = field(
+        default_factory=_data_folder,
+        metadata=option(
+            "data",
+            "folder of the database and the blobs; one service to a folder (it holds a lock there)",
+            FOLDER,
+            default="fxlib in $XDG_DATA_HOME, or else in ~/.local/share",
+        ),
+    )
+    listen: Address = field(
+        default=Address(host="127.0.0.1", port=8470),
+        metadata=option("listen", "where clients and workers reach the service; port 0 takes a free one", _ADDRESS),
+    )
+    metrics: Address = field(
+        default=Address(host="127.0.0.1", port=8471),
+        metadata=option("metrics", "where Prometheus finds the metrics, at /metrics", _ADDRESS),
+    )
+    database_url: str = field(
+        default="",
+        metadata=option(
+            "database",
+            "SQLAlchemy URL of the database, which belongs to one service",
+            _URL,
+            default="SQLite in the data folder",
+        ),
+    )
+    tls: Tls | None = field(default=None, metadata=group(Tls))
+    insecure: bool = field(
+        default=False,
+        metadata=option("insecure", "serve without TLS where other machines reach it; refused otherwise", kind=None),
+    )
+    policy: Path | None = field(
+        default=None,
+        metadata=option(
+            "policy", "TOML file that tells who may do what; without it, whoever is served may do everything", FILE
+        ),
+    )
+    ready_file: Path | None = field(
+        default=None,
+        metadata=option("ready-file", "file for the line of JSON that tells the addresses, once it is ready", FILE),
+    )
+    lease_s: float = field(
+        default=30.0, metadata=option("lease-seconds", "silence after which a worker has lost its job", SECONDS)
+    )
+    limits: Limits = field(default_factory=Limits, metadata=group(Limits))
+    abandon_uploads_s: float = field(
+        default=24 * 3600.0,
+        metadata=option(
+            "abandon-uploads-seconds",
+            "time after which an unfinished upload is dropped, if nothing was added to it",
+            SECONDS,
+        ),
+    )
+    keep_days: float = field(
+        default=30.0,
+        metadata=option(
+            "keep-days",
+            "time for which finished jobs are kept after their end, and blobs after their last use; 0 is for ever",
+            DAYS,
+        ),
+    )
+    shutdown_grace_s: float = field(
+        default=5.0, metadata=option("shutdown-grace-seconds", "time that calls may go on for after SIGTERM", SECONDS)
+    )
+    model_labels: int = field(
+        default=50,
+        metadata=option(
+            "model-labels", "model names that the metrics tell apart; the others share the name `other`", COUNT
+        ),
+    )
 
     def __post_init__(self) -> None:
         """Refuse what is not safe unless it was asked for.
 
         Raises:
-            FxlibError: an address is reachable from other machines, TLS is off, and `insecure` is not set.
+            OptionError: an address is reachable from other machines, TLS is off, and `insecure` is not set.
         """
         if self.lease_s <= 0:
-            raise FxlibError("must be positive", where="--lease-seconds")
-        for option, address in (("--listen", self.listen), ("--metrics", self.metrics)):
+            raise OptionError("it is not positive", option="lease-seconds")
+        for name, address in (("listen", self.listen), ("metrics", self.metrics)):
             if not (address.loopback or self.tls or self.insecure):
-                raise FxlibError(
+                raise OptionError(
                     f"{address} is reachable from other machines, and TLS is off",
-                    where=option,
+                    option=name,
                     hint="Give --tls-cert and --tls-key, or say --insecure.",
                 )
+
+
+APPLICATION: Final = Application(
+    command="serve",
+    program="python -m fxlib_service",
+    description="The fxlib optimization service: it takes jobs from launchers and leases them to workers.",
+    config=Config,
+)

@@ -38,18 +38,22 @@ class Gauges(Collector):
 
     def _queue(self) -> Iterator[Metric]:
         stats = self._store.stats()
-        jobs = GaugeMetricFamily("fxlib_jobs", "Jobs, by state", labels=["state"])
+        jobs = GaugeMetricFamily("fxlib_jobs", "Jobs that there are", labels=["state"])
         for state, count in stats.by_state.items():
             jobs.add_metric([state.value], count)
         yield jobs
         depth = stats.by_state[State.QUEUED]
         yield GaugeMetricFamily("fxlib_queue_depth", "Jobs that wait for a worker", value=depth)
         age = 0.0 if stats.oldest_queued_at is None else max(0.0, time.time() - stats.oldest_queued_at)
-        yield GaugeMetricFamily("fxlib_oldest_queued_age_seconds", "Age of the job that waits longest", value=age)
+        yield GaugeMetricFamily(
+            "fxlib_oldest_queued_age_seconds", "Time for which the oldest queued job has waited", value=age
+        )
 
     def _workers(self) -> Iterator[Metric]:
         live = Counter(worker.torch_version for worker in self._fleet.live())
-        workers = GaugeMetricFamily("fxlib_workers_live", "Workers heard of lately", labels=["torch_version"])
+        workers = GaugeMetricFamily(
+            "fxlib_workers_live", "Workers heard of in the last minute and a half", labels=["torch_version"]
+        )
         for version, count in live.most_common(_TORCH_VERSIONS):
             workers.add_metric([version], count)
         if rest := sum(count for _, count in live.most_common()[_TORCH_VERSIONS:]):
@@ -59,16 +63,16 @@ class Gauges(Collector):
     def _figures(self) -> Iterator[Metric]:
         qps = GaugeMetricFamily(
             "fxlib_model_qps",
-            "Samples per second in the model's last job, where it was measured",
+            "Samples per second of the model's last job, `original` and `optimized`, where it was measured",
             labels=["model", "arm"],
         )
         gain = GaugeMetricFamily(
             "fxlib_model_gain_ratio",
-            "Relative gain in the model's last job, and its interval, where it was measured",
+            "Relative gain in the model's last job, and its interval (`low`, `value`, `high`), where it was measured",
             labels=["model", "bound"],
         )
         adopted = GaugeMetricFamily(
-            "fxlib_model_adopted", "Whether the rewrite of the model's last job was adopted", labels=["model"]
+            "fxlib_model_adopted", "1 if the rewrite of the model's last job was adopted", labels=["model"]
         )
         for name, figures in self._models.rows():
             if figures.qps_original is not None:

@@ -37,11 +37,11 @@ class Metrics:
         self._models = models
         self._passes = frozenset(passes)
         self._rpc_s = Histogram(
-            "fxlib_rpc_seconds", "Duration of calls, by method and status", ["method", "code"],
+            "fxlib_rpc_seconds", "Duration of calls, and their number as `_count`", ["method", "code"],
             buckets=_RPC_BUCKETS, registry=registry,
         )  # fmt: skip
         self._phase_s = Histogram(
-            "fxlib_job_phase_seconds", "Time that jobs spent in a phase", ["phase"],
+            "fxlib_job_phase_seconds", "Time that jobs spent in the queue, and in the phases of the work", ["phase"],
             buckets=_JOB_BUCKETS, registry=registry,
         )  # fmt: skip
         self._pass_s = Histogram(
@@ -49,25 +49,29 @@ class Metrics:
         )
         self._pass_changes = Counter("fxlib_pass_changes", "Changes made by passes", ["pass"], registry=registry)
         self._calls = Counter(
-            "fxlib_calls", "Remote calls, by what became of them and why", ["action", "reason"], registry=registry
+            "fxlib_calls", "Remote calls moved, merged or left alone, and why", ["action", "reason"], registry=registry
         )
-        self._finished = Counter("fxlib_jobs_finished", "Jobs ended, by state", ["state"], registry=registry)
+        self._finished = Counter("fxlib_jobs_finished", "Jobs that ended", ["state"], registry=registry)
         self._answers = Counter(
             "fxlib_answers",
-            "Answers given, by decision and reason",
+            "Answers given",
             ["decision", "reason", "cached"],
             registry=registry,
         )
         self._variant_answers = Counter(
             "fxlib_variant_answers",
-            "Answers about variants of a job's step, by decision and reason",
+            "Answers given about variants of a job's step",
             ["decision", "reason", "cached"],
             registry=registry,
         )
-        self._expired = Counter("fxlib_leases_expired", "Leases that ran out", registry=registry)
+        self._expired = Counter("fxlib_leases_expired", "Workers lost with a job", registry=registry)
 
-        self._jobs_forgotten = Counter("fxlib_jobs_forgotten", "Finished jobs deleted", registry=registry)
-        self._blobs_deleted = Counter("fxlib_blobs_deleted", "Blobs deleted that no job named", registry=registry)
+        self._jobs_forgotten = Counter(
+            "fxlib_jobs_forgotten", "Finished jobs that were kept long enough, and deleted", registry=registry
+        )
+        self._blobs_deleted = Counter(
+            "fxlib_blobs_deleted", "Blobs that no job named for long enough, and that were deleted", registry=registry
+        )
 
     def rpc(self, method: str, code: str, seconds: float) -> None:
         """Count a call."""

@@ -33,7 +33,12 @@ ready.with_name("unfinished").replace(ready)
 """,
 }
 PROGRAM = """
-import os, pathlib, signal, sys, time
+import json, os, pathlib, signal, sys, time
+if "--print-options" in sys.argv:
+    data = sys.argv[sys.argv.index("--data") + 1] if "--data" in sys.argv else None
+    options = {"data": data, "ready-file": None, "tls-cert": None, "client-ca": None}
+    print(json.dumps({name: {"value": value, "from": "default"} for name, value in options.items()}))
+    sys.exit()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 with pathlib.Path(os.environ["STARTS"]).open("a") as file:
     file.write(f"{os.getpid()} {' '.join(sys.argv[1:])}\\n")
@@ -179,17 +184,32 @@ def test_a_worker_on_a_cluster_is_told_the_interface(tmp_path: Path) -> None:
         assert serving.starts()[1].endswith(" ".join(cluster))
 
 
-def test_a_cluster_without_an_interface_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with serve(tmp_path, "--ray-address", "10.0.0.1:6379", stand_ins=("fxlib_service", "fxlib_workers")) as serving:
-        assert serving.process.wait(200) == 1
+def test_what_a_worker_cannot_work_with_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with serve(tmp_path, "--ray-address", "10.0.0.1:6379", stand_ins=("fxlib_service",)) as serving:
+        assert serving.process.wait(200) == 2
         assert serving.starts() == []
-        assert "with --interface" in serving.errors()
+        assert "--interface: the processes of a trial on a cluster cannot" in serving.errors()
+
+
+def test_what_the_service_cannot_use_is_exit_code_2(tmp_path: Path) -> None:
+    with serve(tmp_path, "--no-worker", "--lease-seconds", "soon") as serving:
+        assert serving.process.wait(200) == 2
+        assert "--lease-seconds: 'soon' is not a number" in serving.errors()
 
 
 def test_a_client_authority_needs_workers_of_its_own(tmp_path: Path) -> None:
-    with serve(tmp_path, "--client-ca", "ca.pem") as serving:
+    with serve(tmp_path, "--client-ca", "ca.pem", "--tls-cert", "c.pem", "--tls-key", "k.pem") as serving:
         assert serving.process.wait(200) == 1
         assert "Say --no-worker, and start it with fxlib worker." in serving.errors()
+
+
+def test_a_file_gives_options_to_the_service_and_to_its_worker(tmp_path: Path) -> None:
+    file = tmp_path / "fxlib.toml"
+    file.write_text('[serve]\ninsecure = true\n[worker]\ninterface = "eth0"\n')
+    with serve(tmp_path, "--config", str(file), listen="0.0.0.0:0") as serving:
+        port = serving.address().rpartition(":")[2]
+        until(lambda: len(serving.starts()) == 1)
+        assert serving.starts()[0].endswith(f" --service localhost:{port} --config {file}")
 
 
 def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,14 @@ class Worker:
         self.name = name
         self.log = folder / f"{name}.log"
         options = ["--service", service.address, "--name", name, "--allow-module", ALLOWED]
-        options += ["--trial-memory-gib", "2", "--host-lock", str(folder / "host.lock")]
+        options += [
+            "--keep-env",
+            "FXLIB_TEST_MARK",
+            "--trial-memory-gib",
+            "2",
+            "--host-lock",
+            str(folder / "host.lock"),
+        ]
         # A mark in the environment of all that it starts, by which leftovers are found.
         environment = {**os.environ, "FXLIB_TEST_MARK": self.mark}
         with self.log.open("ab") as log:

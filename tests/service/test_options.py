@@ -4,8 +4,11 @@ from pathlib import Path
 import pytest
 
 from fxlib.errors import FxlibError
-from fxlib_service.config import Address, Config, Tls
-from fxlib_service.options import parse
+from fxlib_service.config import APPLICATION, Address, Config, Tls
+
+
+def parse(arguments: list[str], environment: dict[str, str] | None = None) -> Config:
+    return APPLICATION.read(arguments, environment or {})
 
 
 def test_the_defaults_are_the_configuration_s() -> None:
@@ -32,8 +35,8 @@ def test_every_option_reaches_the_configuration() -> None:
     "options, says",
     [
         (["--listen", "0.0.0.0:0"], "reachable from other machines"),
-        (["--tls-cert", "a.pem"], "go together"),
-        (["--client-ca", "a.pem"], "needs --tls-cert and --tls-key"),
+        (["--tls-cert", "a.pem"], "--tls-cert: it needs --tls-key, too"),
+        (["--client-ca", "a.pem"], "--client-ca: it needs --tls-cert and --tls-key, too"),
     ],
 )
 def test_options_that_are_not_safe_or_not_whole_are_refused(options: list[str], says: str) -> None:
@@ -58,3 +61,21 @@ def test_options_that_cannot_be_read_are_refused(options: list[str], capsys: pyt
     with pytest.raises(SystemExit):
         parse(["--data", "d", *options])
     assert "usage:" in capsys.readouterr().err
+
+
+def test_variables_and_a_file_give_the_same_options(tmp_path: Path) -> None:
+    file = tmp_path / "fxlib.toml"
+    file.write_text('[serve]\nlisten = "127.0.0.1:1"\nmax-queued = 4\nkeep-days = 10\n')
+    environment = {"FXLIB_CONFIG": str(file), "FXLIB_SERVE_KEEP_DAYS": "20", "FXLIB_SERVE_LISTEN": "127.0.0.1:2"}
+    config = parse(["--listen", "127.0.0.1:3"], environment)
+    assert (config.listen.port, config.keep_days, config.limits.queued_per_namespace) == (3, 20, 4)
+
+
+def test_what_is_not_safe_is_told_where_it_was_said() -> None:
+    with pytest.raises(FxlibError, match=r"^FXLIB_SERVE_LISTEN: 0.0.0.0:1 is reachable from other machines"):
+        parse([], {"FXLIB_SERVE_LISTEN": "0.0.0.0:1"})
+
+
+def test_without_a_folder_data_is_kept_in_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/shared")
+    assert parse([]).data == Path("/shared/fxlib")

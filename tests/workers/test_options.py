@@ -9,8 +9,14 @@ import pytest
 
 from fxlib.errors import FxlibError
 from fxlib_workers import logs
-from fxlib_workers.__main__ import main, parse
+from fxlib_workers.__main__ import main
+from fxlib_workers.config import APPLICATION, Config
+from fxlib_workers.process.child import kept
 from fxlib_workers.service_client import fingerprint
+
+
+def parse(arguments: list[str], environment: dict[str, str] | None = None) -> Config:
+    return APPLICATION.read(arguments, environment or {})
 
 
 def test_options_become_a_configuration() -> None:
@@ -23,17 +29,37 @@ def test_options_become_a_configuration() -> None:
     assert (config.service, config.name, config.slots, config.once) == ("host:1", "w", 2, True)
     assert config.trial.allowed_modules == ("a.b", "c")
     assert config.trial.keep_variables == ("SHARDS", "AWS_*")
-    assert config.tls is None
+    assert config.tls_ca is None
 
 
 def test_every_worker_has_a_name_of_its_own() -> None:
     assert parse([]).name
 
 
-def test_a_certificate_turns_tls_on() -> None:
-    tls = parse(["--tls-ca", "ca.pem"]).tls
-    assert tls is not None
-    assert tls.ca == Path("ca.pem")
+def test_a_certificate_and_its_key_go_together() -> None:
+    assert parse(["--tls-ca", "ca.pem"]).tls_ca == Path("ca.pem")
+    with pytest.raises(FxlibError, match="--tls-cert: it needs --tls-key, too"):
+        parse(["--tls-ca", "ca.pem", "--tls-cert", "worker.pem"])
+
+
+def test_variables_and_a_file_give_the_same_options(tmp_path: Path) -> None:
+    file = tmp_path / "fxlib.toml"
+    file.write_text('[worker]\nslots = 3\nonce = true\nallow-module = ["a", "b.c"]\ntrial-memory-gib = 0.5\n')
+    environment = {
+        "FXLIB_SERVICE": "host:1",
+        "FXLIB_WORKER_SLOTS": "2",
+        "FXLIB_WORKER_KEEP_ENV": "SHARDS, AWS_*",
+    }
+    config = parse(["--config", str(file), "--no-once"], environment)
+    assert (config.service, config.slots, config.once) == ("host:1", 2, False)
+    assert (config.trial.allowed_modules, config.trial.keep_variables) == (("a", "b.c"), ("SHARDS", "AWS_*"))
+    assert config.trial.process_memory_bytes == 1 << 29
+
+
+def test_trials_and_rewrites_do_not_see_options() -> None:
+    assert kept({"FXLIB_SERVE_DATABASE": "postgresql://user:word@host/jobs", "FXLIB_DISABLE": "1"}) == {
+        "FXLIB_DISABLE": "1"
+    }
 
 
 def test_a_cluster_needs_a_network_interface() -> None:
@@ -41,9 +67,10 @@ def test_a_cluster_needs_a_network_interface() -> None:
         parse(["--ray-address", "head:6379"])
 
 
-def test_no_slot_is_refused() -> None:
-    with pytest.raises(FxlibError, match="--slots"):
+def test_no_slot_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
         parse(["--slots", "0"])
+    assert "argument --slots: 0 is not positive" in capsys.readouterr().err
 
 
 def test_a_module_that_is_not_there_is_told_at_start(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fxlib.client import Tls
-from fxlib.errors import FxlibError
+from fxlib.config import SERVICE
+from fxlib.errors import FxlibError, OptionError
+from fxlib.utils.settings import COUNT, FILE, GIB, GIBIBYTES, SECONDS, Application, Kind, group, option
 
 TRIAL_SETTINGS: Final = "FXLIB_TRIAL_SETTINGS"
 """The environment variable that hands `TrialSettings` to the process that drives trials, as JSON."""
@@ -23,7 +24,8 @@ REWRITE_LIMITS: Final = "FXLIB_REWRITE_LIMITS"
 REWRITE_MODULES: Final = "FXLIB_REWRITE_MODULES"
 """The environment variable that names the operator's modules to it, as JSON."""
 
-_GIB: Final = 1 << 30
+_ADDRESS: Final = Kind(read=str, metavar="HOST:PORT")
+_NAME: Final = Kind(read=str, metavar="NAME")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +39,12 @@ class RewriteLimits:
         wall_s: time from start to answer.
     """
 
-    memory_bytes: int = 8 * _GIB
-    file_bytes: int = 8 * _GIB
+    memory_bytes: int = field(
+        default=8 * GIB, metadata=option("rewrite-memory-gib", "memory that a rewrite may take", GIBIBYTES)
+    )
+    file_bytes: int = 8 * GIB
     cpu_s: int = 600
-    wall_s: float = 900.0
+    wall_s: float = field(default=900.0, metadata=option("rewrite-timeout", "time that a rewrite may take", SECONDS))
 
     def __post_init__(self) -> None:
         """Refuse limits that nothing can keep.
@@ -58,51 +62,95 @@ class TrialSettings:
     """Where and how trials run.
 
     Attributes:
-        ray_address: of a Ray cluster; empty for a Ray of one's own on this host.
+        ray_address: of a Ray cluster; empty for a Ray of the worker's own on this host.
         interface: network interface over which the processes of a trial speak to each other.
-        allowed_modules: whose functions and classes servers of a trial may run: the operator's word.
-        cpus_per_process: share of a processor that Ray reserves for each process; processes are not bound to it.
+        allowed_modules: modules whose functions and classes servers of a trial may run: the operator's word.
         keep_variables: names, or patterns of them, of variables of the worker's environment that trials and rewrites
             see besides those that libraries need.
-        process_memory_bytes: what one process of a trial may allocate on top of what the libraries take.
+        cpus_per_process: share of a processor that Ray reserves for each process; processes are not bound to it.
+        process_memory_bytes: memory that one process of a trial may allocate on top of what the libraries take.
         process_file_bytes: size of one file that a process of a trial may write.
-        placement_timeout_s: how long Ray may take to find room for a trial.
-        start_timeout_s: how long the processes of a trial may take to come up and load the model.
+        placement_timeout_s: time that Ray may take to find room for a trial.
+        start_timeout_s: time that the processes of a trial may take to come up and load the model.
     """
 
-    ray_address: str = ""
-    interface: str = "lo"
-    allowed_modules: tuple[str, ...] = ()
-    keep_variables: tuple[str, ...] = ()
+    ray_address: str = field(
+        default="",
+        metadata=option(
+            "ray-address",
+            "a Ray cluster to measure on",
+            Kind(read=str, metavar="ADDR"),
+            default="a Ray of the worker's own on this host",
+        ),
+    )
+    interface: str = field(
+        default="lo",
+        metadata=option(
+            "interface", "network interface over which the processes of a trial speak to each other", _NAME
+        ),
+    )
+    allowed_modules: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "allow-module",
+            "module whose functions and classes servers of a trial may run",
+            Kind(read=str, metavar="PKG.MOD"),
+            repeatable=True,
+        ),
+    )
+    keep_variables: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "keep-env",
+            "variable of the environment, or pattern of names (`AWS_*`), that trials and rewrites see, too",
+            _NAME,
+            repeatable=True,
+        ),
+    )
     cpus_per_process: float = 0.01
-    process_memory_bytes: int = 16 * _GIB
-    process_file_bytes: int = 4 * _GIB
-    placement_timeout_s: float = 20.0
+    process_memory_bytes: int = field(
+        default=16 * GIB,
+        metadata=option("trial-memory-gib", "memory that each process of a trial may take", GIBIBYTES),
+    )
+    process_file_bytes: int = 4 * GIB
+    placement_timeout_s: float = field(
+        default=20.0, metadata=option("placement-timeout", "time that Ray has to find room for a trial", SECONDS)
+    )
     start_timeout_s: float = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One worker process.
+    """One worker process. `APPLICATION` reads it.
 
     Attributes:
-        service: the service's "host:port".
-        name: of this worker, unique among those of one service.
-        slots: jobs at once; they take turns at measuring.
-        once: end after one job.
-        host_lock: the file by which workers on one host take turns at measuring.
-        claim_wait_s: how long one call may wait for a job.
-        outage_s: how long the service may be away before a finished result is given up.
+        claim_wait_s: time for which one call may wait for a job.
+        outage_s: time for which the service may be away before a finished result is given up.
     """
 
-    service: str = "127.0.0.1:8470"
-    tls: Tls | None = None
-    name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
-    slots: int = 1
-    once: bool = False
-    rewrite: RewriteLimits = field(default_factory=RewriteLimits)
-    trial: TrialSettings = field(default_factory=TrialSettings)
-    host_lock: Path = Path("/tmp/fxlib-host.lock")  # noqa: S108 - one place that all users of the host share
+    service: str = field(
+        default="127.0.0.1:8470", metadata=option("service", "the service", _ADDRESS, variable=SERVICE)
+    )
+    tls_ca: Path | None = field(
+        default=None,
+        metadata=option("tls-ca", "PEM file of the authority behind the service's certificate; turns TLS on", FILE),
+    )
+    tls_certificate: Path | None = field(
+        default=None, metadata=option("tls-cert", "PEM file of the worker's own certificate, for mutual TLS", FILE)
+    )
+    tls_key: Path | None = field(default=None, metadata=option("tls-key", "PEM file of its key", FILE))
+    name: str = field(
+        default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
+        metadata=option("name", "a name unique among the service's workers", _NAME, default="host and process id"),
+    )
+    slots: int = field(default=1, metadata=option("slots", "jobs at once; they take turns at measuring", COUNT))
+    once: bool = field(default=False, metadata=option("once", "end after one job", kind=None))
+    trial: TrialSettings = field(default_factory=TrialSettings, metadata=group(TrialSettings))
+    rewrite: RewriteLimits = field(default_factory=RewriteLimits, metadata=group(RewriteLimits))
+    host_lock: Path = field(
+        default=Path("/tmp/fxlib-host.lock"),  # noqa: S108 - one place that all users of the host share
+        metadata=option("host-lock", "lock by which the workers of a host take turns at measuring", FILE),
+    )
     claim_wait_s: float = 20.0
     outage_s: float = 600.0
 
@@ -110,13 +158,24 @@ class Config:
         """Refuse what cannot work.
 
         Raises:
-            FxlibError: there is no slot, or a cluster's processes would speak on the loopback interface.
+            OptionError: there is no slot, a certificate has no key, or a cluster's processes would speak on loopback.
         """
         if self.slots < 1:
-            raise FxlibError("must be at least 1", where="--slots")
+            raise OptionError("must be at least 1", option="slots")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            there, missing = ("tls-cert", "tls-key") if self.tls_certificate else ("tls-key", "tls-cert")
+            raise OptionError(f"it needs --{missing}, too", option=there)
         if self.trial.ray_address and self.trial.interface == "lo":
-            raise FxlibError(
+            raise OptionError(
                 "the processes of a trial on a cluster cannot speak to each other on loopback",
-                where="--interface",
+                option="interface",
                 hint="Name the network interface that the cluster's hosts share, e.g. eth0.",
             )
+
+
+APPLICATION: Final = Application(
+    command="worker",
+    program="python -m fxlib_workers",
+    description="Claims jobs of an fxlib service, rewrites graphs in a sandboxed process, measures them on Ray.",
+    config=Config,
+)

@@ -16,7 +16,7 @@ import torch
 
 import fxlib
 from fxlib.client.blobs import download, upload
-from fxlib.client.connection import Connection
+from fxlib.client.connection import Connection, Tls
 from fxlib.client.deadline import Deadline
 from fxlib.client.failures import understand
 from fxlib.errors import ServiceUnavailableError, WireError
@@ -39,7 +39,8 @@ class ServiceClient:
     """A connection to the service, as one worker."""
 
     def __init__(self, config: Config) -> None:
-        self._connection = Connection(config.service, tls=config.tls)
+        tls = Tls(ca=config.tls_ca, certificate=config.tls_certificate, key=config.tls_key)
+        self._connection = Connection(config.service, tls=tls if tls != Tls() else None)
         self._stub = self._connection.stub(workers_pb2_grpc.WorkerServiceStub)
         self._claim_wait_s = config.claim_wait_s
         self._outage_s = config.outage_s

@@ -26,7 +26,7 @@ _LONGEST_LINE: Final = 1 << 20
 
 _NEEDED: Final = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_*"),
-    *("LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "PYTHONHASHSEED", "PYTHONWARNINGS", "FXLIB_*"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "PYTHONHASHSEED", "PYTHONWARNINGS", "FXLIB_DISABLE"),
     *("OMP_*", "MKL_*", "KMP_*", "OPENBLAS_*", "MALLOC_*", "TORCH_*", "PYTORCH_*", "ATEN_*", "ONEDNN_*", "DNNL_*"),
     *("CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "TP_*"),
 )
