@@ -14,7 +14,8 @@ from fxlib.analysis.effects.process_groups import Groups
 from fxlib.runtime import CapturedModule, remote_call
 from fxlib.spec.contract import PURE, Contract
 from fxlib.spec.workload import Workload
-from fxlib_workers.trial.objects import needs_of
+from fxlib_workers.trial.objects import bind, needs_of
+from tests.runtime.world import rpc_world
 
 WORKLOAD = Workload(batches=[torch.zeros(1)], mode="forward")
 
@@ -102,3 +103,20 @@ def test_calls_within_nested_graphs_are_needed_too() -> None:
     children = nn.ModuleDict({"inner": torch.fx.GraphModule(nn.Module(), inner)})
     needs = needs_of([torch.fx.GraphModule(children, outer)], WORKLOAD)
     assert needs.functions == {"ps7": ("fxlib.ps:lookup",)}
+
+
+def test_an_input_may_be_called_like_the_attribute_that_holds_an_rref() -> None:
+    class Same(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.users = rpc.remote("ps0", torch.add, args=(torch.zeros(2), 1))
+
+        def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+            return self.users.to_here() + 10 * users + items
+
+    with rpc_world(fxlib.Server(name="ps0")):
+        model = Same()
+        bound = bind(travelled(model), {"users": model.users})
+        result = bound(fxlib.Batch(inputs=(torch.tensor([2.0, 3.0]), torch.tensor([4.0, 5.0]))))
+    assert isinstance(result, torch.Tensor)
+    assert result.tolist() == [25.0, 36.0]

@@ -124,7 +124,8 @@ def bind(module: GraphModule, rrefs: RRefs) -> Bound:
         path, _, attribute = name.rpartition(".")
         # Not through `__setattr__`, which GraphModule and nn.Module reserve for state.
         vars(module.get_submodule(path))[attribute] = rrefs[name]
-    return Bound(module, {name: rref for name, rref in rrefs.items() if name in inputs})
+    # An input may be called like an attribute; then the name is the attribute's.
+    return Bound(module, {name: rref for name, rref in rrefs.items() if name in inputs - attributes})
 
 
 def _bodies(module: nn.Module) -> Iterator[tuple[str, GraphModule]]:
