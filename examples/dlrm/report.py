@@ -6,20 +6,21 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from fxlib.render.timeline import chrome_trace, figure, timelines_of
+from fxlib.render.timeline import chrome_trace, figure, svg, timelines_of
 from fxlib.spec.report import Result
 
 CURVE_WIDTH, CURVE_HEIGHT = 1100, 220
 
 
 def write(folder: Path, *, result: Result, figures: Sequence[str], losses: Mapping[str, Sequence[float]]) -> None:
-    """Write `report.html`, `timeline.json` (Chrome trace) and `losses.csv`."""
+    """Write `report.html`, `timeline.svg` (one step before and after), `timeline.json` (Chrome trace), `losses.csv`."""
     timelines = timelines_of(result)
     table = escape("\n".join(figures))
     calls = escape(str(result))
     (folder / "report.html").write_text(
         _PAGE.format(table=table, curves=curves(losses), timelines=figure(timelines), result=calls)
     )
+    (folder / "timeline.svg").write_text(svg({name: timelines[name] for name in timelines if name in losses}))
     (folder / "timeline.json").write_text(chrome_trace(timelines))
     rows = (",".join(map(repr, values)) for values in zip(*losses.values(), strict=True))
     (folder / "losses.csv").write_text("\n".join([",".join(losses), *rows]) + "\n")

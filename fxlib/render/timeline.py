@@ -80,18 +80,24 @@ def page(timelines: Mapping[str, Timeline], *, title: str, text: str = "") -> st
 
 def figure(timelines: Mapping[str, Timeline]) -> str:
     """Return the timelines and their legend as an HTML fragment, for a page of one's own."""
-    longest = max((timeline.step_s for timeline in timelines.values()), default=0.0) or 1.0
-    keys = "".join(
-        f'<rect x="{90 + index * 145}" y="2" width="12" height="10" fill="{COLOURS[kind]}"/>'
-        f'<text x="{106 + index * 145}" y="11">{escape(text)}</text>'
-        for index, (kind, text) in enumerate(MEANINGS.items())
-    )
-    legend = f'<svg viewBox="0 0 {WIDTH} 16" width="100%" font-size="11" fill="#444">{keys}</svg>'
-    pictures = (
-        f"<h2>{escape(name)}: {timeline.step_s * 1e3:.1f} ms a step</h2>\n{_picture(timeline, longest)}"
-        for name, timeline in timelines.items()
-    )
-    return "\n".join([legend, *pictures])
+    longest_s = _longest(timelines)
+    parts = [_frame(_legend(), 16)]
+    for name, timeline in timelines.items():
+        parts += [f"<h2>{_heading(name, timeline)}</h2>", _frame(*_drawn(timeline, longest_s))]
+    return "\n".join(parts)
+
+
+def svg(timelines: Mapping[str, Timeline]) -> str:
+    """Return the timelines and their legend as one SVG, for places that show a picture and no page."""
+    longest_s, parts, top = _longest(timelines), [_legend()], 16.0
+    for name, timeline in timelines.items():
+        body, height = _drawn(timeline, longest_s)
+        parts.append(f'<text y="{top + 22:.0f}" font-size="14">{_heading(name, timeline)}</text>')
+        parts.append(f'<g transform="translate(0 {top + 30:.0f})">{body}</g>')
+        top += 30 + height
+    size = f'viewBox="0 0 {WIDTH} {top:.0f}" font-family="sans-serif" font-size="11" fill="#444"'
+    whole = f'<rect width="{WIDTH}" height="{top:.0f}" fill="#fff"/>'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', whole, *parts, "</svg>\n"])
 
 
 def chrome_trace(timelines: Mapping[str, Timeline]) -> str:
@@ -119,7 +125,28 @@ def _event(span: Span, process: int, thread: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _picture(timeline: Timeline, longest_s: float) -> str:
+def _longest(timelines: Mapping[str, Timeline]) -> float:
+    return max((timeline.step_s for timeline in timelines.values()), default=0.0) or 1.0
+
+
+def _heading(name: str, timeline: Timeline) -> str:
+    return f"{escape(name)}: {timeline.step_s * 1e3:.1f} ms a step"
+
+
+def _frame(body: str, height: float) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" width="100%" font-size="11" fill="#444">{body}</svg>'
+
+
+def _legend() -> str:
+    return "".join(
+        f'<rect x="{90 + index * 145}" y="2" width="12" height="10" fill="{COLOURS[kind]}"/>'
+        f'<text x="{106 + index * 145}" y="11">{escape(text)}</text>'
+        for index, (kind, text) in enumerate(MEANINGS.items())
+    )
+
+
+def _drawn(timeline: Timeline, longest_s: float) -> tuple[str, float]:
+    """Return a timeline's lanes and its axis, and how high they are."""
     scale = (WIDTH - MARGIN) / longest_s
     parts, top = [], GAP
     for lane in lanes(timeline):
@@ -130,7 +157,7 @@ def _picture(timeline: Timeline, longest_s: float) -> str:
             top += ROW + GAP
         top += 2 * GAP
     parts += _axis(longest_s, scale, top)
-    return f'<svg viewBox="0 0 {WIDTH} {top + 18}" width="100%" font-size="11" fill="#444">{"".join(parts)}</svg>'
+    return "".join(parts), top + 18
 
 
 def _bar(span: Span, top: float, scale: float) -> str:

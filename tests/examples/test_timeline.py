@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fxlib
-from fxlib.render.timeline import chrome_trace, lanes, pack, page
+from fxlib.render.timeline import chrome_trace, lanes, pack, page, svg
 from fxlib.spec.report import Report, Span, Timeline
 
 TIMES = st.floats(0, 10, allow_nan=False)
@@ -49,6 +50,15 @@ def test_names_are_text_not_markup() -> None:
     span = Span(kind="call", name="<script>", to="&", start_s=0.0, end_s=1.0)
     drawn = page({"<b>": Timeline(spans=(span,), step_s=1.0)}, title="<i>")
     assert not any(markup in drawn for markup in ("<script>", "<b>", "<i>"))
+
+
+@given(st.lists(spans()))
+def test_one_svg_shows_every_span_of_every_timeline(given_spans: list[Span]) -> None:
+    timeline = Timeline(spans=tuple(given_spans), step_s=11.0)
+    root = ET.fromstring(svg({"before": timeline, "after <b>": timeline}))  # noqa: S314 - our own text
+    titles = [each.text for each in root.iter("{http://www.w3.org/2000/svg}title")]
+    blocking = sum(span.kind == "call" for span in given_spans)  # on the trainer's row and in flight
+    assert len(titles) == 2 * (len(given_spans) + blocking)
 
 
 def test_an_empty_timeline_is_a_page_too() -> None:
