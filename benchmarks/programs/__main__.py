@@ -30,7 +30,7 @@ from typing import Final
 from benchmarks.programs.case import ORIGINAL, Asked, Found
 from benchmarks.programs.catalogue import PROGRAMS
 from benchmarks.report import Case, Row, line, ratio_interval, row
-from examples.dlrm.demo import service
+from examples.service import service
 
 NAME: Final = "programs"
 SERVICE_MS: Final = (2.0, 10.0)

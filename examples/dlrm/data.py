@@ -6,11 +6,12 @@ any feature may be empty).
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +45,7 @@ def parse(line: str, *, rows: int, where: str) -> Sample:
     if len(fields) != 1 + DENSE_FEATURES + SPARSE_FEATURES:
         raise ValueError(f"{where}: {len(fields)} fields, and a sample has {1 + DENSE_FEATURES + SPARSE_FEATURES}")
     try:
-        dense = [float(np.log1p(max(int(value or 0), 0))) for value in fields[1 : 1 + DENSE_FEATURES]]
+        dense = [math.log1p(max(int(value or 0), 0)) for value in fields[1 : 1 + DENSE_FEATURES]]
         sparse = [int(value or "0", 16) % rows for value in fields[1 + DENSE_FEATURES :]]
         return float(fields[0]), dense, sparse
     except ValueError as error:
@@ -53,14 +54,14 @@ def parse(line: str, *, rows: int, where: str) -> Sample:
 
 def generate(path: Path, *, samples: int, seed: int = 0) -> None:
     """Write so many made-up samples: skewed categories, and clicks that depend on them, so that a model can learn."""
-    dice = np.random.default_rng(seed)
-    taste = dice.normal(size=(SPARSE_FEATURES, 64))
+    dice = random.Random(seed)
+    taste = [[dice.gauss(0, 1) for _ in range(64)] for _ in range(SPARSE_FEATURES)]
     with path.open("w") as file:
         for _ in range(samples):
-            counts = dice.geometric(0.2, size=DENSE_FEATURES) - 1
-            values = np.minimum(dice.zipf(1.3, size=SPARSE_FEATURES), 2**32 - 1)
-            score = taste[np.arange(SPARSE_FEATURES), values % 64].sum() / 3 + 0.1 * (counts[0] - 4)
-            clicked = int(dice.random() < 1 / (1 + np.exp(-score)))
+            counts = [int(math.log(1 - dice.random()) / math.log(0.8)) for _ in range(DENSE_FEATURES)]  # geometric
+            values = [min(int(dice.paretovariate(0.3)), 2**32 - 1) for _ in range(SPARSE_FEATURES)]
+            score = sum(taste[i][value % 64] for i, value in enumerate(values)) / 3 + 0.1 * (counts[0] - 4)
+            clicked = int(dice.random() < 1 / (1 + math.exp(-score)))
             dense = ["" if dice.random() < 0.05 else str(count) for count in counts]
             sparse = ["" if dice.random() < 0.02 else f"{value:08x}" for value in values]
             file.write("\t".join([str(clicked), *dense, *sparse]) + "\n")

@@ -7,30 +7,24 @@ service for a faster module, trains the same steps with that, and leaves a repor
 from __future__ import annotations
 
 import argparse
-import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import fxlib
-from benchmarks.report import median_interval, ratio_interval
 from examples.dlrm import data, report
 from examples.dlrm.model import DLRM, tables
 from examples.dlrm.training import LR, compute_step, race, train, training_step
+from examples.service import service
 from fxlib import ps
-from fxlib.cli.children import die_with_parent
 from fxlib.ps.local import local
-from fxlib.spec.report import Result
-from fxlib.spec.workload import Optimizer, Server
 
 ROWS, DIM, HIDDEN, BATCH, BATCHES = 1000, 16, 512, 256, 8
-READY, END_S = "fxlib: the service is at ", 20.0
+RESAMPLES = 2000
 
 
 def main() -> int:
@@ -57,12 +51,12 @@ def main() -> int:
 
 
 def optimize(
-    model: DLRM, batches: Sequence[fxlib.Batch], servers: Sequence[Server], address: str, *, budget_s: float
-) -> tuple[nn.Module, Result]:
+    model: DLRM, batches: Sequence[fxlib.Batch], servers: Sequence[fxlib.Server], address: str, *, budget_s: float
+) -> tuple[nn.Module, fxlib.Result]:
     """Ask the service for a faster module: what a launcher adds to its program."""
     graph = fxlib.capture(model)
     workload = fxlib.Workload.describe(
-        batches, loss="bce_with_logits", optimizer=Optimizer(name="adam", lr=LR), servers=tuple(servers)
+        batches, loss="bce_with_logits", optimizer=fxlib.Optimizer(name="adam", lr=LR), servers=tuple(servers)
     )
     with fxlib.connect(address) as client:
         return graph, client.optimize(graph, workload, recipe="schedule", name="dlrm-demo", budget_s=budget_s)
@@ -70,12 +64,12 @@ def optimize(
 
 def compare(
     options: argparse.Namespace,
-    result: Result,
+    result: fxlib.Result,
     graph: nn.Module,
     model: DLRM,
     *,
     batches: Sequence[fxlib.Batch],
-    servers: Sequence[Server],
+    servers: Sequence[fxlib.Server],
 ) -> int:
     """Train with both modules in this very job, and race them; print and write what came out."""
     arms = {"original": graph, "optimized": result.module}
@@ -99,11 +93,11 @@ def compare(
 def _figures(seconds: dict[str, list[float]], losses: dict[str, list[float]], *, same: bool) -> list[str]:
     lines = ["In this job itself, blocks interleaved:", f"  {'':<14} {'samples/s':>10}   95% interval"]
     for arm, values in seconds.items():
-        value, low, high = median_interval([BATCH / each for each in values])
+        value, low, high = median([BATCH / each for each in values])
         lines.append(f"  {arm:<14} {value:>10,.0f}   [{low:,.0f}, {high:,.0f}]")
-    gain, low, high = ratio_interval(seconds["original"], seconds["optimized"])
+    gain, low, high = ratio(seconds["original"], seconds["optimized"])
     lines.append(f"  gain {gain - 1:+.1%}, 95% interval [{low - 1:+.1%}, {high - 1:+.1%}]")
-    bound, _, _ = ratio_interval(seconds["original"], seconds["compute alone"])
+    bound, _, _ = ratio(seconds["original"], seconds["compute alone"])
     lines.append(
         f"  compute alone would give {bound - 1:+.1%}; of the time that it would save, "
         f"{(1 - 1 / gain) / (1 - 1 / bound):.0%} is saved"
@@ -116,31 +110,19 @@ def _figures(seconds: dict[str, list[float]], losses: dict[str, list[float]], *,
     return lines
 
 
-@contextmanager
-def service(folder: Path) -> Iterator[str]:
-    """Run `fxlib serve` on free ports; yield its address, and end it and all that it started."""
-    command = [sys.executable, "-m", "fxlib.cli", "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
-    process = subprocess.Popen(
-        [*command, "--data", str(folder)],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread so far
-    )
-    assert process.stdout is not None
-    try:
-        ready = next((line for line in process.stdout if line.startswith(READY)), None)
-        if ready is None:
-            raise SystemExit("the service did not start: see its messages above")
-        print(ready.strip(), flush=True)
-        yield ready.removeprefix(READY).split(",")[0]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of the ratios of paired blocks, and its interval."""
+    return median([a / b for a, b in zip(above, below, strict=True)])
+
+
+def median(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of the samples, and the ends of its 95% bootstrap interval."""
+    values = torch.tensor(samples, dtype=torch.float64)
+    dice = torch.Generator().manual_seed(0)
+    picks = torch.randint(len(values), (RESAMPLES, len(values)), generator=dice)
+    medians = values[picks].quantile(0.5, dim=1)
+    low, high = medians.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return float(values.quantile(0.5)), low, high
 
 
 def _options() -> argparse.Namespace:
