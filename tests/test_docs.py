@@ -15,8 +15,10 @@ from tests.client.real import adopt, real_service, scripted_worker
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-# Its Python is a list of signatures.
-EXAMPLES = [each for each in DOCUMENTS if "```python" in each.read_text() and each.name != "architecture.md"]
+PYTHON = re.compile(r"^```python\n(?!# \w+\.py\n)", re.MULTILINE)
+"""Python that is no file of a program."""
+# The architecture page's Python is a list of signatures.
+EXAMPLES = [each for each in DOCUMENTS if PYTHON.search(each.read_text()) and each.name != "architecture.md"]
 
 
 def name(path: Path) -> str:
@@ -83,7 +85,8 @@ def test_a_program_runs_as_pasted_from_a_fresh_folder(
     document: Path, command: str, address: str, tmp_path: Path
 ) -> None:
     port = str(free_port())
-    for file, text in programs(document)[0].items():
+    files = programs(document)[0]
+    for file, text in files.items():
         (tmp_path / file).write_text(text.replace("localhost:8470", address).replace("29500", port))
     modules = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
     program, *arguments = command.split()
@@ -96,8 +99,19 @@ def test_a_program_runs_as_pasted_from_a_fresh_folder(
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         timeout=280,
     )
-    assert ran.returncode == 0, ran.stderr
-    assert "ADOPT the rewritten module" in ran.stdout
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    asks = "fxlib.connect(" in files[arguments[-1]]
+    assert ("ADOPT the rewritten module" in ran.stdout) == asks
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_every_file_that_a_page_prints_is_run_or_used_by_one_that_is(document: Path) -> None:
+    files, commands = programs(document)
+    run = [files[command.split()[-1]] for command in commands]
+    used = {module for text in run for module in re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)}
+    used |= {each for text in files.values() for each in re.findall(r"^import (\w+)$", text, re.MULTILINE)}
+    unused = {file for file in files if file.removesuffix(".py") not in used} - {each.split()[-1] for each in commands}
+    assert unused == ({"train.py"} if document.name == "README.md" else set())  # README's is a part of the tutorial's
 
 
 def free_port() -> int:
@@ -105,8 +119,15 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_the_readme_s_program_is_short_and_has_a_few_lines_of_fxlib() -> None:
-    lines = [line for text in programs(ROOT / "README.md")[0].values() for line in text.strip().splitlines()]
+def test_the_readme_s_launcher_is_that_of_the_tutorial_in_fifteen_lines() -> None:
+    launcher = programs(ROOT / "README.md")[0]["train.py"]
+    assert launcher in programs(ROOT / "docs" / "tutorials" / "launcher.md")[0]["train.py"]
+    assert len(launcher.splitlines()) <= 15
+
+
+def test_the_tutorial_s_program_is_short_and_has_a_few_lines_of_fxlib() -> None:
+    files = programs(ROOT / "docs" / "tutorials" / "launcher.md")[0]
+    lines = [line for text in files.values() for line in text.strip().splitlines()]
     assert len(lines) <= 80
     assert len([line for line in lines if "fxlib" in line]) <= 12
 
