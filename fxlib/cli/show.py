@@ -88,7 +88,7 @@ def _show_diffs(module: GraphModule, recipe: str) -> None:
     from fxlib.recipes import recipes
 
     console = Console(highlight=False, soft_wrap=True)
-    for report in recipes.apply(module, recipe, diffs=True).passes:
+    for report in recipes.get(recipe).run(module, diffs=True).passes:
         for line in report.diff.splitlines():
             console.print(Text(line, style=_STYLES.get(line[:1], "")))
         if not report.diff:

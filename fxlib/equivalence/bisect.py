@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 from torch.fx import Graph, GraphModule, Node
 
@@ -16,7 +15,7 @@ from fxlib.equivalence.verify import Verification, batches_of, verify
 from fxlib.errors import PassError
 from fxlib.passes.infra.diff import by_name
 from fxlib.recipes import recipes
-from fxlib.recipes.recipes import Recipe
+from fxlib.recipes.recipes import PlanningRequest, Recipe
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.folded_weights import relies_on_weights
 from fxlib.spec.contract import Contract
@@ -116,17 +115,17 @@ def bisect(
         CaptureError: the model cannot be captured.
         PassError: the recipe is unknown, `inputs` is a lone tensor, or the graph itself does not run on the inputs.
     """
-    recipe = recipes.get(recipe) if isinstance(recipe, str) else recipe
+    recipe = recipes.get(recipe)
     tolerance, (batch,) = Tolerance(rtol=rtol, atol=atol), batches_of(inputs, kwargs=kwargs)
     known = {**({} if workload is None else workload.contracts), **(contracts or {})}
     graph = as_graph(model, samples_of(inputs, kwargs), contracts=known)
-    applied = partial(recipes.apply, graph, contracts=contracts, assume=assume, profile=profile, workload=workload)
+    request = PlanningRequest(contracts=contracts or {}, assume=assume, profile=profile, workload=workload)
     _check_runs(graph, batch, grad=bool(grad))
     before = graph
     for place, step in enumerate(recipe.passes, start=1):
         prefix = replace(recipe, passes=recipe.passes[:place])
         try:
-            rewrite = applied(prefix)
+            rewrite = prefix.run(graph, request)
         except PassError as error:
             return Culprit(name=step.name, place=place, error=str(error))
         after = rewrite.module
@@ -138,7 +137,7 @@ def bisect(
         if not found:
             one, other = (follow(each, batch, grad=asked) for each in (before, after))
             change = _Trail(before.graph, after.graph, one, other, tolerance).change()
-            diff = applied(prefix, diffs=True).passes[-1].diff
+            diff = prefix.run(graph, request, diffs=True).passes[-1].diff
             return Culprit(name=step.name, place=place, verification=found, change=change, diff=diff)
         before = after
     return None

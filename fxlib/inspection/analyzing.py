@@ -22,6 +22,7 @@ from fxlib.inspection.operations import Operation
 from fxlib.inspection.propagate import Propagation, Run, Unknown, Why
 from fxlib.inspection.roofline import DeviceTime, device_time
 from fxlib.inspection.tensors import Size, TensorFacts, facts_of, held_bytes, memory_of, number, tensors_in
+from fxlib.recipes.recipes import PlanningRequest
 from fxlib.recipes.undeclared import undeclared
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Undeclared
@@ -161,7 +162,7 @@ def analyze(
         peak_node=max(held.live_bytes, key=held.live_bytes.__getitem__).name if held.live_bytes else "",
         device=described,
         seconds=None if timed is None else timed.seconds,
-        undeclared=undeclared(module, profile=profile),
+        undeclared=undeclared(module, request=PlanningRequest(profile=profile)),
     )
 
 

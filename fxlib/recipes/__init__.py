@@ -3,6 +3,6 @@
 The passes themselves live in `fxlib.passes`.
 """
 
-from fxlib.recipes.recipes import RECIPES, Recipe, Rewrite, apply, from_passes, get
+from fxlib.recipes.recipes import RECIPES, PlanningRequest, Recipe, Rewrite, apply, from_passes, get
 
-__all__ = ["RECIPES", "Recipe", "Rewrite", "apply", "from_passes", "get"]
+__all__ = ["RECIPES", "PlanningRequest", "Recipe", "Rewrite", "apply", "from_passes", "get"]

@@ -6,7 +6,7 @@ import copy
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from torch.fx import Graph, GraphModule
 
@@ -50,8 +50,27 @@ _WEAKEST: tuple[Preserves, ...] = ("lossy", "tolerance", "bitwise")
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanningRequest:
+    """What is known of a program beside its graph, and what may be taken for granted while it is rewritten."""
+
+    contracts: Mapping[str, Contract] = field(default_factory=dict)
+    """What remote functions that declare nothing do, by name."""
+    assume: Assume = ""
+    """What every remote function does of which nothing is known after that: "reads" or "pure"."""
+    profile: Profile | None = None
+    """What the program was measured to take; without one, passes that plan go by estimates."""
+    workload: Workload | None = None
+    """How its steps run, where that is known: passes leave alone what such a step forbids."""
+
+    @classmethod
+    def of(cls, workload: Workload, profile: Profile | None = None) -> PlanningRequest:
+        """Ask for what a job asks for, whose workload states contracts and assumptions."""
+        return cls(contracts=workload.contracts, assume=workload.assume, profile=profile, workload=workload)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Passes, in the order in which they run."""
+    """Passes, in the order in which they run. A recipe is a value: it is run by its `run`, and by nothing else."""
 
     name: str
     summary: str = ""
@@ -67,6 +86,21 @@ class Recipe:
     def key(self) -> str:
         """Everything that decides what the recipe does: passes with their versions and options."""
         return "; ".join(f"{each.name}@{each.version}{_options(each)}" for each in self.passes)
+
+    def run(self, module: GraphModule, request: PlanningRequest | None = None, *, diffs: bool = False) -> Rewrite:
+        """Run the passes on a copy of the module's graph; `module` itself is left as it is, and its state is shared.
+
+        Args:
+            module: a captured module, or any GraphModule.
+            request: what is known of the program; None: nothing but its graph.
+            diffs: have each pass's report show what it did to the generated code.
+
+        Raises:
+            PassError: a pass does not apply, or broke its declaration.
+        """
+        request = PlanningRequest() if request is None else request
+        with _collector_paused():
+            return _rewrite(module, self, request, diffs=diffs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +149,14 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def get(name: str) -> Recipe:
-    """Return the recipe called `name`.
+def get(name: str | Recipe) -> Recipe:
+    """Return the recipe called `name`; a recipe itself is returned as it is.
 
     Raises:
         PassError: there is none.
     """
+    if isinstance(name, Recipe):
+        return name
     if name not in RECIPES:
         raise PassError(f"no recipe is called {name!r}", hint=f"There are: {', '.join(RECIPES)}.")
     return RECIPES[name]
@@ -146,37 +182,28 @@ def apply(
     workload: Workload | None = None,
     diffs: bool = False,
 ) -> Rewrite:
-    """Run a recipe on a copy of the module's graph; `module` itself is left as it is, and its state is shared.
+    """Run a recipe, or the one of that name, as `Recipe.run` does.
 
     Args:
         module: a captured module, or any GraphModule.
         recipe: a recipe, or the name of one.
-        contracts: what remote functions that declare nothing do, by name.
-        assume: "reads" or "pure" for every remote function of which nothing is known after that.
-        profile: what the program was measured to take; without one, passes that plan go by estimates.
-        workload: how its steps run, where that is known: passes leave alone what such a step forbids.
+        contracts: this and the next three make up the `PlanningRequest`.
+        assume: see there.
+        profile: see there.
+        workload: see there.
         diffs: have each pass's report show what it did to the generated code.
 
     Raises:
         PassError: the recipe is unknown, a pass does not apply, or a pass broke its declaration.
     """
-    recipe = get(recipe) if isinstance(recipe, str) else recipe
-    context = Context(module, profile=profile, workload=workload)
-    with _collector_paused():
-        return _apply(module, recipe, contracts or {}, assume, context, diffs=diffs)
+    request = PlanningRequest(contracts=contracts or {}, assume=assume, profile=profile, workload=workload)
+    return get(recipe).run(module, request, diffs=diffs)
 
 
-def _apply(
-    module: GraphModule,
-    recipe: Recipe,
-    contracts: Mapping[str, Contract],
-    assume: Assume,
-    context: Context,
-    *,
-    diffs: bool,
-) -> Rewrite:
+def _rewrite(module: GraphModule, recipe: Recipe, request: PlanningRequest, *, diffs: bool) -> Rewrite:
+    context = Context(module, profile=request.profile, workload=request.workload)
     working = draft_of(module)
-    assumptions = annotate(working.graph, contracts, assume)
+    assumptions = annotate(working.graph, request.contracts, request.assume)
     reports: list[PassReport] = []
     calls: dict[str, CallReport] = {each.node: each for each in _unscheduled(working.graph)}
     conduct: Conduct | None = None
@@ -216,11 +243,11 @@ def optimize(
     Args:
         model: a module, captured or not, a graph of torch.fx, or an exported program. What is not a graph is captured;
             what cannot be traced is exported with the workload's batches.
-        recipe: this and the other arguments are those of `apply`.
-        contracts: as for `apply`.
-        assume: as for `apply`.
-        profile: as for `apply`.
-        workload: as for `apply`.
+        recipe: a recipe, or the name of one.
+        contracts: see `PlanningRequest`.
+        assume: see `PlanningRequest`.
+        profile: see `PlanningRequest`.
+        workload: see `PlanningRequest`.
 
     Raises:
         CaptureError: the model, or a variant of the workload, cannot be captured.
@@ -228,8 +255,9 @@ def optimize(
     """
     known = {**({} if workload is None else workload.contracts), **(contracts or {})}
     graph = as_graph(model, () if workload is None else workload.samples, contracts=known)
-    chosen = Recipe(name="disabled", passes=()) if disabled() else recipe
-    rewrite = apply(graph, chosen, contracts=contracts, assume=assume, profile=profile, workload=workload)
+    request = PlanningRequest(contracts=contracts or {}, assume=assume, profile=profile, workload=workload)
+    chosen = Recipe(name="disabled", passes=()) if disabled() else get(recipe)
+    rewrite = chosen.run(graph, request)
     rewrite.module.meta["rewrite"] = rewrite
     if workload is None or not workload.variants or disabled():
         return rewrite.module
@@ -239,7 +267,7 @@ def optimize(
     for variant in workload.variants:
         captured = capture_variant(graph, variant, workload)
         with mode_of(graph, variant):
-            found = apply(captured, chosen, contracts=contracts, assume=assume, workload=workload.of(variant))
+            found = chosen.run(captured, replace(request, profile=None, workload=workload.of(variant)))
         # Where gradients are recorded, an unchanged graph is of use, too: it tracks those of remote results.
         if (found.changed or variant.grad) and isinstance(found.module, CapturedModule):
             found.module.meta["rewrite"] = found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from torch.fx import GraphModule, Node
@@ -20,11 +21,9 @@ from fxlib.analysis.effects.resources import contract_of_call, function_name, me
 from fxlib.analysis.scheduling.explain_blocked import remedy_for
 from fxlib.passes import OverlapCalls
 from fxlib.passes.infra.copy import draft_of
-from fxlib.recipes.recipes import Recipe, apply, get
+from fxlib.recipes.recipes import PlanningRequest, Recipe, get
 from fxlib.spec.contract import Contract
-from fxlib.spec.profile import Profile
 from fxlib.spec.report import Undeclared
-from fxlib.spec.workload import Assume, Workload
 
 MOST: Final = 6
 _SECONDS: Final = 10.0
@@ -33,40 +32,33 @@ _READS: Final = Contract(reads=frozenset({"*"}))
 
 
 def undeclared(
-    module: GraphModule,
-    recipe: str | Recipe = "schedule",
-    *,
-    contracts: Mapping[str, Contract] | None = None,
-    assume: Assume = "",
-    profile: Profile | None = None,
-    workload: Workload | None = None,
+    module: GraphModule, recipe: str | Recipe = "schedule", request: PlanningRequest | None = None
 ) -> tuple[Undeclared, ...]:
     """Return the remote functions of a program that declare nothing, those worth most first.
 
     Args:
         module: a captured module, or any GraphModule; it is left as it is.
         recipe: what plans it.
-        contracts: what functions that declare nothing do, by name.
-        assume: where it says something, nothing is undeclared.
-        profile: what the program was measured to take; without one, gains are of the forward, by estimates.
-        workload: how its steps run, where that is known.
+        request: what is known of the program. Where it assumes something, nothing is undeclared; without a profile,
+            gains are of the forward, by estimates.
 
     Raises:
         PassError: as for `fxlib.recipes.recipes.apply`.
     """
-    recipe, known = get(recipe) if isinstance(recipe, str) else recipe, contracts or {}
+    recipe, request = get(recipe), PlanningRequest() if request is None else request
+    known, profile, unstated = request.contracts, request.profile, replace(request, contracts={})
     calls: dict[str, list[Node]] = defaultdict(list)
     for node in module.graph.nodes:
         if takes_contract(node) and contract_of_call(node) is None and function_name(node) not in known:
             calls[_declared_as(node)].append(node)
-    if assume or not calls or not any(isinstance(step, OverlapCalls) for step in recipe.passes):
+    if request.assume or not calls or not any(isinstance(step, OverlapCalls) for step in recipe.passes):
         return ()
     begun, most = time.monotonic(), sorted(calls, key=lambda name: -len(calls[name]))[:MOST]
 
     def step_s(functions: Iterable[str]) -> float:
         reading = {node.name for each in functions for node in calls[each]}
-        planned = apply(_declaring(module, known, reading), recipe, profile=profile, workload=workload).module
-        return predict(planned, profile).step_s
+        planned = recipe.run(_declaring(module, known, reading), unstated)
+        return predict(planned.module, profile).step_s
 
     now_s, found = step_s(()), list[Undeclared]()
     groups = [tuple(calls)] if len(calls) > 1 else []

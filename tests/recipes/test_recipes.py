@@ -14,7 +14,8 @@ from fxlib.errors import PassError
 from fxlib.passes.infra.copy import differs, draft_of
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
-from tests.analysis.sketch import Sketch, names
+from fxlib.spec.workload import Workload
+from tests.analysis.sketch import READ, Sketch, names
 
 
 def sample() -> CapturedModule:
@@ -34,6 +35,20 @@ def test_the_given_module_stays_as_it_is() -> None:
     assert module.code == code
     assert [dict(node.meta) for node in module.graph.nodes] == metas
     assert module.graph.owning_module is module
+
+
+def test_a_recipe_is_run_by_its_run_whatever_asks_for_it() -> None:
+    request = recipes.PlanningRequest(assume="reads")
+    run, applied = recipes.get("schedule").run(sample(), request), recipes.apply(sample(), assume="reads")
+    optimized = fxlib.optimize(sample(), assume="reads")
+    assert run.module.code == applied.module.code == optimized.code != sample().code
+    assert run.calls == applied.calls != ()
+
+
+def test_a_job_is_planned_with_what_its_workload_states() -> None:
+    workload = Workload(batches=[(torch.zeros(1, 2), torch.zeros(1))], contracts={"shop:call": READ}, assume="reads")
+    request = recipes.PlanningRequest.of(workload)
+    assert (request.contracts, request.assume, request.workload) == ({"shop:call": READ}, "reads", workload)
 
 
 def test_the_rewritten_module_shares_parameters_under_the_same_names() -> None:

@@ -58,7 +58,7 @@ def test_it_is_the_gain_that_the_cost_model_expects_of_the_declared_program() ->
     measured = profile("read", "call")
     without, with_it = (predict(recipes.apply(each).module, measured).step_s for each in (one(), one(READ)))
 
-    (found,) = undeclared(one(), profile=measured)
+    (found,) = undeclared(one(), request=recipes.PlanningRequest(profile=measured))
 
     assert (found.functions, found.calls, found.measured) == (("shop:call",), 1, True)
     assert found.gain == pytest.approx(without / with_it - 1.0)
@@ -68,7 +68,7 @@ def test_it_is_the_gain_that_the_cost_model_expects_of_the_declared_program() ->
 
 
 def test_what_one_declaration_does_not_bring_all_of_them_may() -> None:
-    together, *each = undeclared(two(), profile=profile("first", "second"))
+    together, *each = undeclared(two(), request=recipes.PlanningRequest(profile=profile("first", "second")))
 
     assert together.functions == ("shop:first", "shop:second")
     assert together.gain > 0.9
@@ -78,8 +78,8 @@ def test_what_one_declaration_does_not_bring_all_of_them_may() -> None:
 
 def test_what_is_declared_by_whomever_is_not_listed() -> None:
     assert undeclared(one(READ)) == ()
-    assert undeclared(one(), contracts={"shop:call": READ}) == ()
-    assert undeclared(one(), assume="reads") == ()
+    assert undeclared(one(), request=recipes.PlanningRequest(contracts={"shop:call": READ})) == ()
+    assert undeclared(one(), request=recipes.PlanningRequest(assume="reads")) == ()
     assert undeclared(one(), recipes.from_passes([("split_calls", {})])) == ()
 
 
@@ -100,7 +100,7 @@ def test_no_more_plans_are_made_than_for_a_few_functions() -> None:
 def test_the_module_is_left_as_it_is() -> None:
     module = one()
     before = module.code
-    undeclared(module, profile=profile("read", "call"))
+    undeclared(module, request=recipes.PlanningRequest(profile=profile("read", "call")))
     assert module.code == before
     assert [node.name for node in module.graph.nodes if "contract" in node.meta] == ["read"]
 

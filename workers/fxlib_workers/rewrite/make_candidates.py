@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -67,24 +67,17 @@ def draft(
     Raises:
         FxlibError: the recipe itself does not apply, or a pass of it broke its promise.
     """
-    plan = partial(
-        recipes.apply,
-        original,
-        contracts=workload.contracts,
-        assume=workload.assume,
-        profile=profile,
-        workload=workload,
-        diffs=diffs,
-    )
-    done = plan(recipe)
+    request = recipes.PlanningRequest.of(workload, profile)
+    done = recipe.run(original, request, diffs=diffs)
     first, *variants = candidates(recipe, profile, has_calls=bool(done.calls))
-    limit = _bound(partial(plan, diffs=False), profile)
-    missing = undeclared(
-        original, recipe, contracts=workload.contracts, assume=workload.assume, profile=profile, workload=workload
-    )
+    # What is measured bounds the step of the program with its contracts, and without what every recipe drops.
+    split = None if profile is None else _SPLIT.run(original, request).module
+    limit = None if split is None else bound(split, profile)
+    missing = undeclared(original, recipe, request)
     report = partial(_report, limit=limit, missing=missing)
     drafts: dict[str, Draft] = {}
-    for name, rewrite in [(first.name, done), *(_varied(plan, variants) if done.changed else ())]:
+    varied = _varied(variants, original, request, diffs=diffs) if done.changed else ()
+    for name, rewrite in [(first.name, done), *varied]:
         if rewrite.changed:
             encoded = wire.encode(rewrite.module, beside=original)
             expected_s = predict(rewrite.module, profile).step_s if profile else None
@@ -92,24 +85,17 @@ def draft(
             made = Draft(graph=wire.serialize(encoded.graph), report=told, values=encoded.blobs)
             drafts.setdefault(_program(rewrite.module), made)
     ranked = sorted(drafts.values(), key=lambda each: each.candidate.predicted_step_s or 0.0)
-    return Drafts(
-        ranked=tuple(ranked),
-        recipe=report(done),
-        headroom=_headroom(original, recipe, partial(plan, diffs=False), profile),
-    )
+    return Drafts(ranked=tuple(ranked), recipe=report(done), headroom=_headroom(original, recipe, split, profile))
 
 
 def _headroom(
-    original: GraphModule,
-    recipe: recipes.Recipe,
-    plan: Callable[[recipes.Recipe], recipes.Rewrite],
-    profile: Profile | None,
+    original: GraphModule, recipe: recipes.Recipe, split: GraphModule | None, profile: Profile | None
 ) -> float | None:
-    if profile is None or not _SCHEDULING.issuperset(each.name for each in recipe.passes):
+    if split is None or not _SCHEDULING.issuperset(each.name for each in recipe.passes):
         return None
     if any(call.guessed for call in Costs.of(original, profile).results.values()):
         return None
-    least_s = bound(plan(_SPLIT).module, profile, typical=True).step_s
+    least_s = bound(split, profile, typical=True).step_s
     return predict(original, profile).step_s / least_s - 1.0 if least_s else None
 
 
@@ -120,21 +106,14 @@ def _program(module: GraphModule) -> str:
 
 
 def _varied(
-    plan: Callable[[recipes.Recipe], recipes.Rewrite], variants: Sequence[recipes.Recipe]
+    variants: Sequence[recipes.Recipe], original: GraphModule, request: recipes.PlanningRequest, *, diffs: bool
 ) -> Iterator[tuple[str, recipes.Rewrite]]:
     begun = time.monotonic()
     for variant in variants:
         if time.monotonic() - begun > _VARIANTS_S:
             return
         with suppress(FxlibError):  # the recipe itself applies, and that is what was asked for
-            yield variant.name, plan(variant)
-
-
-def _bound(plan: Callable[[recipes.Recipe], recipes.Rewrite], profile: Profile | None) -> Bound | None:
-    """Bound the step by what was measured, on the program with its contracts and without what every recipe drops."""
-    if profile is None:
-        return None
-    return bound(plan(_SPLIT).module, profile)
+            yield variant.name, variant.run(original, request, diffs=diffs)
 
 
 def _report(
