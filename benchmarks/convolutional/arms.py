@@ -17,7 +17,7 @@ from torch.fx.experimental.optimization import fuse
 
 import fxlib
 from fxlib.recipes import recipes
-from fxlib.recipes.variants import candidates
+from fxlib.recipes.alternatives import candidates
 from tests.models.zoo import randomize
 
 Forward = Callable[[torch.Tensor], torch.Tensor]

@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from fxlib.cli.children import Child, command
 from fxlib.cli.extras import require
-from fxlib.cli.stop import Stop
 from fxlib.errors import FxlibError
 
 if TYPE_CHECKING:
@@ -39,6 +38,28 @@ the table [worker] of the file, and from FXLIB_WORKER_...; see docs/reference/op
 """
 
 NAME = "serve"
+
+
+class Stop:
+    """Whether this process was told to end.
+
+    Not a `threading.Event`: a handler that sets one waits for a lock, which the very code that it interrupts may hold.
+    """
+
+    def __init__(self) -> None:
+        """Begin untold."""
+        self.told = False
+
+    def tell(self) -> None:
+        """Say it; from a signal handler, too."""
+        self.told = True
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is said, but no longer than so; return whether it was."""
+        end = time.monotonic() + seconds
+        while not self.told and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _POLL_S))
+        return self.told
 
 
 def add_to(commands: Commands) -> None:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.analysis.effects.resources import COLLECTIVES
 from fxlib.analysis.operators.access import operator_of
-from fxlib.client.held import CALLS, held_uses
+from fxlib.client.own_objects import CALLS, held_uses
 from fxlib.client.value_numbering import Numbers, bodies, callable_key
 from fxlib.errors import WireError
 from fxlib.runtime import (

@@ -17,7 +17,7 @@ from torch import nn
 from fxlib.capture.variants import capture_variant
 from fxlib.client.request import Prepared, Question, prepare
 from fxlib.client.session import Outcome
-from fxlib.client.variants import collectives_of, profile_of
+from fxlib.client.variant_exchange import collectives_of, profile_of
 from fxlib.errors import FxlibError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.export_guards import GuardedCodeGen

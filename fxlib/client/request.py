@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from fxlib import protocol, wire
 from fxlib.capture.coerce import Model, as_graph
-from fxlib.client.variants import PreparedVariant, prepare_variants
+from fxlib.client.variant_exchange import PreparedVariant, prepare_variants
 from fxlib.errors import WorkloadError
 from fxlib.runtime.guards.folded_weights import Mark, marks_of
 from fxlib.spec.profile import Profile

@@ -16,7 +16,7 @@ from fxlib.client.deadline import Deadline
 from fxlib.client.progress import Progress
 from fxlib.client.request import Prepared
 from fxlib.client.unserved import UnservedError, check_served
-from fxlib.client.variants import bind_variants
+from fxlib.client.variant_exchange import bind_variants
 from fxlib.client.watch_job import follow, get_job
 from fxlib.errors import FxlibError, JobFailedError, RejectedError, WireError
 from fxlib.reasons import Reason

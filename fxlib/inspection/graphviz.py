@@ -6,8 +6,7 @@ import shutil
 import subprocess
 
 from fxlib.errors import FxlibError
-from fxlib.inspection.analyzing import Analysis, NodeFigures
-from fxlib.inspection.text import cells
+from fxlib.inspection.analyzing import Analysis, NodeFigures, cells
 
 MOST_NODES = 1000
 """`dot` takes more than twice the time for twice the nodes."""

@@ -13,9 +13,8 @@ from html import escape
 
 from torch.fx import Node
 
-from fxlib.inspection.analyzing import Analysis, NodeFigures
+from fxlib.inspection.analyzing import Analysis, NodeFigures, cells, render
 from fxlib.inspection.graphviz import colour
-from fxlib.inspection.text import cells, render
 
 MOST_NODES = 2000
 _LANES = 24

@@ -8,7 +8,7 @@ from fxlib.passes.local.decompose.decompose import Decompose
 from fxlib.passes.local.fold_constants.fold_constants import FoldConstants
 from fxlib.passes.local.fold_norms.fold_norms import FoldNorms
 from fxlib.passes.local.reinplace.reinplace import Reinplace
-from fxlib.passes.local.rewrite_rules import RewriteRules
+from fxlib.passes.local.rewrite_rules.rewrite_rules import RewriteRules
 from fxlib.passes.remote.coalesce_calls import CoalesceCalls
 from fxlib.passes.remote.coalesce_writes import CoalesceWrites
 from fxlib.passes.remote.fold_pairs import FoldPairs

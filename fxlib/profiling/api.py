@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import cycle, islice
+from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed import autograd as dist_autograd
 from torch.fx import GraphModule
 
 from fxlib.capture.coerce import Model, as_graph
 from fxlib.errors import WorkloadError
 from fxlib.profiling.measure import contract_of, measure
-from fxlib.profiling.optimizer import optimizer_s, parameters_in
 from fxlib.profiling.runs import STEPS, WARMUPS, batches_of
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.preserve_state import copied, state_kept
 from fxlib.runtime.push_gradients import push_gradients
+from fxlib.runtime.submodules import local_modules
 from fxlib.spec.inputs import Batch, draw
 from fxlib.spec.losses import scalar
+from fxlib.spec.optimizers import build
 from fxlib.spec.profile import Profile
-from fxlib.spec.workload import Workload
+from fxlib.spec.workload import Optimizer, Workload
 
 _STEPS_THAT_WRITE = 1
 
@@ -222,3 +226,32 @@ def _context(workload: Workload) -> Iterator[int | None]:
 def _span(kind: str) -> Any:
     recording = current_recording()
     return nullcontext() if recording is None else recording.span(kind)
+
+
+_REPEATS = 5
+
+
+def optimizer_s(module: nn.Module, described: Optimizer) -> float:
+    """Return the seconds of one optimizer step over copies of the parameters that hold a gradient."""
+    copies = []
+    for parameter in parameters_in(module):
+        if parameter.grad is not None:
+            copies.append(nn.Parameter(parameter.detach().clone()))
+            copies[-1].grad = parameter.grad.detach().clone()
+    optimizer = build(described, copies)
+    if optimizer is None:
+        return 0.0
+    optimizer.step()  # the first one makes the optimizer's own state
+    return median(_step_s(optimizer) for _ in range(_REPEATS))
+
+
+def parameters_in(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that live in this process, each once."""
+    found = [each for _, part in local_modules(module) for each in part._parameters.values() if each is not None]
+    return list(dict.fromkeys(found))
+
+
+def _step_s(optimizer: torch.optim.Optimizer) -> float:
+    start = time.perf_counter()
+    optimizer.step()
+    return time.perf_counter() - start

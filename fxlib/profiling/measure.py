@@ -14,10 +14,10 @@ from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.resources import contract_of_call, function_name
+from fxlib.profiling.disturbance import NOTEWORTHY, own_s, undisturbed
 from fxlib.profiling.runs import STEPS, WARMUPS, Runs
 from fxlib.profiling.servers import Probed, Read, probe, unprobed
-from fxlib.profiling.sharing import NOTEWORTHY, own_s, undisturbed
-from fxlib.profiling.summary import calls_of, least_share, nodes_of, rest_s, waking
+from fxlib.profiling.summary import calls_of, least_share, nodes_of, waking
 from fxlib.runtime import is_issue
 from fxlib.runtime.ops.registry import REPEATABLE
 from fxlib.spec.contract import Contract
@@ -96,7 +96,7 @@ def _with_local_work(found: Profile, runs: Runs) -> Profile:
         loss_s=median(each.spans_s["loss"] for each in local),
         backward_s=median(each.spans_s["backward"] for each in (whole if carried else local)),
         # What an autograd context costs that spans servers is paid where it ends, and only where they take part.
-        rest_s=median(map(rest_s, whole if carried else local)),
+        rest_s=median(each.rest_s for each in (whole if carried else local)),
     )
 
 

@@ -74,3 +74,9 @@ class StepSample:
     step_cpu_s: float = 0.0
     """Processor time of the trainer's thread in the step, and in its parts."""
     spans_cpu_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds of the step besides its forwards' nodes, the loss, backward and the pushes."""
+        parts = sum(each.graph_s for each in self.forwards) + sum(self.spans_s.values())
+        return max(0.0, self.step_s - parts)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from statistics import median
 
 from fxlib.analysis.effects.resources import function_name
+from fxlib.profiling.disturbance import handling_s
 from fxlib.profiling.samples import CallSample, Forward, PushSample, StepSample
-from fxlib.profiling.sharing import handling_s
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Push, Spread
 
 
@@ -48,7 +48,7 @@ def least_share(local: Sequence[StepSample], further: Sequence[StepSample]) -> f
     def parts(steps: Sequence[StepSample]) -> list[list[float]]:
         of_nodes = [[each.seconds[name] for step in steps for each in step.forwards] for name in names]
         of_phases = [[step.spans_s[kind] for step in steps] for kind in ("loss", "backward")]
-        return [*of_nodes, *of_phases, [rest_s(step) for step in steps]]
+        return [*of_nodes, *of_phases, [step.rest_s for step in steps]]
 
     usual_s = sum(map(median, parts(local)))
     least_s = sum(map(min, parts([*local, *further])))
@@ -59,12 +59,6 @@ def waking(calls: Sequence[CallProfile], missing_s: float) -> tuple[CallProfile,
     """Share out what a whole step takes longer than its parts: the program stands still once in each of its calls."""
     wake_s = max(0.0, missing_s / len(calls)) if calls else 0.0
     return tuple(replace(call, wake_s=wake_s) for call in calls)
-
-
-def rest_s(step: StepSample) -> float:
-    """Return what a step takes besides its forwards' nodes, the loss, backward and the pushes."""
-    parts = sum(each.graph_s for each in step.forwards) + sum(step.spans_s.values())
-    return max(0.0, step.step_s - parts)
 
 
 def _call(

@@ -1,4 +1,4 @@
-"""Named lists of passes, and the variants of them that a worker tries.
+"""Named lists of passes, and the alternatives to them that a worker tries.
 
 The passes themselves live in `fxlib.passes`.
 """

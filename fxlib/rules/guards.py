@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.records_gradients import records_gradients
-from fxlib.analysis.shapes.layouts import layout_of
+from fxlib.analysis.operators.layouts import layout_of
 from fxlib.errors import PassError
 
 

@@ -20,7 +20,7 @@ from fxlib.protocol import (
     trial_to_proto,
     workload_from_proto,
 )
-from fxlib.recipes.variants import candidates
+from fxlib.recipes.alternatives import candidates
 from fxlib.spec.trial import TrialOptions
 from fxlib.spec.variant import Variant, check_names
 from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workload_pb2

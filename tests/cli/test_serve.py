@@ -19,7 +19,7 @@ from typing_extensions import override
 import fxlib
 from fxlib.cli import serve as command
 from fxlib.cli.children import Child
-from fxlib.cli.stop import Stop
+from fxlib.cli.serve import Stop
 from fxlib.errors import FxlibError
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import os
 import signal
 from threading import Timer
 
-from fxlib.cli.stop import Stop
+from fxlib.cli.serve import Stop
 
 
 def test_a_signal_ends_a_wait() -> None:

@@ -14,7 +14,7 @@ import fxlib
 from fxlib import Client, Server, Table, Variant, Workload, ps, wire
 from fxlib.capture.variants import capture_variant, mode_of
 from fxlib.client.request import Question, prepare
-from fxlib.client.variants import profile_of
+from fxlib.client.variant_exchange import profile_of
 from fxlib.errors import CaptureError, FxlibWarning, WorkloadError
 from fxlib.runtime import CapturedModule, is_call, is_issue
 from fxlib.spec.profile import CallProfile, Profile, Spread, TensorShape

@@ -11,7 +11,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
 import fxlib
-from fxlib.client.variants import collectives_of
+from fxlib.client.variant_exchange import collectives_of
 from fxlib.runtime import CapturedModule, is_wait
 from fxlib.runtime.ops.calls import COLLECTIVE, kind_of
 from tests.collectives.world import SIZE, on_all_ranks

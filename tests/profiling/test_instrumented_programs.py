@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch.fx import GraphModule
 
 from fxlib.profiling.instrument import Instrumented
-from fxlib.profiling.stopwatch import Stopwatch
+from fxlib.profiling.runs import Stopwatch
 from fxlib.recipes import recipes
 from fxlib.runtime.ops.record import record
 from tests.random_programs.programs import Program, differentiable_program, random_program

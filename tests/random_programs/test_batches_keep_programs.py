@@ -11,10 +11,9 @@ from unittest import mock
 import pytest
 
 from fxlib import batch
-from fxlib.analysis.effects import duplicates
 from fxlib.errors import PassError
 from fxlib.passes import CoalesceCalls, CoalesceWrites, MergeReads, SplitCalls
-from fxlib.passes.remote import coalesce_calls, write_sequences
+from fxlib.passes.remote import coalesce_calls, coalesce_writes, merge_reads
 from fxlib.recipes import recipes
 from fxlib.recipes.recipes import Recipe
 from fxlib.runtime.ops.batches import IN_ORDER, BatchInFlight, is_batch, items_of
@@ -73,10 +72,10 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {
         BatchInFlight, "result", _first_result
     ),
     "writes go on after one has failed": lambda: mock.patch.object(batch, "run_in_order", batch.run),
-    "writes travel with what needs the first": lambda: mock.patch.object(write_sequences._Group, "pass_by"),
-    "reads are merged whatever is written in between": lambda: mock.patch.object(duplicates, "levels", _no_levels),
+    "writes travel with what needs the first": lambda: mock.patch.object(coalesce_writes._Group, "pass_by"),
+    "reads are merged whatever is written in between": lambda: mock.patch.object(merge_reads, "levels", _no_levels),
     "reads are merged whatever becomes of the results": lambda: mock.patch.object(
-        duplicates._Results, "hindrance", return_value=None
+        merge_reads._Results, "hindrance", return_value=None
     ),
 }
 

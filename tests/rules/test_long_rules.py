@@ -22,8 +22,8 @@ from torch.nn import functional as F
 import fxlib
 from fxlib import Rule
 from fxlib.passes import Context, RewriteRules
+from fxlib.passes.local.rewrite_rules import matching
 from fxlib.recipes import recipes
-from fxlib.rules import matching
 from tests.rules.rule_programs import found, ruled
 from tests.undisturbed import undisturbed
 

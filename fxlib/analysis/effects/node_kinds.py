@@ -8,27 +8,118 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
+from typing import get_origin
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.nn.parallel import DistributedDataParallel
 
+from fxlib.analysis.effects.resources import contract_of_call
+from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.access import depends_on_arguments, operator_of, shared_arguments, written_arguments
-from fxlib.analysis.operators.containers import JOINING, containers_made
-from fxlib.analysis.operators.leaf_modules import module_operator
-from fxlib.analysis.operators.receivers import Receivers
-from fxlib.analysis.operators.schemas import Operator, facts_of
+from fxlib.analysis.operators.leaf_modules import attribute, module_operator
+from fxlib.analysis.operators.schemas import Operator, facts_of, makes_container
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
+from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.data_parallel import DataParallel, body_of, broadcasts, is_ordinary, tensors_of
 from fxlib.runtime.ops.batches import is_batch, waits_of
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.submodules import local_modules, submodule
+
+_PYTHON = frozenset({"_operator", "builtins"})
+
+
+class _Receivers:
+    """Answers whether the object whose method a node calls is a tensor, or may be one of the user's own.
+
+    A graph names methods, and not the classes they belong to: `add` may be a tensor's, or that of a meter which is
+    handed to the forward. A pure method of a tensor is called for its result; so a call whose result nobody takes
+    speaks of another object, and may do anything. What asks for nothing but a size is left out: no object answers that
+    by acting. Each node is looked at once, however many methods are called one after another.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        """Take attributes and submodules from `module`."""
+        self._module = module
+        self._tensors: dict[Node, bool] = {}
+
+    def calls_object(self, node: Node) -> bool:
+        """Whether the node calls a method of what may be an object of the user's own."""
+        if node.op != "call_method" or node.target in words.QUERIES:
+            return False
+        return not self._is_tensor(node.args[0] if node.args else None)
+
+    def reads_object(self, node: Node) -> bool:
+        """Whether the node reads an attribute of such an object, other than those that every tensor has."""
+        if node.target not in (getattr, read_attribute) or node.args[1] in words.PLAIN_ATTRIBUTES:
+            return False
+        return not self._is_tensor(node.args[0])
+
+    def _is_tensor(self, value: object) -> bool:
+        """Whether the value comes of torch's own work; methods and Python's operators are as good as their argument."""
+        path: list[Node] = []
+        found: bool | None = False
+        while isinstance(value, Node):
+            found = self._tensors[value] if value in self._tensors else self._by_itself(value)
+            path.append(value)
+            if found is not None:
+                break
+            value = value.args[0] if value.args else None
+        self._tensors.update(dict.fromkeys(path, bool(found)))
+        return bool(found)
+
+    def _by_itself(self, value: Node) -> bool | None:
+        """Return whether a value is a tensor; None where its first argument tells."""
+        if value.op == "get_attr":
+            return isinstance(attribute(self._module, str(value.target)), torch.Tensor)
+        if value.op == "call_module":
+            return type(self._module.get_submodule(str(value.target))).__module__.startswith("torch.nn.")
+        if value.op == "placeholder" or (value.target not in TRACKERS and operator_of(value) is None):
+            return False
+        plain = value.op == "call_function" and getattr(value.target, "__module__", None) not in _PYTHON
+        return True if plain else None
+
+
+_JOINING: frozenset[object] = frozenset({operator.add, operator.mul})
+"""Operators that join lists, or repeat one, and work on tensors as well."""
+
+
+def _containers_made(nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes that join containers, and those that take a slice of one, in one pass over a program's order.
+
+    `+` adds tensors, and joins lists. A sum of tensors has memory of its own; a joined list holds the very tensors that
+    its parts hold. A value that nothing in the graph shows to be a container is taken for a tensor.
+    """
+    found: set[Node] = set()
+    for node in nodes:
+        if node.target in _JOINING:
+            if any(_is_container(each, found) for each in node.args):
+                found.add(node)
+        elif node.target is operator.getitem and isinstance(node.args[1], slice) and _is_container(node.args[0], found):
+            found.add(node)
+    return found
+
+
+def _is_container(value: object, made: set[Node]) -> bool:
+    if isinstance(value, (tuple, list)):
+        return True
+    if not isinstance(value, Node):
+        return False
+    if value in made:
+        return True
+    if value.op == "placeholder":
+        kind = get_origin(value.type) or value.type
+        return isinstance(kind, type) and issubclass(kind, (tuple, list))
+    contract = contract_of_call(value)
+    declared = contract is not None and isinstance(contract.structure, (tuple, list))
+    return declared or (value.op in ("call_function", "call_method") and makes_container(value.target))
 
 
 class Part(IntEnum):
@@ -95,7 +186,7 @@ class Behaviours:
     def __init__(self, module: GraphModule) -> None:
         """Take the submodules that `call_module` nodes name from `module`."""
         self._module = module
-        self._receivers = Receivers(module)
+        self._receivers = _Receivers(module)
         self._plain: dict[object, Behaviour] = {}
         self._local: set[object] = set()
         """Targets that are no calls."""
@@ -124,10 +215,10 @@ class Behaviours:
 
     @functools.cached_property
     def _containers(self) -> set[Node]:
-        return containers_made(self._module.graph.nodes)
+        return _containers_made(self._module.graph.nodes)
 
     def _of_target(self, node: Node) -> Behaviour:
-        if node.target in JOINING and node in self._containers:
+        if node.target in _JOINING and node in self._containers:
             return _JOINED
         known = self._plain.get(node.target)
         if known is not None and not (node.kwargs and depends_on_arguments(node)):

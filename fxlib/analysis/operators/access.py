@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from torch.fx import Node
 
@@ -107,3 +108,16 @@ def _flag(node: Node, name: str) -> object:
         return node.kwargs[name]
     place = flags_of(node.target).get(name)
     return node.args[place] if place is not None and place < len(node.args) else None
+
+
+def frozen(value: Any) -> Hashable:
+    """Return what tells an argument from another one, types and signs of zeros included."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(map(frozen, value))
+    if isinstance(value, dict):
+        return "dict", tuple((frozen(key), frozen(each)) for key, each in value.items())
+    if isinstance(value, slice):
+        return "slice", frozen((value.start, value.stop, value.step))
+    return type(value), repr(value)

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from fxlib.analysis.operators import operator_tables as words
-from fxlib.analysis.shapes.layouts import layout_of
+from fxlib.analysis.operators.layouts import layout_of
 
 Overload = OpOverload[..., Any]
 _aten = torch.ops.aten

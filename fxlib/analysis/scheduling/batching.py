@@ -1,21 +1,24 @@
-"""Which calls of a program may travel in one message, and which of these should."""
+"""Which calls of a program may travel in one message, and which of these should.
+
+Calls count with the service time that is usual for their kind: a plan should not follow one noisy measurement.
+"""
 
 from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 
 from torch.fx import Node
 
-from fxlib.analysis.cost.costs import CallCost, Costs
+from fxlib.analysis.cost.costs import CallCost, Costs, transfer_s
 from fxlib.analysis.effects.dependencies import Dependencies
-from fxlib.analysis.effects.independent_issues import levels
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.resources import contract_of_call, function_name
 from fxlib.analysis.scheduling.earliest_arrival import NOISE, Arrival, Arrivals, slower_together, together_s
-from fxlib.analysis.scheduling.usual_service_time import typical
+from fxlib.analysis.scheduling.reordering import levels
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import functions, ops
 from fxlib.runtime.ops.record import call_name
@@ -88,7 +91,7 @@ class _Planner:
         self._nodes = effects.nodes
         parts = enumerate(effects.per_node)
         candidates = [at for at, does in parts if does.part is Part.ISSUE and may_travel(effects.nodes[at])]
-        self._calls = typical(self._costs, [effects.nodes[at] for at in candidates])
+        self._calls = _typical(self._costs, [effects.nodes[at] for at in candidates])
         self._in_turn_pays = self._served_in_turn() if declared else set[tuple[str, str]]()
         self._kinds = {at: kind for at in candidates if (kind := self._kind(effects.nodes[at])) is not None}
         self._arrivals = Arrivals(self.dependencies, self._costs, self._calls)
@@ -286,3 +289,37 @@ def _order(dependencies: Dependencies, groups: Sequence[Sequence[int]]) -> list[
 
 def _hashable(value: object) -> Hashable:
     return value if isinstance(value, (Node, str, float, int)) else repr(value)
+
+
+_ALIKE = 4.0
+"""Service times of one function at one server within this factor, up or down, count as the same but for noise."""
+
+
+def _typical(costs: Costs, issues: Iterable[Node]) -> Mapping[Node, CallCost]:
+    """Return single calls with the service time that calls of their function have at their server, in linear time.
+
+    That is the median of what all of them take without their transfer, and the transfer of the call's own bytes. A call
+    that was measured to take something else altogether is believed.
+
+    Args:
+        costs: of the program.
+        issues: of single calls.
+    """
+    calls = {issue: costs.messages[issue].calls[0] for issue in issues}
+    stays_s: dict[tuple[str, str], list[float]] = {}
+    for call in calls.values():
+        stays_s.setdefault((call.to, call.function), []).append(_stay_s(call, costs))
+    middle_s = {kind: median(measured) for kind, measured in stays_s.items()}
+    return {issue: _as_usual(call, middle_s[call.to, call.function], costs) for issue, call in calls.items()}
+
+
+def _as_usual(call: CallCost, usual_s: float, costs: Costs) -> CallCost:
+    own_s = _stay_s(call, costs)
+    if own_s == usual_s or not usual_s <= _ALIKE * own_s <= _ALIKE * _ALIKE * usual_s:
+        return call
+    return replace(call, service_s=usual_s + call.service_s - own_s)
+
+
+def _stay_s(call: CallCost, costs: Costs) -> float:
+    """Return the part of a call's service that is no transfer."""
+    return max(call.service_s - transfer_s(call, costs.servers[call.to]), 0.0)

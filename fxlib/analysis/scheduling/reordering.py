@@ -1,8 +1,8 @@
-"""The remote calls of a graph, and how each of them fares when the nodes are put into another order."""
+"""The remote calls of a graph, how each of them fares in another order of the nodes, and which may become one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -103,3 +103,34 @@ class Reordering:
         if early:
             return Reason.ISSUED_EARLY
         return Reason.WAITED_LATE if late else None
+
+
+_STEPS = frozenset({Part.WAIT, Part.FENCE, Part.CALL})
+
+
+def levels(dependencies: Dependencies, kinds: Mapping[int, Hashable]) -> list[int]:
+    """Return the level of each place of the program, in time proportional to its edges.
+
+    The level of a node is the greatest number of *steps* on a path to it. A step is a wait, a write on a server or a
+    fence, and any edge from an issue to something other than its own wait. Levels never fall along a path, and every
+    path from one issue to another has a step on it. So no path connects issues of one level, and the graph stays
+    without a cycle when they become one node.
+
+    Args:
+        dependencies: of the program.
+        kinds: for each issue that may become one with others, the kind of those others. An edge between two of one kind
+            is no step: one message keeps its calls in order.
+    """
+    effects = dependencies.effects.per_node
+    found: list[int] = []
+    for place, does in enumerate(effects):
+        level = 0
+        for source in dependencies.sources(place):
+            held = effects[source]
+            if source in kinds:
+                is_step = does.part is not Part.WAIT and kinds[source] != kinds.get(place)
+            else:
+                is_step = held.part in _STEPS or held.commits
+            level = max(level, found[source] + is_step)
+        found.append(level)
+    return found

@@ -21,8 +21,13 @@ in place of all of it being spent on the first, and the plan is right even where
 Nothing is issued that the program would not issue, ties are broken by program order, and the result depends on the
 graph and its costs alone. O((n + e) log n), with heaps of ready nodes.
 
-Sources: `fxlib.analysis.scheduling.priorities`; XLA's latency-hiding scheduler (openxla/xla,
-xla/service/latency_hiding_scheduler.cc) has a clock of this kind.
+The *tail* of a node is the longest path from its start to the end of the forward, through work and calls in flight: a
+node with more tail has less slack. A node is *urgent* if an issue, a write or a fence comes after it with no wait in
+between; then its urgency is that one's tail.
+
+Sources: list scheduling by critical path (Coffman and Graham, 1972), with "what unblocks a transfer first" (Hashemi et
+al., TicTac, MLSys 2019); XLA's latency-hiding scheduler (openxla/xla, xla/service/latency_hiding_scheduler.cc) has a
+clock of this kind.
 """
 
 from __future__ import annotations
@@ -31,13 +36,96 @@ import heapq
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from fxlib.analysis.cost.costs import Costs, issue_of
 from fxlib.analysis.cost.memory import peak_bytes
 from fxlib.analysis.effects.dependencies import Dependencies
+from fxlib.analysis.effects.model import NodeEffects
+from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.scheduling.in_flight import UNLIMITED, Flights, Limits
-from fxlib.analysis.scheduling.priorities import NEVER, Lane, Priorities
 from fxlib.analysis.scheduling.reordering import Pair
+
+_NEVER = -1.0
+
+
+class _Lane(IntEnum):
+    """What kind of step a node is for the scheduler."""
+
+    INPUT = 0
+    ISSUE = 1
+    """Of a call that may start early."""
+    NEEDED = 2
+    """Work that such an issue needs, and no wait in between."""
+    WORK = 3
+    """Other work, and what stays where the program has it: writes on servers, fences."""
+    WAIT = 4
+    OUTPUT = 5
+
+
+_LANES = {Part.INPUT: _Lane.INPUT, Part.WAIT: _Lane.WAIT, Part.OUTPUT: _Lane.OUTPUT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priorities:
+    """What decides which node goes first, for every node by its place in the program."""
+
+    edges: list[list[int]]
+    """Places that must come before."""
+    seconds: list[float]
+    """On the trainer's thread."""
+    lanes: list[_Lane]
+    tails: list[float]
+    urgency: list[float]
+    """`_NEVER` where nothing is held up."""
+    critical_path_s: float
+
+    @classmethod
+    def of(cls, dependencies: Dependencies, costs: Costs) -> _Priorities:
+        """Walk the program once, from its end, in time linear in nodes and edges."""
+        effects = dependencies.effects
+        edges = [dependencies.sources(place) for place in range(len(effects.nodes))]
+        seconds = [costs.seconds[node] for node in effects.nodes]
+        service = _service(dependencies, costs)
+        count = len(edges)
+        lanes, tails, urgency, below = [_Lane.WORK] * count, [0.0] * count, [_NEVER] * count, [0.0] * count
+        for place in range(count - 1, -1, -1):
+            does = effects.per_node[place]
+            lane, anchor = _lane(does), does.commits or does.part is Part.FENCE
+            tails[place] = tail = seconds[place] + below[place]
+            if lane is _Lane.WORK and urgency[place] != _NEVER and not anchor:
+                lane = _Lane.NEEDED
+            lanes[place] = lane
+            passed = tail if lane is _Lane.ISSUE or anchor else urgency[place] if lane is _Lane.NEEDED else _NEVER
+            waits = lane is _Lane.WAIT
+            for source in edges[place]:
+                after = tail + service[source] if waits else tail
+                below[source] = max(below[source], after)
+                if passed > urgency[source] and (not anchor or effects.per_node[source].part is Part.WAIT):
+                    urgency[source] = passed
+        return cls(
+            edges=edges,
+            seconds=seconds,
+            lanes=lanes,
+            tails=tails,
+            urgency=urgency,
+            critical_path_s=max(tails, default=0.0),
+        )
+
+
+def _service(dependencies: Dependencies, costs: Costs) -> Sequence[float]:
+    """Return for each issue the time that its calls take, nothing else in flight; 0 for other nodes."""
+    service = [0.0] * len(dependencies.effects.nodes)
+    for node, message in costs.messages.items():
+        service[dependencies.effects.index[node]] = message.service_s
+    return service
+
+
+def _lane(does: NodeEffects) -> _Lane:
+    if does.part is Part.ISSUE:
+        return _Lane.WORK if does.commits else _Lane.ISSUE
+    return _LANES.get(does.part, _Lane.WORK)
+
 
 _GRAIN = 32
 """Tails that differ by less than this part of the critical path are as good as equal."""
@@ -62,7 +150,7 @@ def overlapped_order(dependencies: Dependencies, costs: Costs, limits: Limits = 
     The limit on memory is kept by trial: the plan is made with less and less in flight, until what its order holds at
     once is within it; the program's own order always is.
     """
-    priorities = Priorities.of(dependencies, costs)
+    priorities = _Priorities.of(dependencies, costs)
     if limits.memory_bytes is None:
         return _planned(priorities, dependencies, costs, limits, None)
     nodes = dependencies.effects.nodes
@@ -93,7 +181,7 @@ def closed(order: Sequence[int], pairs: Iterable[Pair], dependencies: Dependenci
 
 
 def _planned(
-    priorities: Priorities, dependencies: Dependencies, costs: Costs, limits: Limits, held_bytes: int | None
+    priorities: _Priorities, dependencies: Dependencies, costs: Costs, limits: Limits, held_bytes: int | None
 ) -> Schedule:
     planner = _Planner(priorities, dependencies, costs, Flights(costs, limits, held_bytes))
     planner.run()
@@ -102,14 +190,14 @@ def _planned(
     return Schedule(order=planner.order, held=frozenset(planner.held_once))
 
 
-def _issues(priorities: Priorities) -> Sequence[int]:
-    return [place for place, lane in enumerate(priorities.lanes) if lane is Lane.ISSUE]
+def _issues(priorities: _Priorities) -> Sequence[int]:
+    return [place for place, lane in enumerate(priorities.lanes) if lane is _Lane.ISSUE]
 
 
 class _Planner:
     """The clock, and the heaps of what is ready."""
 
-    def __init__(self, priorities: Priorities, dependencies: Dependencies, costs: Costs, flights: Flights) -> None:
+    def __init__(self, priorities: _Priorities, dependencies: Dependencies, costs: Costs, flights: Flights) -> None:
         index = dependencies.effects.index
         self._lanes, self._seconds = priorities.lanes, priorities.seconds
         self._tails, self._urgency = priorities.tails, priorities.urgency
@@ -141,10 +229,10 @@ class _Planner:
         """Put all nodes in order; stop early where nothing can go on."""
         lanes = self._lanes
         for place, count in enumerate(self._missing):
-            if not count and lanes[place] is not Lane.INPUT:
+            if not count and lanes[place] is not _Lane.INPUT:
                 self._offer(place)
         for place, lane in enumerate(lanes):
-            if lane is Lane.INPUT:
+            if lane is _Lane.INPUT:
                 self._do(place)
         while (ready := self._next()) is not None:
             self._do(ready)
@@ -152,16 +240,16 @@ class _Planner:
     def _offer(self, place: int) -> None:
         """Put a node that is ready on its heap."""
         lane = self._lanes[place]
-        if lane is Lane.WORK:
+        if lane is _Lane.WORK:
             heapq.heappush(self._work, place)
-        elif lane is Lane.NEEDED and self._seconds[place] == 0.0:  # a handle: whoever needs it is as good as ready
+        elif lane is _Lane.NEEDED and self._seconds[place] == 0.0:  # a handle: whoever needs it is as good as ready
             heapq.heappush(self._issues, (_FIRST, place))
-        elif lane is Lane.NEEDED:
+        elif lane is _Lane.NEEDED:
             heapq.heappush(self._needed, (-int(self._urgency[place] / self._grain_s), place))
-        elif lane is Lane.ISSUE:
+        elif lane is _Lane.ISSUE:
             heapq.heappush(self._issues, (-int(self._tails[place] / self._grain_s), place))
-        elif lane is Lane.WAIT:
-            heapq.heappush(self._waits if self._urgency[place] == NEVER else self._urgent, (self._rank(place), place))
+        elif lane is _Lane.WAIT:
+            heapq.heappush(self._waits if self._urgency[place] == _NEVER else self._urgent, (self._rank(place), place))
         else:
             heapq.heappush(self._waits, (_LAST, place))
 
@@ -198,7 +286,7 @@ class _Planner:
         """
         if not self._is_guess(wait):
             return self._expected_s(wait)
-        if self._urgency[wait] != NEVER:
+        if self._urgency[wait] != _NEVER:
             return -1.0 - int(self._tails[wait] / self._grain_s)
         return float(min(self._followers[wait], default=_LAST) - len(self._lanes))
 

@@ -1,17 +1,27 @@
-"""Let writes to one server, and reads between them, travel in one message that runs them in program order."""
+"""Let writes to one server, and reads between them, travel in one message that runs them in program order.
+
+A program that blocks sends a write only once all before it is over, well. Neighbours to one server may share a message
+all the same: the server stops at the first failure, so the second write happens if and only if the first succeeded.
+What stands between them in the program must then be over before the first is sent. Nothing of it may need the first
+one's result or effect, unless it is a read that travels with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.analysis.effects.dependencies import Dependencies
-from fxlib.analysis.scheduling.batching import Capacity
+from fxlib.analysis.cost.costs import CallCost, Costs
+from fxlib.analysis.effects.dependencies import Dependencies, Why
+from fxlib.analysis.effects.node_kinds import Part
+from fxlib.analysis.effects.resources import contract_of_call
+from fxlib.analysis.scheduling.batching import Capacity, is_plain_call, kind_of_message
+from fxlib.analysis.scheduling.earliest_arrival import together_s
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.remote.coalesce_calls import coalesce
-from fxlib.passes.remote.write_sequences import may_write_in_turn, sequences
 from fxlib.runtime.ops.batches import IN_ORDER
 
 
@@ -46,3 +56,118 @@ def gather(issues: Sequence[Node]) -> None:
     for wait in waits:
         previous.append(wait)
         previous = wait
+
+
+_KEPT = frozenset({Why.SERVER, Why.COMMIT, Why.GRADIENT})
+"""Orders between two calls that one message keeps."""
+
+
+def may_write_in_turn(issue: Node) -> bool:
+    """Whether the call writes, and its contract lets it share a message."""
+    contract = contract_of_call(issue)
+    return contract is not None and contract.batchable and not contract.is_read and is_plain_call(issue)
+
+
+def sequences(dependencies: Dependencies, costs: Costs, capacity: Capacity) -> Iterator[tuple[int, ...]]:
+    """Yield the places of issues that may become one and should, at least two, in time linear in nodes and edges.
+
+    The first and the last of each write. They stand apart where the first would be answered while the trainer does what
+    stands between them, or a limit is reached.
+    """
+    program = _Program(dependencies=dependencies, costs=costs, capacity=capacity)
+    group = _Group(program)
+    for place, node in enumerate(dependencies.effects.nodes):
+        if dependencies.effects.per_node[place].part is Part.ISSUE and _may_join(node):
+            if not group.takes(place, node):
+                yield from group.found()
+                group = _Group(program)
+            if group.places or may_write_in_turn(node):
+                group.add(place, node)
+        elif group.places:
+            group.pass_by(place, node)
+    yield from group.found()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """What the walk asks."""
+
+    dependencies: Dependencies
+    costs: Costs
+    capacity: Capacity
+
+
+class _Group:
+    """Calls that travel together, as far as the walk has come. Times are seconds from the first issue."""
+
+    def __init__(self, program: _Program) -> None:
+        self._program = program
+        self.places: list[int] = []
+        self._calls: list[CallCost] = []
+        self._kind: Hashable = None
+        self._until = 0
+        """How many of the calls there are up to the last that writes."""
+        self._own: set[int] = set()
+        """Places of the calls and of their waits."""
+        self._waits: set[Node] = set()
+        self._after: set[int] = set()
+        """What comes after one of the calls, and is none of them."""
+        self._work_s = 0.0
+        self._apart_s = 0.0
+        """When the calls would be over, each sent as soon as the program comes to it."""
+
+    def takes(self, place: int, node: Node) -> bool:
+        """Whether one more call may and should travel with the others."""
+        if kind_of_message(node) != self._kind or len(self.places) >= self._program.capacity.calls:
+            return False
+        if self._after and may_write_in_turn(node):
+            return False  # the message would leave here, and what has stood before is to follow its answers
+        for source, why in self._program.dependencies.before(place):
+            if source in self._after or (source in self._own and why not in _KEPT):
+                return False
+        if not may_write_in_turn(node) and self._own.isdisjoint(self._program.dependencies.sources(place)):
+            return False  # a read that need not wait for the writes goes its own way
+        return self._pays([*self._calls, self._cost(node)])
+
+    def add(self, place: int, node: Node) -> None:
+        """Let a call travel with the others."""
+        call = self._cost(node)
+        self._apart_s = self._alone_s(call)
+        self._kind = kind_of_message(node)
+        self._calls.append(call)
+        self.places.append(place)
+        self._own.add(place)
+        self._waits.update(node.users)
+        if may_write_in_turn(node):
+            self._until = len(self.places)
+
+    def pass_by(self, place: int, node: Node) -> None:
+        """Note what another node has to do with the calls."""
+        if node in self._waits:
+            self._own.add(place)
+            return
+        self._work_s += self._program.costs.seconds.get(node, 0.0)
+        if any(source in self._own or source in self._after for source in self._program.dependencies.sources(place)):
+            self._after.add(place)
+
+    def found(self) -> Iterator[tuple[int, ...]]:
+        """Yield the calls if they are several; reads after the last write stay apart, side by side."""
+        if self._until > 1:
+            yield tuple(self.places[: self._until])
+
+    def _pays(self, calls: Sequence[CallCost]) -> bool:
+        costs, last = self._program.costs, calls[-1]
+        carried = sum(each.request_bytes + each.response_bytes for each in calls) if costs.measured else 0
+        over_s = self._work_s + together_s(calls, costs.servers[last.to], in_turn=True)
+        return carried <= self._program.capacity.bytes and over_s <= self._alone_s(last)
+
+    def _alone_s(self, call: CallCost) -> float:
+        return max(self._apart_s, self._work_s) + call.issue_s + call.service_s + call.wait_s
+
+    def _cost(self, node: Node) -> CallCost:
+        return self._program.costs.messages[node].calls[0]
+
+
+def _may_join(issue: Node) -> bool:
+    contract = contract_of_call(issue)
+    return contract is not None and contract.batchable and is_plain_call(issue)

@@ -1,17 +1,31 @@
-"""Make each read of a server once."""
+"""Make each read of a server once.
+
+A read is made twice where an earlier one asks for the same, and nothing between them could make another answer of it;
+whether one result may serve for both depends on what becomes of the results.
+"""
 
 from __future__ import annotations
 
-from torch.fx import GraphModule
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
 from typing_extensions import override
 
 from fxlib.analysis.effects.dependencies import Dependencies
-from fxlib.analysis.effects.duplicates import Duplicate, duplicates, result_of
-from fxlib.analysis.effects.resources import function_name, speaks_to
+from fxlib.analysis.effects.resources import contract_of_call, function_name, speaks_to
+from fxlib.analysis.effects.sharing import Escapes
+from fxlib.analysis.operators.access import frozen
+from fxlib.analysis.scheduling.reordering import levels, was_split
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.invariants import MERGED
 from fxlib.reasons import Declined, Reason
+from fxlib.runtime import ops
+from fxlib.runtime.ops.calls import is_call
 from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.spec.profile import Opaque, Profile, TensorShape
 from fxlib.spec.report import CallReport
 
 
@@ -59,3 +73,113 @@ def _report(duplicate: Duplicate) -> CallReport:
         detail=call_name(duplicate.earlier),
         source=str(call.meta.get("source", "")),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duplicate:
+    """A call that reads what an earlier one has read. `hindrance` is why the one result may not serve for both.
+
+    Calls are named by their issues, where they are split.
+    """
+
+    call: Node
+    earlier: Node
+    hindrance: Reason | None
+
+
+def duplicates(module: GraphModule, dependencies: Dependencies, profile: Profile | None) -> Iterator[Duplicate]:
+    """Yield the reads of a program that repeat an earlier one, with nothing between that it could notice.
+
+    Calls in their blocking form count, and calls that were split; those that the program itself issues do not. Same
+    server, function, arguments and timeout: the same values, not only equal ones, and none written in between.
+    """
+    nodes = dependencies.effects.nodes
+    kinds = {place: frozen(node.args) for place, node in enumerate(nodes) if _is_read(node)}
+    level, results = levels(dependencies, kinds), _Results(module, dependencies, profile)
+    firsts: dict[Hashable, Node] = {}
+    for place, kind in kinds.items():
+        earlier = firsts.setdefault((kind, level[place]), nodes[place])
+        if earlier is not nodes[place]:
+            hindrance = results.hindrance(result_of(nodes[place])) or results.hindrance(result_of(earlier))
+            yield Duplicate(call=nodes[place], earlier=earlier, hindrance=hindrance)
+
+
+def result_of(call: Node) -> Node:
+    """Return the node whose value is the result of a call that `duplicates` has named: its wait, where it is split."""
+    return next(iter(call.users)) if call.target is ops.issue_call else call
+
+
+class _Results:
+    """What becomes of the results of calls."""
+
+    def __init__(self, module: GraphModule, dependencies: Dependencies, profile: Profile | None) -> None:
+        effects = dependencies.effects
+        self._effects, self._profile = effects, profile
+        self._escapes = Escapes(effects)
+        self._handed_on = {
+            effects.aliases.of(value) for node in effects.nodes if _hands_on(node) for value in node.all_input_nodes
+        }
+        self._without_grad = _without_grad(module, effects.nodes)
+
+    def hindrance(self, result: Node) -> Reason | None:
+        """Return why a result may not be shared with another call of the same; None if it may."""
+        found = self._escapes.hindrance(result)
+        if found is Reason.VALUE_WRITTEN or self._effects.aliases.of(result) in self._handed_on:
+            return Reason.RESULT_CHANGED
+        if found is Reason.VALUE_ESCAPES:
+            return Reason.RESULT_ESCAPES
+        return None if self._takes_no_gradient(result) else Reason.RESULT_TAKES_GRADIENT
+
+    def _takes_no_gradient(self, result: Node) -> bool:
+        if any(user.target in TRACKERS for user in result.users):
+            return False
+        if result in self._without_grad or result.meta.get("requires_grad") is False:
+            return True
+        known = None if self._profile is None else self._profile.call_by_name.get(call_name(result))
+        if known is not None and not _may_require_grad(known.returns):
+            return True
+        return all(self._stops_gradient(user) for user in result.users)
+
+    def _stops_gradient(self, user: Node) -> bool:
+        operator = self._effects.behaviours[self._effects.index[user]].operator
+        return operator is not None and not operator.gradient
+
+
+def _is_read(node: Node) -> bool:
+    if node.target is not ops.remote_call and not _is_split(node):
+        return False
+    contract = contract_of_call(node)
+    return contract is not None and contract.is_read
+
+
+def _is_split(node: Node) -> bool:
+    return node.target is ops.issue_call and len(node.users) == 1 and was_split(next(iter(node.users)))
+
+
+def _hands_on(node: Node) -> bool:
+    """Whether the node calls unknown code, which gets its arguments in this very process for all that is known."""
+    return (is_call(node) or node.target in {ops.issue_call, ops.start_call}) and contract_of_call(node) is None
+
+
+def _without_grad(module: GraphModule, nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes that run while no gradients are recorded."""
+    companions = getattr(module, "_fxlib", None)
+    enabled = companions is None or companions.conditions.grad_enabled
+    found: set[Node] = set()
+    for node in nodes:
+        if node.target is torch._C._set_grad_enabled:
+            enabled = node.args[0] is not False
+        if not enabled:
+            found.add(node)
+    return found
+
+
+def _may_require_grad(returns: object) -> bool:
+    """Whether a tensor of a recorded result took a gradient: it came with an autograd history of its own."""
+    if isinstance(returns, TensorShape):
+        return returns.requires_grad
+    if isinstance(returns, dict):
+        return any(map(_may_require_grad, returns.values()))
+    if isinstance(returns, (tuple, list)):
+        return any(map(_may_require_grad, returns))
+    return not isinstance(returns, Opaque)

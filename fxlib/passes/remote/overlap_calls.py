@@ -14,11 +14,11 @@ from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.model import NodeEffects
 from fxlib.analysis.effects.resources import contract_of_call, function_name, speaks_to
 from fxlib.analysis.scheduling.explain_blocked import Blame, remedy_for
-from fxlib.analysis.scheduling.explain_exposed import Limit, limits_on
 from fxlib.analysis.scheduling.in_flight import Limits
 from fxlib.analysis.scheduling.reordering import Pair, Reordering, pairs_of, was_split
 from fxlib.analysis.scheduling.schedule import Schedule, closed, overlapped_order
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.remote.explain_exposed import Limit, limits_on
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.ops.batches import is_batch, items_of
 from fxlib.runtime.ops.operators import limit_in_flight

@@ -7,9 +7,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.operators import receivers
-from fxlib.analysis.operators.access import operator_of
-from fxlib.analysis.operators.schemas import Operator
+from fxlib.analysis.effects import node_kinds
 from fxlib.passes import Context, DeadCode
 from fxlib.recipes import recipes
 from tests.analysis.sketch import Sketch, names
@@ -38,12 +36,13 @@ def test_a_write_by_the_method_behind_an_assignment_stays() -> None:
 
 def test_each_method_of_a_chain_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[Node] = []
+    by_itself = node_kinds._Receivers._by_itself
 
-    def noted(node: Node) -> Operator | None:
-        looked_at.append(node)
-        return operator_of(node)
+    def noted(receivers: node_kinds._Receivers, value: Node) -> bool | None:
+        looked_at.append(value)
+        return by_itself(receivers, value)
 
-    monkeypatch.setattr(receivers, "operator_of", noted)
+    monkeypatch.setattr(node_kinds._Receivers, "_by_itself", noted)
     program = Sketch("x")
     (x,) = program.inputs
     value = program.work("first", torch.sin, x)

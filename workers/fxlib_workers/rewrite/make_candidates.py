@@ -18,8 +18,8 @@ from fxlib.analysis.cost.simulate import predict
 from fxlib.errors import FxlibError
 from fxlib.passes import DeadCode, MergeReads, SplitCalls
 from fxlib.recipes import recipes
+from fxlib.recipes.alternatives import candidates
 from fxlib.recipes.undeclared import undeclared
-from fxlib.recipes.variants import candidates
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Candidate, Report, Undeclared

@@ -1,13 +1,19 @@
-"""Put what an operator is made of in its place."""
+"""Put what an operator is made of in its place.
+
+Some decompositions are known by name, for those who cannot send functions. They take what the operator itself takes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from operator import getitem
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.nn import functional as F
 from typing_extensions import override
 
 from fxlib.analysis.effects.model import Effects
@@ -17,9 +23,8 @@ from fxlib.analysis.effects.sharing import Sharing
 from fxlib.analysis.operators.canonical import as_function
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.edit import Succession, place_of, splice
-from fxlib.passes.local.decompose.decompositions import DECOMPOSITIONS
+from fxlib.passes.local.decompose.retracing import Retraced, Retracing
 from fxlib.reasons import Declined, Reason
-from fxlib.rules.retracing import Retraced, Retracing
 from fxlib.utils.location import location_of
 
 Decomposition: TypeAlias = Callable[..., Any]
@@ -175,3 +180,36 @@ def _item(user: Node, made: Retraced) -> int | None:
     """Return which of several results a node takes; None if it takes them otherwise than one by one."""
     place = user.args[1] if user.target is getitem else None
     return place if isinstance(place, int) and 0 <= place < len(made.snippet.outputs) else None
+
+
+def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+        return 0.5 * x * (1 + torch.tanh(inner))
+    return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
+
+
+def _silu(x: Tensor, *, inplace: bool = False) -> Any:
+    return NotImplemented if inplace else x * torch.sigmoid(x)
+
+
+def _mish(x: Tensor, *, inplace: bool = False) -> Any:
+    return NotImplemented if inplace else x * torch.tanh(F.softplus(x))
+
+
+def _hardswish(x: Tensor, *, inplace: bool = False) -> Any:
+    return NotImplemented if inplace else x * torch.clamp(x + 3, 0, 6) / 6
+
+
+def _leaky_relu(x: Tensor, negative_slope: float = 0.01, *, inplace: bool = False) -> Any:
+    return NotImplemented if inplace else torch.where(x >= 0, x, x * negative_slope)
+
+
+DECOMPOSITIONS: Mapping[str, Mapping[Any, Callable[..., Any]]] = {
+    "gelu": {F.gelu: _gelu, torch.ops.aten.gelu: _gelu},
+    "silu": {F.silu: _silu, torch.ops.aten.silu: _silu},
+    "mish": {F.mish: _mish, torch.ops.aten.mish: _mish},
+    "hardswish": {F.hardswish: _hardswish, torch.ops.aten.hardswish: _hardswish},
+    "leaky_relu": {F.leaky_relu: _leaky_relu, torch.ops.aten.leaky_relu: _leaky_relu},
+}
+"""For each name, what it takes apart, in all its forms."""

@@ -1,4 +1,4 @@
 """The pass that computes once what every forward would compute alike, and which values these are.
 
-Which weights keep through a forward is told by `fxlib.analysis.effects.constant_weights`.
+Which weights keep through a forward is told by `fxlib.analysis.layers.constant_weights`.
 """

@@ -14,9 +14,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from fxlib.analysis.effects.constant_weights import Steadiness, Weight
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
+from fxlib.analysis.layers.constant_weights import Steadiness, Weight
 from fxlib.analysis.operators.schemas import Operator
 from fxlib.analysis.operators.signatures import arguments_of
 from fxlib.reasons import Declined, Reason

@@ -9,9 +9,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from typing_extensions import override
 
-from fxlib.analysis.effects.escapes import Escapes
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.records_gradients import may_leave_gradients
+from fxlib.analysis.effects.sharing import Escapes
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import hold, read, sweep
 from fxlib.passes.local.fold_constants.constant_values import Constant, constants

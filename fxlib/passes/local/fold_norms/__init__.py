@@ -1,4 +1,4 @@
 """The pass that folds batch norms into the layer beside them, its matching and its legality.
 
-Linear layers themselves are recognized in `fxlib.analysis.operators.linear_layers`.
+Linear layers themselves are recognized in `fxlib.analysis.layers.linear_layers`.
 """

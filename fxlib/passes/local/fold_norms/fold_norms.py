@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 from typing_extensions import override
 
-from fxlib.analysis.operators.linear_layers import Affine
+from fxlib.analysis.layers.linear_layers import Affine
 from fxlib.analysis.operators.signatures import replace_arguments
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.effects.constant_weights import Steadiness, Weight
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.records_gradients import may_leave_gradients
-from fxlib.analysis.operators.linear_layers import Affine, affine_of
-from fxlib.analysis.shapes.ranks import Rank, ranks_of
+from fxlib.analysis.layers.constant_weights import Steadiness, Weight
+from fxlib.analysis.layers.linear_layers import Affine, affine_of
+from fxlib.analysis.layers.ranks import Rank, ranks_of
 from fxlib.errors import PassError
 from fxlib.passes.local.fold_norms.norms import Norm, norm_of, scales_and_shifts
 from fxlib.reasons import Declined, Reason

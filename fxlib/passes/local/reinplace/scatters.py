@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from fxlib.analysis.operators.access import nodes_in
 from fxlib.analysis.operators.in_place import SCATTERS, is_elementwise, is_exact, variant_of
-from fxlib.analysis.shapes.layouts import layout_of
+from fxlib.analysis.operators.layouts import layout_of
 from fxlib.passes.local.reinplace.lifetimes import Memories
 from fxlib.passes.local.reinplace.views import Place, Places
 

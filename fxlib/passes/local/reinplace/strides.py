@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fxlib.analysis.operators.in_place import ABSOLUTE, is_exact
-from fxlib.analysis.shapes.layouts import Layout, of_tensor
+from fxlib.analysis.operators.layouts import Layout, of_tensor
 from fxlib.passes.local.reinplace.lifetimes import makes_views
 from fxlib.passes.local.reinplace.views import Places
 

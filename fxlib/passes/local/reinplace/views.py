@@ -12,7 +12,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fxlib.analysis.operators.in_place import SCATTERS, is_view
-from fxlib.analysis.shapes.layouts import Layout, layout_of, of_tensor, same
+from fxlib.analysis.operators.layouts import Layout, layout_of, of_tensor, same
 from fxlib.passes.local.reinplace.lifetimes import makes_views
 
 

@@ -9,10 +9,10 @@ from typing_extensions import override
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, Preserves, register_pass
 from fxlib.passes.infra.edit import Succession, splice
+from fxlib.passes.local.rewrite_rules.legality import Legality, insertion, is_used
+from fxlib.passes.local.rewrite_rules.matching import Bound, Program, Search, match_of
 from fxlib.reasons import Declined, Reason
 from fxlib.rules import Match, Rule
-from fxlib.rules.legality import Legality, insertion, is_used
-from fxlib.rules.matching import Bound, Program, Search, match_of
 from fxlib.utils.location import location_of
 
 _MAX_ROUNDS = 100

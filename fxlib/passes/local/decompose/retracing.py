@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
 from torch.fx.node import map_aggregate, map_arg
 from typing_extensions import override
 
-from fxlib.analysis.effects.duplicates import frozen
+from fxlib.analysis.operators.access import frozen
 from fxlib.errors import PassError
 from fxlib.rules.snippet import Snippet
 

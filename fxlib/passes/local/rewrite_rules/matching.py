@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.effects.duplicates import frozen
-from fxlib.analysis.operators.access import nodes_in
+from fxlib.analysis.operators.access import frozen, nodes_in
 from fxlib.analysis.operators.canonical import Form, Forms
 from fxlib.rules.guards import Match
 from fxlib.rules.rule import Rule

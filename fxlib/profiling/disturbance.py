@@ -40,9 +40,9 @@ def undisturbed(steps: Sequence[StepSample]) -> tuple[list[StepSample], float]:
         kind: own_s([step.spans_s[kind] for step in steps], [step.spans_cpu_s.get(kind, 0.0) for step in steps])
         for kind in ("loss", "backward")
     }
-    rest = own_s([_rest_s(step) for step in steps], [_rest_cpu_s(step) for step in steps])
+    rest = own_s([step.rest_s for step in steps], [_rest_cpu_s(step) for step in steps])
     passed_s = sum(sum(each.seconds.values()) for each in forwards)
-    passed_s += sum(step.spans_s["loss"] + step.spans_s["backward"] + _rest_s(step) for step in steps)
+    passed_s += sum(step.spans_s["loss"] + step.spans_s["backward"] + step.rest_s for step in steps)
     kept_s = sum(map(sum, columns.values())) + sum(map(sum, phases.values())) + sum(rest)
     made, at = list[StepSample](), 0
     for number, step in enumerate(steps):
@@ -69,10 +69,6 @@ def handling_s(samples: Sequence[CallSample]) -> tuple[list[float], list[float]]
     return issues, waits or [each.wait_s for each in samples]
 
 
-def _rest_s(step: StepSample) -> float:
-    return max(0.0, step.step_s - sum(each.graph_s for each in step.forwards) - sum(step.spans_s.values()))
-
-
 def _rest_cpu_s(step: StepSample) -> float:
     parts_s = sum(each.graph_cpu_s for each in step.forwards) + sum(step.spans_cpu_s.values())
-    return max(0.0, min(step.step_cpu_s - parts_s, _rest_s(step)))
+    return max(0.0, min(step.step_cpu_s - parts_s, step.rest_s))

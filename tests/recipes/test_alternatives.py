@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fxlib.recipes import recipes
-from fxlib.recipes.variants import candidates
+from fxlib.recipes.alternatives import candidates
 from fxlib.spec.profile import CallProfile, Opaque, Profile, ServerProfile, Spread
 
 

@@ -1,4 +1,4 @@
-"""Variants of a named recipe, among which a worker finds out what is fastest for one program."""
+"""Alternatives to a named recipe, among which a worker finds out what is fastest for one program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxlib.spec.profile import CallProfile, Profile, ServerProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Variant:
+class _Alternative:
     """What to leave out of a recipe, and which options of its passes to set."""
 
     without: frozenset[str] = frozenset()
@@ -25,7 +25,7 @@ class _Variant:
         return ", ".join([*left_out, *(f"{name}={value!r}" for (_, name), value in self.options.items())])
 
     def of(self, recipe: Recipe) -> Recipe | None:
-        """Return the recipe varied so; None if it has no such pass or option."""
+        """Return the recipe changed so; None if it has no such pass or option."""
         known = {(step.name, each.name) for step in recipe.passes for each in fields(step)}
         if not self.without <= {step.name for step in recipe.passes} or not self.options.keys() <= known:
             return None
@@ -36,35 +36,35 @@ class _Variant:
         return replace(step, **{name: value for (owner, name), value in self.options.items() if owner == step.name})
 
 
-_LAYOUTS = (_Variant(without=frozenset({"channels_last"}), options={}),)
+_LAYOUTS = (_Alternative(without=frozenset({"channels_last"}), options={}),)
 """Which layout is faster depends on sizes, threads and the machine."""
 
-_VARIANTS = (
-    _Variant(without=frozenset({"coalesce_calls"}), options={}),
-    _Variant(options={("coalesce_calls", "declared"): False}),
+_BATCHING = (
+    _Alternative(without=frozenset({"coalesce_calls"}), options={}),
+    _Alternative(options={("coalesce_calls", "declared"): False}),
 )
 """Each undoes a decision that does not pay everywhere: a batch makes early answers wait for late ones, and a declared
 batched form works its calls off one after another."""
 
 
 def candidates(recipe: Recipe, profile: Profile | None = None, *, has_calls: bool = True) -> tuple[Recipe, ...]:
-    """Return the recipe and its variants, the recipe itself first; those that differ in calls only where there are any.
+    """Return the recipe and its alternatives, the recipe itself first; those about calls only if there are any.
 
-    A list of passes that the user gave is exactly what was asked for: it has no variants. With a profile there is one
-    more where calls stand in line: no more of them in flight than keep a server and its link busy, so that a later call
-    that is needed early finds the way free.
+    A list of passes that the user gave is exactly what was asked for: it has no alternatives. With a profile there is
+    one more where calls stand in line: no more of them in flight than keep a server and its link busy, so that a later
+    call that is needed early finds the way free.
     """
     if RECIPES.get(recipe.name) != recipe:
         return (recipe,)
-    variants = (*_LAYOUTS, *(_of_calls(profile) if has_calls else ()))
-    return (recipe, *filter(None, (variant.of(recipe) for variant in variants)))
+    alternatives = (*_LAYOUTS, *(_of_calls(profile) if has_calls else ()))
+    return (recipe, *filter(None, (each.of(recipe) for each in alternatives)))
 
 
-def _of_calls(profile: Profile | None) -> Iterator[_Variant]:
-    yield from _VARIANTS
+def _of_calls(profile: Profile | None) -> Iterator[_Alternative]:
+    yield from _BATCHING
     enough = None if profile is None else _enough_in_flight(profile)
     if enough is not None:
-        yield _Variant(options={("overlap_calls", "calls_in_flight"): enough})
+        yield _Alternative(options={("overlap_calls", "calls_in_flight"): enough})
 
 
 def _enough_in_flight(profile: Profile) -> int | None:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from fxlib.analysis.effects.constant_weights import Weight
+from fxlib.analysis.layers.constant_weights import Weight
 from fxlib.analysis.operators.leaf_modules import is_known
 from fxlib.analysis.operators.signatures import arguments_of
 from fxlib.runtime.submodules import submodule
