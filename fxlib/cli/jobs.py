@@ -74,7 +74,7 @@ def _add_action(actions: Commands, name: str, summary: str, run: Callable[[argpa
 
 
 def _list(options: argparse.Namespace) -> int:
-    from fxlib.spec.report_text import table
+    from fxlib.utils.text import table
 
     with client_of(options) as client:
         found = client.jobs(
@@ -96,7 +96,8 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _row(job: Job) -> list[str]:
-    from fxlib.spec.report_text import interval, seconds
+    from fxlib.spec.report import interval
+    from fxlib.utils.text import seconds
 
     decision, gain = ("-", "-") if job.report is None else (job.report.decision, interval(job.report.gain))
     took = (job.finished_at - job.created_at).total_seconds() if job.finished_at and job.created_at else None
@@ -141,7 +142,7 @@ def _id_of(given: str, client: Client) -> str:
 
 
 def _print(job: Job, *, as_json: bool) -> None:
-    from fxlib.spec.report_text import render
+    from fxlib.spec.report import render
 
     if as_json:
         print(_as_json(job))

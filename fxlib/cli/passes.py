@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _text(known: jobs_pb2.ListPassesResponse) -> str:
-    from fxlib.spec.report_text import table
+    from fxlib.utils.text import table
 
     recipes = [["recipe", "passes", ""], *([each.name, ", ".join(each.passes), each.summary] for each in known.recipes)]
     passes = [["pass", "preserves", "needs", ""]]

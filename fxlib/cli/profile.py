@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 def text_of(profile: Profile) -> str:
     """Lay a profile out: the step, calls, servers, the longest local work, and what could not be measured."""
     from fxlib.protocol import plain
-    from fxlib.spec.report_text import seconds, table
+    from fxlib.utils.text import seconds, table
 
     local_s = sum(node.seconds for node in profile.nodes)
     parts = [("forward's local work", local_s), ("loss", profile.loss_s), ("backward", profile.backward_s)]
@@ -105,7 +105,7 @@ _LONGEST = 10
 
 def _call(call: CallProfile) -> list[str]:
     from fxlib.protocol import plain
-    from fxlib.spec.report_text import seconds
+    from fxlib.utils.text import seconds
 
     push = "-" if call.push is None else seconds(call.push.issue_s + call.push.service_s.median)
     sizes = [_size(call.request_bytes), _size(call.response_bytes)]

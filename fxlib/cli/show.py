@@ -117,7 +117,7 @@ def _facts(module: GraphModule) -> dict[str, object]:
 
 
 def _text(module: GraphModule) -> str:
-    from fxlib.spec.report_text import table
+    from fxlib.utils.text import table
 
     nodes = list(module.graph.nodes)
     counted = ", ".join(f"{count} {op}" for op, count in Counter(node.op for node in nodes).items())

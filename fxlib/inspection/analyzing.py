@@ -26,7 +26,7 @@ from fxlib.recipes.recipes import PlanningRequest
 from fxlib.recipes.undeclared import undeclared
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Undeclared
-from fxlib.spec.report_text import seconds, table
+from fxlib.utils.text import seconds, table
 
 META = "figures"
 """Where `Analysis.annotate` leaves what is known of a node: in its `meta`. No pass reads it."""

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from fxlib.render.timeline import page, timelines_of
 from fxlib.serialization.files import write_whole
-from fxlib.spec.report import Report
-from fxlib.spec.report_text import render
+from fxlib.spec.report import Report, render
 
 _TITLES = {"adopt": "fxlib: the rewritten module, measured faster", "keep_original": "fxlib: the original module, kept"}
 

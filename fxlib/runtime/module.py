@@ -268,6 +268,18 @@ class CapturedModule(GraphModule):
                 return Hindrance(shows, told=True) if shows else None
         return None
 
+    def _hindrance_as_variant(
+        self, main: CapturedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
+    ) -> Hindrance | None:
+        """Return why this graph, a variant of `main`'s, may not run for a call of that; None if it may."""
+        if self._fxlib.conditions.grad_enabled is not grad_enabled and not self._fxlib.reliance.on_weights:
+            return Hindrance("grad mode is another one than at capture")  # the most common, and the cheapest to see
+        # Of the root, each has tables and a flag of its own; all modules below are the same objects.
+        self.__dict__["training"] = main.training
+        self._follow()
+        lend_state(main, self)
+        return self._hindrance(args, kwargs, grad_enabled=grad_enabled)
+
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool) -> Any:
         """Run the graph; what is raised is what the blocking program would have raised."""
         companions, generated = self._fxlib, self._program.generated

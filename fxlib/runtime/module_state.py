@@ -37,7 +37,7 @@ class Companions:
     """The attributes of the root that the graph reads."""
     reliance: Reliance = field(default_factory=Reliance)
     """What the graph takes for granted of weights and inputs."""
-    graphs: GraphSet = field(default_factory=GraphSet)
+    graphs: GraphSet[Any] = field(default_factory=GraphSet)
     """The graphs for calls that this one does not fit, and how often each ran."""
     shortcuts: Shortcuts = field(default_factory=Shortcuts)
     """What the generated code is given in place of the module."""

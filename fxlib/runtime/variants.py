@@ -7,20 +7,17 @@ call. Where none does, the original runs.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from fxlib.errors import WorkloadError
-from fxlib.runtime.state import lend_state
 from fxlib.spec.report import Usage
 from fxlib.spec.variant import MAIN, MAX_VARIANTS
-
-if TYPE_CHECKING:
-    from fxlib.runtime.module import CapturedModule
 
 MAX_GRAPHS = 1 + MAX_VARIANTS
 """Graphs of one module, the main one included: each call that the last one does not fit asks them all."""
@@ -38,46 +35,59 @@ class Hindrance(NamedTuple):
     told: bool = False
 
 
-Unmet = Callable[["CapturedModule", tuple[Any, ...], Mapping[str, Any]], None]
-"""Is given the module and the arguments of a call that no graph fits, before the original runs."""
+class Captured(Protocol):
+    """What is asked here of captured modules, which are built upon this."""
+
+    @property
+    def _fxlib(self) -> Any: ...
+
+    def _hindrance(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
+    ) -> Hindrance | None: ...
+
+    def _hindrance_as_variant(
+        self, main: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
+    ) -> Hindrance | None: ...
+
+
+M = TypeVar("M", bound=Captured)
 
 
 @dataclass(slots=True)
-class _Variant:
+class _Variant(Generic[M]):
     """One further graph, and how often it ran."""
 
     name: str
-    module: CapturedModule
+    module: M
     runs: int = 0
 
 
-class GraphSet:
+class GraphSet(Generic[M]):
     """The graphs of one captured module besides its own, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._variants: list[_Variant] = []
-        self._last: _Variant | None = None
+        self._variants: list[_Variant[M]] = []
+        self._last: _Variant[M] | None = None
         """The variant that ran last; None where the main graph did."""
         self._main_runs = 0
         self._original_runs: dict[str, int] = {}
-        self.unmet: Unmet | None = None
-        """Asked to look at calls that no graph fits; not copied with the module."""
+        self.unmet: Callable[[M, tuple[Any, ...], Mapping[str, Any]], None] | None = None
+        """Is given the module and the arguments of a call that no graph fits, before the original runs. It is not
+        copied with the module."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GraphSet:
-        from copy import deepcopy
-
-        twin = GraphSet()
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphSet[M]:
+        twin = GraphSet[M]()
         for each in self._variants:
-            twin._variants.append(_Variant(each.name, deepcopy(each.module, memo)))
+            twin._variants.append(_Variant(each.name, copy.deepcopy(each.module, memo)))
         return twin
 
     def __bool__(self) -> bool:
         return bool(self._variants)
 
-    def __iter__(self) -> Iterator[tuple[str, CapturedModule]]:
+    def __iter__(self) -> Iterator[tuple[str, M]]:
         return ((each.name, each.module) for each in self._variants)
 
-    def add(self, main: CapturedModule, name: str, module: CapturedModule) -> str:
+    def add(self, main: M, name: str, module: M) -> str:
         """Have `main` run another graph of the same original wherever that fits, and return which was dropped for it.
 
         A variant of the same name is replaced. Where there are `MAX_GRAPHS`, the least used variant is dropped.
@@ -106,11 +116,11 @@ class GraphSet:
         return Usage(graphs=graphs, original=dict(self._original_runs))
 
     def fitting(
-        self, main: CapturedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
-    ) -> CapturedModule | Hindrance:
+        self, main: M, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
+    ) -> M | Hindrance:
         """Return the module whose graph fits a call: the one that ran last, if it does. Else: why none does."""
         last = self._last
-        if last is not None and not _hindrance(last.module, main, args, kwargs, grad_enabled=grad_enabled):
+        if last is not None and not last.module._hindrance_as_variant(main, args, kwargs, grad_enabled=grad_enabled):
             _count(last)
             return last.module
         hindrance = main._hindrance(args, kwargs, grad_enabled=grad_enabled)
@@ -121,7 +131,7 @@ class GraphSet:
         for each in self._variants:
             if each is last:
                 continue
-            found = _hindrance(each.module, main, args, kwargs, grad_enabled=grad_enabled)
+            found = each.module._hindrance_as_variant(main, args, kwargs, grad_enabled=grad_enabled)
             if found is None:
                 self._last = each
                 _count(each)
@@ -130,7 +140,7 @@ class GraphSet:
                 hindrance = found
         return hindrance
 
-    def original_runs(self, main: CapturedModule, why: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def original_runs(self, main: M, why: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Count a call that no graph fits, and have it looked at."""
         if torch.compiler.is_dynamo_compiling():
             return
@@ -147,23 +157,6 @@ def usage(module: nn.Module) -> Usage:
     return Usage() if companions is None else companions.graphs.usage()
 
 
-def _hindrance(
-    variant: CapturedModule,
-    main: CapturedModule,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    grad_enabled: bool,
-) -> Hindrance | None:
-    if variant._fxlib.conditions.grad_enabled is not grad_enabled and not variant._fxlib.reliance.on_weights:
-        return Hindrance("grad mode is another one than at capture")  # the most common case, and the cheapest to see
-    # Of the root, each has tables and a flag of its own; all modules below are the same objects.
-    variant.__dict__["training"] = main.training
-    variant._follow()
-    lend_state(main, variant)
-    return variant._hindrance(args, kwargs, grad_enabled=grad_enabled)
-
-
-def _count(variant: _Variant) -> None:
+def _count(variant: _Variant[Any]) -> None:
     if not torch.compiler.is_dynamo_compiling():
         variant.runs += 1

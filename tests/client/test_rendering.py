@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from torch import nn
 
 from fxlib.reasons import Declined, Reason
-from fxlib.spec.report import CallReport, Candidate, Estimate, PassReport, Report, Result, Timeline, Undeclared
-from fxlib.spec.report_text import render, seconds
+from fxlib.spec.report import CallReport, Candidate, Estimate, PassReport, Report, Result, Timeline, Undeclared, render
+from fxlib.utils.text import seconds
 
 REPORT = Report(
     decision="adopt",
