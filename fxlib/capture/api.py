@@ -23,21 +23,20 @@ from torch.nn.parameter import is_lazy
 from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
 from fxlib.capture.faults import fault, unswallowed
-from fxlib.capture.intercept import Interception, is_capturing
+from fxlib.capture.intercept import Interception, is_capturing, leave_logging_alone
 from fxlib.capture.metadata import annotate
-from fxlib.capture.recording import bytecode, logs
+from fxlib.capture.recording import bytecode
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.samples import Given, bind
 from fxlib.capture.state import unchanged
+from fxlib.capture.trace.checks import protect_old_values, refuse_out
 from fxlib.capture.trace.eager import EagerCalls
 from fxlib.capture.trace.hooks import install
 from fxlib.capture.trace.opened import WHOLE, Opened
-from fxlib.capture.trace.rebinding import protect_old_values
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.tracer import RemoteTracer, tracer_for
-from fxlib.capture.trace.tracked import refuse_out
 from fxlib.errors import CaptureError, FxlibError, FxlibWarning
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.data_parallel import keep_body
@@ -263,7 +262,7 @@ def _trace(
     with tracer.recorder, _undisturbed(tracer, model), Interception() as interception:
         try:
             install(interception, tracer, wrap)
-            logs.install(interception)
+            leave_logging_alone(interception)
             with tracer.recorder.observing(), unswallowed(), EagerCalls(tracer):
                 return tracer.trace(model, concrete_args)
         except FxlibError:

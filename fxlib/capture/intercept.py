@@ -9,6 +9,7 @@ does not, the original runs.
 from __future__ import annotations
 
 import dis
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -109,3 +110,20 @@ def _code_that_calls(redirection: Call, code: CodeType) -> CodeType:
         raise RuntimeError(f"fxlib does not know the code of Python {sys.version}")
     copying = bytes([template.co_code[0], len(code.co_freevars)]) + template.co_code[2:]
     return template.replace(co_consts=constants, co_name=code.co_name, co_freevars=code.co_freevars, co_code=copying)
+
+
+def leave_logging_alone(interception: Interception) -> None:
+    """Let factories and handlers of log records run unobserved, those of libraries such as Ray among them.
+
+    torch logs what it does while it exports; whether the forward itself logs is seen where it calls the logger.
+    """
+    for function in (logging.Logger.makeRecord, logging.Logger.handle):
+        interception.function(function, _unobserved)
+
+
+def _unobserved(original: Call) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with suspended():
+            return original(*args, **kwargs)
+
+    return call

@@ -1,23 +1,31 @@
-"""What an export would get wrong: what a forward asks of autograd, or tells it, and what it writes to constants."""
+"""What an export would get wrong: what a forward asks of autograd, or tells it, and what it writes to constants.
+
+Programs take other branches where they are compiled: other kernels, materialized masks, copies, whose results differ in
+their last bits from eager's. The graph is to be the program that eager runs, so a program that asks whether it is being
+exported is told that it is not. The exporter's own machinery, which asks the same functions, gets the true answer.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
 from torch.fx import Graph
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.capture import source
-from fxlib.capture.export.eager_branches import asked_by_program
 from fxlib.capture.export.value_checks import ValueQuestions
 from fxlib.capture.faults import fault
-from fxlib.capture.intercept import is_capturing
+from fxlib.capture.intercept import Call, Interception, is_capturing
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.trace.values import ARITHMETIC
 from fxlib.errors import CaptureError
@@ -136,3 +144,54 @@ def _caller() -> Any:
     while frame is not None and frame.f_code.co_name == "__torch_function__":
         frame = frame.f_back
     return frame
+
+
+_TORCH = Path(torch.__file__).parent
+_FRONT = str(_TORCH / "nn") + "/"
+"""Modules and functions of torch that a program calls: they decide as the program does."""
+_RELAYS = tuple(str(_TORCH / name) for name in ("_utils.py", "_dynamo/external_utils.py", "compiler/__init__.py"))
+_QUESTIONS = (torch.compiler.is_compiling, torch.compiler.is_exporting, torch.compiler.is_dynamo_compiling)
+
+
+def answer_as_eager(interception: Interception) -> None:
+    """Let the program under export hear that nothing is compiled or exported."""
+    for question in _QUESTIONS:
+        interception.function(question, _denied)
+
+
+@contextmanager
+def real_looking_tensors() -> Iterator[None]:
+    """Let a program that looks for the exporter's stand-ins, by `torch._subclasses.FakeTensor`, find none."""
+    held: Any = torch._subclasses
+    before = held.FakeTensor
+    held.FakeTensor = _Unseen
+    try:
+        yield
+    finally:
+        held.FakeTensor = before
+
+
+def _denied(original: Call) -> Call:
+    return lambda: not asked_by_program(sys._getframe(3)) and original()
+
+
+def asked_by_program(frame: FrameType | None) -> bool:
+    """Whether the frame is the program's own, or of what it calls of torch.nn."""
+    while frame is not None and frame.f_code.co_filename in _RELAYS:
+        frame = frame.f_back
+    return frame is not None and (source.asked_by_users(frame) or frame.f_code.co_filename.startswith(_FRONT))
+
+
+class _Unasked(type(FakeTensor)):  # type: ignore[misc]
+    """Answers what is a stand-in of the exporter's: to a program under export, nothing is."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        seen = isinstance(value, FakeTensor)
+        return seen and not (is_capturing() and asked_by_program(sys._getframe(1)))
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, FakeTensor)
+
+
+class _Unseen(FakeTensor, metaclass=_Unasked):
+    """Stands for the class of the exporter's stand-ins."""

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
-from fxlib.capture.export import eager_branches, inlining
+from fxlib.capture.export import checks, inlining
 from fxlib.capture.export.calls import ExportRecorder, recording
 from fxlib.capture.export.checks import Questions, refuse_writes
 from fxlib.capture.export.hooks import install
@@ -32,15 +32,14 @@ from fxlib.capture.export.sizes import guards_of
 from fxlib.capture.export.stand_ins import StandIns, let_go, state_of
 from fxlib.capture.export.value_checks import ValueQuestions
 from fxlib.capture.faults import unswallowed
-from fxlib.capture.intercept import Interception
+from fxlib.capture.intercept import Interception, leave_logging_alone
 from fxlib.capture.metadata import annotate
-from fxlib.capture.recording import logs
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.samples import Samples
 from fxlib.capture.state import equal_copies, unchanged
+from fxlib.capture.trace.checks import refuse_out
 from fxlib.capture.trace.remote import RemoteCalls
-from fxlib.capture.trace.tracked import refuse_out
 from fxlib.errors import CaptureError, FxlibError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.conditions import Asked
@@ -160,14 +159,14 @@ def _exported(module: nn.Module, samples: Samples, dynamic_shapes: Any, around: 
     quiet = unchanged(module, (), same=equal_copies)
     with recorder, quiet, generators_unused(forward), Interception() as interception:
         install(interception, remote)
-        logs.install(interception)
+        leave_logging_alone(interception)
         stand_ins.install(interception)
-        eager_branches.install(interception)
+        checks.answer_as_eager(interception)
         try:
             with (
                 unswallowed(),
                 recording(remote),
-                eager_branches.real_looking_tensors(),
+                checks.real_looking_tensors(),
                 questions,
                 stand_ins,
                 _without_hooks(module),

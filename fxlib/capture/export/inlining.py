@@ -1,18 +1,30 @@
-"""From the graph of an exported program to one as tracing makes it: blocks inlined, and what fxlib notes on nodes."""
+"""From the graph of an exported program to one as tracing makes it.
+
+Blocks are inlined, the exporter's operators become the recorded calls again, and nodes get the notes of a trace.
+"""
 
 from __future__ import annotations
 
 import operator
-from typing import Any
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
-from fxlib.capture.export.calls import ExportRecorder
-from fxlib.capture.export.nodes import Replay, describe, place_of
+from fxlib.capture import intercept
+from fxlib.capture.export.calls import NUMBERS, OPERATOR, TENSOR, TOKENS, ExportRecorder
+from fxlib.capture.export.sizes import expression
 from fxlib.errors import CaptureError
-from fxlib.runtime.guards.export_guards import InputGuards
+from fxlib.runtime.guards.export_guards import Expression, InputGuards, TensorGuard
+from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.tracking import result_structure
+from fxlib.spec.contract import Contract, Exactly
 
 _BLOCKS: Any = torch.ops.higher_order
 
@@ -105,3 +117,138 @@ def _copied(graph: Graph, node: Node, known: dict[Node, Any]) -> Node:
     copied.meta.clear()
     describe(copied, node)
     return copied
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_OWN_FRAME = f'\n  File "{intercept.__file__}"'
+"""Where a function that was replaced for the time of the export is not the user's any more."""
+_KEPT = ("stack_trace", "nn_module_stack", "tensor_meta")
+_ARITHMETIC = {"add": operator.add, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod}
+
+
+class Replay:
+    """Puts the recorded calls of one export into the graph that is made of it."""
+
+    def __init__(self, graph: Graph, recorder: ExportRecorder, guards: InputGuards) -> None:
+        self.graph = graph
+        self._recorder = recorder
+        self._leaves = iter(guards.leaves)
+        self.numbers: set[Node] = set()
+        """Nodes of results that are numbers, where export has a tensor."""
+        self._plain: dict[Node, Node] = {}
+        self._sizes: dict[Expression, Any] = {}
+        """Nodes that compute sizes; of inputs whose sizes were not asked for yet, (placeholder, dimension)."""
+
+    def handles(self, node: Node) -> bool:
+        """Whether the node is the exporter's operator for a recorded call."""
+        return node.target is OPERATOR
+
+    def note(self, node: Node) -> None:
+        """Let a placeholder, of the next leaf of the arguments, tell sizes."""
+        guard = next(self._leaves) if node.op == "placeholder" else None
+        for dim, size in enumerate(guard.sizes if isinstance(guard, TensorGuard) else ()):
+            if isinstance(size, str):
+                self._sizes.setdefault(size, (node, dim))
+
+    def results(self, node: Node, known: Mapping[Node, Any]) -> list[Node]:
+        """Append the recorded call, and the checks of its result; return the tensors in the result."""
+        site, tensors, sizes = cast(tuple[Any, Any, Any], node.args)
+        recorded = self._recorder.sites[site]
+        given = map_arg([*tensors, *sizes], known.__getitem__)
+        slots = dict(zip(self._recorder.slots[recorded], given, strict=True))
+        args, kwargs = map_arg(
+            (recorded.args, dict(recorded.kwargs)), lambda each: slots[each] if each in slots else self._copied(each)
+        )
+        made = self.graph.create_node(recorded.op, recorded.target, args, kwargs, recorded.name)
+        made.meta.update({key: recorded.meta[key] for key in ("call", "contract") if key in recorded.meta})
+        spec = self._recorder.specs[recorded]
+        if isinstance(contract := made.meta.get("contract"), Contract) and callable(contract.returns):
+            nest = None if spec.is_leaf() else pytree.tree_unflatten([None] * spec.num_leaves, spec)
+            made.meta["contract"] = replace(contract, returns=nest)
+        found = [made]
+        if recorded.target not in TOKENS and recorded.target not in TRACKERS:
+            found = self._unpacked(made, recorded, node.meta["val"])
+        while made.op != "root":  # the call, and what was appended after it
+            describe(made, node)
+            made = made.next
+        return found
+
+    def _copied(self, recorded: Node) -> Node:
+        """Return the node that reads an attribute, or looks up a function, as recorded."""
+        if recorded not in self._plain:
+            self._plain[recorded] = self.graph.node_copy(recorded)
+        return self._plain[recorded]
+
+    def _unpacked(self, made: Node, recorded: Node, stand_ins: Sequence[torch.Tensor]) -> list[Node]:
+        """Take a result apart; a run checks that it is what the contract said, on which the program relied."""
+        function = self._recorder.calls.called(recorded)
+        remaining, gaps = iter(stand_ins), iter(self._recorder.gaps[recorded])
+        declares = recorded.op != "call_module"  # a module is here, and is asked itself
+        found: list[Node] = []
+
+        def visit(value: Node, part: pytree.TreeSpec) -> None:
+            if part.is_leaf():
+                gap = next(gaps)
+                kind = next((kind for kind, mark in NUMBERS.items() if mark is gap), None)
+                if gap is TENSOR:
+                    like = next(remaining)
+                    if declares:
+                        self._check_tensor(value, function, like)
+                    found.append(value)
+                elif kind is not None:
+                    next(remaining)
+                    self.graph.call_function(result_structure.check_plain, (value, function, kind.__name__))
+                    found.append(value)
+                    self.numbers.add(value)
+                elif isinstance(gap, (bool, str, Exactly)):
+                    exact = gap.value if isinstance(gap, Exactly) else gap
+                    self.graph.call_function(result_structure.check_plain, (value, function, (exact,)))
+                return
+            is_mapping = part.type in (dict, OrderedDict)
+            keys = tuple(part.context) if is_mapping else tuple(range(part.num_children))
+            declared = keys if is_mapping else len(keys)
+            if declares:
+                self.graph.call_function(result_structure.check_structure, (value, function, declared))
+            for key, child in zip(keys, part.children(), strict=True):
+                visit(self.graph.call_function(operator.getitem, (value, key)), child)
+
+        visit(made, self._recorder.specs[recorded])
+        return found
+
+    def _check_tensor(self, value: Node, function: str, like: torch.Tensor) -> None:
+        sizes = tuple(self._size(expression(getattr(size, "node", size))) for size in like.shape)
+        self.graph.call_function(result_structure.check_tensor, (value, function, like.dtype, sizes))
+
+    def _size(self, size: Expression) -> Any:
+        """Return a size as a number, or the node that computes it; None of one that only a run knows."""
+        if isinstance(size, int):
+            return size
+        if size not in self._sizes and (isinstance(size, str) or size[0] not in _ARITHMETIC):
+            return None
+        held = self._sizes.get(size)
+        if isinstance(held, tuple):
+            held = self._sizes[size] = self.graph.call_function(torch.ops.aten.sym_size.int, held)
+        elif held is None:
+            parts = [self._size(part) for part in size[1:]]
+            if any(part is None for part in parts):
+                return None
+            held = parts[0]
+            for part in parts[1:]:
+                held = self.graph.call_function(_ARITHMETIC[size[0]], (held, part))
+            self._sizes[size] = held
+        return held
+
+
+def describe(node: Node, origin: Node) -> None:
+    """Note on a node where in the user's program it comes from, as export found out of `origin`."""
+    node.meta.update({key: origin.meta[key] for key in _KEPT if key in origin.meta})
+    if trace := node.meta.get("stack_trace"):
+        node.meta["stack_trace"] = trace.partition(_OWN_FRAME)[0]
+    if place := place_of(origin):
+        node.meta["source"] = place
+
+
+def place_of(node: Node) -> str:
+    """Return file:line of the innermost of the user's statements that made a node, or ""."""
+    frames = _FRAME.findall((node.meta.get("stack_trace") or "").partition(_OWN_FRAME)[0])
+    return "{}:{}".format(*frames[-1]) if frames else ""

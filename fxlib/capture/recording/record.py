@@ -7,7 +7,7 @@ import gc
 import threading
 import weakref
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,10 +20,6 @@ from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.capture_facts import SCALARS, Fact, Kind, Mark, contents_of, is_array
 from fxlib.runtime.submodules import local_modules
 
-if TYPE_CHECKING:
-    from fxlib.capture.export.stand_ins import StandIns
-    from fxlib.capture.trace.tracer import RemoteTracer
-
 STATELESS = frozenset(
     {int, float, complex, bool, str, bytes, type(None), type(...), range, slice, CodeType, torch.dtype, torch.device}
     | {torch.Size, torch.layout, torch.memory_format}
@@ -35,6 +31,32 @@ VALUES = (Proxy, Node, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool
 METHOD_WRAPPER: type = type(object().__str__)
 
 
+class Tracer(Protocol):
+    """What is asked here of the tracer that makes a graph, which is built upon this."""
+
+    tensor_attrs: Any
+    """The path of each plain tensor of the model's that the graph reads."""
+
+    def class_of_value(self, value: Proxy) -> type:
+        """Return the class that a traced value surely has."""
+
+    def forget(self) -> None:
+        """Let go of all that was made for one capture."""
+
+
+class ExportedTensors(Protocol):
+    """What is asked here of what answers for the tensors of an export."""
+
+    def compared(self, one: Any, other: Any) -> None:
+        """Refuse to compare two by identity that may be one tensor in a run."""
+
+    def class_of(self, tensor: torch.Tensor) -> type:
+        """Return the class that a tensor has in a run."""
+
+    def asked_for_class(self, tensor: torch.Tensor) -> None:
+        """Refuse to tell the class by an attribute."""
+
+
 class Record:
     """What one capture has read, and what was there before it.
 
@@ -44,9 +66,9 @@ class Record:
     """
 
     def __init__(self, model: object, functions: ObservedFunctions) -> None:
-        self.tracer: RemoteTracer | None = None
+        self.tracer: Tracer | None = None
         """Makes the graph; None where an export does."""
-        self.stand_ins: StandIns | None = None
+        self.stand_ins: ExportedTensors | None = None
         """Answers for those of an export."""
         self._functions = functions
         modules = modules_of(model) if isinstance(model, nn.Module) else []

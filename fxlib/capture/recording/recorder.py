@@ -11,7 +11,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType, FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -25,13 +25,9 @@ from fxlib.capture.recording.arguments_asked import ArgumentsAsked
 from fxlib.capture.recording.called import Calls
 from fxlib.capture.recording.observations import Observations
 from fxlib.capture.recording.observers import ObservedFunctions, all_functions, functions_in, is_a
-from fxlib.capture.recording.record import Record, modules_of
+from fxlib.capture.recording.record import ExportedTensors, Record, Tracer, modules_of
 from fxlib.errors import CaptureError
 from fxlib.runtime.guards.capture_facts import Fact, Facts, Kind
-
-if TYPE_CHECKING:
-    from fxlib.capture.export.stand_ins import StandIns
-    from fxlib.capture.trace.tracer import RemoteTracer
 
 
 class Recorder:
@@ -83,11 +79,11 @@ class Recorder:
                 hint="Return the value instead, or do this outside of the forward.",
             )
 
-    def use(self, tracer: RemoteTracer) -> None:
+    def use(self, tracer: Tracer) -> None:
         """Work for the tracer that makes the graph; where an export does, there is none."""
         self._record.tracer = tracer
 
-    def use_stand_ins(self, stand_ins: StandIns) -> None:
+    def use_stand_ins(self, stand_ins: ExportedTensors) -> None:
         """Work for an export, in which these stand in for tensors."""
         self._record.stand_ins = stand_ins
 

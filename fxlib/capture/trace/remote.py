@@ -17,7 +17,7 @@ from torch.fx.node import map_aggregate
 from fxlib.capture.declarations import Declarations
 from fxlib.capture.faults import fault
 from fxlib.capture.intercept import suspended
-from fxlib.capture.trace.except_handlers import guarding_handler
+from fxlib.capture.trace.checks import guarding_handler
 from fxlib.capture.trace.values import FutureValue, RRefCalls, StructuredValue, TracedValue, value_of
 from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import functions, is_wait, ops

@@ -24,7 +24,7 @@ from fxlib.capture.intercept import is_capturing
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace import isinstance_rules
-from fxlib.capture.trace.except_handlers import guarding_handler
+from fxlib.capture.trace.checks import guarding_handler
 from fxlib.capture.trace.opened import Opened
 from fxlib.capture.trace.parameter_looks import ParameterLooks
 from fxlib.capture.trace.remote import RemoteCalls

@@ -1,12 +1,26 @@
-"""Is a remote call guarded by an `except` of the user's? The handler would be lost: a graph has no way to catch."""
+"""What a graph would do otherwise than the program, found before it does: handlers, `out=`, and numbers in place.
+
+An `except` of the user's around a remote call would be lost: a graph has no way to catch. torch refuses at run time to
+write by `out=` to a remote result that takes a gradient. And for `offset += 1` torch.fx generates
+`offset += 1; iadd = offset`, which is what the program does with a tensor; of a number, whoever reads the old value
+later gets the new one.
+"""
 
 from __future__ import annotations
 
 import dis
 import functools
+import operator
 from types import CodeType, FrameType
 
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
 from fxlib.capture import source
+from fxlib.capture.faults import fault
+from fxlib.capture.trace.values import IN_PLACE
+from fxlib.runtime.ops.registry import TRACKERS
 
 _NOT_OF_TENSORS = frozenset(
     {"AttributeError", "KeyError", "ImportError", "ModuleNotFoundError", "NameError", "UnboundLocalError"}
@@ -83,3 +97,56 @@ def _catches(handler: list[str]) -> bool:
         if name in _ENDS or name == "WITH_EXCEPT_START":
             return False
     return False
+
+
+_WITHOUT_HISTORY = frozenset({"detach", "detach_"})
+
+
+def refuse_out(graph: Graph, *, grad_enabled: bool) -> None:
+    """Refuse to write by `out=` to a remote result whose gradient is to be pushed, or to what is made of it.
+
+    Raises:
+        CaptureError: an operator does so in grad mode; torch writes by `out=` to nothing that takes a gradient.
+    """
+    for node in graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            grad_enabled = bool(node.args[0])
+        if not grad_enabled or node.kwargs.get("out") is None:
+            continue
+        written: list[Node] = []
+        map_arg(node.kwargs["out"], written.append)
+        for tracked in filter(None, map(_tracked_behind, written)):
+            raise fault(
+                f"out= of {node.name} is a remote result whose gradient is to be pushed by {tracked.args[2]!r}, and "
+                "torch writes by out= to nothing that takes a gradient",
+                hint="Write with copy_ or another method that works in place, or to a new tensor.",
+                where=str(node.meta.get("source", "")),
+            )
+
+
+def _tracked_behind(node: Node) -> Node | None:
+    """Follow what a node is made of, its first argument, up to a tracked result."""
+    value: object = node
+    while isinstance(value, Node) and value.target not in TRACKERS:
+        value = value.args[0] if value.args and value.target not in _WITHOUT_HISTORY else None
+    return value if isinstance(value, Node) else None
+
+
+def protect_old_values(graph: Graph) -> None:
+    """Let in-place operators work under a second name, where the first is read again and may be that of a number."""
+    place = {node: index for index, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.target not in IN_PLACE or not isinstance(node.args[0], Node):
+            continue
+        old = node.args[0]
+        if not _is_tensor(old) and any(place[user] > place[node] for user in old.users):
+            with graph.inserting_before(node):
+                second = graph.call_function(operator.getitem, ((old,), 0))
+            second.meta.update({key: node.meta[key] for key in ("source", "stack_trace") if key in node.meta})
+            place[second] = place[node]
+            node.update_arg(0, second)
+
+
+def _is_tensor(node: Node) -> bool:
+    module = getattr(node.target, "__module__", None) or ""
+    return node.op in ("get_attr", "call_module") or (node.op == "call_function" and module.startswith("torch."))
