@@ -84,9 +84,10 @@ docs: $(INSTALLED) ## the pages of docs/ as a site, in build/site
 reference: $(INSTALLED) ## the pages of docs/reference/ that come from the code
 	$(BIN)/python -m tests.reference
 
-protos: $(INSTALLED) ## the stubs of protos/, into fxlib/v1/ (or under STUBS)
+protos: $(INSTALLED) ## the stubs of protos/, into fxlib/v1/ (or under STUBS), and their page
 	$(BIN)/python -m grpc_tools.protoc --proto_path=protos \
 		--python_out=$(STUBS) --pyi_out=$(STUBS) --grpc_python_out=$(STUBS) protos/fxlib/v1/*.proto
+	$(BIN)/python protos/reference.py
 
 format: $(INSTALLED) ## code as `make check` wants it
 	$(BIN)/ruff check --fix-only --quiet

@@ -68,7 +68,7 @@ class BlobServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def QueryWrite(self, request, context):
-        """How many bytes of an interrupted upload are kept; resume from there.
+        """Says how many bytes of an interrupted upload are kept; the client resumes from there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
