@@ -29,16 +29,16 @@ from benchmarks.report import Case, Row, main
 from fxlib import ps, wire
 from fxlib.protocol import workload_to_proto
 from fxlib.reasons import Reason
-from fxlib.spec.report import Candidate, Report
+from fxlib.spec.report import CandidateReport, Report
 from fxlib.spec.workload import Server, Table, Workload
 from fxlib_workers.config import TrialSettings
-from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Draft
-from fxlib_workers.trial.cluster_run import World, connected
-from fxlib_workers.trial.selection.outcomes import Contest
-from fxlib_workers.trial.selection.select import Race
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
+from fxlib_workers.trial.cluster_run import ClusterRun, connected
+from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
+from fxlib_workers.trial.selection.select import Selection
 from fxlib_workers.trial.selection.statistics import ConfidenceSequence
-from fxlib_workers.trial.selection.successive_halving import Halving
-from fxlib_workers.trial.trainer import Material
+from fxlib_workers.trial.selection.successive_halving import SuccessiveHalving
+from fxlib_workers.trial.trainer import EncodedProgram
 
 PAIRS: Final = 100
 EQUALS: Final = ("one", "two", "three")
@@ -105,7 +105,7 @@ def by_t_test(values: Values) -> bool:
 
 def of_the_chosen(rng: np.random.Generator, noise: Noise) -> tuple[Values, Values]:
     """Return log-ratios of the one chosen among equal candidates: in the rounds that chose it, and in fresh pairs."""
-    halving, blocks = Halving(EQUALS, CONFIDENCE), iter(np.exp(noise(rng, 2 * PAIRS).ravel()))
+    halving, blocks = SuccessiveHalving(EQUALS, CONFIDENCE), iter(np.exp(noise(rng, 2 * PAIRS).ravel()))
     rounds = []
     while arms := halving.round:
         rounds.append({str(arm): next(blocks) for arm in rng.permutation(arms)})
@@ -154,24 +154,24 @@ def real(runs: int, seconds: float, names: Sequence[Arm]) -> Row:
     servers = [Server(name="ps0", tables=(Table(name="t", rows=1001, dim=16),), service_time_s=0.0005)]
     workload = Workload.describe([torch.randint(0, 1000, (16,))], servers=servers)
     graph, encoded = wire.serialize(wire.encode(fxlib.capture(Lookups())).graph), workload_to_proto(workload)
-    material = Material(original=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs))
+    program = EncodedProgram(original=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs))
     options, settings, adopted = fxlib.TrialOptions(min_gain=0.0), TrialSettings(), 0
     with (
         tempfile.TemporaryDirectory(prefix="fxlib-aa-") as folder,
         connected(settings, Path(folder)),
-        World(workload, material, settings, lambda: False) as world,
+        ClusterRun(workload, program, settings, lambda: False) as world,
     ):
         world.prepare()
         for name in names:
-            world.admit(name, graph, {})
+            world.load_candidate(name, graph, {})
 
         def run(arm: Arm, steps: int) -> float:
             found: float = world.ask(world.trainers, "block", arm, steps, timeout_s=TIMEOUT_S)[0]
             return found
 
         for _ in range(runs):
-            contest = Contest([Draft(graph=graph, report=named(name)) for name in names])
-            race = Race(run, contest, options, samples_per_step=16, deadline=time.monotonic() + seconds)
+            outcomes = CandidateOutcomes([Candidate(graph=graph, report=named(name)) for name in names])
+            race = Selection(run, outcomes, options, samples_per_step=16, deadline=time.monotonic() + seconds)
             ranking, steps = race.choose() if len(names) > 1 else (names, None)
             adopted += race.confirm(ranking, steps)[1] is Reason.FASTER
     case: Case = {"noise": "this machine's", "seconds": seconds}
@@ -180,7 +180,7 @@ def real(runs: int, seconds: float, names: Sequence[Arm]) -> Row:
 
 def named(name: Arm) -> Report:
     """Return what there is to say of a candidate before a trial."""
-    return Report(decision="keep_original", reason=None, explanation="", candidates=(Candidate(name=name),))
+    return Report(decision="keep_original", reason=None, explanation="", candidates=(CandidateReport(name=name),))
 
 
 def measurements(quick: bool) -> Sequence[Row]:

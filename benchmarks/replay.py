@@ -32,8 +32,8 @@ from fxlib.spec.workload import Optimizer, Server, Workload
 from fxlib.v1 import profile_pb2
 from fxlib_workers.config import TrialSettings
 from fxlib_workers.exchange.candidate import ORIGINAL
-from fxlib_workers.trial.cluster_run import World, connected
-from fxlib_workers.trial.trainer import Material
+from fxlib_workers.trial.cluster_run import ClusterRun, connected
+from fxlib_workers.trial.trainer import EncodedProgram
 
 ROWS, DIM, HIDDEN, BATCH = 1000, 16, 512, 256
 SERVICE_MS: Final = (0.5, 2.0)
@@ -79,17 +79,17 @@ def foreign(profile: Profile) -> Profile:
 
 
 @contextmanager
-def world(graph: bytes, candidate: bytes, workload: Workload, profile: Profile | None) -> Iterator[World]:
+def world(graph: bytes, candidate: bytes, workload: Workload, profile: Profile | None) -> Iterator[ClusterRun]:
     """Start a trial's processes with both modules loaded."""
     encoded = workload_to_proto(workload)
-    material = Material(original=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs))
-    with World(workload, material, TrialSettings(), lambda: False, profile) as made:
+    program = EncodedProgram(original=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs))
+    with ClusterRun(workload, program, TrialSettings(), lambda: False, profile) as made:
         made.prepare()
-        made.admit(OPTIMIZED, candidate, {})
+        made.load_candidate(OPTIMIZED, candidate, {})
         yield made
 
 
-def race(worlds: Mapping[str, World], rounds: int) -> dict[tuple[str, str], list[float]]:
+def race(worlds: Mapping[str, ClusterRun], rounds: int) -> dict[tuple[str, str], list[float]]:
     """Seconds per step of each module in each world, in blocks whose order is new in each round."""
     places = [(arm, module) for arm in worlds for module in (ORIGINAL, OPTIMIZED)]
     seconds: dict[tuple[str, str], list[float]] = {place: [] for place in places}

@@ -15,7 +15,7 @@ from fxlib.spec.job import Blob
 from fxlib.spec.report import (
     Action,
     CallReport,
-    Candidate,
+    CandidateReport,
     Decision,
     Estimate,
     PassReport,
@@ -226,7 +226,7 @@ def _call_from_proto(proto: jobs_pb2.CallReport) -> CallReport:
     )
 
 
-def _candidate_to_proto(candidate: Candidate) -> jobs_pb2.Candidate:
+def _candidate_to_proto(candidate: CandidateReport) -> jobs_pb2.Candidate:
     proto = jobs_pb2.Candidate(
         name=candidate.name, predicted_step_s=candidate.predicted_step_s, verdict=candidate.verdict
     )
@@ -235,9 +235,9 @@ def _candidate_to_proto(candidate: Candidate) -> jobs_pb2.Candidate:
     return proto
 
 
-def _candidate_from_proto(proto: jobs_pb2.Candidate) -> Candidate:
+def _candidate_from_proto(proto: jobs_pb2.Candidate) -> CandidateReport:
     where = "JobResult.candidates"
-    return Candidate(
+    return CandidateReport(
         name=plain(proto.name),
         predicted_step_s=amount(proto.predicted_step_s, where) if proto.HasField("predicted_step_s") else None,
         gain=_gain(proto.gain, where) if proto.HasField("gain") else None,

@@ -101,7 +101,7 @@ class PassReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class CandidateReport:
     """One of the programs among which a worker chose: what the cost model expected of it, and what was measured."""
 
     name: str
@@ -148,7 +148,7 @@ class Report:
     """The step as it would run at the bound, by the cost model."""
     bound_s: float | None = None
     """Seconds per step that no schedule can beat, by the cost model."""
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[CandidateReport, ...] = ()
     undeclared: tuple[Undeclared, ...] = ()
     """Remote functions that declare nothing, and what the cost model expects of declaring them; most first."""
     notes: tuple[str, ...] = ()

@@ -6,7 +6,17 @@ from dataclasses import fields, replace
 from torch import nn
 
 from fxlib.reasons import Declined, Reason
-from fxlib.spec.report import CallReport, Candidate, Estimate, PassReport, Report, Result, Timeline, Undeclared, render
+from fxlib.spec.report import (
+    CallReport,
+    CandidateReport,
+    Estimate,
+    PassReport,
+    Report,
+    Result,
+    Timeline,
+    Undeclared,
+    render,
+)
 from fxlib.utils.text import seconds
 
 REPORT = Report(
@@ -48,13 +58,13 @@ REPORT = Report(
     timeline_optimized=Timeline(spans=(), step_s=0.007),
     bound_s=0.0065,
     candidates=(
-        Candidate(
+        CandidateReport(
             name="schedule",
             predicted_step_s=0.0071,
             gain=Estimate(value=0.91, low=0.8, high=1.0),
             verdict="chosen, and confirmed on fresh blocks",
         ),
-        Candidate(name="one by one", verdict="left out: expected to be slower"),
+        CandidateReport(name="one by one", verdict="left out: expected to be slower"),
     ),
     blocks=12,
     phase_seconds={"qps": 12.5},

@@ -21,7 +21,7 @@ from fxlib.runtime import is_issue
 from fxlib.spec.workload import Workload
 from fxlib_workers.trial.cluster_run import connected
 from tests.capture import grpc_store, ray_tables
-from tests.workers.trying import SETTINGS
+from tests.workers.trial_settings import SETTINGS
 
 pytestmark = pytest.mark.cluster
 

@@ -22,7 +22,7 @@ from tests.loop.processes import Service, Worker, submit, until
 from tests.workers import remote_code
 from tests.workers.cases import Lookups, Reducing, lookup_workload
 from tests.workers.convnet import ConvNet, images
-from tests.workers.trying import MEASURED
+from tests.workers.trial_settings import MEASURED
 
 pytestmark = pytest.mark.cluster
 

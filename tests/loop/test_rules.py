@@ -12,7 +12,7 @@ from fxlib import Workload
 from fxlib.client import Client
 from fxlib.reasons import Reason
 from tests.cli.gates import Gates, any_rules
-from tests.workers.trying import MEASURED
+from tests.workers.trial_settings import MEASURED
 
 pytestmark = pytest.mark.cluster
 

@@ -11,7 +11,7 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
 from fxlib.spec.job import Blob, Event, Failure, Job
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread, TensorShape
-from fxlib.spec.report import CallReport, Candidate, Estimate, PassReport, Report, Span, Timeline, Undeclared
+from fxlib.spec.report import CallReport, CandidateReport, Estimate, PassReport, Report, Span, Timeline, Undeclared
 from fxlib.spec.trial import TrialOptions
 from fxlib.spec.workload import OPTIMIZERS, Dense, Optimizer, RemoteObject, Server, Table, Workload
 
@@ -146,7 +146,9 @@ calls = st.builds(
     limited_by=st.none() | reasons,
     limit_detail=line,
 )
-candidates = st.builds(Candidate, name=line, predicted_step_s=st.none() | amount, gain=st.none() | gains, verdict=line)
+candidates = st.builds(
+    CandidateReport, name=line, predicted_step_s=st.none() | amount, gain=st.none() | gains, verdict=line
+)
 undeclared = st.builds(
     Undeclared,
     functions=st.lists(line, min_size=1, max_size=2).map(tuple),

@@ -15,10 +15,10 @@ import fxlib
 from fxlib import ps, wire
 from fxlib.protocol import blob_ref, recipe_to_proto, trial_to_proto, workload_to_proto
 from fxlib.recipes import recipes
-from fxlib.spec.report import Candidate, Report
+from fxlib.spec.report import CandidateReport, Report
 from fxlib.spec.workload import Server, Table, Workload
 from fxlib.v1 import jobs_pb2
-from fxlib_workers.exchange.candidate import Draft
+from fxlib_workers.exchange.candidate import Candidate
 from fxlib_workers.exchange.job_folder import JobFolder
 
 ROWS, DIM, WIDTH = 50, 8, 32
@@ -87,16 +87,16 @@ def fill(
     folder = request(path, model, workload, options)
     captured = wire.decode(wire.parse(folder.original.read_bytes()))
     done = recipes.apply(captured, contracts=workload.contracts, assume=workload.assume)
-    draft = draft_of("schedule", candidate or done.module, calls=done.calls, passes=done.passes)
-    folder.write_rewrite(draft.report, [draft])
+    made = candidate_of("schedule", candidate or done.module, calls=done.calls, passes=done.passes)
+    folder.write_rewrite(made.report, [made])
     return folder
 
 
-def draft_of(name: str, module: GraphModule, **report: object) -> Draft:
+def candidate_of(name: str, module: GraphModule, **report: object) -> Candidate:
     """Make a candidate of a module."""
     graph = wire.serialize(wire.encode(module).graph)
-    fields = {"explanation": "", "candidates": (Candidate(name=name),), **report}
-    return Draft(graph=graph, report=Report(decision="keep_original", reason=None, **fields))  # type: ignore[arg-type]
+    fields = {"explanation": "", "candidates": (CandidateReport(name=name),), **report}
+    return Candidate(graph=graph, report=Report(decision="keep_original", reason=None, **fields))  # type: ignore[arg-type]
 
 
 def request(
@@ -131,8 +131,12 @@ def alive(name: str) -> list[int]:
     found = []
     for process in psutil.process_iter():
         try:
-            told = [*process.cmdline(), *process.environ().values()]
-            if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE and any(name in s for s in told):
+            texts = [*process.cmdline(), *process.environ().values()]
+            if (
+                process.pid != os.getpid()
+                and process.status() != psutil.STATUS_ZOMBIE
+                and any(name in s for s in texts)
+            ):
                 found.append(process.pid)
         except psutil.Error:
             continue

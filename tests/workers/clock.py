@@ -1,4 +1,4 @@
-"""A clock that shows what it is told to, for what a worker measures and how long it goes on."""
+"""A clock that tests set, for code that measures time and observes deadlines."""
 
 from __future__ import annotations
 

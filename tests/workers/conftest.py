@@ -14,9 +14,9 @@ from fxlib import TrialOptions
 from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
 from fxlib_workers.trial.cluster_run import connected
-from fxlib_workers.trial.driver import Trials
+from fxlib_workers.trial.driver import TrialDriver
 from tests.workers.cases import fill
-from tests.workers.trying import ALLOWED, QUICK, SETTINGS, Try
+from tests.workers.trial_settings import ALLOWED, QUICK, SETTINGS, Try
 
 
 @pytest.fixture(scope="package")
@@ -26,21 +26,21 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="package")
-def trials(root: Path) -> Iterator[Trials]:
-    made = Trials(replace(SETTINGS, allowed_modules=(ALLOWED,)), root)
+def trials(root: Path) -> Iterator[TrialDriver]:
+    made = TrialDriver(replace(SETTINGS, allowed_modules=(ALLOWED,)), root)
     yield made
     made.end()
 
 
 @pytest.fixture(scope="package")
 def ray() -> Iterator[None]:
-    """A Ray of this process's own, for tests that look into the world of a trial."""
+    """A Ray of this process's own, for tests that look into the processes of a trial."""
     with TemporaryDirectory(prefix="fxlib-test-", dir="/tmp") as folder, connected(SETTINGS, Path(folder)):
         yield
 
 
 @pytest.fixture
-def attempt(trials: Trials, tmp_path: Path) -> Try:
+def attempt(trials: TrialDriver, tmp_path: Path) -> Try:
     def run(model: nn.Module, workload: Workload, options: TrialOptions = QUICK, **rest: object) -> Report:
         folder = fill(tmp_path / "job", model, workload, options, **rest)  # type: ignore[arg-type]
         return trials.run(folder, lambda *_: None, lambda: None)

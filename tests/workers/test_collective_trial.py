@@ -12,11 +12,11 @@ import fxlib
 from fxlib import TrialOptions
 from fxlib.reasons import Reason
 from fxlib.spec.workload import Workload
-from fxlib_workers.trial.driver import Trials
+from fxlib_workers.trial.driver import TrialDriver
 from tests.workers import remote_code
-from tests.workers.cases import Reducing, draft_of, lookup_workload, reduced, request
+from tests.workers.cases import Reducing, candidate_of, lookup_workload, reduced, request
 from tests.workers.hybrid import hybrid
-from tests.workers.trying import MEASURED, Try
+from tests.workers.trial_settings import MEASURED, Try
 
 pytestmark = pytest.mark.cluster
 
@@ -53,11 +53,11 @@ def test_gradients_of_modules_inside_ddp_are_reduced_over_the_trainers(attempt: 
 
 
 def test_candidates_are_refused_on_the_rank_that_shows_it_and_leave_no_rank_waiting(
-    trials: Trials, tmp_path: Path
+    trials: TrialDriver, tmp_path: Path
 ) -> None:
     folder = request(tmp_path / "job", Reducing(), workload(), TrialOptions(budget_s=20, sameness_steps=1))
-    drafts = [draft_of("wrong", fxlib.capture(Wrong())), draft_of("uneven", fxlib.capture(Uneven()))]
-    folder.write_rewrite(drafts[0].report, drafts)
+    candidates = [candidate_of("wrong", fxlib.capture(Wrong())), candidate_of("uneven", fxlib.capture(Uneven()))]
+    folder.write_rewrite(candidates[0].report, candidates)
     report = trials.run(folder, lambda *_: None, lambda: None)
     assert "differ from the original's: after step 1: rank 0: output" in report.candidates[0].verdict
     # One rank raised, and the others cannot go on: that ends the trial.

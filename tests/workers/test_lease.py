@@ -1,4 +1,4 @@
-"""A worker's hold on its job."""
+"""The lease of a worker's job, kept alive."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from fxlib.v1 import workers_pb2
-from fxlib_workers.lease import CancelledError, Hold, LeaseLostError, ShutdownError
+from fxlib_workers.lease import ActiveLease, JobCancelledError, LeaseLostError, WorkerShutdownError
 from tests.workers.clock import Clock, shown_to
 
-LEASE = workers_pb2.Lease(job_id="job", token="token", duration_s=0.15)
+MESSAGE = workers_pb2.Lease(job_id="job", token="token", duration_s=0.15)
 
 
 class Refusal(grpc.RpcError):
@@ -38,7 +38,7 @@ class Refusal(grpc.RpcError):
 
 
 class Service:
-    """Answers heartbeats as told, and remembers lines."""
+    """Answers heartbeats by a function, and records progress."""
 
     def __init__(self, beat: Callable[[], bool] = lambda: True) -> None:
         self.beat = beat
@@ -60,8 +60,8 @@ def raising(error: Exception) -> Callable[[], bool]:
     return beat
 
 
-def hold(service: Service, shutdown: threading.Event | None = None) -> Hold:
-    return Hold(service, LEASE, shutdown or threading.Event())  # type: ignore[arg-type]
+def active(service: Service, shutdown: threading.Event | None = None) -> ActiveLease:
+    return ActiveLease(service, MESSAGE, shutdown or threading.Event())  # type: ignore[arg-type]
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:
@@ -71,50 +71,50 @@ def wait_for(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def check_for_long(held: Hold) -> None:
+def check_for_long(lease: ActiveLease) -> None:
     for _ in range(6000):
-        held.check()
+        lease.check()
         time.sleep(0.01)
 
 
 def test_heartbeats_come_several_times_a_lease() -> None:
     service = Service()
-    with hold(service) as held:
+    with active(service) as lease:
         assert wait_for(lambda: service.beats >= 4)
-        held.check()
+        lease.check()
 
 
 def test_a_cancelled_job_is_over() -> None:
-    with hold(Service(lambda: False)) as held, pytest.raises(CancelledError):
-        check_for_long(held)
+    with active(Service(lambda: False)) as lease, pytest.raises(JobCancelledError):
+        check_for_long(lease)
 
 
 def test_a_lost_lease_is_over() -> None:
     lost = Refusal(grpc.StatusCode.FAILED_PRECONDITION, "LEASE_LOST")
-    with hold(Service(raising(lost))) as held, pytest.raises(LeaseLostError):
-        check_for_long(held)
+    with active(Service(raising(lost))) as lease, pytest.raises(LeaseLostError):
+        check_for_long(lease)
 
 
 def test_a_service_that_is_away_for_a_while_does_no_harm() -> None:
     service = Service(raising(Refusal(grpc.StatusCode.UNAVAILABLE, "")))
-    with hold(service) as held:
+    with active(service) as lease:
         assert wait_for(lambda: service.beats >= 3)
-        held.check()
+        lease.check()
 
 
 def test_shutdown_is_over() -> None:
     shutdown = threading.Event()
-    with hold(Service(), shutdown) as held:
-        held.check()
+    with active(Service(), shutdown) as lease:
+        lease.check()
         shutdown.set()
-        with pytest.raises(ShutdownError):
-            held.check()
+        with pytest.raises(WorkerShutdownError):
+            lease.check()
 
 
-def test_lines_are_sent_in_order_and_not_too_thickly() -> None:
+def test_progress_is_sent_in_order_and_not_too_fast() -> None:
     service = Service()
-    with shown_to(Clock(), "fxlib_workers.lease"), hold(service) as held:
-        held.tell("rewrite", "begun")
+    with shown_to(Clock(), "fxlib_workers.lease"), active(service) as lease:
+        lease.report_progress("rewrite", "begun")
         for pair in range(100):
-            held.tell("qps", f"pair {pair}", pair / 100)
+            lease.report_progress("qps", f"pair {pair}", pair / 100)
     assert service.lines == [("rewrite", "begun", None), ("qps", "pair 0", 0.0)]

@@ -11,7 +11,7 @@ from fxlib.errors import FxlibError
 from fxlib_workers import logs
 from fxlib_workers.__main__ import main
 from fxlib_workers.config import APPLICATION, Config
-from fxlib_workers.process.child import kept
+from fxlib_workers.process.child import inherited_variables
 from fxlib_workers.service_client import fingerprint
 
 
@@ -57,7 +57,7 @@ def test_variables_and_a_file_give_the_same_options(tmp_path: Path) -> None:
 
 
 def test_trials_and_rewrites_do_not_see_options() -> None:
-    assert kept({"FXLIB_SERVE_DATABASE": "postgresql://user:word@host/jobs", "FXLIB_DISABLE": "1"}) == {
+    assert inherited_variables({"FXLIB_SERVE_DATABASE": "postgresql://user:word@host/jobs", "FXLIB_DISABLE": "1"}) == {
         "FXLIB_DISABLE": "1"
     }
 
@@ -85,6 +85,7 @@ def test_the_fingerprint_is_the_same_each_time() -> None:
 
 
 def test_a_log_line_holds_its_fields(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="fxlib.worker"):
-        logs.info("tried", job="j", seconds=1.23456, why="two words", none=None, forged="a\nb=c")
+    with caplog.at_level(logging.INFO, logger="fxlib_workers.agent"):
+        log = logs.Log("fxlib_workers.agent")
+        log.info("tried", job="j", seconds=1.23456, why="two words", none=None, forged="a\nb=c")
     assert caplog.messages == ['tried job=j seconds=1.235 why="two words" none=None forged="a\\nb=c"']

@@ -1,4 +1,4 @@
-"""One job of a worker, with a service and trials that do as they are told."""
+"""One job of a worker, with a service and a driver that only record."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fxlib.spec.job import Blob
 from fxlib.spec.report import Estimate, Report
 from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2
 from fxlib_workers.config import Config
-from fxlib_workers.exchange.job_folder import JobFolder, Tell
-from fxlib_workers.lease import Hold, ShutdownError
+from fxlib_workers.exchange.job_folder import JobFolder, ReportProgress
+from fxlib_workers.lease import ActiveLease, WorkerShutdownError
 from fxlib_workers.process.host_lock import HostLock
 from fxlib_workers.run_job import JobRunner
 from fxlib_workers.service_client import ServiceClient
 from tests.workers.cases import Lookups, lookup_workload, request
 
 
-class FakeLink:
-    """A service that has blobs, and keeps what it is told."""
+class FakeService:
+    """A service that has blobs, and records answers."""
 
     def __init__(self, blobs: dict[str, bytes]) -> None:
         self.blobs = blobs
@@ -48,11 +48,15 @@ class FakeLink:
         self.outcomes.append(outcome)
 
 
-class FakeTrials:
+class FakeDriver:
     """Adopts everything."""
 
     def run(
-        self, folder: JobFolder, tell: Tell, check: Callable[[], None], plans: Mapping[str, Callable[[], object]]
+        self,
+        folder: JobFolder,
+        report_progress: ReportProgress,
+        check: Callable[[], None],
+        plans: Mapping[str, Callable[[], object]],
     ) -> Report:
         gain = Estimate(value=0.5, low=0.4, high=0.6)
         return Report(decision="adopt", reason=Reason.FASTER, explanation="faster", gain=gain)
@@ -63,52 +67,52 @@ def given(tmp_path: Path) -> JobFolder:
     return request(tmp_path / "given", Lookups(), lookup_workload())
 
 
-def shop(tmp_path: Path, link: FakeLink) -> JobRunner:
+def runner(tmp_path: Path, service: FakeService) -> JobRunner:
     root = tmp_path / "root"
     root.mkdir()
     lock = HostLock(tmp_path / "lock")
-    return JobRunner(config=Config(), link=link, lock=lock, trials=FakeTrials(), root=root)  # type: ignore[arg-type]
+    return JobRunner(config=Config(), service=service, lock=lock, driver=FakeDriver(), root=root)  # type: ignore[arg-type]
 
 
-def hold(given: JobFolder, shutdown: threading.Event | None = None) -> Hold:
-    lease = workers_pb2.Lease(job_id="job", token="t", duration_s=30, request=given.request())
-    return Hold(None, lease, shutdown or threading.Event())  # type: ignore[arg-type]
+def active(given: JobFolder, shutdown: threading.Event | None = None) -> ActiveLease:
+    message = workers_pb2.Lease(job_id="job", token="t", duration_s=30, request=given.request())
+    return ActiveLease(None, message, shutdown or threading.Event())  # type: ignore[arg-type]
 
 
 def test_an_answer_is_completed_with_its_graph(given: JobFolder, tmp_path: Path) -> None:
     original = given.original.read_bytes()
-    link = FakeLink({blob_ref(original).sha256: original})
-    made = shop(tmp_path, link)
-    made.work(hold(given))
-    (result,) = link.outcomes
+    service = FakeService({blob_ref(original).sha256: original})
+    made = runner(tmp_path, service)
+    made.run(active(given))
+    (result,) = service.outcomes
     assert isinstance(result, jobs_pb2.JobResult)
     assert result.decision == jobs_pb2.DECISION_ADOPT
-    assert result.graph.sha256 == blob_ref(link.stored[0]).sha256
+    assert result.graph.sha256 == blob_ref(service.stored[0]).sha256
     assert result.hardware == "a machine"
     assert not list(made.root.iterdir())
 
 
 def test_a_request_that_cannot_be_read_fails_the_job(given: JobFolder, tmp_path: Path) -> None:
-    link = FakeLink({given.request().graph.sha256: b"\xff\xff not a graph"})
-    shop(tmp_path, link).work(hold(given))
-    (failure,) = link.outcomes
+    service = FakeService({given.request().graph.sha256: b"\xff\xff not a graph"})
+    runner(tmp_path, service).run(active(given))
+    (failure,) = service.outcomes
     assert isinstance(failure, jobs_pb2.JobFailure)
     assert failure.code == "UNREADABLE_REQUEST"
 
 
-def test_a_job_given_up_leaves_no_folder(given: JobFolder, tmp_path: Path) -> None:
+def test_a_job_that_is_given_back_leaves_no_folder(given: JobFolder, tmp_path: Path) -> None:
     original = given.original.read_bytes()
-    made = shop(tmp_path, FakeLink({blob_ref(original).sha256: original}))
+    made = runner(tmp_path, FakeService({blob_ref(original).sha256: original}))
     shutdown = threading.Event()
     shutdown.set()
-    with pytest.raises(ShutdownError):
-        made.work(hold(given, shutdown))
+    with pytest.raises(WorkerShutdownError):
+        made.run(active(given, shutdown))
     assert not list(made.root.iterdir())
 
 
 @pytest.mark.parametrize("sha256", ["../../etc/passwd", "", "A" * 64, "0" * 63, "0" * 64 + "\n"])
 def test_an_address_that_is_no_digest_is_refused(sha256: str) -> None:
-    link = ServiceClient(Config(service="127.0.0.1:1"))
+    service = ServiceClient(Config(service="127.0.0.1:1"))
     with pytest.raises(WireError, match="SHA-256"):
-        link.fetch(graph_pb2.BlobRef(sha256=sha256, size=1))
-    link.close()
+        service.fetch(graph_pb2.BlobRef(sha256=sha256, size=1))
+    service.close()

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from fxlib_workers.agent import Agent
 
         for module in config.trial.allowed_modules:
-            functions.allow_module(module)  # a name that is wrong is better told now than in a trial
+            functions.allow_module(module)  # a wrong name is better reported now than in a trial
         logs.set_up()
         Agent(config).run()
     except FxlibError as error:

@@ -13,16 +13,16 @@ from fxlib.errors import FxlibError, OptionError
 from fxlib.utils.settings import COUNT, FILE, GIB, GIBIBYTES, SECONDS, Application, Kind, group, option
 
 TRIAL_SETTINGS: Final = "FXLIB_TRIAL_SETTINGS"
-"""The environment variable that hands `TrialSettings` to the process that drives trials, as JSON."""
+"""The environment variable that holds `TrialSettings` as JSON, for the process that drives trials."""
 
 REWRITE_JOB: Final = "FXLIB_REWRITE_JOB"
-"""The environment variable that tells a rewriting process the job's folder."""
+"""The environment variable that holds the job's folder, for a rewriting process."""
 
 REWRITE_LIMITS: Final = "FXLIB_REWRITE_LIMITS"
-"""The environment variable that hands `RewriteLimits` to it, as JSON."""
+"""The environment variable that holds `RewriteLimits` as JSON, for a rewriting process."""
 
 REWRITE_MODULES: Final = "FXLIB_REWRITE_MODULES"
-"""The environment variable that names the operator's modules to it, as JSON."""
+"""The environment variable that holds the names of the operator's modules as JSON, for a rewriting process."""
 
 _ADDRESS: Final = Kind(read=str, metavar="HOST:PORT")
 _NAME: Final = Kind(read=str, metavar="NAME")
@@ -33,10 +33,10 @@ class RewriteLimits:
     """What the process that rewrites one graph may take.
 
     Attributes:
-        memory_bytes: address space on top of what the libraries take.
-        file_bytes: size of one file that it writes.
-        cpu_s: processor time.
-        wall_s: time from start to answer.
+        memory_bytes: the address space on top of what the libraries take.
+        file_bytes: the size of the largest file that it may write.
+        cpu_s: the processor time.
+        wall_s: the time from start to answer.
     """
 
     memory_bytes: int = field(
@@ -47,10 +47,10 @@ class RewriteLimits:
     wall_s: float = field(default=900.0, metadata=option("rewrite-timeout", "time that a rewrite may take", SECONDS))
 
     def __post_init__(self) -> None:
-        """Refuse limits that nothing can keep.
+        """Check the limits.
 
         Raises:
-            FxlibError: one is not positive.
+            FxlibError: one of them is not positive.
         """
         for name, value in asdict(self).items():
             if value <= 0:
@@ -62,16 +62,16 @@ class TrialSettings:
     """Where and how trials run.
 
     Attributes:
-        ray_address: of a Ray cluster; empty for a Ray of the worker's own on this host.
-        interface: network interface over which the processes of a trial speak to each other.
-        allowed_modules: modules whose functions and classes servers of a trial may run: the operator's word.
-        keep_variables: names, or patterns of them, of variables of the worker's environment that trials and rewrites
-            see besides those that libraries need.
-        cpus_per_process: share of a processor that Ray reserves for each process; processes are not bound to it.
-        process_memory_bytes: memory that one process of a trial may allocate on top of what the libraries take.
-        process_file_bytes: size of one file that a process of a trial may write.
-        placement_timeout_s: time that Ray may take to find room for a trial.
-        start_timeout_s: time that the processes of a trial may take to come up and load the model.
+        ray_address: the address of a Ray cluster; empty for a Ray of the worker's own on this host.
+        interface: the network interface over which the processes of a trial speak to each other.
+        allowed_modules: the modules whose functions and classes the operator allows servers of a trial to run.
+        keep_variables: names, or patterns of names, of environment variables that trials and rewrites see besides
+            those that libraries need.
+        cpus_per_process: the share of a processor that Ray reserves for each process, which is not bound to it.
+        process_memory_bytes: the memory that a process of a trial may allocate on top of what the libraries take.
+        process_file_bytes: the size of the largest file that a process of a trial may write.
+        placement_timeout_s: the time that Ray has to find room for a trial.
+        start_timeout_s: the time that the processes of a trial have to start and load the model.
     """
 
     ray_address: str = field(
@@ -121,11 +121,11 @@ class TrialSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One worker process. `APPLICATION` reads it.
+    """The options of one worker process. `APPLICATION` reads them.
 
     Attributes:
-        claim_wait_s: time for which one call may wait for a job.
-        outage_s: time for which the service may be away before a finished result is given up.
+        claim_wait_s: the time that one call may wait for a job.
+        outage_s: the time that the service may be away before a finished result is given up.
     """
 
     service: str = field(
@@ -155,10 +155,10 @@ class Config:
     outage_s: float = 600.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work.
+        """Check the options against each other.
 
         Raises:
-            OptionError: there is no slot, a certificate has no key, or a cluster's processes would speak on loopback.
+            OptionError: there is no slot, a certificate has no key, or processes of a cluster would use loopback.
         """
         if self.slots < 1:
             raise OptionError("must be at least 1", option="slots")

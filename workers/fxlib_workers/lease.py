@@ -1,4 +1,4 @@
-"""A worker's hold on a job: heartbeats on a thread of their own, and word of when the hold is over."""
+"""The lease of a job, kept alive by heartbeats on a thread of its own, which also notices when it has ended."""
 
 from __future__ import annotations
 
@@ -15,103 +15,112 @@ from fxlib.v1 import workers_pb2
 from fxlib_workers import logs
 from fxlib_workers.service_client import ServiceClient
 
-_BEATS_PER_LEASE: Final = 3
-_LINES_APART_S: Final = 1.0
+_LOG: Final = logs.Log(__name__)
 
-Line = tuple[str, str, float | None]
+_HEARTBEATS_PER_LEASE: Final = 3
+
+_LEAST_INTERVAL_S: Final = 1.0
+"""The time between two reports of progress within one phase."""
+
+_Progress = tuple[str, str, float | None]
 
 
-class HoldOverError(Exception):
-    """The job is not this worker's to finish any more."""
+class LeaseOverError(Exception):
+    """The job is no longer this worker's to finish."""
 
 
-class CancelledError(HoldOverError):
+class JobCancelledError(LeaseOverError):
     """The user cancelled the job."""
 
 
-class LeaseLostError(HoldOverError):
-    """The service gave the job to another worker, or forgot it."""
+class LeaseLostError(LeaseOverError):
+    """The service gave the job to another worker, or has forgotten it."""
 
 
-class ShutdownError(HoldOverError):
-    """The worker is to end."""
+class WorkerShutdownError(LeaseOverError):
+    """The worker is about to end."""
 
 
-class Hold:
-    """Keeps the lease of one job alive and sends progress, while the context is open.
+class ActiveLease:
+    """Keeps the lease of one job alive and sends its progress, while the context is open.
 
     Args:
-        link: to the service.
-        lease: of the job.
-        shutdown: set when the worker is to end.
+        service: the client that sends heartbeats and progress.
+        message: the lease as the service granted it.
+        shutdown: an event that is set when the worker is to end.
     """
 
-    def __init__(self, link: ServiceClient, lease: workers_pb2.Lease, shutdown: threading.Event) -> None:
-        self.lease = lease
-        self._link = link
+    def __init__(self, service: ServiceClient, message: workers_pb2.Lease, shutdown: threading.Event) -> None:
+        self.message = message
+        self._service = service
         self._shutdown = shutdown
-        self._over: HoldOverError | None = None
-        self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
-        self._phase, self._told_at = "", 0.0
-        self._thread = threading.Thread(target=self._keep, name=f"hold {lease.job_id}", daemon=True)
+        self._over: LeaseOverError | None = None
+        self._queue: queue.SimpleQueue[_Progress | None] = queue.SimpleQueue()
+        self._phase, self._reported_at = "", 0.0
+        self._thread = threading.Thread(target=self._run, name=f"lease {message.job_id}", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._lines.put(None)
+        self._queue.put(None)
         self._thread.join()
 
+    @property
+    def job_id(self) -> str:
+        """The leased job's id."""
+        return self.message.job_id
+
     def check(self) -> None:
-        """Return if the job is still wanted of this worker.
+        """Return if this worker is still to finish the job.
 
         Raises:
-            CancelledError, LeaseLostError, ShutdownError: it is not.
+            JobCancelledError, LeaseLostError, WorkerShutdownError: it is not.
         """
         if self._over is not None:
             raise self._over
         if self._shutdown.is_set():
-            raise ShutdownError
+            raise WorkerShutdownError
 
-    def tell(self, phase: str, message: str, progress: float | None = None) -> None:
-        """Have a line added to the job's history; returns at once, and drops lines that come too thickly."""
+    def report_progress(self, phase: str, message: str, progress: float | None = None) -> None:
+        """Have a line added to the job's history. The call returns at once, and drops lines that come too fast."""
         now = time.monotonic()
-        if phase == self._phase and progress is not None and now - self._told_at < _LINES_APART_S:
+        if phase == self._phase and progress is not None and now - self._reported_at < _LEAST_INTERVAL_S:
             return
-        self._phase, self._told_at = phase, now
-        self._lines.put((phase, message, progress))
+        self._phase, self._reported_at = phase, now
+        self._queue.put((phase, message, progress))
 
-    def _keep(self) -> None:
-        period_s = self.lease.duration_s / _BEATS_PER_LEASE
-        beat_at = time.monotonic()
+    def _run(self) -> None:
+        period_s = self.message.duration_s / _HEARTBEATS_PER_LEASE
+        due_at = time.monotonic()
         while self._over is None:
             try:
-                line = self._lines.get(timeout=max(0.0, beat_at - time.monotonic()))
+                progress = self._queue.get(timeout=max(0.0, due_at - time.monotonic()))
             except queue.Empty:
-                self._beat()
-                beat_at = time.monotonic() + period_s
+                self._heartbeat()
+                due_at = time.monotonic() + period_s
                 continue
-            if line is None:
+            if progress is None:
                 return
-            self._send(line)
+            self._send(progress)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         try:
-            if not self._link.heartbeat(self.lease):
-                self._over = CancelledError()
+            if not self._service.heartbeat(self.message):
+                self._over = JobCancelledError()
         except grpc.RpcError as error:
-            self._missed(error)
+            self._failed(error)
 
-    def _send(self, line: Line) -> None:
+    def _send(self, progress: _Progress) -> None:
         try:
-            self._link.report(self.lease, *line)
+            self._service.report(self.message, *progress)
         except grpc.RpcError as error:
-            self._missed(error)
+            self._failed(error)
 
-    def _missed(self, error: grpc.RpcError) -> None:
+    def _failed(self, error: grpc.RpcError) -> None:
         failure = understand(error)
         if failure.code in {"LEASE_LOST", "JOB_NOT_FOUND"}:
             self._over = LeaseLostError(failure.message)
         else:  # a service that restarts grants every running job a new lease
-            logs.warning("heartbeat failed", job=self.lease.job_id, error=failure.message)
+            _LOG.warning("heartbeat failed", job=self.job_id, error=failure.message)

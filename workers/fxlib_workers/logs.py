@@ -1,4 +1,7 @@
-"""One line a phase: what happened, and figures as name=value, for people and for log collectors."""
+"""Log lines: an event, then its figures as name=value, for people and for log collectors.
+
+A module that has something to tell has a logger of its own, by its name: `_LOG = logs.Log(__name__)`.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,45 @@ import json
 import logging
 import sys
 
-_log = logging.getLogger("fxlib.worker")
+_ROOT = logging.getLogger("fxlib_workers")
 
 
-def set_up() -> None:
-    """Write lines with time and level to standard error."""
+def set_up(level: int = logging.INFO) -> None:
+    """Write the lines of all modules of this process to standard error, with time, level and module."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    _log.addHandler(handler)
-    _log.setLevel(logging.INFO)
-    _log.propagate = False
+    _ROOT.addHandler(handler)
+    _ROOT.setLevel(level)
+    _ROOT.propagate = False
 
 
-def info(event: str, **fields: object) -> None:
-    """Tell what happened."""
-    _log.info("%s", _line(event, fields))
+class Log:
+    """The logger of one module.
 
+    Args:
+        module: the module's name, below `fxlib_workers`.
+    """
 
-def warning(event: str, **fields: object) -> None:
-    """Tell what went wrong, but not for good."""
-    _log.warning("%s", _line(event, fields))
+    def __init__(self, module: str) -> None:
+        self._log = logging.getLogger(module)
 
+    def debug(self, event: str, **fields: object) -> None:
+        """Log what helps to understand a decision afterwards."""
+        self._write(logging.DEBUG, event, fields)
 
-def _line(event: str, fields: dict[str, object]) -> str:
-    return " ".join([event, *(f"{name}={_value(value)}" for name, value in fields.items())])
+    def info(self, event: str, **fields: object) -> None:
+        """Log what happened."""
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Log what went wrong, where the worker goes on."""
+        self._write(logging.WARNING, event, fields)
+
+    def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
+        if self._log.isEnabledFor(level):
+            self._log.log(
+                level, "%s", " ".join([event, *(f"{name}={_value(value)}" for name, value in fields.items())])
+            )
 
 
 def _value(value: object) -> str:

@@ -27,16 +27,22 @@ from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2, workers_pb2_grpc
 from fxlib_workers import logs
 from fxlib_workers.config import Config
 
+_LOG: Final = logs.Log(__name__)
+
 T = TypeVar("T")
 
 _CALL_S: Final = 10.0
-_GLANCE_S: Final = 0.1
+"""The deadline of a small call."""
+
+_POLL_S: Final = 0.1
 _TRANSFER_S: Final = 600.0
+"""The deadline of an upload or a download."""
+
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class ServiceClient:
-    """A connection to the service, as one worker."""
+    """One worker's connection to the service."""
 
     def __init__(self, config: Config) -> None:
         tls = Tls(ca=config.tls_ca, certificate=config.tls_certificate, key=config.tls_key)
@@ -66,7 +72,7 @@ class ServiceClient:
         call = self._stub.Claim.future(request, timeout=self._claim_wait_s + _CALL_S)
         answered = threading.Event()
         call.add_done_callback(lambda _: answered.set())
-        while not answered.wait(_GLANCE_S):
+        while not answered.wait(_POLL_S):
             if shutdown.is_set() and call.cancel():
                 return None
         response = call.result()
@@ -97,7 +103,7 @@ class ServiceClient:
         self._stub.Report(request, timeout=_CALL_S)
 
     def complete(self, lease: workers_pb2.Lease, outcome: jobs_pb2.JobResult | jobs_pb2.JobFailure) -> None:
-        """Hand the answer in, however long the service is away for a restart.
+        """Hand the answer in, and wait for a service that restarts.
 
         Raises:
             RemoteError: the lease is lost, or the service stayed away.
@@ -107,7 +113,7 @@ class ServiceClient:
             request.result.CopyFrom(outcome)
         else:
             request.failure.CopyFrom(outcome)
-        self._insist("completing a job", lambda left_s: self._stub.Complete(request, timeout=left_s))
+        self._retry_while_away("completing a job", lambda left_s: self._stub.Complete(request, timeout=left_s))
 
     def release(self, lease: workers_pb2.Lease) -> None:
         """Give the job back unfinished, if the service is there; if not, the lease runs out by itself."""
@@ -115,14 +121,14 @@ class ServiceClient:
         try:
             self._stub.Release(request, timeout=_CALL_S / 2)
         except grpc.RpcError as error:
-            logs.warning("job not given back", job=lease.job_id, error=understand(error).message)
+            _LOG.warning("job not given back", job=lease.job_id, error=understand(error).message)
 
     def fetch(self, ref: graph_pb2.BlobRef) -> bytes:
         """Download a blob.
 
         Raises:
             RemoteError: the service stayed away, or has no such blob.
-            WireError: the address is none, or the bytes are not those that it names.
+            WireError: the address is not a SHA-256, or the bytes have another one.
         """
         if not _SHA256.fullmatch(ref.sha256):
             raise WireError("not a SHA-256 in lower-case hex", where="BlobRef.sha256")
@@ -148,9 +154,9 @@ class ServiceClient:
         def attempt(_: float) -> None:
             upload(self._connection, blobs, Deadline(_TRANSFER_S))
 
-        self._insist("uploading the answer", attempt)
+        self._retry_while_away("uploading the answer", attempt)
 
-    def _insist(self, what: str, attempt: Callable[[float], T]) -> T:
+    def _retry_while_away(self, what: str, attempt: Callable[[float], T]) -> T:
         deadline = Deadline(self._outage_s)
         while True:
             try:
@@ -158,7 +164,7 @@ class ServiceClient:
             except ServiceUnavailableError as error:
                 if deadline.passed:
                     raise
-                logs.warning("service away", doing=what, error=error)
+                _LOG.warning("service away", doing=what, error=error)
                 time.sleep(1.0)
 
 

@@ -1,4 +1,4 @@
-"""The keeper leaves nothing behind."""
+"""The reaper leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from fxlib_workers.process.child import Child, ChildEndedError
 from tests.workers.cases import alive
 
-BREED = "tests.workers.breeding"
+BREED = "tests.workers.orphaning_child"
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_child_sees_no_variables_but_those_that_libraries_need_or_that_are_kep
 ) -> None:
     for name in ("DATABASE_PASSWORD", "AWS_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN", "SHARD_MAP", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
-    made = Child(BREED, tmp_path, {"TOLD": "1"}, keeps=["SHARD_*"])
+    made = Child(BREED, tmp_path, {"TOLD": "1"}, keep_variables=["SHARD_*"])
     try:
         made.channel.send(environment=True)
         seen = (made.channel.receive(120) or {})["environment"]
@@ -58,7 +58,7 @@ def test_ending_a_child_ends_even_those_that_its_children_orphaned(child: Child)
     child.channel.send(breed=True)
     message = child.channel.receive(120)
     assert message is not None
-    assert len(alive(mark)) >= 3  # keeper, child, and a grandchild that init would have adopted
+    assert len(alive(mark)) >= 3  # reaper, child, and a grandchild that init would have adopted
     child.end()
     assert settled(mark) == []
     assert not child.folder.exists()

@@ -19,7 +19,7 @@ from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Server
 from fxlib.spec.report import Report
 from fxlib_workers.exchange.job_folder import JobFolder
 from fxlib_workers.rewrite.__main__ import rewrite
-from fxlib_workers.rewrite.make_candidates import draft
+from fxlib_workers.rewrite.make_candidates import make_candidates
 from tests.capture.servers import double
 from tests.workers.cases import DIM, Lookups, lookup_workload, request
 from tests.workers.convnet import ConvNet, images
@@ -37,14 +37,14 @@ def lookups() -> GraphModule:
 
 
 def test_no_two_drafts_are_the_same_program(lookups: GraphModule) -> None:
-    made = draft(lookups, recipes.get("schedule"), lookup_workload(), None).ranked
+    made = make_candidates(lookups, recipes.get("schedule"), lookup_workload(), None).ranked
     assert len(made) > 1
     assert len({each.graph for each in made}) == len(made)
     assert len({each.name for each in made}) == len(made)
 
 
 def test_each_draft_says_what_its_own_passes_did(lookups: GraphModule) -> None:
-    for each in draft(lookups, recipes.get("schedule"), lookup_workload(), None).ranked:
+    for each in make_candidates(lookups, recipes.get("schedule"), lookup_workload(), None).ranked:
         ran = {step.name for step in each.report.passes}
         assert ("coalesce_calls" in ran) == ("without coalesce_calls" not in each.name)
         assert [call.node for call in each.report.calls] == ["lookup", "lookup_1", "lookup_2", "lookup_3"]
@@ -52,11 +52,11 @@ def test_each_draft_says_what_its_own_passes_did(lookups: GraphModule) -> None:
 
 
 def test_each_draft_shows_what_its_own_passes_did_to_the_code_where_that_is_wanted(lookups: GraphModule) -> None:
-    for each in draft(lookups, recipes.get("schedule"), lookup_workload(), None, diffs=True).ranked:
+    for each in make_candidates(lookups, recipes.get("schedule"), lookup_workload(), None, diffs=True).ranked:
         shown = {step.name: step.diff for step in each.report.passes}
         assert "+    lookup_issue = " in shown["split_calls"]
         assert ("coalesce_calls" in shown) == ("without coalesce_calls" not in each.name)
-    for each in draft(lookups, recipes.get("schedule"), lookup_workload(), None).ranked:
+    for each in make_candidates(lookups, recipes.get("schedule"), lookup_workload(), None).ranked:
         assert {step.diff for step in each.report.passes} == {""}
 
 
@@ -70,25 +70,25 @@ def test_diffs_that_a_request_asks_for_are_in_the_answer(tmp_path: Path) -> None
 
 
 def test_without_a_profile_the_recipe_comes_first_and_nothing_is_predicted(lookups: GraphModule) -> None:
-    made = draft(lookups, recipes.get("schedule"), lookup_workload(), None).ranked
+    made = make_candidates(lookups, recipes.get("schedule"), lookup_workload(), None).ranked
     assert made[0].name == "schedule"
-    assert all(each.candidate.predicted_step_s is None and each.report.bound_s is None for each in made)
+    assert all(each.row.predicted_step_s is None and each.report.bound_s is None for each in made)
 
 
 def test_with_a_profile_drafts_are_in_order_of_their_prediction(lookups: GraphModule) -> None:
-    made = draft(lookups, recipes.get("schedule"), lookup_workload(), PROFILE).ranked
-    predicted = [each.candidate.predicted_step_s or 0.0 for each in made]
+    made = make_candidates(lookups, recipes.get("schedule"), lookup_workload(), PROFILE).ranked
+    predicted = [each.row.predicted_step_s or 0.0 for each in made]
     assert predicted == sorted(predicted)
     assert predicted[0] > 0.0
 
 
 def test_with_a_profile_no_draft_is_expected_to_beat_the_bound(lookups: GraphModule) -> None:
-    made = draft(lookups, recipes.get("schedule"), lookup_workload(), PROFILE).ranked
+    made = make_candidates(lookups, recipes.get("schedule"), lookup_workload(), PROFILE).ranked
     bounds = {each.report.bound_s for each in made}
     assert len(bounds) == 1
     (limit_s,) = bounds
     assert limit_s is not None
-    assert 0.0 < limit_s <= (made[0].candidate.predicted_step_s or 0.0)
+    assert 0.0 < limit_s <= (made[0].row.predicted_step_s or 0.0)
     assert all(each.report.timeline_bound for each in made)
 
 
@@ -99,19 +99,19 @@ def undeclared(x: torch.Tensor) -> torch.Tensor:
 def test_what_is_kept_says_what_a_missing_declaration_is_worth(tmp_path: Path) -> None:
     folder = request(tmp_path / "job", fxlib.capture(undeclared), lookup_workload())
     rewrite(folder)
-    told = folder.read_rewrite()
-    assert told.reason is Reason.NOTHING_CHANGED
-    assert told.undeclared[0].functions == ("tests.capture.servers:double",)
-    assert told.explanation.endswith(f"; {told.undeclared[0]}")
+    report = folder.read_rewrite()
+    assert report.reason is Reason.NOTHING_CHANGED
+    assert report.undeclared[0].functions == ("tests.capture.servers:double",)
+    assert report.explanation.endswith(f"; {report.undeclared[0]}")
 
 
 def test_a_list_of_passes_makes_one_draft(lookups: GraphModule) -> None:
     custom = recipes.from_passes([("split_calls", {}), ("overlap_calls", {})])
-    assert [each.name for each in draft(lookups, custom, lookup_workload(), None).ranked] == ["custom"]
+    assert [each.name for each in make_candidates(lookups, custom, lookup_workload(), None).ranked] == ["custom"]
 
 
 def test_a_graph_that_does_not_change_has_no_drafts() -> None:
-    found = draft(fxlib.capture(nn.Linear(2, 2)), recipes.get("schedule"), lookup_workload(), None)
+    found = make_candidates(fxlib.capture(nn.Linear(2, 2)), recipes.get("schedule"), lookup_workload(), None)
     assert found.ranked == ()
     assert [step.changes for step in found.recipe.passes] == [0] * len(found.recipe.passes)
 
@@ -119,7 +119,7 @@ def test_a_graph_that_does_not_change_has_no_drafts() -> None:
 def test_the_folder_gives_drafts_back_in_order_with_the_first_as_chosen(tmp_path: Path) -> None:
     folder = request(tmp_path / "job", Lookups(), lookup_workload())
     rewrite(folder)
-    made = folder.drafts()
+    made = folder.candidates()
     assert made[0].name == "schedule"
     assert folder.rewritten.read_bytes() == made[0].graph
     assert folder.read_rewrite().calls == made[0].report.calls
@@ -132,15 +132,15 @@ def test_a_second_rewrite_plans_by_the_profile_that_was_left(tmp_path: Path) -> 
     rewrite(folder)
     folder.write_profile(PROFILE)
     rewrite(folder)
-    assert all(each.candidate.predicted_step_s for each in folder.drafts())
+    assert all(each.row.predicted_step_s for each in folder.candidates())
 
 
 def test_drafts_stay_where_a_later_rewrite_finds_nothing_to_change(tmp_path: Path) -> None:
     folder = request(tmp_path / "job", nn.Linear(2, 2), lookup_workload())
-    earlier = draft(fxlib.capture(Lookups()), recipes.get("schedule"), lookup_workload(), None).ranked
+    earlier = make_candidates(fxlib.capture(Lookups()), recipes.get("schedule"), lookup_workload(), None).ranked
     folder.write_rewrite(earlier[0].report, earlier)
     rewrite(folder)
-    assert [each.name for each in folder.drafts()] == [each.name for each in earlier]
+    assert [each.name for each in folder.candidates()] == [each.name for each in earlier]
 
 
 class Chained(nn.Module):
@@ -187,7 +187,7 @@ def test_a_program_of_which_no_order_gains_enough_is_left_alone_before_a_trial(
     rewrite(folder)
     report = folder.read_rewrite()
     assert report.reason is reason
-    assert bool(folder.drafts()) is (reason is None)
+    assert bool(folder.candidates()) is (reason is None)
     if reason is not None:
         assert report.explanation.endswith("0.1%")
 
@@ -195,12 +195,12 @@ def test_a_program_of_which_no_order_gains_enough_is_left_alone_before_a_trial(
 def test_a_folder_without_drafts_has_none(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path)
     folder.write_rewrite(Report(decision="keep_original", reason=None, explanation=""))
-    assert folder.drafts() == ()
+    assert folder.candidates() == ()
 
 
 def test_a_draft_brings_the_values_that_the_original_has_not_and_no_other() -> None:
     original = fxlib.capture(ConvNet())
-    found = draft(original, recipes.get("inference"), images(), None).ranked
+    found = make_candidates(original, recipes.get("inference"), images(), None).ranked
     assert [each.name for each in found] == ["inference", "inference without channels_last"]
     for each in found:
         message = wire.parse(each.graph)
@@ -213,7 +213,7 @@ def test_a_draft_brings_the_values_that_the_original_has_not_and_no_other() -> N
 def test_the_folder_gives_drafts_back_with_their_values(tmp_path: Path) -> None:
     folder = request(tmp_path / "job", ConvNet(), images(), recipe="inference", weights=True)
     rewrite(folder)
-    first, second = folder.drafts()
+    first, second = folder.candidates()
     assert folder.values_in(folder.rewritten.read_bytes()) == first.values
     assert first.values.keys() <= folder.blobs().keys()
     assert second.values
@@ -223,4 +223,4 @@ def test_nothing_is_computed_from_weights_that_were_not_sent(tmp_path: Path) -> 
     folder = request(tmp_path / "job", ConvNet(), images(), recipe="inference")
     with pytest.raises(PassError, match=r"fold_norms: needs the weights, .* without the values of 'stem.0.weight'"):
         rewrite(folder)
-    assert folder.drafts() == ()
+    assert folder.candidates() == ()

@@ -19,7 +19,7 @@ from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
 from fxlib_workers.config import RewriteLimits
 from fxlib_workers.exchange.job_folder import JobFolder
-from fxlib_workers.rewrite.sandbox import Rewriting
+from fxlib_workers.rewrite.sandbox import RewriteSandbox
 from tests.capture import feature_store
 from tests.workers.cases import Lookups, alive, lookup_workload, request
 
@@ -36,7 +36,7 @@ def carry_on() -> None:
 
 
 def rewrite(folder: JobFolder, limits: RewriteLimits, root: Path, check: Callable[[], None]) -> Report:
-    with Rewriting(folder, limits, root, check) as rewriting:
+    with RewriteSandbox(folder, limits, root, check) as rewriting:
         return rewriting.rewrite()
 
 
@@ -63,7 +63,7 @@ def test_calls_of_a_client_are_scheduled_whether_or_not_the_operator_allowed_its
 ) -> None:
     batch = (torch.randn(3), torch.arange(3))
     folder = request(root / "job", Features(), Workload(batches=[batch]))
-    with Rewriting(folder, RewriteLimits(), root, carry_on, modules=modules) as rewriting:
+    with RewriteSandbox(folder, RewriteLimits(), root, carry_on, modules=modules) as rewriting:
         report = rewriting.rewrite()
     assert [call.action for call in report.calls] == ["moved"]
 

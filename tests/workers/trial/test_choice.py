@@ -13,25 +13,25 @@ from fxlib.spec.profile import Profile
 from fxlib.spec.variant import MAIN
 from fxlib_workers.exchange.job_folder import JobFolder
 from fxlib_workers.rewrite.__main__ import rewrite
-from fxlib_workers.trial.driver import Trials
-from tests.workers.cases import Lookups, Wrong, descendants, draft_of, fill, lookup_workload, request
-from tests.workers.trying import BRISK
+from fxlib_workers.trial.driver import TrialDriver
+from tests.workers.cases import Lookups, Wrong, candidate_of, descendants, fill, lookup_workload, request
+from tests.workers.trial_settings import BRISK
 
 pytestmark = pytest.mark.cluster
 
 
-def contest(path: Path, options: TrialOptions) -> JobFolder:
+def job_with_candidates(path: Path, options: TrialOptions) -> JobFolder:
     """A job with three candidates: one that is wrong, one that is the original, and a faster one, in this order."""
     model = Lookups()
     folder = fill(path, model, lookup_workload(), options)
-    (faster,) = folder.drafts()
-    wrong, same = draft_of("wrong", fxlib.capture(Wrong())), draft_of("same", fxlib.capture(model))
+    (faster,) = folder.candidates()
+    wrong, same = candidate_of("wrong", fxlib.capture(Wrong())), candidate_of("same", fxlib.capture(model))
     folder.write_rewrite(wrong.report, [wrong, same, faster])
     return folder
 
 
-def test_the_better_of_several_candidates_is_chosen_and_confirmed(trials: Trials, tmp_path: Path) -> None:
-    folder = contest(tmp_path / "job", BRISK)
+def test_the_better_of_several_candidates_is_chosen_and_confirmed(trials: TrialDriver, tmp_path: Path) -> None:
+    folder = job_with_candidates(tmp_path / "job", BRISK)
     phases: list[str] = []
     report = trials.run(folder, lambda phase, *_: phases.append(phase), lambda: None)
     assert (report.decision, report.reason) == ("adopt", Reason.FASTER)
@@ -43,12 +43,12 @@ def test_the_better_of_several_candidates_is_chosen_and_confirmed(trials: Trials
     assert same.gain.low < 0.05
     assert faster.verdict.startswith("chosen, and measured anew")
     assert faster.gain == report.gain
-    assert folder.rewritten.read_bytes() == folder.drafts()[2].graph
+    assert folder.rewritten.read_bytes() == folder.candidates()[2].graph
     assert [call.action for call in report.calls] == ["moved"] * 4
     assert all(call.exposed_after_s is not None for call in report.calls)
 
 
-def test_candidates_are_planned_by_what_the_trial_measured(trials: Trials, tmp_path: Path) -> None:
+def test_candidates_are_planned_by_what_the_trial_measured(trials: TrialDriver, tmp_path: Path) -> None:
     folder = request(tmp_path / "job", Lookups(), lookup_workload(), BRISK)
     rewrite(folder)
     planned: list[Profile | None] = []
@@ -69,7 +69,7 @@ def test_candidates_are_planned_by_what_the_trial_measured(trials: Trials, tmp_p
     assert all(each.predicted_step_s for each in report.candidates)
 
 
-def test_a_job_cancelled_while_it_is_planned_anew_leaves_the_driver_alive(trials: Trials, tmp_path: Path) -> None:
+def test_a_job_cancelled_while_it_is_planned_anew_leaves_the_driver_alive(trials: TrialDriver, tmp_path: Path) -> None:
     folder = request(tmp_path / "job", Lookups(), lookup_workload(), BRISK)
     rewrite(folder)
     trials.start()
@@ -84,8 +84,10 @@ def test_a_job_cancelled_while_it_is_planned_anew_leaves_the_driver_alive(trials
     assert folder.profile() is not None
 
 
-def test_a_trainer_that_is_killed_while_candidates_are_compared_ends_the_trial(trials: Trials, tmp_path: Path) -> None:
-    folder = contest(tmp_path / "job", BRISK)
+def test_a_trainer_that_is_killed_while_candidates_are_compared_ends_the_trial(
+    trials: TrialDriver, tmp_path: Path
+) -> None:
+    folder = job_with_candidates(tmp_path / "job", BRISK)
     trials.start()
     driver = trials._driver
     assert driver is not None

@@ -9,11 +9,11 @@ import pytest
 import fxlib
 from fxlib import wire
 from fxlib.reasons import Reason
-from fxlib_workers.trial.cluster_run import World
+from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.failures import TrialError
-from fxlib_workers.trial.trainer import Material
+from fxlib_workers.trial.trainer import EncodedProgram
 from tests.workers.cases import Lookups, lookup_workload
-from tests.workers.trying import SETTINGS
+from tests.workers.trial_settings import SETTINGS
 
 
 @pytest.mark.cluster
@@ -22,6 +22,6 @@ def test_an_infeasible_placement_is_a_reason_and_not_a_hang() -> None:
     settings = replace(SETTINGS, cpus_per_process=100.0, placement_timeout_s=0.5)
     graph = wire.encode(fxlib.capture(Lookups())).graph.SerializeToString()
     with pytest.raises(TrialError) as caught:
-        World(lookup_workload(), Material(original=graph, workload=b"", blobs={}), settings, lambda: False)
+        ClusterRun(lookup_workload(), EncodedProgram(original=graph, workload=b"", blobs={}), settings, lambda: False)
     assert caught.value.reason is Reason.NO_CAPACITY
     assert "100 CPUs" in caught.value.detail

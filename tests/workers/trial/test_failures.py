@@ -12,10 +12,10 @@ import torch
 import fxlib
 from fxlib import TrialOptions
 from fxlib.reasons import Reason
-from fxlib_workers.trial.driver import Trials
+from fxlib_workers.trial.driver import TrialDriver
 from tests.workers import remote_code
-from tests.workers.cases import Lookups, Wrong, alive, draft_of, fill, lookup_workload, request
-from tests.workers.trying import MEASURED, QUICK, Calls, Try, calls_workload
+from tests.workers.cases import Lookups, Wrong, alive, candidate_of, fill, lookup_workload, request
+from tests.workers.trial_settings import MEASURED, QUICK, Calls, Try, calls_workload
 
 pytestmark = pytest.mark.cluster
 
@@ -30,7 +30,7 @@ def test_a_model_that_raises_keeps_its_original(attempt: Try) -> None:
     assert "IndexError" in report.explanation
 
 
-def test_each_candidate_that_fails_is_refused_for_its_own_reason(trials: Trials, tmp_path: Path) -> None:
+def test_each_candidate_that_fails_is_refused_for_its_own_reason(trials: TrialDriver, tmp_path: Path) -> None:
     class Greedy(Lookups):
         def forward(self, dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
             return super().forward(dense, sparse) + torch.ones(1 << 30, 4)[:16, :1]
@@ -41,8 +41,8 @@ def test_each_candidate_that_fails_is_refused_for_its_own_reason(trials: Trials,
 
     folder = request(tmp_path / "job", Lookups(), lookup_workload())
     models = {"greedy": Greedy(), "failing": Failing(), "wrong": Wrong()}
-    drafts = [draft_of(name, fxlib.capture(model)) for name, model in models.items()]
-    folder.write_rewrite(drafts[0].report, drafts)
+    candidates = [candidate_of(name, fxlib.capture(model)) for name, model in models.items()]
+    folder.write_rewrite(candidates[0].report, candidates)
     report = trials.run(folder, lambda *_: None, lambda: None)
     assert (report.decision, report.reason) == ("keep_original", Reason.OUT_OF_MEMORY)
     assert report.gain is None
@@ -58,7 +58,7 @@ def test_a_server_that_dies_in_the_trial_is_named(attempt: Try) -> None:
     assert "ps" in report.explanation
 
 
-def test_a_cancelled_trial_ends_at_once_and_the_driver_lives_on(trials: Trials, tmp_path: Path) -> None:
+def test_a_cancelled_trial_ends_at_once_and_the_driver_lives_on(trials: TrialDriver, tmp_path: Path) -> None:
     folder = fill(tmp_path / "job", Calls(remote_code.hang), calls_workload(), TrialOptions(step_timeout_s=300))
     begun: list[float] = []
 
@@ -77,7 +77,7 @@ def test_a_cancelled_trial_ends_at_once_and_the_driver_lives_on(trials: Trials, 
     assert trials._driver is driver  # which is ended where it does not answer
 
 
-def test_a_driver_that_is_killed_is_started_again(trials: Trials, tmp_path: Path) -> None:
+def test_a_driver_that_is_killed_is_started_again(trials: TrialDriver, tmp_path: Path) -> None:
     trials.start()
     driver = trials._driver
     assert driver is not None

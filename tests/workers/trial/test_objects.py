@@ -14,7 +14,7 @@ from fxlib.analysis.effects.process_groups import Groups
 from fxlib.runtime import CapturedModule, remote_call
 from fxlib.spec.contract import PURE, Contract
 from fxlib.spec.workload import Workload
-from fxlib_workers.trial.objects import bind, needs_of
+from fxlib_workers.trial.objects import bind, requirements_of
 from tests.runtime.world import rpc_world
 
 WORKLOAD = Workload(batches=[torch.zeros(1)], mode="forward")
@@ -45,11 +45,11 @@ def travelled(model: nn.Module) -> CapturedModule:
 
 def test_functions_are_asked_of_the_servers_that_run_them() -> None:
     training = replace(WORKLOAD, mode="local")
-    assert needs_of([travelled(Model())], training).functions == {
+    assert requirements_of([travelled(Model())], training).functions == {
         "": ("torch:add",),
         "ps0": ("fxlib.ps:lookup", "fxlib.ps:push"),
     }
-    assert needs_of([travelled(Model())], WORKLOAD).functions["ps0"] == ("fxlib.ps:lookup",)  # it pushes nothing
+    assert requirements_of([travelled(Model())], WORKLOAD).functions["ps0"] == ("fxlib.ps:lookup",)  # it pushes nothing
 
 
 def test_functions_have_the_contract_that_the_graph_knows_or_else_the_one_that_the_workload_assumes() -> None:
@@ -58,8 +58,8 @@ def test_functions_have_the_contract_that_the_graph_knows_or_else_the_one_that_t
             return rpc.rpc_sync("ps0", own, args=(x,)) + rpc.rpc_sync("ps0", torch.add, args=(x, x))
 
     known = {"torch:add": PURE, "torch:add#add": PURE}
-    assert needs_of([travelled(Unknown())], WORKLOAD).contracts == known
-    assumed = needs_of([travelled(Unknown())], replace(WORKLOAD, assume="reads")).contracts
+    assert requirements_of([travelled(Unknown())], WORKLOAD).contracts == known
+    assumed = requirements_of([travelled(Unknown())], replace(WORKLOAD, assume="reads")).contracts
     reads = Contract(reads=frozenset({"*"}))
     assert assumed == {**known, f"{__name__}:own": reads, f"{__name__}:own#own": reads}
 
@@ -72,13 +72,13 @@ def test_a_function_whose_calls_have_different_contracts_has_them_by_call_alone(
         node.meta.pop("contract", None)
     first.meta["contract"] = PURE
 
-    found = needs_of([module], WORKLOAD).contracts
+    found = requirements_of([module], WORKLOAD).contracts
     assert found[f"job:call_method#{first.name}"] == PURE
     assert "job:call_method" not in found
 
 
 def test_modules_that_only_the_job_has_are_named() -> None:
-    (opaque,) = needs_of([travelled(Model())], WORKLOAD).opaque
+    (opaque,) = requirements_of([travelled(Model())], WORKLOAD).opaque
     assert "'own'" in opaque
     assert "Own" in opaque
 
@@ -90,7 +90,7 @@ def test_process_groups_are_named_with_the_sizes_that_their_collectives_state() 
             everybody = collectives.wait_tensor(collectives.all_gather_into_tensor(x, 4, "0"))
             return everybody.sum() + collectives.wait_tensor(collectives.all_reduce(x, "sum", "7"))
 
-    needs = needs_of([travelled(Reducing())], WORKLOAD)
+    needs = requirements_of([travelled(Reducing())], WORKLOAD)
     assert needs.opaque == ()
     assert needs.groups == Groups(collectives={"0": (4,), "7": ()}, reducing={})
 
@@ -101,7 +101,7 @@ def test_calls_within_nested_graphs_are_needed_too() -> None:
     outer = torch.fx.Graph()
     outer.output(outer.call_module("inner"))
     children = nn.ModuleDict({"inner": torch.fx.GraphModule(nn.Module(), inner)})
-    needs = needs_of([torch.fx.GraphModule(children, outer)], WORKLOAD)
+    needs = requirements_of([torch.fx.GraphModule(children, outer)], WORKLOAD)
     assert needs.functions == {"ps7": ("fxlib.ps:lookup",)}
 
 

@@ -1,4 +1,4 @@
-"""What the servers of a trial cannot serve, in a world that only answers what they have."""
+"""What the servers of a trial cannot serve, where processes only say what they have."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from fxlib.spec.workload import RemoteObject, Server, Workload
 from fxlib.v1.workload_pb2 import Workload as Message
 from fxlib.wire import OpaqueRRef
 from fxlib_workers.trial.failures import TrialError
-from fxlib_workers.trial.objects import needs_of
-from fxlib_workers.trial.serving import Serving, with_strangers
-from fxlib_workers.trial.trainer import Material
-from tests.workers.weighed import Weighed, recorded, weighed_profile, workload
+from fxlib_workers.trial.objects import requirements_of
+from fxlib_workers.trial.serving import Serving, with_undescribed_servers
+from fxlib_workers.trial.trainer import EncodedProgram
+from tests.workers.replayed_model import Weighed, recorded, weighed_profile, workload
 
 
-def nobody_has_any(members: Sequence[Any], method: str, *args: object, **_: object) -> list[Any]:
+def nobody_has_any(actors: Sequence[Any], method: str, *args: object, **_: object) -> list[Any]:
     """Answer as servers without a module of the operator's do."""
-    return [args[0] if method == "not_served" else None for _ in members]
+    return [args[0] if method == "not_served" else None for _ in actors]
 
 
 def serve(profile: Profile | None, asked: Workload | None = None) -> None:
     asked = asked or workload()
-    needs = needs_of([fxlib.capture(Weighed())], asked)
+    required = requirements_of([fxlib.capture(Weighed())], asked)
     serving = Serving(nobody_has_any, asked, profile, (), 1.0)
     servers = [server.name for server in asked.servers]
-    serving.stage(servers, ["trainer0"], needs)
-    serving.check(servers, needs)
+    serving.start_replay(servers, ["trainer0"], required)
+    serving.check(servers, required)
 
 
 def test_what_the_profile_records_is_served() -> None:
@@ -83,7 +83,7 @@ class Held(nn.Module):
         self.far = OpaqueRRef("far", "elsewhere", here=False)
 
 
-def material(*, here: bool = False) -> Material:
+def program(*, here: bool = False) -> EncodedProgram:
     root, graph = Held(here=here), Graph()
     x = graph.placeholder("x")
     called = [
@@ -91,14 +91,14 @@ def material(*, here: bool = False) -> Material:
     ]
     graph.output(tuple(called))
     message = wire.encode(GraphModule(root, graph)).graph
-    return Material(original=wire.serialize(message), workload=b"", blobs={})
+    return EncodedProgram(original=wire.serialize(message), workload=b"", blobs={})
 
 
 def test_the_objects_behind_rrefs_that_a_model_holds_are_joined_to_the_workload_with_their_owners() -> None:
     described = RemoteObject(owner="ps0", cls="torch.nn:Linear", args=(4, 4))
-    joined, carried, strangers = with_strangers(workload(rrefs={"near": described}), material(), None)
+    joined, carried, undescribed = with_undescribed_servers(workload(rrefs={"near": described}), program(), None)
 
-    assert strangers == ("elsewhere",)
+    assert undescribed == ("elsewhere",)
     assert [server.name for server in joined.servers][-1] == "elsewhere"
     assert joined.rrefs == {"near": described, "far": RemoteObject(owner="elsewhere", cls="")}
     assert workload_from_proto(Message.FromString(carried.workload), {}).rrefs == joined.rrefs
@@ -106,19 +106,19 @@ def test_the_objects_behind_rrefs_that_a_model_holds_are_joined_to_the_workload_
 
 def test_an_rref_to_an_object_of_the_launcher_itself_is_refused_with_a_way_out() -> None:
     with pytest.raises(TrialError) as caught:
-        with_strangers(workload(), material(here=True), None)
+        with_undescribed_servers(workload(), program(here=True), None)
     assert caught.value.reason is Reason.NO_SERVER
     assert "'near'" in caught.value.detail
     assert "Workload.rrefs" in caught.value.detail
 
 
 def test_an_object_that_nobody_can_make_is_named_where_there_is_no_profile_to_replay_it_from() -> None:
-    joined, _, _ = with_strangers(workload(), material(), None)
+    joined, _, _ = with_undescribed_servers(workload(), program(), None)
 
-    def answers(members: Sequence[Any], method: str, *args: Any, **_: object) -> list[Any]:
-        return [list(args[0]) if method == "not_made" else [] for _ in members]
+    def answers(actors: Sequence[Any], method: str, *args: Any, **_: object) -> list[Any]:
+        return [list(args[0]) if method == "not_made" else [] for _ in actors]
 
     serving = Serving(answers, joined, None, (), 1.0)
     with pytest.raises(TrialError) as caught:
-        serving.check(["ps0"], needs_of([], joined))
+        serving.check(["ps0"], requirements_of([], joined))
     assert "the object behind 'far', the object behind 'near' (measure the job" in caught.value.detail

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fxlib_workers.trial.state import State
+from fxlib_workers.trial.state import ModuleSnapshot
 
 
 class Repeating(nn.Module):
@@ -15,7 +15,7 @@ class Repeating(nn.Module):
 
 def test_a_buffer_that_repeats_one_element_is_put_back() -> None:
     module = Repeating()
-    state = State(module)
+    state = ModuleSnapshot(module)
     digest = state.digest()
     with torch.no_grad():
         module.weight.add_(1)

@@ -11,8 +11,8 @@ from fxlib.errors import WorkloadError
 from fxlib.spec.losses import scalar
 from fxlib.spec.optimizers import build
 from fxlib.spec.workload import Batch, BatchSpec, Optimizer, Tensors, Workload
-from fxlib_workers.trial.objects import Bound
-from fxlib_workers.trial.state import State
+from fxlib_workers.trial.objects import BoundModule
+from fxlib_workers.trial.state import ModuleSnapshot
 from fxlib_workers.trial.step import Step, batches_of, copy_of, optimizer_of, samples_in
 
 
@@ -101,7 +101,7 @@ def test_a_local_step_is_the_loop_that_a_user_would_write() -> None:
     start = {name: value.clone() for name, value in model.state_dict().items()}
     workload = Workload(batches=[batch], loss="mse", optimizer=Optimizer(name="sgd", lr=0.1, momentum=0.9))
     module = fxlib.capture(model)
-    step = Step(Bound(module, {}), workload, optimizer_of(module, workload))
+    step = Step(BoundModule(module, {}), workload, optimizer_of(module, workload))
     losses = [step(batch).loss for _ in range(3)]
     trained = {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -120,7 +120,7 @@ def test_a_local_step_is_the_loop_that_a_user_would_write() -> None:
 def test_a_forward_step_builds_no_autograd_graph() -> None:
     module = fxlib.capture(nn.Linear(3, 1))
     workload = Workload(batches=[torch.randn(4, 3)], mode="forward")
-    outcome = Step(Bound(module, {}), workload, None)(workload.real_batches[0])
+    outcome = Step(BoundModule(module, {}), workload, None)(workload.real_batches[0])
     assert isinstance(outcome.output, torch.Tensor)
     assert not outcome.output.requires_grad
     assert outcome.loss is None
@@ -128,15 +128,15 @@ def test_a_forward_step_builds_no_autograd_graph() -> None:
 
 def test_state_comes_back_bit_for_bit() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    state, before = State(model), State(model).digest()
+    state, before = ModuleSnapshot(model), ModuleSnapshot(model).digest()
     weight = model[0].weight
     model(torch.randn(4, 2)).sum().backward()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
     model[1].running_mean = torch.full((2,), 7.0)  # another tensor in the buffer's place
     model.eval()
-    assert State(model).digest() != before
+    assert ModuleSnapshot(model).digest() != before
     state.restore()
-    assert State(model).digest() == before
+    assert ModuleSnapshot(model).digest() == before
     assert model[0].weight is weight
     assert weight.grad is None
     assert model.training
@@ -145,7 +145,7 @@ def test_state_comes_back_bit_for_bit() -> None:
 def _trained(model: nn.Module, batches: list[Batch], **how: float) -> list[torch.Tensor]:
     workload = Workload(batches=batches, loss="mse", optimizer=Optimizer(name="sgd", lr=0.1), **how)  # type: ignore[arg-type]
     module = fxlib.capture(model)
-    step = Step(Bound(module, {}), workload, optimizer_of(module, workload))
+    step = Step(BoundModule(module, {}), workload, optimizer_of(module, workload))
     for batch in batches:
         step(batch)
     return [each.detach().clone() for each in model.parameters()]

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fxlib_workers.trial.digests import digest
-from fxlib_workers.trial.tolerance_check import Nearness
+from fxlib_workers.trial.tolerance_check import ToleranceCheck
 
 
-def kept(*steps: dict[str, object]) -> Nearness:
-    made = Nearness()
+def kept(*steps: dict[str, object]) -> ToleranceCheck:
+    made = ToleranceCheck()
     for step, values in enumerate(steps):
         made.keep(step, values, {name: digest(value) for name, value in values.items()})
     return made

@@ -6,19 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fxlib_workers.trial.trainer import waited_s
+from fxlib_workers.trial.trainer import run_delay_s
 
 BESIDE_ANOTHER = """
 import os, time
-from fxlib_workers.trial.trainer import waited_s
+from fxlib_workers.trial.trainer import run_delay_s
 
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 is_other = os.fork() == 0
-before, end = waited_s(), time.monotonic() + 0.5
+before, end = run_delay_s(), time.monotonic() + 0.5
 while time.monotonic() < end:
     pass
 if not is_other:
-    print(waited_s() - before)
+    print(run_delay_s() - before)
 """
 
 
@@ -28,4 +28,4 @@ def test_two_threads_on_one_core_wait_for_each_other() -> None:
 
 
 def test_a_kernel_that_does_not_tell_is_taken_to_have_cores_for_all(tmp_path: Path) -> None:
-    assert waited_s(tmp_path / "schedstat") == 0.0
+    assert run_delay_s(tmp_path / "schedstat") == 0.0

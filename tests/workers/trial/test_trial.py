@@ -13,10 +13,10 @@ import fxlib
 from fxlib.reasons import Reason
 from fxlib.spec.variant import MAIN
 from fxlib.spec.workload import RemoteObject, Server, Workload
-from fxlib_workers.trial.driver import Trials
+from fxlib_workers.trial.driver import TrialDriver
 from tests.workers import remote_code
 from tests.workers.cases import Lookups, fill, lookup_workload
-from tests.workers.trying import ALLOWED, MEASURED, PATIENT, QUICK, Calls, Try, calls_workload
+from tests.workers.trial_settings import ALLOWED, MEASURED, PATIENT, QUICK, Calls, Try, calls_workload
 
 pytestmark = pytest.mark.cluster
 
@@ -41,7 +41,7 @@ def test_a_faster_candidate_is_adopted_with_figures_and_timelines(attempt: Try) 
 
 
 def test_a_small_budget_is_all_measurement_and_does_not_adopt_the_original_itself(
-    trials: Trials, tmp_path: Path
+    trials: TrialDriver, tmp_path: Path
 ) -> None:
     model = Lookups()
     folder = fill(tmp_path / "job", model, lookup_workload(service_time_s=0.0), QUICK, candidate=fxlib.capture(model))

@@ -1,4 +1,4 @@
-"""A program that a job's recipe, or a variant of it, makes of the original, before anything was measured."""
+"""What a trial compares: the original, and the candidates that a job's recipe and its alternatives make of it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from fxlib.spec.report import Candidate, Report
+from fxlib.spec.report import CandidateReport, Report
 
 Arm = str
-"""The original, or the name of a candidate."""
+"""The name of a program in a trial: the original's, or a candidate's."""
 
 ORIGINAL: Final[Arm] = "original"
 
-MOVED: Final[Arm] = "original, elsewhere in memory"
+REALIGNED: Final[Arm] = "original, elsewhere in memory"
+"""The original once more, its tensors on memory of another alignment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A rewritten graph.
+class Candidate:
+    """A rewritten graph that has not been measured yet.
 
     Attributes:
-        graph: serialized.
-        values: of tensors that it holds besides the original's, as blobs by SHA-256.
-        report: what the passes did; its only candidate is this one, with what the cost model expects of it.
+        graph: the graph, serialized.
+        report: what the passes did; the only row among its candidates is this one's.
+        values: the tensors that the graph holds besides the original's, as blobs by SHA-256.
     """
 
     graph: bytes
@@ -31,11 +32,11 @@ class Draft:
     values: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
-    def candidate(self) -> Candidate:
-        """Its name, and what the cost model expects of it."""
+    def row(self) -> CandidateReport:
+        """The candidate's row in reports: its name, and the step time that the cost model expects of it."""
         return self.report.candidates[0]
 
     @property
     def name(self) -> str:
-        """By which people and the trial know it."""
-        return self.candidate.name
+        """The name by which people and the trial know it."""
+        return self.row.name

@@ -1,15 +1,17 @@
-"""What the processes of a worker hand each other about one job: files in a folder, all of them protobuf.
+"""What the processes of a worker hand each other about one job: a folder of protobuf files, and lines of progress.
 
-request.pb           the client's request
-original.pb          its graph
-blobs/SHA256         what the workload and the graphs name
-profile.pb           what the original was measured to take  (written by the trial, if the client sent none)
-rewrite.pb           calls, passes, reasons                  (by the rewriting process; of the first draft, if any)
-drafts/RANK.pb       a rewritten graph, the best first       (by the rewriting process)
-drafts/RANK.report   what the passes did there               (by the rewriting process)
-rewritten.pb         the graph chosen among them             (the first: by the rewriting process; then by the trial)
-report.pb            the whole answer                        (by the trial)
-variants/INDEX/      the same of a variant of the request    (but for report.pb, and blobs, which are those above)
+The folder holds these files.
+
+request.pb             the client's request
+original.pb            its graph
+blobs/SHA256           what the workload and the graphs name
+profile.pb             what was measured of the original     (written by the trial, if the client sent none)
+rewrite.pb             calls, passes, reasons                (by the rewriting process; of the first candidate)
+candidates/RANK.pb     a rewritten graph, the best first     (by the rewriting process)
+candidates/RANK.report what the passes did there             (by the rewriting process)
+rewritten.pb           the graph chosen among them           (the first: by the rewriting process; then by the trial)
+report.pb              the whole answer                      (by the trial)
+variants/INDEX/        the same for a variant of the request (without report.pb; its blobs are those above)
 """
 
 from __future__ import annotations
@@ -33,17 +35,18 @@ from fxlib.spec.report import Report
 from fxlib.spec.trial import TrialOptions
 from fxlib.spec.workload import Workload
 from fxlib.v1 import jobs_pb2, profile_pb2
-from fxlib_workers.exchange.candidate import Draft
+from fxlib_workers.exchange.candidate import Candidate
 
 
-class Tell(Protocol):
-    """Passes progress on: the phase, a line for people, and the share done (None: unknown).
+class ReportProgress(Protocol):
+    """A function that passes progress on to the job's history.
 
-    A trial's phases are "profile", "sameness", "choice" and "qps".
+    It takes the phase, a line for people, and the share that is done, from 0 to 1 (None: unknown). The phases of a
+    trial are "profile", "sameness", "choice" and "qps".
     """
 
     def __call__(self, phase: str, message: str, progress: float | None = None, /) -> None:
-        """Pass it on."""
+        """Pass a line on."""
 
 
 class JobFolder:
@@ -56,7 +59,7 @@ class JobFolder:
         self._request = path / "request.pb"
         self._profile = path / "profile.pb"
         self._rewrite = path / "rewrite.pb"
-        self._drafts = path / "drafts"
+        self._candidates = path / "candidates"
         self._report = path / "report.pb"
         self._blobs = path / "blobs"
 
@@ -67,7 +70,7 @@ class JobFolder:
         blobs: Mapping[str, bytes],
         variants: Sequence[bytes] = (),
     ) -> None:
-        """Write what the client sent; `variants` are the graphs of the request's, in its order."""
+        """Write what the client sent; `variants` are the graphs of the request's variants, in the same order."""
         self._blobs.mkdir()
         self._request.write_bytes(request.SerializeToString())
         self.original.write_bytes(original)
@@ -81,12 +84,12 @@ class JobFolder:
 
     @property
     def variants(self) -> dict[str, JobFolder]:
-        """The folders of the request's variants, by name: each is that of a job of its own, whose trial is shared."""
+        """The folders of the request's variants, by name: each looks like that of a job of its own."""
         return {variant.name: folder for variant, folder in self._variants(self.request())}
 
     def _variants(self, request: jobs_pb2.OptimizeRequest) -> list[tuple[jobs_pb2.VariantRequest, JobFolder]]:
-        places = [self.path / "variants" / str(index) for index in range(len(request.variants))]
-        return [(variant, JobFolder(path)) for variant, path in zip(request.variants, places, strict=True)]
+        paths = [self.path / "variants" / str(index) for index in range(len(request.variants))]
+        return [(variant, JobFolder(path)) for variant, path in zip(request.variants, paths, strict=True)]
 
     def request(self) -> jobs_pb2.OptimizeRequest:
         """Read the client's request."""
@@ -112,39 +115,39 @@ class JobFolder:
         return profile_from_proto(request.profile) if request.HasField("profile") else None
 
     def write_profile(self, profile: Profile) -> None:
-        """Leave what the original was measured to take.
+        """Write what was measured of the original.
 
         Raises:
-            WireError, LimitError: it cannot be read again.
+            WireError, LimitError: the profile could not be read again.
         """
         message = profile_to_proto(profile)
         profile_from_proto(message)
         self._profile.write_bytes(message.SerializeToString())
 
-    def write_rewrite(self, report: Report, drafts: Sequence[Draft] = ()) -> None:
-        """Leave what the passes did, and the graphs that they made, the most promising first: it counts as chosen."""
-        beside = self._drafts.with_suffix(".part")
+    def write_rewrite(self, report: Report, candidates: Sequence[Candidate] = ()) -> None:
+        """Write what the passes did, and the graphs that they made, the most promising first; that one is chosen."""
+        beside = self._candidates.with_suffix(".part")
         beside.mkdir()
-        for rank, draft in enumerate(drafts):
-            (beside / f"{rank}.pb").write_bytes(draft.graph)
-            for sha256, data in draft.values.items():
+        for rank, candidate in enumerate(candidates):
+            (beside / f"{rank}.pb").write_bytes(candidate.graph)
+            for sha256, data in candidate.values.items():
                 (self._blobs / sha256).write_bytes(data)
-            _write(beside / f"{rank}.report", draft.report)
-        shutil.rmtree(self._drafts, ignore_errors=True)
-        beside.replace(self._drafts)
-        if drafts:
-            self.choose(drafts[0])
+            _write(beside / f"{rank}.report", candidate.report)
+        shutil.rmtree(self._candidates, ignore_errors=True)
+        beside.replace(self._candidates)
+        if candidates:
+            self.choose(candidates[0])
         _write(self._rewrite, report)
 
     def read_rewrite(self) -> Report:
         """Read what the passes did."""
         return _read(self._rewrite)
 
-    def drafts(self) -> tuple[Draft, ...]:
+    def candidates(self) -> tuple[Candidate, ...]:
         """Read the rewritten graphs and what the passes did to each, the most promising first."""
-        graphs = [self._drafts / f"{rank}.pb" for rank in range(len(list(self._drafts.glob("*.pb"))))]
+        graphs = [self._candidates / f"{rank}.pb" for rank in range(len(list(self._candidates.glob("*.pb"))))]
         return tuple(
-            Draft(graph=graph, report=_read(path.with_suffix(".report")), values=self.values_in(graph))
+            Candidate(graph=graph, report=_read(path.with_suffix(".report")), values=self.values_in(graph))
             for path in graphs
             for graph in [path.read_bytes()]
         )
@@ -153,12 +156,12 @@ class JobFolder:
         """Read the blobs that a rewritten graph names, by SHA-256."""
         return {ref.sha256: (self._blobs / ref.sha256).read_bytes() for ref in wire.values_of(wire.parse(graph))}
 
-    def choose(self, draft: Draft) -> None:
-        """Leave a draft's graph as the one that the answer speaks of."""
-        self.rewritten.write_bytes(draft.graph)
+    def choose(self, candidate: Candidate) -> None:
+        """Make a candidate's graph the one that the answer speaks of."""
+        self.rewritten.write_bytes(candidate.graph)
 
     def write_report(self, report: Report) -> None:
-        """Leave the answer."""
+        """Write the answer."""
         _write(self._report, report)
 
     def read_report(self) -> Report:

@@ -1,4 +1,4 @@
-"""Processes that leave nothing behind.
+"""Child processes of a worker: started with few variables and with limits, and ended without a trace.
 
 What runs in them lives in `fxlib_workers.rewrite` and `fxlib_workers.trial`.
 """

@@ -1,4 +1,4 @@
-"""A process under a keeper, and the lines of JSON that its worker and it exchange."""
+"""A child process below a reaper, and the lines of JSON that worker and child exchange."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from typing import IO, Any, Final, Self, cast
 Message = Mapping[str, Any]
 
 FOLDER: Final = "FXLIB_WORKER_FOLDER"
-"""The variable that tells a child its folder."""
+"""The environment variable that holds a child's folder."""
 
 _CHANNEL: Final = "FXLIB_WORKER_CHANNEL"
 _LONGEST_LINE: Final = 1 << 20
+"""The longest message that is read, in bytes."""
 
 _NEEDED: Final = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_*"),
@@ -38,7 +39,7 @@ class ChildEndedError(Exception):
 
 
 class Channel:
-    """One end of a socket that carries one JSON object a line. Not shared between threads, but for `send`."""
+    """One end of a socket that carries one JSON object in each line. Only `send` may be called from several threads."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -53,7 +54,7 @@ class Channel:
         """Write one message.
 
         Raises:
-            ChildEndedError: nobody holds the other end.
+            ChildEndedError: the other end is closed.
         """
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
@@ -64,8 +65,8 @@ class Channel:
         """Return the next message; None if none is complete in time.
 
         Raises:
-            ChildEndedError: nobody holds the other end.
-            ValueError: what came is not a message.
+            ChildEndedError: the other end is closed.
+            ValueError: what arrived is not a message.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while b"\n" not in self._received:
@@ -74,7 +75,7 @@ class Channel:
                 return None
             data = self._read()
             if len(self._received) > _LONGEST_LINE:
-                raise ValueError("the line does not end")
+                raise ValueError(f"a message is longer than {_LONGEST_LINE} bytes")
             self._received += data
         line, _, rest = bytes(self._received).partition(b"\n")
         self._received = bytearray(rest)
@@ -82,7 +83,7 @@ class Channel:
         return message
 
     def close(self) -> None:
-        """Let the other end know that there is nobody any more."""
+        """Close this end, which the other end notices."""
         self._socket.close()
 
     def _read(self) -> bytes:
@@ -96,30 +97,34 @@ class Channel:
 
 
 class Child:
-    """`python -m MODULE` under a keeper.
+    """`python -m MODULE` below a reaper.
 
-    It ends, with all that it started and with its folder, when `end` is called or when this process ends, however.
+    The child ends, with all processes that it started and with its folder, when `end` is called or when this process
+    ends, in whatever way.
 
     Args:
-        module: what to run.
-        root: the worker's folder; the child gets one of its own in it, and loses it when it ends.
-        environment: variables besides those that are kept of this process's own.
-        keeps: names of further ones to keep, or patterns of them (`AWS_*`).
+        module: the name of the module to run.
+        root: the worker's folder; the child's own folder is made in it, and deleted when the child ends.
+        environment: variables that are set for the child.
+        keep_variables: names, or patterns of names (`AWS_*`), of variables that it inherits besides those that
+            libraries need.
     """
 
-    def __init__(self, module: str, root: Path, environment: Mapping[str, str], *, keeps: Sequence[str] = ()) -> None:
+    def __init__(
+        self, module: str, root: Path, environment: Mapping[str, str], *, keep_variables: Sequence[str] = ()
+    ) -> None:
         ours, theirs = socket.socketpair()
         self.folder = Path(tempfile.mkdtemp(dir=root, prefix=""))
         self.channel = Channel(ours)
         with theirs:
             number = theirs.fileno()
-            self._keeper = subprocess.Popen(
+            self._reaper = subprocess.Popen(
                 [*_python("fxlib_workers.process.reaper"), str(self.folder), str(root), str(number), *_python(module)],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr,
                 pass_fds=[number],
                 env={
-                    **kept(more=keeps),
+                    **inherited_variables(more=keep_variables),
                     **environment,
                     _CHANNEL: str(number),
                     FOLDER: str(self.folder),
@@ -127,49 +132,49 @@ class Child:
                 },
                 start_new_session=True,
             )
-        self._lifeline = cast("IO[bytes]", self._keeper.stdin)
+        self._lifeline = cast("IO[bytes]", self._reaper.stdin)
 
     @property
     def pid(self) -> int:
-        """The keeper's process id."""
-        return self._keeper.pid
+        """The reaper's process id."""
+        return self._reaper.pid
 
     def status(self, timeout_s: float = 30.0) -> int:
-        """Wait for the keeper, and return the exit status of what it kept; 128 and more: ended by a signal."""
-        return self._keeper.wait(timeout_s)
+        """Wait for the child, and return its exit status; 128 and more: a signal ended it."""
+        return self._reaper.wait(timeout_s)
 
     def end(self) -> None:
-        """End the child and all that it started; returns when nothing of it is left."""
+        """End the child and all processes that it started, and return when they are gone."""
         self.channel.close()
-        with contextlib.suppress(BrokenPipeError, ValueError):  # the keeper ended by itself, or was told before
+        with contextlib.suppress(BrokenPipeError, ValueError):  # the reaper ended by itself, or was told before
             self._lifeline.write(b".")
             self._lifeline.flush()
         with contextlib.suppress(BrokenPipeError):
             self._lifeline.close()
         try:
-            self._keeper.wait(15.0)
+            self._reaper.wait(15.0)
         except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
+            self._reaper.kill()
+            self._reaper.wait()
 
 
-def kept(environment: Mapping[str, str] = os.environ, more: Iterable[str] = ()) -> dict[str, str]:
+def inherited_variables(environment: Mapping[str, str] = os.environ, more: Iterable[str] = ()) -> dict[str, str]:
     """Return the variables that a child of a worker inherits.
 
     Args:
-        environment: the worker's.
-        more: names that are kept, too, or patterns of them (`AWS_*`).
+        environment: the worker's own environment.
+        more: names, or patterns of names (`AWS_*`), of further variables.
     """
     patterns = (*_NEEDED, *more)
     return {name: value for name, value in environment.items() if any(fnmatchcase(name, each) for each in patterns)}
 
 
 def _python(module: str) -> Sequence[str]:
-    # -P: what happens to lie in the working directory must not be imported in a module's stead.
+    # -P: a file that happens to lie in the working directory must not be imported in place of a module.
     return (sys.executable, "-P", "-m", module)
 
 
 def _search_path() -> str:
-    """Return this process's own search path: where the operator's modules are, and these."""
+    """Return this process's search path, on which the operator's modules and this package are."""
     root = str(Path(__file__).parents[2])
     return os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))

@@ -11,15 +11,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LONGEST: Final = 500
+"""The longest text of an exception, in characters."""
+
 _OUT_OF_MEMORY: Final = ("can't allocate memory", "not enough memory", "bad_alloc", "MemoryError", "OutOfMemoryError")
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception in a process of the trial, in words: its type may not be known elsewhere.
+    """An exception of another process.
 
     Attributes:
-        stranded: other trainers wait, in a collective, for the one that raised.
+        text: the exception's type and message.
+        out_of_memory: whether an allocation failed.
+        stranded: whether other trainers wait in a collective for the one that raised.
     """
 
     text: str
@@ -33,20 +37,20 @@ class Raised:
         return cls(text=shorten(text), out_of_memory=any(sign in text for sign in _OUT_OF_MEMORY))
 
 
-def tells(method: Callable[P, R]) -> Callable[P, R | Raised]:
-    """Have a method return, in words, what it would raise: for code that is the user's."""
+def returns_exceptions(method: Callable[P, R]) -> Callable[P, R | Raised]:
+    """Have a method that runs the user's code return a `Raised` in place of raising."""
 
     @functools.wraps(method)
-    def told(*args: P.args, **kwargs: P.kwargs) -> R | Raised:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | Raised:
         try:
             return method(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever the user's model raises is the trial's result
             return Raised.of(error)
 
-    return told
+    return wrapper
 
 
 def shorten(text: str) -> str:
-    """Return the first lines of a message, on one line."""
+    """Return a message on one line, without a traceback, and cut after 500 characters."""
     lines = " ".join(filter(None, (line.strip() for line in text.partition("Traceback (most")[0].splitlines())))
     return lines if len(lines) <= _LONGEST else f"{lines[:_LONGEST]} ..."

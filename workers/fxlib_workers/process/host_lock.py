@@ -1,6 +1,6 @@
-"""Turns at one host: rewrites may run beside each other, a trial runs alone, so that nothing disturbs its clocks.
+"""The lock of a host: rewrites may run beside each other, a trial runs alone, so that nothing disturbs its clocks.
 
-A reader-writer lock on a file (`flock`), which the kernel lets go when its holder ends, however.
+It is a reader-writer lock on a file (`flock`), which the kernel releases when its holder ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-_PAUSE_S: Final = 0.1
+_POLL_S: Final = 0.1
 
 
 class HostLock:
-    """The lock in the file at `path`, which is made if need be."""
+    """A lock in the file at `path`, which is created where there is none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @contextmanager
     def rewriting(self, check: Callable[[], None]) -> Iterator[None]:
-        """Hold the host together with other rewrites; `check` is called while waiting, and may raise."""
-        with self._held(fcntl.LOCK_SH, check):
+        """Share the host with other rewrites, for a block; `check` is called while waiting, and may raise."""
+        with self._locked(fcntl.LOCK_SH, check):
             yield
 
     @contextmanager
     def measuring(self, check: Callable[[], None]) -> Iterator[None]:
-        """Hold the host alone; `check` is called while waiting, and may raise."""
-        with self._held(fcntl.LOCK_EX, check):
+        """Have the host to oneself, for a block; `check` is called while waiting, and may raise."""
+        with self._locked(fcntl.LOCK_EX, check):
             yield
 
     @contextmanager
-    def _held(self, kind: int, check: Callable[[], None]) -> Iterator[None]:
+    def _locked(self, kind: int, check: Callable[[], None]) -> Iterator[None]:
         descriptor = self._open()
         try:
             while True:
@@ -44,7 +44,7 @@ class HostLock:
                     fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    time.sleep(_PAUSE_S)
+                    time.sleep(_POLL_S)
             yield
         finally:
             os.close(descriptor)
@@ -52,7 +52,7 @@ class HostLock:
     def _open(self) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            # Not with O_CREAT at once, which a sticky folder such as /tmp denies where another user made the file.
+            # Without O_CREAT at first: a sticky folder such as /tmp denies it where another user made the file.
             return os.open(self._path, flags)
         except FileNotFoundError:
             return os.open(self._path, flags | os.O_CREAT, 0o644)

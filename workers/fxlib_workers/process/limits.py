@@ -1,4 +1,4 @@
-"""Limits that a process sets for itself, and that nothing it runs can raise again."""
+"""Resource limits that a process sets for itself, and that nothing it runs can raise again."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Final
 import psutil
 
 _HEADROOM: Final = 4096
-"""Processes and threads that a user may have besides those there are: torch and Ray start some hundreds."""
+"""The number of processes and threads that a user may start besides the present ones: torch and Ray need hundreds."""
 
 
 def limit_files(bytes_: int) -> None:
-    """Let this process, and those that it starts, write no file larger than this, and no core dump.
+    """Let this process, and those that it starts, write no file of more than `bytes_` bytes, and no core dump.
 
-    A write beyond raises OSError (EFBIG): Python ignores the signal.
+    A write beyond the limit raises OSError (EFBIG), since Python ignores the signal.
     """
     _lower(resource.RLIMIT_FSIZE, bytes_)
     _lower(resource.RLIMIT_CORE, 0)
 
 
 def limit_processes() -> None:
-    """Let this process's user have some thousand processes and threads more than now, so that no storm of them can.
+    """Let this process's user have some thousand processes and threads more than now, which stops a fork bomb.
 
-    The system counts all that the user has. It does not hold root to this limit.
+    The kernel counts all processes of the user. It does not apply this limit to root.
     """
     _lower(resource.RLIMIT_NPROC, _threads_of_user() + _HEADROOM)
 

@@ -1,12 +1,13 @@
-"""Runs a command, and leaves nothing of it behind: no process, however it was started, and no file in its folder.
+"""Runs a command, and leaves nothing of it behind: no process that it started in any way, and no file in its folder.
 
     python -m fxlib_workers.process.reaper FOLDER ROOT DESCRIPTOR COMMAND...
 
-A worker starts every process of a trial or of a rewrite below a keeper. The keeper adopts whatever its descendants
-orphan (it is a *subreaper*), and ends them all as soon as the command ends, or as soon as its own standard input does:
-that is a pipe whose other end only the worker holds, so it ends with the worker, even one killed by SIGKILL. A worker
-that ends the command on purpose writes a byte first; without it, the keeper also deletes ROOT, the folder of the
-worker itself. The file DESCRIPTOR, over which command and worker talk, is handed on to the command. Linux only.
+A worker starts every process of a trial or of a rewrite below a reaper. The reaper adopts the processes that its
+descendants orphan (it is a *child subreaper*, see prctl(2)). It ends them all as soon as the command ends, or as soon
+as its own standard input does: a pipe whose other end only the worker holds, so that it closes with the worker, even
+one killed by SIGKILL. A worker that ends the command on purpose writes a byte first; without that byte, the reaper
+also deletes ROOT, the folder of the worker itself. The file DESCRIPTOR, over which command and worker talk, is passed
+on to the command. Linux only.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Final
 import psutil
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_PATIENCE_S: Final = 10.0
+_TIMEOUT_S: Final = 10.0
 
 
 def main(folder: str, root: str, descriptor: int, command: list[str]) -> int:
@@ -48,9 +49,9 @@ def main(folder: str, root: str, descriptor: int, command: list[str]) -> int:
             delete(Path(root))
 
 
-def end_descendants(patience_s: float = _PATIENCE_S) -> None:
-    """Kill all processes below this one, and those that they orphan meanwhile, until there are none."""
-    deadline = time.monotonic() + patience_s
+def end_descendants(timeout_s: float = _TIMEOUT_S) -> None:
+    """Kill all processes below this one, and those that they orphan meanwhile, until none is left."""
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         below = psutil.Process().children(recursive=True)
         if not below:
@@ -64,16 +65,16 @@ def end_descendants(patience_s: float = _PATIENCE_S) -> None:
         time.sleep(0.01)
 
 
-def delete(folder: Path, patience_s: float = _PATIENCE_S) -> None:
-    """Delete a folder, again and again: another keeper may be at it, or a process that is about to be ended."""
-    deadline = time.monotonic() + patience_s
+def delete(folder: Path, timeout_s: float = _TIMEOUT_S) -> None:
+    """Delete a folder, trying again while another reaper, or a process that is about to end, is still writing there."""
+    deadline = time.monotonic() + timeout_s
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.01)
 
 
 def _await_end(child: subprocess.Popen[bytes]) -> bool:
-    """Return whether the worker ended without a word."""
+    """Wait for the end of the child or of the worker; return whether the worker ended without writing its byte."""
     process, worker = os.pidfd_open(child.pid), sys.stdin.fileno()
     poll = select.poll()
     poll.register(process, select.POLLIN)

@@ -1,1 +1,4 @@
-"""The process in which one graph is rewritten: fresh, limited, and without a way out but its answer."""
+"""A rewrite: a fresh process with limits decodes one graph and makes candidates of it by the job's recipe.
+
+The passes themselves live in `fxlib.passes`, and whether a candidate is any good is found out in `fxlib_workers.trial`.
+"""

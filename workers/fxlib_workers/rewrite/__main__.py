@@ -1,4 +1,4 @@
-"""Rewrites the graph of one job, within limits, and leaves the answer in the job's folder (`exchange.job_folder`)."""
+"""Rewrites the graph of one job, within limits, and writes the answer into the job's folder (`exchange.job_folder`)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from fxlib.protocol import check_weights, recipe_from_proto, trial_from_proto
 from fxlib.reasons import Reason
 from fxlib.runtime import functions, is_call, is_issue
 from fxlib.spec.report import Report
+from fxlib_workers import logs
 from fxlib_workers.config import REWRITE_JOB, REWRITE_LIMITS, REWRITE_MODULES, RewriteLimits
 from fxlib_workers.exchange.job_folder import JobFolder
 from fxlib_workers.process.child import Channel, ChildEndedError
 from fxlib_workers.process.exceptions import Raised
 from fxlib_workers.process.limits import limit_files, limit_processes
-from fxlib_workers.rewrite.make_candidates import draft
+from fxlib_workers.rewrite.make_candidates import make_candidates
 
 
 def main() -> int:
-    """Rewrite each time the worker asks, and say how it went: `done`, or `failed` with the exception in words."""
+    """Rewrite each time the worker asks, and answer `done`, or `failed` with the exception in words."""
+    logs.set_up()
     channel = Channel.inherited()
     folder = JobFolder(Path(os.environ.pop(REWRITE_JOB)))
     for module in json.loads(os.environ.pop(REWRITE_MODULES)):
@@ -48,7 +50,7 @@ def main() -> int:
 
 
 def rewrite(folder: JobFolder) -> None:
-    """Decode the job's graph, draft candidates by its recipe, and write them and the report.
+    """Decode the job's graph, make candidates by its recipe, and write them and the report.
 
     Raises:
         FxlibError: the graph, the recipe or the workload are not valid, or a pass broke its promise.
@@ -61,26 +63,28 @@ def rewrite(folder: JobFolder) -> None:
         folder.write_rewrite(replace(report, explanation=explanation))
         return
     original = wire.decode(graph, blobs=folder.blobs(), seed=workload.seed)
-    check_weights(recipe, graph)  # weights that were not sent are drawn, and nothing may be computed from those
-    found = draft(original, recipe, workload, folder.profile(), diffs=request.diffs)
-    took = {"rewrite": time.monotonic() - start}
-    drafts = [replace(each, report=replace(each.report, phase_seconds=took)) for each in found.ranked]
-    vain = found.headroom is not None and found.headroom < trial_from_proto(request.trial).min_gain
-    if drafts and not vain:
-        folder.write_rewrite(drafts[0].report, drafts)
+    check_weights(
+        recipe, graph
+    )  # weights that were not sent are drawn at random, and nothing may be computed from them
+    found = make_candidates(original, recipe, workload, folder.profile(), diffs=request.diffs)
+    phase_seconds = {"rewrite": time.monotonic() - start}
+    candidates = [replace(each, report=replace(each.report, phase_seconds=phase_seconds)) for each in found.ranked]
+    hopeless = found.headroom is not None and found.headroom < trial_from_proto(request.trial).min_gain
+    if candidates and not hopeless:
+        folder.write_rewrite(candidates[0].report, candidates)
         return
-    if folder.drafts():  # planned without a profile, which finds them vain: a trial says for certain
+    if folder.candidates():  # the profile finds those of an earlier plan hopeless: a trial says for certain
         return
     calls = any(is_call(node) or is_issue(node) for node in original.graph.nodes)
-    reason = Reason.NOTHING_TO_GAIN if drafts else Reason.NOTHING_CHANGED if calls else Reason.NO_CALLS
-    said = reason.sentence(f"{max(found.headroom or 0.0, 0.0):.1%}" if drafts else "")
+    reason = Reason.NOTHING_TO_GAIN if candidates else Reason.NOTHING_CHANGED if calls else Reason.NO_CALLS
+    explanation = reason.sentence(f"{max(found.headroom or 0.0, 0.0):.1%}" if candidates else "")
     if found.recipe.undeclared and (best := found.recipe.undeclared[0]).gain > 0.0:
-        said = f"{said}; {best}"
-    folder.write_rewrite(replace(found.recipe, reason=reason, explanation=said, phase_seconds=took))
+        explanation = f"{explanation}; {best}"
+    folder.write_rewrite(replace(found.recipe, reason=reason, explanation=explanation, phase_seconds=phase_seconds))
 
 
 def _limit(limits: RewriteLimits) -> None:
-    """Bound what this process may take from now on; the libraries are loaded already."""
+    """Limit what this process may take from now on; the libraries are loaded already."""
     memory = psutil.Process().memory_info().vms + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))

@@ -1,4 +1,4 @@
-"""The programs that a recipe and its variants make of one graph, the most promising first."""
+"""The candidates that a recipe and its alternatives make of one graph, the most promising first."""
 
 from __future__ import annotations
 
@@ -17,49 +17,51 @@ from fxlib.analysis.cost.costs import Costs
 from fxlib.analysis.cost.simulate import predict
 from fxlib.errors import FxlibError
 from fxlib.passes import DeadCode, MergeReads, SplitCalls
-from fxlib.recipes import recipes
-from fxlib.recipes.alternatives import candidates
+from fxlib.recipes import alternatives, recipes
 from fxlib.recipes.undeclared import undeclared
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import Candidate, Report, Undeclared
+from fxlib.spec.report import CandidateReport, Report, Undeclared
 from fxlib.spec.workload import Workload
-from fxlib_workers.exchange.candidate import Draft
+from fxlib_workers import logs
+from fxlib_workers.exchange.candidate import Candidate
 
-_VARIANTS_S: Final = 30.0
-"""No further variant is begun after so long: a large graph takes its time, and the first plan is the recipe's own."""
+_LOG: Final = logs.Log(__name__)
+
+_ALTERNATIVES_S: Final = 30.0
+"""The time after which no further alternative is begun, since a large graph takes long to plan."""
 
 _SCHEDULING: Final = frozenset(each.name for each in recipes.get("schedule").passes)
-"""Passes that leave local work as it is."""
+"""The passes that leave local work as it is."""
 
 _SPLIT: Final = recipes.Recipe(name="split", passes=(DeadCode(), MergeReads(), SplitCalls()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafts:
-    """All that differ from the original and from each other.
+class Candidates:
+    """The candidates that differ from the original and from each other.
 
     Attributes:
-        ranked: the most promising first.
+        ranked: the candidates, the most promising first.
         recipe: what the passes of the recipe itself did.
-        headroom: the most that any legal order can gain by the cost model, relative (0.01 is 1%); None if there is no
-            profile, or if passes of the recipe change more than the order of calls and work.
+        headroom: the gain that no legal order can exceed by the cost model (0.01 is 1%); None if there is no profile,
+            or if passes of the recipe change more than the order of calls and work.
     """
 
-    ranked: tuple[Draft, ...]
+    ranked: tuple[Candidate, ...]
     recipe: Report
     headroom: float | None = None
 
 
-def draft(
+def make_candidates(
     original: GraphModule,
     recipe: recipes.Recipe,
     workload: Workload,
     profile: Profile | None,
     *,
     diffs: bool = False,
-) -> Drafts:
-    """Apply a recipe and its variants, and rank what differs by the step time that the cost model expects.
+) -> Candidates:
+    """Apply a recipe and its alternatives, and rank what differs by the step time that the cost model expects.
 
     Without a profile, the recipe itself comes first: estimates are good enough to plan by, not to choose by. With
     `diffs`, reports show what each pass did to the generated code.
@@ -69,23 +71,24 @@ def draft(
     """
     request = recipes.PlanningRequest.of(workload, profile)
     done = recipe.run(original, request, diffs=diffs)
-    first, *variants = candidates(recipe, profile, has_calls=bool(done.calls))
+    first, *others = alternatives.candidates(recipe, profile, has_calls=bool(done.calls))
     # What is measured bounds the step of the program with its contracts, and without what every recipe drops.
     split = None if profile is None else _SPLIT.run(original, request).module
     limit = None if split is None else bound(split, profile)
     missing = undeclared(original, recipe, request)
     report = partial(_report, limit=limit, missing=missing)
-    drafts: dict[str, Draft] = {}
-    varied = _varied(variants, original, request, diffs=diffs) if done.changed else ()
-    for name, rewrite in [(first.name, done), *varied]:
+    found: dict[str, Candidate] = {}
+    tried = _tried(others, original, request, diffs=diffs) if done.changed else ()
+    for name, rewrite in [(first.name, done), *tried]:
         if rewrite.changed:
             encoded = wire.encode(rewrite.module, beside=original)
             expected_s = predict(rewrite.module, profile).step_s if profile else None
-            told = report(rewrite, Candidate(name=name, predicted_step_s=expected_s))
-            made = Draft(graph=wire.serialize(encoded.graph), report=told, values=encoded.blobs)
-            drafts.setdefault(_program(rewrite.module), made)
-    ranked = sorted(drafts.values(), key=lambda each: each.candidate.predicted_step_s or 0.0)
-    return Drafts(ranked=tuple(ranked), recipe=report(done), headroom=_headroom(original, recipe, split, profile))
+            described = report(rewrite, CandidateReport(name=name, predicted_step_s=expected_s))
+            candidate = Candidate(graph=wire.serialize(encoded.graph), report=described, values=encoded.blobs)
+            found.setdefault(_program(rewrite.module), candidate)
+            _LOG.debug("candidate", name=name, expected_s=expected_s)
+    ranked = sorted(found.values(), key=lambda each: each.row.predicted_step_s or 0.0)
+    return Candidates(ranked=tuple(ranked), recipe=report(done), headroom=_headroom(original, recipe, split, profile))
 
 
 def _headroom(
@@ -100,24 +103,24 @@ def _headroom(
 
 
 def _program(module: GraphModule) -> str:
-    """Return what tells one program from another. A limit that changed nothing of the order makes no other program."""
+    """Return a text that equal programs share; a limit on calls in flight by itself makes no other program."""
     nodes = (node for node in module.graph.nodes if node.target is not limit_in_flight)
     return "\n".join(f"{node.name} {node.target} {node.args} {node.kwargs}" for node in nodes)
 
 
-def _varied(
-    variants: Sequence[recipes.Recipe], original: GraphModule, request: recipes.PlanningRequest, *, diffs: bool
+def _tried(
+    others: Sequence[recipes.Recipe], original: GraphModule, request: recipes.PlanningRequest, *, diffs: bool
 ) -> Iterator[tuple[str, recipes.Rewrite]]:
-    begun = time.monotonic()
-    for variant in variants:
-        if time.monotonic() - begun > _VARIANTS_S:
+    start = time.monotonic()
+    for other in others:
+        if time.monotonic() - start > _ALTERNATIVES_S:
             return
-        with suppress(FxlibError):  # the recipe itself applies, and that is what was asked for
-            yield variant.name, variant.run(original, request, diffs=diffs)
+        with suppress(FxlibError):  # the recipe itself applies, which is what was asked for
+            yield other.name, other.run(original, request, diffs=diffs)
 
 
 def _report(
-    rewrite: recipes.Rewrite, *candidates: Candidate, limit: Bound | None, missing: tuple[Undeclared, ...]
+    rewrite: recipes.Rewrite, *candidates: CandidateReport, limit: Bound | None, missing: tuple[Undeclared, ...]
 ) -> Report:
     return Report(
         decision="keep_original",

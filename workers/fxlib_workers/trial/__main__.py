@@ -1,7 +1,7 @@
 """The process that drives trials: connected to Ray once, it runs one trial after another for its worker.
 
-It is told of each trial by a folder (see `exchange.job_folder`), sends lines of progress, and leaves `report.pb` there.
-Where a profile is wanted, it says when that is written, and goes on once the drafts are planned by it.
+It receives the folder of each job (see `exchange.job_folder`), sends lines of progress, and writes `report.pb` there.
+Where a profile is wanted, it says when that is written, and goes on once the candidates are planned by it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ from typing import Final
 from fxlib.errors import FxlibError
 from fxlib.spec.profile import Profile
 from fxlib.spec.variant import MAIN
+from fxlib_workers import logs
 from fxlib_workers.config import TRIAL_SETTINGS, TrialSettings
-from fxlib_workers.exchange.candidate import Draft
+from fxlib_workers.exchange.candidate import Candidate
 from fxlib_workers.exchange.job_folder import JobFolder
 from fxlib_workers.process.child import FOLDER, Channel, ChildEndedError
 from fxlib_workers.process.exceptions import shorten
 from fxlib_workers.trial.cluster_run import connected
 from fxlib_workers.trial.failures import InterruptedTrialError
 from fxlib_workers.trial.replay.clients import with_remote_calls
-from fxlib_workers.trial.run_trial import Order, conduct
-from fxlib_workers.trial.trainer import Material
+from fxlib_workers.trial.run_trial import TrialRequest, run_trial
+from fxlib_workers.trial.trainer import EncodedProgram
 
 _ALIVE_S: Final = 5.0
+"""The interval of messages that say that this process is alive."""
 
 
 def main() -> int:
-    """Run trials until the worker is gone."""
+    """Run trials until the worker ends."""
+    logs.set_up()
     channel = Channel.inherited()
     settings = _settings(os.environ.pop(TRIAL_SETTINGS))
     try:
@@ -51,41 +54,41 @@ def main() -> int:
 
 
 def _run(job: JobFolder, settings: TrialSettings, channel: Channel, *, profile: Collection[str]) -> None:
-    def tell(phase: str, message: str, progress: float | None = None) -> None:
+    def report_progress(phase: str, message: str, progress: float | None = None) -> None:
         channel.send(phase=phase, message=message, progress=progress)
 
-    told_at = time.monotonic()
+    sent_at = time.monotonic()
 
     def interrupted() -> bool:
-        nonlocal told_at
-        if time.monotonic() - told_at > _ALIVE_S:
-            told_at = time.monotonic()
+        nonlocal sent_at
+        if time.monotonic() - sent_at > _ALIVE_S:
+            sent_at = time.monotonic()
             channel.send(alive=True)
         return channel.receive(timeout_s=0.0) is not None
 
-    def plan_anew(name: str, folder: JobFolder, found: Profile) -> Sequence[Draft]:
+    def plan_anew(name: str, folder: JobFolder, measured: Profile) -> Sequence[Candidate]:
         try:
-            folder.write_profile(found)
+            folder.write_profile(measured)
         except FxlibError as error:
-            tell("profile", f"planned without a profile: {error}")
-            return folder.drafts()
+            report_progress("profile", f"planned without a profile: {error}")
+            return folder.candidates()
         channel.send(profiled=name)
         if "planned" not in (channel.receive() or {}):
             raise InterruptedTrialError
-        return folder.drafts()
+        return folder.candidates()
 
     folders = {MAIN: job, **job.variants}
     reports = {name: folder.read_rewrite() for name, folder in folders.items()}
-    orders = {
-        name: Order(
+    requests = {
+        name: TrialRequest(
             workload=folder.workload(),
             options=folder.options(),
-            material=Material(
+            program=EncodedProgram(
                 original=folder.original.read_bytes(),
                 workload=folder.request().workload.SerializeToString(),
                 blobs=folder.blobs(),
             ),
-            drafts=folder.drafts(),
+            candidates=folder.candidates(),
             plan_anew=partial(plan_anew, name, folder) if name in profile and folder.profile() is None else None,
             profile=with_remote_calls(folder.profile(), folder.original.read_bytes()),
         )
@@ -93,13 +96,13 @@ def _run(job: JobFolder, settings: TrialSettings, channel: Channel, *, profile: 
         if reports[name].reason is None
     }
     try:
-        outcomes = conduct(orders, settings, tell, interrupted)
+        results = run_trial(requests, settings, report_progress, interrupted)
     except InterruptedTrialError:
         channel.send(interrupted=True)
         return
-    for name, outcome in outcomes.items():
-        folders[name].choose(outcome.chosen)
-        reports[name] = outcome.report
+    for name, result in results.items():
+        folders[name].choose(result.chosen)
+        reports[name] = result.report
     job.write_report(replace(reports.pop(MAIN), variants=reports))
     channel.send(done=True)
 

@@ -1,4 +1,4 @@
-"""One process of a trial: a Ray actor that joins the trial's RPC world."""
+"""One process of a trial: a Ray actor that joins the others over `torch.distributed.rpc`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,28 @@ from torch.distributed import rpc
 
 from fxlib.runtime import functions
 from fxlib.spec.workload import Optimizer, RemoteObject, Server
-from fxlib_workers.process.exceptions import tells
+from fxlib_workers.process.exceptions import returns_exceptions
 from fxlib_workers.process.limits import limit_files, limit_processes
 from fxlib_workers.trial import servers
-from fxlib_workers.trial.replay import server as stage
-from fxlib_workers.trial.replay.plan import Script
+from fxlib_workers.trial.replay import server as replay_server
+from fxlib_workers.trial.replay.plan import ReplayPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A process's place in the world of a trial."""
+class ActorConfig:
+    """What one process of a trial is, and what it may take.
+
+    Attributes:
+        name: the process's name in `torch.distributed.rpc`.
+        rank: its rank: servers come first, then trainers.
+        world_size: the number of processes.
+        interface: the network interface over which they speak to each other.
+        allowed_modules: the modules whose functions and classes the operator allowed.
+        memory_bytes: the memory that it may allocate on top of what the libraries take.
+        file_bytes: the size of the largest file that it may write.
+        threads: the threads of torch's operators.
+        concurrent_calls: the threads that answer calls.
+    """
 
     name: str
     rank: int
@@ -36,80 +48,79 @@ class Place:
     memory_bytes: int
     file_bytes: int
     threads: int
-    calls_at_once: int = 16
-    """Threads that answer calls."""
+    concurrent_calls: int = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where the world meets: the address of its store."""
+class StoreAddress:
+    """The address of the store through which the processes find each other."""
 
     host: str
     port: int
 
 
-class Member:
-    """A process of a trial, in its place."""
+class TrialActor:
+    """A process of a trial."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        torch.set_num_threads(min(place.threads, psutil.cpu_count() or 1))
-        for module in place.allowed_modules:
+    def __init__(self, config: ActorConfig) -> None:
+        self._config = config
+        torch.set_num_threads(min(config.threads, psutil.cpu_count() or 1))
+        for module in config.allowed_modules:
             functions.allow_module(module)
 
     def pid(self) -> int:
         """Return the process's id."""
         return os.getpid()
 
-    def host_meeting(self) -> Meeting:
-        """Start the store at which the world meets, on a free port of the trial's interface."""
-        host = _address(self._place.interface)
-        # Bound here: a store that binds its own port listens on all interfaces.
+    def host_store(self) -> StoreAddress:
+        """Start the store through which the processes find each other, on a free port of the trial's interface."""
+        host = _address(self._config.interface)
+        # The socket is bound here, since a store that binds its own port listens on all interfaces.
         listener = socket.create_server((host, 0))
         port: int = listener.getsockname()[1]
-        self._store = distributed.TCPStore(
+        self._hosted = distributed.TCPStore(
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        return Meeting(host, port)
+        return StoreAddress(host, port)
 
-    def join(self, meeting: Meeting) -> None:
-        """Enter the world, over TCP alone: shared memory would measure no network. Then limit what is taken."""
-        os.environ["TP_SOCKET_IFNAME"] = self._place.interface
-        place = self._place
-        self._meeting = meeting
+    def join(self, address: StoreAddress) -> None:
+        """Join the other processes, over TCP alone (shared memory would measure no network), and set the limits."""
+        os.environ["TP_SOCKET_IFNAME"] = self._config.interface
+        config = self._config
+        self._store_address = address
 
-        def meet(*_: Any, **__: Any) -> Iterator[tuple[distributed.Store, int, int]]:
-            yield self._meeting_point(), place.rank, place.world_size
+        def rendezvous(*_: Any, **__: Any) -> Iterator[tuple[distributed.Store, int, int]]:
+            yield self._store(), config.rank, config.world_size
 
-        distributed.register_rendezvous_handler("fxlib", meet)
+        distributed.register_rendezvous_handler("fxlib", rendezvous)
         rpc.init_rpc(
-            place.name,
-            rank=place.rank,
-            world_size=place.world_size,
+            config.name,
+            rank=config.rank,
+            world_size=config.world_size,
             rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
-                num_worker_threads=place.calls_at_once,
+                num_worker_threads=config.concurrent_calls,
                 init_method="fxlib://",
                 _transports=["uv"],
                 _channels=["basic"],
             ),
         )
-        limit = psutil.Process().memory_info().data + place.memory_bytes
+        limit = psutil.Process().memory_info().data + config.memory_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        limit_files(place.file_bytes)
+        limit_files(config.file_bytes)
         limit_processes()
 
-    def _meeting_point(self) -> distributed.Store:
-        return distributed.TCPStore(self._meeting.host, self._meeting.port, is_master=False)
+    def _store(self) -> distributed.Store:
+        return distributed.TCPStore(self._store_address.host, self._store_address.port, is_master=False)
 
-    def linger(self) -> None:
-        """Never return: the call fails when the process ends, and so tells of it."""
+    def wait_forever(self) -> None:
+        """Never return: the call fails when the process ends, which is how the driver notices."""
         threading.Event().wait()
 
 
-class ServerMember(Member):
+class ServerActor(TrialActor):
     """A parameter server of a trial."""
 
-    @tells
+    @returns_exceptions
     def serve(self, server: Server, optimizer: Optimizer, seed: int) -> None:
         """Set the server's state up."""
         servers.serve(server, optimizer, seed)
@@ -119,12 +130,12 @@ class ServerMember(Member):
         return servers.not_served(names)
 
     def not_made(self, rrefs: Mapping[str, RemoteObject]) -> list[str]:
-        """Return which of these RRefs' objects the server cannot make."""
+        """Return the RRefs whose objects the server cannot make."""
         return servers.not_made(rrefs)
 
-    def replay(self, script: Script) -> None:
-        """Answer from the script what nobody here has."""
-        stage.begin(script, self._place.name)
+    def replay(self, plan: ReplayPlan) -> None:
+        """Answer by the plan what no process of the trial can run."""
+        replay_server.start(plan, self._config.name)
 
 
 def _address(interface: str) -> str:

@@ -1,4 +1,4 @@
-"""Digests of the bits of tensors and of whatever holds them: equal digests, equal bits."""
+"""Digests of the bits of tensors, and of the containers that hold them: equal digests mean equal bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch.utils import _pytree as pytree
 
-from fxlib.utils import pytree as nests
+from fxlib.utils import pytree as utils_pytree
 
 
 def digest(value: object) -> str:
@@ -32,12 +32,12 @@ def digest_all(values: Mapping[str, torch.Tensor]) -> str:
 
 def leaves(prefix: str, value: object) -> dict[str, object]:
     """Return the leaves of nested containers, by path: `output`, `output[0]`, `output['loss']`."""
-    return dict(nests.leaves(value, prefix))
+    return dict(utils_pytree.leaves(value, prefix))
 
 
 def results(prefix: str, value: object) -> dict[str, object]:
-    """Return the leaves of what a program returned, and, beside them, the containers that they are in."""
-    return {f"containers of {prefix}": nests.structure(value), **leaves(prefix, value)}
+    """Return the leaves of what a program returned, by path, and the structure of its containers."""
+    return {f"containers of {prefix}": utils_pytree.structure(value), **leaves(prefix, value)}
 
 
 def tensors(value: object) -> list[torch.Tensor]:
@@ -48,7 +48,7 @@ def tensors(value: object) -> list[torch.Tensor]:
 def _update(total: hashlib.blake2b, tensor: torch.Tensor) -> None:
     total.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout}".encode())
     for part in _dense_parts(tensor):
-        plain = part  # mostly it is plain already, and each of these steps takes a while to find that out
+        plain = part  # it mostly is already, and each of these steps takes time to find that out
         if not part.is_cpu or part.is_conj() or part.is_neg() or not part.is_contiguous():
             plain = part.to("cpu").resolve_conj().resolve_neg().contiguous()
         total.update(plain.view(-1).view(torch.uint8).numpy().data)

@@ -1,4 +1,4 @@
-"""The worker's side of the process that drives trials: started once, asked for one trial after another."""
+"""The worker's side of the process that drives trials: it starts the process once, and asks it for each trial."""
 
 from __future__ import annotations
 
@@ -15,33 +15,37 @@ from fxlib.reasons import Reason
 from fxlib.spec.report import Report
 from fxlib_workers import logs
 from fxlib_workers.config import TRIAL_SETTINGS, TrialSettings
-from fxlib_workers.exchange.job_folder import JobFolder, Tell
+from fxlib_workers.exchange.job_folder import JobFolder, ReportProgress
 from fxlib_workers.process.child import Child, ChildEndedError, Message
 
+_LOG: Final = logs.Log(__name__)
+
 Check = Callable[[], None]
-"""Raises when the job is not wanted any more."""
+"""A function that raises when the job is no longer this worker's to finish."""
 
 Plans = Mapping[str, Callable[[], object]]
+"""By program, a function that makes the candidates in its folder anew, by the profile that is there by then."""
+
 _NO_PLANS: Final[Plans] = {}
 
-_GLANCE_S: Final = 0.2
+_POLL_S: Final = 0.2
 _RAY_START_S: Final = 120.0
 _SILENCE_S: Final = 90.0
-"""A driver that has said nothing for so long hangs: it tells that it is alive every few seconds."""
+"""The time without a message after which the driver counts as hung: it sends one every few seconds."""
 
-_PATIENCE_S: Final = 5.0
-_TRIES: Final = 2
+_STOP_TIMEOUT_S: Final = 5.0
+_ATTEMPTS: Final = 2
 
 
 class DriverError(Exception):
-    """The driver's process failed, not the job: Ray could not be started, or broke down."""
+    """The driver's process failed, for no fault of the job's: Ray could not be started, or broke down."""
 
 
-class Trials:
+class TrialDriver:
     """Runs trials in a driver process, which keeps Ray up between them.
 
     Args:
-        settings: the operator's.
+        settings: the operator's settings.
         root: the worker's folder.
     """
 
@@ -52,14 +56,14 @@ class Trials:
         self._ready = False
 
     def start(self) -> None:
-        """Start the driver, unless it runs; returns at once, while Ray comes up."""
+        """Start the driver, unless it runs; return at once, while Ray is starting."""
         if self._driver is None:
             environment = {TRIAL_SETTINGS: json.dumps(asdict(self._settings))}
             if not self._settings.ray_address:
-                # As Ray itself would decide, and then warn of; it reads this when it is imported.
+                # Ray would choose the same, with a warning; it reads the variable when it is imported.
                 environment["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE", "token")
             self._driver = Child(
-                "fxlib_workers.trial", self._root, environment, keeps=("RAY_*", *self._settings.keep_variables)
+                "fxlib_workers.trial", self._root, environment, keep_variables=("RAY_*", *self._settings.keep_variables)
             )
             self._ready = False
 
@@ -69,63 +73,67 @@ class Trials:
             self._driver.end()
             self._driver = None
 
-    def run(self, folder: JobFolder, tell: Tell, check: Check, plans: Plans = _NO_PLANS) -> Report:
+    def run(self, folder: JobFolder, report_progress: ReportProgress, check: Check, plans: Plans = _NO_PLANS) -> Report:
         """Run the trial of the job in `folder`, and of its variants, and return the whole report.
 
         Args:
-            folder: holds request, original, drafts and what the passes did.
-            tell: passes progress on.
-            check: called all the time; what it raises ends the trial.
-            plans: by name ("main": the job's own step; else a variant's), what writes the drafts anew, by the profile
-                that the trial has then left in the folder. None where no profile is wanted.
+            folder: the job's folder, which holds request, original, candidates and what the passes did.
+            report_progress: the function that passes progress on.
+            check: a function that is called while the trial runs; what it raises ends the trial.
+            plans: by program ("main": the job's own step; else a variant's), what plans anew once the trial has
+                written a profile; programs that need no profile are missing.
         """
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return self._run(folder, tell, check, plans)
+                return self._run(folder, report_progress, check, plans)
             except DriverError as error:
                 self.end()
-                logs.warning("trial driver failed", attempt=attempt, error=error)
+                _LOG.warning("trial driver failed", attempt=attempt, error=error)
                 reason, detail = Reason.TRIAL_DIED if self._ready else Reason.NO_CAPACITY, str(error)
             except BaseException:
                 self._interrupt()
                 raise
-        variants = {name: _kept(each.read_rewrite(), reason, detail) for name, each in folder.variants.items()}
-        return replace(_kept(folder.read_rewrite(), reason, detail), variants=variants)
+        variants = {name: _keep_original(each.read_rewrite(), reason, detail) for name, each in folder.variants.items()}
+        return replace(_keep_original(folder.read_rewrite(), reason, detail), variants=variants)
 
-    def _run(self, folder: JobFolder, tell: Tell, check: Check, plans: Plans) -> Report:
+    def _run(self, folder: JobFolder, report_progress: ReportProgress, check: Check, plans: Plans) -> Report:
         self.start()
         if not self._ready:
-            self._await({"ready"}, tell, check, silence_s=_RAY_START_S)
+            self._await({"ready"}, report_progress, check, silence_s=_RAY_START_S)
             self._ready = True
         self._send(folder=str(folder.path), profile=list(plans))
-        while "profiled" in (message := self._await({"profiled", "done"}, tell, check, silence_s=_SILENCE_S)):
+        while "profiled" in (
+            message := self._await({"profiled", "done"}, report_progress, check, silence_s=_SILENCE_S)
+        ):
             plans[message["profiled"]]()
             self._send(planned=True)
         return folder.read_report()
 
-    def _await(self, wanted: AbstractSet[str], tell: Tell, check: Check, *, silence_s: float) -> Message:
-        heard_at = time.monotonic()
-        while time.monotonic() - heard_at < silence_s:
+    def _await(
+        self, wanted: AbstractSet[str], report_progress: ReportProgress, check: Check, *, silence_s: float
+    ) -> Message:
+        last_message_at = time.monotonic()
+        while time.monotonic() - last_message_at < silence_s:
             check()
-            message = self._receive(_GLANCE_S)
+            message = self._receive(_POLL_S)
             if message is None:
                 continue
-            heard_at = time.monotonic()
+            last_message_at = time.monotonic()
             if "failed" in message:
                 raise DriverError(message["failed"])
             if "phase" in message:
-                tell(message["phase"], message["message"], message["progress"])
+                report_progress(message["phase"], message["message"], message["progress"])
             if wanted & message.keys():
                 return message
-        raise DriverError(f"nothing was heard of the driver for {silence_s:.0f} s")
+        raise DriverError(f"the driver sent no message for {silence_s:.0f} s")
 
     def _interrupt(self) -> None:
-        """Stop the trial; a driver that does not answer is ended."""
-        deadline = time.monotonic() + _PATIENCE_S
+        """Stop the trial, and end a driver that does not answer."""
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
         try:
             self._send(stop=True)
             while self._ready and time.monotonic() < deadline:
-                message = self._receive(_GLANCE_S)
+                message = self._receive(_POLL_S)
                 if message is not None and ("interrupted" in message or "done" in message):
                     return
         except DriverError:
@@ -150,8 +158,8 @@ class Trials:
         return self._driver
 
 
-def _kept(report: Report, reason: Reason, detail: str) -> Report:
-    """Keep the original for this reason, unless there was another one before."""
+def _keep_original(report: Report, reason: Reason, detail: str) -> Report:
+    """Return a report that keeps the original, for this reason unless it has one already."""
     if report.reason is not None:
         return report
     return replace(report, decision="keep_original", reason=reason, explanation=reason.sentence(detail))

@@ -1,13 +1,19 @@
-"""How a trial ends early: with a reason of the catalogue, which becomes the job's answer, or because it was told to."""
+"""The ways in which a trial ends early: for a reason that becomes the job's answer, or on request."""
 
 from __future__ import annotations
 
 from fxlib.reasons import Reason
-from fxlib_workers.exchange.candidate import MOVED, ORIGINAL, Arm
+from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
 
 
 class TrialError(Exception):
-    """The trial cannot go on; the original is kept, for this reason. `survived`: its processes could go on."""
+    """The trial cannot go on, and the original is kept.
+
+    Attributes:
+        reason: the reason in the job's answer.
+        detail: what the reason's sentence is completed with.
+        survived: whether the processes of the trial can run another program.
+    """
 
     def __init__(self, reason: Reason, detail: str, *, survived: bool = False) -> None:
         super().__init__(reason.sentence(detail))
@@ -17,17 +23,21 @@ class TrialError(Exception):
 
 
 class CandidateError(TrialError):
-    """One candidate failed; the trial can go on with others."""
+    """One candidate failed, and the trial can go on with the others.
 
-    def __init__(self, arm: Arm, reason: Reason, detail: str) -> None:
+    Attributes:
+        candidate: the candidate's name.
+    """
+
+    def __init__(self, candidate: str, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail, survived=True)
-        self.arm = arm
+        self.candidate = candidate
 
 
 class InterruptedTrialError(Exception):
-    """The worker does not want the trial any more."""
+    """The worker asked for the trial to end."""
 
 
-def fails(arm: Arm) -> Reason:
-    """Return what an exception in an arm's own code means."""
-    return Reason.ORIGINAL_FAILS if arm in (ORIGINAL, MOVED) else Reason.CANDIDATE_FAILS
+def failure_reason(arm: Arm) -> Reason:
+    """Return the reason for which a trial ends when an arm's own code raises."""
+    return Reason.ORIGINAL_FAILS if arm in (ORIGINAL, REALIGNED) else Reason.CANDIDATE_FAILS

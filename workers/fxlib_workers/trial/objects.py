@@ -1,4 +1,4 @@
-"""What a graph needs of the world around it: code, remote functions, and objects behind RRefs."""
+"""What a graph requires besides itself: code, remote functions, and objects behind RRefs."""
 
 from __future__ import annotations
 
@@ -27,27 +27,32 @@ RRefs = Mapping[str, "rpc.RRef[Any]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """Code that only the job has, in words; remote functions by server ("" where the graph does not say which)."""
+class Requirements:
+    """What graphs require of the processes that run them.
+
+    Attributes:
+        opaque: code that only the job has, in words.
+        functions: remote functions, by server ("" where the graph does not say which).
+        contracts: the contracts of remote functions and methods that the graphs know or the workload assumes, by
+            "function#call", and by "function" where all its calls have the same one.
+        created: the functions that make objects behind RRefs, each with the names of the calls that fetch the object.
+        groups: the process groups of the graphs' collectives.
+    """
 
     opaque: tuple[str, ...]
     functions: Mapping[str, tuple[str, ...]]
     contracts: Mapping[str, Contract]
-    """Of remote functions and methods, by "function#call", where the graphs know one or the workload assumes it; by
-    "function" where all its calls have the same."""
     created: Mapping[str, tuple[str, ...]]
-    """Functions that make what RRefs lead to, and the names of the calls that fetch it."""
     groups: Groups
-    """The process groups to which the graphs speak."""
 
 
-def needs_of(modules: Iterable[GraphModule], workload: Workload) -> Needs:
-    """Return what the graphs need that is not in them or in the workload."""
+def requirements_of(modules: Iterable[GraphModule], workload: Workload) -> Requirements:
+    """Return what the graphs require that is neither in them nor in the workload."""
     opaque: set[str] = set()
     functions: dict[str, set[str]] = {}
     stated: dict[str, dict[str, Contract | None]] = {}
     created: dict[str, set[str]] = {}
-    pushes = workload.mode != "forward"  # where no gradient is recorded, none is taken anywhere
+    pushes = workload.mode != "forward"  # without a backward there is no gradient to push
     bodies = [found for module in modules for found in _bodies(module)]
     for path, body in bodies:
         opaque.update(own_code_in(body))
@@ -62,7 +67,7 @@ def needs_of(modules: Iterable[GraphModule], workload: Workload) -> Needs:
                 stated.setdefault(str(node.args[2]), {})[""] = contract
             elif _makes_call(node):
                 stated.setdefault(function_name(node), {})[call_name(node)] = contract
-    return Needs(
+    return Requirements(
         opaque=tuple(sorted(opaque)),
         functions={server: tuple(sorted(names)) for server, names in sorted(functions.items())},
         contracts=_by_name(stated),
@@ -72,7 +77,7 @@ def needs_of(modules: Iterable[GraphModule], workload: Workload) -> Needs:
 
 
 def _makes_call(node: Node) -> bool:
-    """Whether the node makes, or begins, one call; of a batch that is said of the wait for each of its calls."""
+    """Whether the node makes or issues one call; for a batch, that is the wait for each of its calls."""
     return (
         is_item(node)
         or (not is_batch(node) and (calls.is_call(node) or calls.is_issue(node)))
@@ -95,12 +100,12 @@ def _by_name(stated: Mapping[str, Mapping[str, Contract | None]]) -> dict[str, C
 
 
 def fetches_of(creation: Node) -> tuple[str, ...]:
-    """Return the names of the calls that fetch what a node creates."""
+    """Return the names of the calls that fetch the object that a node creates."""
     return tuple(call_name(user) for user in creation.users if user.target in FETCHES)
 
 
-class Bound:
-    """A module with the objects that its RRefs stand for; called with a batch."""
+class BoundModule:
+    """A module with the RRefs that it takes as arguments; it is called with a batch."""
 
     def __init__(self, module: GraphModule, arguments: RRefs) -> None:
         self.module = module
@@ -116,20 +121,20 @@ class Bound:
         return self.module(**inputs, **batch.kwargs, **self._arguments)
 
 
-def bind(module: GraphModule, rrefs: RRefs) -> Bound:
-    """Put RRefs where the graph reads them as attributes, and keep those that it takes as arguments."""
+def bind(module: GraphModule, rrefs: RRefs) -> BoundModule:
+    """Set the RRefs that the graph reads as attributes, and bind those that it takes as arguments."""
     attributes = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
     inputs = {str(node.target) for node in module.graph.nodes if node.op == "placeholder"}
     for name in attributes & rrefs.keys():
         path, _, attribute = name.rpartition(".")
-        # Not through `__setattr__`, which GraphModule and nn.Module reserve for state.
+        # Past `__setattr__`, which GraphModule and nn.Module reserve for state.
         vars(module.get_submodule(path))[attribute] = rrefs[name]
     # An input may be called like an attribute; then the name is the attribute's.
-    return Bound(module, {name: rref for name, rref in rrefs.items() if name in inputs - attributes})
+    return BoundModule(module, {name: rref for name, rref in rrefs.items() if name in inputs - attributes})
 
 
 def _bodies(module: nn.Module) -> Iterator[tuple[str, GraphModule]]:
-    """Yield the GraphModules in a module tree, with their paths: each has code of its own."""
+    """Yield the GraphModules in a module tree, with their paths."""
     return ((path, each) for path, each in module.named_modules() if isinstance(each, GraphModule))
 
 
@@ -151,7 +156,7 @@ def _is_opaque(module: nn.Module, path: str) -> bool:
 
 
 def _functions(node: Node) -> Iterator[tuple[str, str]]:
-    """Yield server and function of a call, and of the push of its gradient."""
+    """Yield the server and the function of a call, and of the push of its gradient."""
     if node.target in TRACKERS:
         _, to, function, *_ = node.args
     elif is_batch(node):

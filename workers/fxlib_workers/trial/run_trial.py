@@ -1,4 +1,4 @@
-"""One trial from end to end: processes up, a profile, sameness, choice, speed, timelines, and the decision."""
+"""One trial from end to end: start, profile, sameness, choice, speed, timelines, and the decision."""
 
 from __future__ import annotations
 
@@ -15,115 +15,132 @@ from fxlib.spec.report import CallReport, Report, Timeline
 from fxlib.spec.trial import TrialOptions
 from fxlib.spec.variant import MAIN
 from fxlib.spec.workload import Workload
+from fxlib_workers import logs
 from fxlib_workers.config import TrialSettings
-from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Draft
-from fxlib_workers.exchange.job_folder import Tell
-from fxlib_workers.trial.cluster_run import World
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
+from fxlib_workers.exchange.job_folder import ReportProgress
+from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.failures import TrialError
-from fxlib_workers.trial.selection.outcomes import Contest
+from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.screening import Screening
-from fxlib_workers.trial.selection.select import Race
+from fxlib_workers.trial.selection.select import Selection
 from fxlib_workers.trial.selection.speed import Speed
-from fxlib_workers.trial.trainer import Material
+from fxlib_workers.trial.trainer import EncodedProgram
+
+_LOG: Final = logs.Log(__name__)
 
 _FIRST_SHARE: Final = 0.5
-"""Of the budget, for the job's own step where there are variants besides."""
+"""The share of the budget for the job's own step where there are variants besides."""
 
 _RECORDED_STEPS: Final = 5
+"""The most steps of an arm that are recorded as timelines."""
+
 _RECORDING_SHARE: Final = 0.05
-"""Of the budget: what recording steps may take on top of it, one step of each arm apart."""
+"""The share of the budget that recording may take on top of it, besides one step of each arm."""
 
-_MUCH: Final = 0.1
-"""The share of a step from which on a call's exposed time asks for a reason."""
+_MUCH_EXPOSED: Final = 0.1
+"""The share of a step from which on a call's exposed time is given a reason."""
+
 _BLOCK_SLACK: Final = 20
-"""A block that takes so many times what it should counts as hung, once a single step's time limit is over, too."""
+"""A block counts as hung after so many times its expected seconds, plus the time limit of a single step."""
 
-NOTEWORTHY: Final = 0.1
-"""Share of the measured time from which on it is told."""
+_NOTEWORTHY_DELAY: Final = 0.1
+"""The share of the measured time from which on a trainer's waiting for a core is reported."""
 
 _BUDGET_TO_PROFILE_S: Final = 10.0
-"""With less, the seconds that a profile takes are missed in the measurement."""
-
+"""With a smaller budget, the seconds that a profile takes are missed in the measurement."""
 
 _PROFILE_SHARE: Final = 0.1
-"""Of the budget: for the steps of a profile, and for planning again, which takes as long as it did the first time."""
+"""The share of the budget for the steps of a profile, and for planning again, which takes as long as the first time."""
 
 _PROFILE_SLACK: Final = 5
-"""A profile whose steps take so many times what they should counts as hung."""
+"""A profile counts as hung after so many times its expected seconds."""
 
 _PROBES_S: Final = 30.0
-"""How long trying the servers out may take."""
+"""The most seconds that a profile's probing of the servers may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """One trial to run.
+class TrialRequest:
+    """The trial of one program that is to be run.
 
     Attributes:
-        drafts: the candidates as planned without a measurement, the most promising first.
-        plan_anew: takes what the original was measured to take, and returns candidates planned by it; None where the
-            drafts stand as they are.
-        profile: what remote functions that no server has are replayed from.
+        workload: how a step runs.
+        options: the options of the trial.
+        program: the original, its workload and their blobs, encoded.
+        candidates: the candidates as planned without a measurement, the most promising first.
+        plan_anew: a function that takes the measured profile, and returns candidates planned by it; None if the
+            candidates stay as they are.
+        profile: the profile from which remote functions that no server has are replayed.
     """
 
     workload: Workload
     options: TrialOptions
-    material: Material
-    drafts: Sequence[Draft]
-    plan_anew: Callable[[Profile], Sequence[Draft]] | None = None
+    program: EncodedProgram
+    candidates: Sequence[Candidate]
+    plan_anew: Callable[[Profile], Sequence[Candidate]] | None = None
     profile: Profile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The answer, and the candidate of which it speaks."""
+class TrialResult:
+    """What a trial found out.
+
+    Attributes:
+        report: the answer.
+        chosen: the candidate of which the report speaks.
+    """
 
     report: Report
-    chosen: Draft
+    chosen: Candidate
 
 
-def conduct(
-    orders: Mapping[str, Order], settings: TrialSettings, tell: Tell, interrupted: Callable[[], bool]
-) -> dict[str, Outcome]:
-    """Run a trial of each program of a job, one after another in the same processes, and return what became of each.
+def run_trial(
+    requests: Mapping[str, TrialRequest],
+    settings: TrialSettings,
+    report_progress: ReportProgress,
+    interrupted: Callable[[], bool],
+) -> dict[str, TrialResult]:
+    """Run a trial of each program of a job, one after another in the same processes, and return the results by name.
 
-    That is what the passes did for the candidate chosen, completed by what the trial found. The programs share the
-    budget of the first. One that ends the trial for good ends it for those after it, too.
+    A result's report says what the passes did for the candidate chosen, and what the trial found. The programs share
+    the budget of the first. A program that ends the trial for good ends it for those after it, too.
 
     Args:
-        orders: by name, at least one; all have the same servers and as many trainers.
-        settings: the operator's.
-        tell: passes progress on.
-        interrupted: whether the trial is to end at once.
+        requests: the programs by name, at least one; all have the same servers and as many trainers.
+        settings: the operator's settings.
+        report_progress: the function that passes progress on.
+        interrupted: a function that returns whether the trial is to end at once.
 
     Raises:
-        InterruptedTrialError: `interrupted` said so.
+        InterruptedTrialError: `interrupted` returned True.
     """
-    conductors = {name: _Conductor(order, _named(name, tell)) for name, order in orders.items()}
-    outcomes: dict[str, Outcome] = {}
-    first = next(iter(orders.values()))
-    tell("sameness", "starting trainers and parameter servers")
+    trials = {name: _Trial(each, _named(name, report_progress)) for name, each in requests.items()}
+    results: dict[str, TrialResult] = {}
+    first = next(iter(requests.values()))
+    report_progress("sameness", "starting trainers and parameter servers")
     start = time.monotonic()
     try:
-        with World(first.workload, first.material, settings, interrupted, first.profile) as world:
-            started = time.monotonic()
-            budget = _Budget(first.options.budget_s, started, len(orders))
-            for name, conductor in conductors.items():
+        with ClusterRun(first.workload, first.program, settings, interrupted, first.profile) as cluster:
+            budget = _Budget(first.options.budget_s, time.monotonic(), len(requests))
+            for name, trial in trials.items():
                 try:
-                    outcomes[name] = conductor.run(world, start if conductor.order is first else None, budget.next())
+                    results[name] = trial.run(cluster, start if trial.request is first else None, budget.next())
                 except TrialError as error:
                     if not error.survived:
                         raise
-                    outcomes[name] = conductor.decide(None, error.reason, error.detail)
+                    results[name] = trial.decide(None, error.reason, error.detail)
     except TrialError as error:
-        for name, conductor in conductors.items():
-            if name not in outcomes:
-                outcomes[name] = conductor.decide(None, error.reason, error.detail)
-    return outcomes
+        for name, trial in trials.items():
+            if name not in results:
+                results[name] = trial.decide(None, error.reason, error.detail)
+    for name, result in results.items():
+        _LOG.debug("trial ended", program=name, chosen=result.chosen.name, **result.report.phase_seconds)
+    return results
 
 
 class _Budget:
-    """Divides the budget: the first program may take half, and what it leaves the others have in equal parts."""
+    """Divides the budget: the first program may take half of it, and what it leaves is divided equally."""
 
     def __init__(self, budget_s: float, started: float, programs: int) -> None:
         self._ends = started + budget_s
@@ -134,7 +151,7 @@ class _Budget:
         """Return the seconds of the next program.
 
         Raises:
-            TrialError: none is left.
+            TrialError: nothing of the budget is left.
         """
         left_s = self._ends - time.monotonic()
         share = 1.0 if self._left == 1 else _FIRST_SHARE if self._first else 1.0 / self._left
@@ -144,50 +161,65 @@ class _Budget:
         return share * left_s
 
 
-def _named(name: str, tell: Tell) -> Tell:
+def _named(name: str, report_progress: ReportProgress) -> ReportProgress:
     if name == MAIN:
-        return tell
-    return lambda phase, message, progress=None: tell(phase, f"{name}: {message}", progress)
+        return report_progress
+    return lambda phase, message, progress=None: report_progress(phase, f"{name}: {message}", progress)
 
 
-class _Conductor:
-    def __init__(self, order: Order, tell: Tell) -> None:
-        self.order = order
-        self._options = order.options
-        self._tell = tell
-        self._contest = Contest(order.drafts)
+class _Trial:
+    """The trial of one program, phase by phase."""
+
+    def __init__(self, request: TrialRequest, report_progress: ReportProgress) -> None:
+        self.request = request
+        self._options = request.options
+        self._report_progress = report_progress
+        self._outcomes = CandidateOutcomes(request.candidates)
         self._phase_seconds: dict[str, float] = {}
 
-    def run(self, world: World, start: float | None, budget_s: float) -> Outcome:
-        """Run the trial; `start` is when the world began to come up, None where it has served another program."""
+    def run(self, cluster: ClusterRun, start: float | None, budget_s: float) -> TrialResult:
+        """Run the trial.
+
+        Args:
+            cluster: the processes of the trial.
+            start: when they began to start; None if they have run another program already.
+            budget_s: the seconds for this program.
+        """
         begun = time.monotonic() if start is None else start
         if start is None:
-            world.turn_to(self.order.workload, self.order.material, self.order.profile)
-        world.prepare()
-        world.settle(self._options.step_timeout_s)
+            cluster.switch_program(self.request.workload, self.request.program, self.request.profile)
+        cluster.prepare()
+        cluster.settle_buckets(self._options.step_timeout_s)
         self._options = replace(self._options, budget_s=budget_s)
-        started = self._clock("start", begun)
+        started = self._end_phase("start", begun)
         deadline = started + budget_s
-        planned = self._plan(world, started)
-        Screening(world=world, contest=self._contest, options=self._options, deadline=deadline, tell=self._tell).run()
-        checked = self._clock("sameness", planned)
-        race = self._race(world, deadline)
-        ranking, steps = self._contest.standing, None
+        planned = self._plan(cluster, started)
+        Screening(
+            cluster=cluster,
+            outcomes=self._outcomes,
+            options=self._options,
+            deadline=deadline,
+            report_progress=self._report_progress,
+        ).run()
+        checked = self._end_phase("sameness", planned)
+        selection = self._selection(cluster, deadline)
+        ranking, steps = self._outcomes.remaining, None
         if len(ranking) > 1:
-            ranking, steps = race.choose()
-            checked = self._clock("choice", checked)
-        speed, verdict = race.confirm(ranking, steps)
-        measured = self._clock("qps", checked)
-        timelines = self._timelines(world, speed)
-        self._clock("timeline", measured)
-        outcome = self.decide(speed.candidate, verdict)
-        shares = world.ask(world.trainers, "share_waited", timeout_s=self._options.step_timeout_s)
-        report = replace(outcome.report, notes=note_of(max(shares)))
-        return replace(outcome, report=_with_speed(_with_timelines(report, *timelines), speed))
+            ranking, steps = selection.choose()
+            checked = self._end_phase("choice", checked)
+        speed, verdict = selection.confirm(ranking, steps)
+        measured = self._end_phase("qps", checked)
+        timelines = self._timelines(cluster, speed)
+        self._end_phase("timeline", measured)
+        result = self.decide(speed.candidate, verdict)
+        shares = cluster.ask(cluster.trainers, "run_delay_share", timeout_s=self._options.step_timeout_s)
+        report = replace(result.report, notes=shared_cores_note(max(shares)))
+        return replace(result, report=_with_speed(_with_timelines(report, *timelines), speed))
 
-    def decide(self, chosen: Arm | None, reason: Reason, detail: str = "") -> Outcome:
-        draft = self._contest.drafts[chosen] if chosen else next(iter(self._contest.drafts.values()))
-        report = self._contest.report(draft.name)
+    def decide(self, chosen: str | None, reason: Reason, detail: str = "") -> TrialResult:
+        """Return the result: of the candidate chosen, or of the most promising one if there is none."""
+        candidate = self._outcomes.candidates[chosen or next(iter(self._outcomes.candidates))]
+        report = self._outcomes.report(candidate.name)
         report = replace(
             report,
             decision="adopt" if reason is Reason.FASTER else "keep_original",
@@ -195,75 +227,77 @@ class _Conductor:
             explanation=reason.sentence(detail),
             phase_seconds={**report.phase_seconds, **self._phase_seconds},
         )
-        return Outcome(report=report, chosen=draft)
+        return TrialResult(report=report, chosen=candidate)
 
-    def _clock(self, phase: str, since: float) -> float:
+    def _end_phase(self, phase: str, since: float) -> float:
         now = time.monotonic()
         self._phase_seconds[phase] = now - since
         return now
 
-    def _plan(self, world: World, since: float) -> float:
-        """Measure the original, and have the candidates planned by that, where it is wanted and there is time."""
-        planned_s = self.order.drafts[0].report.phase_seconds.get("rewrite", 0.0)
+    def _plan(self, cluster: ClusterRun, since: float) -> float:
+        """Measure the original, and have candidates planned by its profile, where that is wanted and there is time."""
+        planned_s = self.request.candidates[0].report.phase_seconds.get("rewrite", 0.0)
         rich = self._options.budget_s >= _BUDGET_TO_PROFILE_S and planned_s < _PROFILE_SHARE * self._options.budget_s
-        if self.order.plan_anew is None or not rich:
+        if self.request.plan_anew is None or not rich:
             return since
-        self._tell("profile", "measuring calls, servers and local work of the original")
+        self._report_progress("profile", "measuring calls, servers and local work of the original")
         seconds, limit_s = _PROFILE_SHARE * self._options.budget_s, self._options.step_timeout_s
         allowed_s = 2 * limit_s + _PROFILE_SLACK * seconds + _PROBES_S
         try:
-            world.ask_of(ORIGINAL, world.witnesses, "block", 1, timeout_s=limit_s)  # a step that hangs shows here
-            profile, *_ = world.ask(
-                world.witnesses, "profile", seconds, timeout_s=allowed_s, blame=Reason.ORIGINAL_FAILS
+            # A step that hangs shows here, within the time limit of one step.
+            cluster.ask_of(ORIGINAL, cluster.step_trainers, "block", 1, timeout_s=limit_s)
+            profile, *_ = cluster.ask(
+                cluster.step_trainers, "profile", seconds, timeout_s=allowed_s, blame=Reason.ORIGINAL_FAILS
             )
         except TrialError as error:
             if not error.survived:
                 raise
-            self._tell("profile", f"not measured: {error.detail}")  # if the original fails, that will show again
-            return self._clock("profile", since)
-        self._tell("profile", "planning by what was measured")
-        self._contest = Contest(self.order.plan_anew(profile))
-        return self._clock("profile", since)
+            # If the original fails, the comparison will show that again.
+            self._report_progress("profile", f"not measured: {error.detail}")
+            return self._end_phase("profile", since)
+        self._report_progress("profile", "planning by what was measured")
+        self._outcomes = CandidateOutcomes(self.request.plan_anew(profile))
+        return self._end_phase("profile", since)
 
-    def _race(self, world: World, deadline: float) -> Race:
+    def _selection(self, cluster: ClusterRun, deadline: float) -> Selection:
         limit_s, expected_s = self._options.step_timeout_s, 0.0
-        world.reset(limit_s)
-        (samples,) = world.ask(world.trainers[:1], "samples_per_step", timeout_s=limit_s)
+        cluster.reset(limit_s)
+        (samples,) = cluster.ask(cluster.trainers[:1], "samples_per_step", timeout_s=limit_s)
         begin = time.monotonic()
 
-        def run(arm: Arm, steps: int) -> float:
+        def run_block(arm: Arm, steps: int) -> float:
             nonlocal expected_s
             allowed_s = limit_s + _BLOCK_SLACK * expected_s
-            longest_s: float = max(world.ask_of(arm, world.trainers, "block", steps, timeout_s=allowed_s))
+            longest_s: float = max(cluster.ask_of(arm, cluster.trainers, "block", steps, timeout_s=allowed_s))
             expected_s = max(expected_s, 2 * longest_s)  # the next block may have twice the steps
             return longest_s
 
         def progress(phase: str, line: str) -> None:
             spent = (time.monotonic() - begin) / max(deadline - begin, 1e-9)
-            self._tell(phase, line, min(1.0, spent))
+            self._report_progress(phase, line, min(1.0, spent))
 
-        return Race(
-            run,
-            self._contest,
+        return Selection(
+            run_block,
+            self._outcomes,
             self._options,
-            samples_per_step=samples * len(world.trainers),
+            samples_per_step=samples * len(cluster.trainers),
             deadline=deadline,
-            recover=lambda: world.reset(limit_s),
+            recover=lambda: cluster.reset(limit_s),
             progress=progress,
         )
 
-    def _timelines(self, world: World, speed: Speed) -> tuple[list[Timeline], list[Timeline]]:
+    def _timelines(self, cluster: ClusterRun, speed: Speed) -> tuple[list[Timeline], list[Timeline]]:
         steps = _recorded_steps(speed, self._options.budget_s)
         limit_s = self._options.step_timeout_s * steps
         original, candidate = (
-            world.ask_of(arm, world.witnesses, "timelines", steps, timeout_s=limit_s)[0]
+            cluster.ask_of(arm, cluster.step_trainers, "timelines", steps, timeout_s=limit_s)[0]
             for arm in (ORIGINAL, speed.candidate)
         )
         return original, candidate
 
 
 def _recorded_steps(speed: Speed, budget_s: float) -> int:
-    """Return how many steps of each arm to record: few where they take long, or where nothing is known of them."""
+    """Return how many steps of each arm to record: few where they take long, or were never measured."""
     if not speed.pairs:
         return 1
     both_s = sum(sum(seconds) for seconds in speed.seconds.values()) / (speed.pairs * speed.steps)
@@ -315,14 +349,14 @@ def _with_exposure(
 
 
 def _explained(call: CallReport, step_s: float) -> CallReport:
-    """Say so where much of the step is spent in a call of which the cost model expects no such thing."""
-    unforeseen = call.limited_by is None and (call.exposed_after_s or 0.0) > _MUCH * step_s
+    """Give a reason where a call exposes much of the step although the cost model does not expect it."""
+    unforeseen = call.limited_by is None and (call.exposed_after_s or 0.0) > _MUCH_EXPOSED * step_s
     return replace(call, limited_by=Reason.LIMITED_BEYOND_MODEL) if unforeseen else call
 
 
-def note_of(share: float) -> tuple[str, ...]:
-    """Say, where it is worth a word, that a trainer waited for so large a share of the measured time."""
-    if share < NOTEWORTHY:
+def shared_cores_note(share: float) -> tuple[str, ...]:
+    """Return a note that a trainer waited for a core for this share of the measured time, unless the share is small."""
+    if share < _NOTEWORTHY_DELAY:
         return ()
-    told = f"cores were shared: a trainer waited for one in {share:.0%} of the measured time"
-    return (f"{told}, so the gain may be another on a machine of its own",)
+    delay = f"cores were shared: a trainer waited for one in {share:.0%} of the measured time"
+    return (f"{delay}, so the gain may be another on a machine of its own",)

@@ -1,7 +1,7 @@
-"""What runs in the server processes of a trial, called by its trainer: state set up, compared, and updated.
+"""The functions that a trainer calls on the server processes of a trial: they set up, compare and update their state.
 
 A server's state is that of the reference server `fxlib.ps`, that of an operator's module (`setup`), and that of the
-objects behind RRefs. All of it is brought back to one seed before each arm.
+objects behind RRefs. All of it is reset to one seed before each arm.
 """
 
 from __future__ import annotations
@@ -20,43 +20,51 @@ from fxlib.runtime import functions
 from fxlib.spec.optimizers import build
 from fxlib.spec.workload import Optimizer, RemoteObject, Server
 from fxlib_workers.trial.digests import digest, digest_all, leaves
-from fxlib_workers.trial.replay import server as stage
+from fxlib_workers.trial.replay import server as replay_server
 from fxlib_workers.trial.replay.server import ReplayedObject
-from fxlib_workers.trial.state import State
+from fxlib_workers.trial.state import ModuleSnapshot
 
 UNKNOWN = "not told by its setup"
-"""Digest of a server whose state is its operator's secret."""
+"""The digest of a server whose setup does not return its state."""
 
 
-class _Held:
+class _OwnedModule:
     """A module behind an RRef, its first state, and its optimizer under distributed autograd."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self.module = module
         self._described = optimizer
-        self._state = State(module)
+        self._snapshot = ModuleSnapshot(module)
         self.optimizer = build(optimizer, module.parameters())
 
     def reset(self) -> None:
-        self._state.restore()
+        self._snapshot.restore()
         self.optimizer = build(self._described, self.module.parameters())
 
     def digest(self) -> str:
-        return self._state.digest()
+        return self._snapshot.digest()
 
 
 @dataclass(slots=True, kw_only=True)
-class _Serving:
-    """This process's state. `told`: what the operator's setup returned."""
+class _ServerState:
+    """The state of this process as a server.
+
+    Attributes:
+        server: the server's description.
+        optimizer: the optimizer of modules behind RRefs, under distributed autograd.
+        seed: the seed of all state.
+        returned: what the operator's setup returned.
+        objects: the modules behind RRefs, by name.
+    """
 
     server: Server
     optimizer: Optimizer
     seed: int
-    told: object = None
-    objects: dict[str, _Held] = field(default_factory=dict)
+    returned: object = None
+    objects: dict[str, _OwnedModule] = field(default_factory=dict)
 
 
-_serving: _Serving | None = None
+_state: _ServerState | None = None
 
 
 def serve(server: Server, optimizer: Optimizer, seed: int) -> None:
@@ -65,78 +73,78 @@ def serve(server: Server, optimizer: Optimizer, seed: int) -> None:
     Raises:
         WorkloadError: the server names a setup that no allowed module has.
     """
-    global _serving  # noqa: PLW0603 - remote functions find a process's state by its module
-    _serving = _Serving(server=server, optimizer=optimizer, seed=seed)
+    global _state  # noqa: PLW0603 - remote functions find a process's state by its module
+    _state = _ServerState(server=server, optimizer=optimizer, seed=seed)
     reset()
 
 
 def reset() -> None:
-    """Bring all state back to what the seed says, and forget optimizer state."""
-    serving = _present()
-    ps.setup(serving.server, serving.seed)
-    if serving.server.setup is not None:
-        setup = _setup_of(serving.server.setup, serving.server.name)
-        serving.told = setup(serving.server.name, serving.seed)
-    for held in serving.objects.values():
-        held.reset()
-    if (replaying := stage.current()) is not None:
+    """Reset all state to what the seed says, and forget the optimizers' state."""
+    state = _active()
+    ps.setup(state.server, state.seed)
+    if state.server.setup is not None:
+        setup = _setup_of(state.server.setup, state.server.name)
+        state.returned = setup(state.server.name, state.seed)
+    for each in state.objects.values():
+        each.reset()
+    if (replaying := replay_server.current()) is not None:
         replaying.reset()
-    torch.manual_seed(serving.seed)
+    torch.manual_seed(state.seed)
 
 
 def create(name: str, described: RemoteObject) -> nn.Module | ReplayedObject:
-    """Make the object behind an RRef, weights drawn from the seed; to be called with `rpc.remote`.
+    """Make the object behind an RRef, with weights drawn from the seed; it is called by `rpc.remote`.
 
     Raises:
-        WorkloadError: its class is neither torch.nn's nor of an allowed module, or it is no module.
+        WorkloadError: its class is neither of torch.nn nor of an allowed module, or is not a torch.nn.Module.
     """
-    serving, replaying = _present(), stage.current()
-    if replaying is not None and name in replaying.objects:
+    state, replaying = _active(), replay_server.current()
+    if replaying is not None and name in replaying.plan.objects:
         return ReplayedObject(name)
-    torch.manual_seed(serving.seed)
+    torch.manual_seed(state.seed)
     made = _class(described.cls)(*described.args, **described.kwargs)
     if not isinstance(made, nn.Module):
         raise WorkloadError(
-            f"{described.cls!r} is no torch.nn.Module, so its state cannot be compared or brought back",
+            f"{described.cls!r} is not a torch.nn.Module, so its state cannot be compared or reset",
             where=f"Workload.rrefs[{name!r}]",
         )
-    serving.objects[name] = _Held(made, serving.optimizer)
+    state.objects[name] = _OwnedModule(made, state.optimizer)
     return made
 
 
 def state_digests() -> dict[str, str]:
-    """Return digests of all state, by what it is of."""
-    serving = _present()
+    """Return digests of all state, by its part."""
+    state = _active()
     found = {"tables and dense parameters": ps.state_digest()}
-    if serving.server.setup is not None:
-        found["state of its setup"] = _told_digest(serving.told)
-    if (replaying := stage.current()) is not None:
+    if state.server.setup is not None:
+        found["state of its setup"] = _digest_of_setup(state.returned)
+    if (replaying := replay_server.current()) is not None:
         found["writes that were replayed"] = replaying.digest()
-    return found | {f"object {name!r}": each.digest() for name, each in serving.objects.items()}
+    return found | {f"object {name!r}": each.digest() for name, each in state.objects.items()}
 
 
 def gradients(context: int) -> str:
-    """Return the digest of all that a distributed autograd context holds for this server."""
-    held = dist_autograd.get_gradients(context)
+    """Return the digest of the gradients that a distributed autograd context holds for this server."""
+    by_tensor = dist_autograd.get_gradients(context)
     found = {f"table {name}": gradient for name, gradient in ps.gradients(context).items()}
-    for name, each in _present().objects.items():
+    for name, each in _active().objects.items():
         named = each.module.named_parameters()
-        found |= {f"{name}.{key}": held[parameter] for key, parameter in named if parameter in held}
-    if (replaying := stage.current()) is not None:
+        found |= {f"{name}.{key}": by_tensor[parameter] for key, parameter in named if parameter in by_tensor}
+    if (replaying := replay_server.current()) is not None:
         found |= replaying.gradients(context)
     return digest_all(found)
 
 
 def step(context: int) -> None:
-    """Apply the gradients of a distributed autograd context to all that this server holds."""
-    held = dist_autograd.get_gradients(context)
+    """Apply the gradients of a distributed autograd context to the whole state of this server."""
+    by_tensor = dist_autograd.get_gradients(context)
     ps.step(context)
-    for each in _present().objects.values():
+    for each in _active().objects.values():
         if each.optimizer is not None:
             for parameter in each.module.parameters():
-                parameter.grad = held.get(parameter)
+                parameter.grad = by_tensor.get(parameter)
             each.optimizer.step()
-    if (replaying := stage.current()) is not None:
+    if (replaying := replay_server.current()) is not None:
         replaying.step(context)
 
 
@@ -146,14 +154,14 @@ def not_served(names: list[str]) -> list[str]:
 
 
 def not_made(rrefs: Mapping[str, RemoteObject]) -> list[str]:
-    """Return which of these RRefs' objects this process cannot make."""
+    """Return the RRefs whose objects this process cannot make."""
     return [name for name, described in rrefs.items() if not _is_class(described.cls)]
 
 
-def _present() -> _Serving:
-    if _serving is None:
-        raise WorkloadError("this process is no server", where="trial")
-    return _serving
+def _active() -> _ServerState:
+    if _state is None:
+        raise WorkloadError("this process is not a server of a trial", where="trial")
+    return _state
 
 
 def _resolves(name: str) -> bool:
@@ -198,11 +206,11 @@ def _class(name: str) -> Callable[..., object]:
     return found
 
 
-def _told_digest(told: object) -> str:
-    if isinstance(told, nn.Module):
-        return State(told).digest()
-    if isinstance(told, (Mapping, list, tuple, torch.Tensor)):
-        return digest([digest(leaf) for leaf in leaves("", told).values()])
+def _digest_of_setup(returned: object) -> str:
+    if isinstance(returned, nn.Module):
+        return ModuleSnapshot(returned).digest()
+    if isinstance(returned, (Mapping, list, tuple, torch.Tensor)):
+        return digest([digest(leaf) for leaf in leaves("", returned).values()])
     return UNKNOWN
 
 

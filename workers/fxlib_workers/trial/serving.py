@@ -13,9 +13,9 @@ from fxlib.reasons import Reason
 from fxlib.spec.profile import Profile
 from fxlib.spec.workload import RemoteObject, Server, Workload
 from fxlib_workers.trial.failures import TrialError
-from fxlib_workers.trial.objects import Needs
-from fxlib_workers.trial.replay.plan import Line, Script, lines_of, strangers_of
-from fxlib_workers.trial.trainer import Material
+from fxlib_workers.trial.objects import Requirements
+from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan, recorded_calls, undescribed_servers
+from fxlib_workers.trial.trainer import EncodedProgram
 
 _HINT_PROFILE: Final = "measure the job with fxlib.profile(...) and pass that as profile=, so that it can be replayed"
 _HINT_ANEW: Final = "the profile records no call of this; measure the graph anew with fxlib.profile(...)"
@@ -23,86 +23,86 @@ _HINT_ANEW: Final = "the profile records no call of this; measure the graph anew
 _HINT_RREFS: Final = "name its owner and class in Workload.rrefs"
 
 UNKNOWN_CLASS: Final = ""
-"""Of an object of which nobody has said what it is: it can only be replayed."""
+"""The class of an object that the workload does not describe, which can only be replayed."""
 
 _LEAST_THREADS: Final = 16
-"""As many as an RPC agent has by default."""
+"""The threads that an RPC agent has by default."""
 
 _MOST_THREADS: Final = 64
 
 
 class Ask(Protocol):
-    """Calls a method of several processes at once: see `World.ask`."""
+    """A function that calls a method of several processes at once: see `ClusterRun.ask`."""
 
     def __call__(
-        self, members: Sequence[Any], method: str, *args: object, timeout_s: float, blame: Reason = ...
+        self, actors: Sequence[Any], method: str, *args: object, timeout_s: float, blame: Reason = ...
     ) -> list[Any]:
         """Return their answers."""
 
 
 class Serving:
-    """Knows which server has what.
+    """Finds out what each server can serve, and has the rest replayed.
 
     Args:
-        ask: calls processes of the trial.
-        workload: names the servers.
-        profile: what to replay from, if anything; `with_strangers` has joined its servers to the workload.
-        strangers: servers that the profile alone knows.
-        timeout_s: of each question.
+        ask: the function that calls processes of the trial.
+        workload: the workload, with all servers of the trial.
+        profile: the profile to replay from, if there is one.
+        undescribed: the servers that only the profile knows.
+        timeout_s: the time limit of each call.
     """
 
     def __init__(
-        self, ask: Ask, workload: Workload, profile: Profile | None, strangers: Iterable[str], timeout_s: float
+        self, ask: Ask, workload: Workload, profile: Profile | None, undescribed: Iterable[str], timeout_s: float
     ) -> None:
         self._ask = ask
         self._workload = workload
         self._profile = profile
-        self._strangers = frozenset(strangers)
+        self._undescribed = frozenset(undescribed)
         self._timeout_s = timeout_s
-        self._script: Script | None = None
+        self._plan: ReplayPlan | None = None
 
-    def stage(self, servers: Sequence[Any], trainers: Sequence[Any], needs: Needs) -> None:
-        """Have replayed what the original needs and nobody has, as far as there is a profile.
+    def start_replay(self, servers: Sequence[Any], trainers: Sequence[Any], required: Requirements) -> None:
+        """Have the servers replay what the original requires and none of them has, if there is a profile.
 
         Raises:
             TrialError: NO_SERVER, where the profile cannot be replayed.
         """
-        missing = frozenset(function for _, function in self._missing(servers, needs))
-        objects = self._unmade(servers)
-        if self._profile is None or not (missing or objects or self._strangers):
+        missing = frozenset(function for _, function in self._missing(servers, required))
+        objects = self._not_made(servers)
+        if self._profile is None or not (missing or objects or self._undescribed):
             return
-        script = self._script = Script(
-            lines=_lines_of(self._profile, needs.created),
+        plan = self._plan = ReplayPlan(
+            calls=_recorded_calls_of(self._profile, required.created),
             functions=missing,
-            strangers=self._strangers,
+            undescribed=self._undescribed,
             objects=objects,
-            makers=frozenset(function for function, fetches in needs.created.items() if not fetches) & missing,
-            contracts={**needs.contracts, **self._workload.contracts},
+            factories=frozenset(function for function, fetches in required.created.items() if not fetches) & missing,
+            contracts={**required.contracts, **self._workload.contracts},
             servers=self._profile.server_by_name,
             seed=self._workload.seed,
         )
-        for members in (servers, trainers):
-            self._ask(members, "replay", script, timeout_s=self._timeout_s, blame=Reason.NO_SERVER)
+        for actors in (servers, trainers):
+            self._ask(actors, "replay", plan, timeout_s=self._timeout_s, blame=Reason.NO_SERVER)
         names = [server.name for server in self._workload.servers]
         self._ask(trainers[:1], "calibrate", names, timeout_s=self._timeout_s, blame=Reason.NO_SERVER)
 
-    def check(self, servers: Sequence[Any], needs: Needs) -> None:
-        """See that all that a graph needs is there.
+    def check(self, servers: Sequence[Any], required: Requirements) -> None:
+        """Check that the servers can serve everything that a graph requires.
 
         Raises:
             TrialError: OPAQUE_CODE or NO_SERVER.
         """
-        if needs.opaque:
-            raise TrialError(Reason.OPAQUE_CODE, ", ".join(needs.opaque), survived=True)
-        refused = [self._refusal(*each) for each in self._missing(servers, needs) if not self._replays(*each)]
-        if self._script is None:
-            refused += [f"the object behind {name!r}" for name in sorted(self._unmade(servers))]
+        if required.opaque:
+            raise TrialError(Reason.OPAQUE_CODE, ", ".join(required.opaque), survived=True)
+        refused = [self._refusal(*each) for each in self._missing(servers, required) if not self._replays(*each)]
+        if self._plan is None:
+            refused += [f"the object behind {name!r}" for name in sorted(self._not_made(servers))]
         if refused:
             hint = _HINT_PROFILE if self._profile is None else _HINT_ANEW
             raise TrialError(Reason.NO_SERVER, f"{', '.join(dict.fromkeys(refused))} ({hint})", survived=True)
 
     def _replays(self, server: str, function: str) -> bool:
-        return self._script is not None and self._is_there(server) and self._script.serves(function)
+        return self._plan is not None and self._is_there(server) and self._plan.serves(function)
 
     def _refusal(self, server: str, function: str) -> str:
         if not self._is_there(server):
@@ -110,14 +110,14 @@ class Serving:
         return f"{function!r} on {server or 'any server'!r}"
 
     def _is_there(self, server: str) -> bool:
-        """Whether there is a server of this name; no name stands for whichever the run will tell."""
+        """Whether there is a server of this name; "" stands for any, since only the run knows which."""
         return not server or server in [each.name for each in self._workload.servers]
 
-    def _missing(self, servers: Sequence[Any], needs: Needs) -> list[tuple[str, str]]:
-        """Return server and function of what no code here serves; all functions of a server that is not there."""
+    def _missing(self, servers: Sequence[Any], required: Requirements) -> list[tuple[str, str]]:
+        """Return server and function of each call that no server has code for."""
         names = [server.name for server in self._workload.servers]
         missing: list[tuple[str, str]] = []
-        for server, functions in needs.functions.items():
+        for server, functions in required.functions.items():
             if not self._is_there(server):
                 missing += [(server, function) for function in functions]
                 continue
@@ -126,63 +126,65 @@ class Serving:
                 missing += [(server, function) for function in refused]
         return missing
 
-    def _unmade(self, servers: Sequence[Any]) -> frozenset[str]:
-        """Return the RRefs whose objects nobody can make."""
+    def _not_made(self, servers: Sequence[Any]) -> frozenset[str]:
+        """Return the RRefs whose objects no server can make."""
         if not self._workload.rrefs or not servers:
             return frozenset()
-        (unmade,) = self._ask(servers[:1], "not_made", self._workload.rrefs, timeout_s=self._timeout_s)
-        return frozenset(unmade)
+        (not_made,) = self._ask(servers[:1], "not_made", self._workload.rrefs, timeout_s=self._timeout_s)
+        return frozenset(not_made)
 
 
-def with_strangers(
-    workload: Workload, material: Material, profile: Profile | None
-) -> tuple[Workload, Material, tuple[str, ...]]:
-    """Join to a workload, and to the material that carries it, what it does not describe itself.
+def with_undescribed_servers(
+    workload: Workload, program: EncodedProgram, profile: Profile | None
+) -> tuple[Workload, EncodedProgram, tuple[str, ...]]:
+    """Add to a workload, and to the program that carries it, what it does not describe itself.
 
-    That are the objects behind RRefs that the model holds, and the servers that only these or a profile know; the
-    latter are returned by name, too.
+    These are the objects behind RRefs that the model holds, and the servers that only these or a profile know. The
+    names of these servers are returned, too.
 
     Raises:
-        TrialError: NO_SERVER, where they are too many, have no names, or are the trainer itself.
+        TrialError: NO_SERVER, where they are too many, have no valid name, or are the trainer itself.
     """
     trainers = [f"trainer{rank}" for rank in range(workload.trainers)]
     known = [server.name for server in workload.servers]
-    held = _held_objects(workload, material)
-    owners = sorted({each.owner for each in held.values()} - {*known, *trainers})
-    recorded = () if profile is None else strangers_of(profile, [*known, *trainers])
-    strangers = tuple(sorted({*owners, *recorded}))
-    if not strangers and not held:
-        return workload, material, ()
+    owned = _objects_behind_rrefs(workload, program)
+    owners = sorted({each.owner for each in owned.values()} - {*known, *trainers})
+    recorded = () if profile is None else undescribed_servers(profile, [*known, *trainers])
+    undescribed = tuple(sorted({*owners, *recorded}))
+    if not undescribed and not owned:
+        return workload, program, ()
     try:
         joined = replace(
             workload,
-            servers=(*workload.servers, *(Server(name=name) for name in strangers)),
-            rrefs={**held, **workload.rrefs},
+            servers=(*workload.servers, *(Server(name=name) for name in undescribed)),
+            rrefs={**owned, **workload.rrefs},
         )
         message = workload_to_proto(joined).message
     except FxlibError as error:
         raise TrialError(Reason.NO_SERVER, f"all that the profile calls: {error}") from error
-    return joined, replace(material, workload=message.SerializeToString()), strangers
+    return joined, replace(program, workload=message.SerializeToString()), undescribed
 
 
-def _held_objects(workload: Workload, material: Material) -> dict[str, RemoteObject]:
-    """Return what lies behind the RRefs that the model holds and the workload does not speak of: who owns it."""
-    held = wire.handles_in(wire.parse(material.original))
-    unknown = {name: rref for name, rref in held.items() if name not in workload.rrefs}
-    if own := [name for name, rref in unknown.items() if rref.is_owner() or not rref.owner_name()]:
-        detail = f"the RRef {own[0]!r} leads to an object in the launcher itself, which no server of a trial has"
+def _objects_behind_rrefs(workload: Workload, program: EncodedProgram) -> dict[str, RemoteObject]:
+    """Return the objects, by their owner, behind the RRefs that the model holds and the workload does not describe."""
+    handles = wire.handles_in(wire.parse(program.original))
+    unknown = {name: rref for name, rref in handles.items() if name not in workload.rrefs}
+    if launchers := [name for name, rref in unknown.items() if rref.is_owner() or not rref.owner_name()]:
+        detail = f"the RRef {launchers[0]!r} leads to an object in the launcher itself, which no server of a trial has"
         raise TrialError(Reason.NO_SERVER, f"{detail} ({_HINT_RREFS})")
     return {name: RemoteObject(owner=rref.owner_name(), cls=UNKNOWN_CLASS) for name, rref in unknown.items()}
 
 
-def calls_at_once(profile: Profile | None, server: str) -> int:
-    """Return how many threads a server needs for the calls that it works on at once."""
+def concurrent_calls(profile: Profile | None, server: str) -> int:
+    """Return the threads that a server needs for the calls that it works on at the same time."""
     recorded = profile.server_by_name.get(server) if profile is not None else None
     return max(_LEAST_THREADS, min(_MOST_THREADS, recorded.concurrency if recorded else 0))
 
 
-def _lines_of(profile: Profile, created: Mapping[str, Iterable[str]]) -> Mapping[str, Mapping[str, Line]]:
+def _recorded_calls_of(
+    profile: Profile, created: Mapping[str, Iterable[str]]
+) -> Mapping[str, Mapping[str, RecordedCall]]:
     try:
-        return lines_of(profile, created)
+        return recorded_calls(profile, created)
     except FxlibError as error:
         raise TrialError(Reason.NO_SERVER, f"what the profile records: {error}") from error

@@ -1,4 +1,4 @@
-"""All tensors that a module holds, kept so that they can be put back, bit for bit."""
+"""Snapshots of all tensors of a module, which can be restored bit for bit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fxlib.utils.compare import same_bits
 from fxlib_workers.trial.digests import digest_all
 
 
-class State:
-    """Parameters, buffers and plain tensor attributes of a module, as they were when this was made."""
+class ModuleSnapshot:
+    """The parameters, buffers and plain tensor attributes of a module at the time of construction."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._flags = [(each, each.training) for each in module.modules()]
-        self._places = [
+        self._saved = [
             (table, name, value, value.detach().clone())
             for each in module.modules()
             for table in (each._parameters, each._buffers, vars(each))
@@ -27,17 +27,19 @@ class State:
         ]
 
     def restore(self) -> None:
-        """Put the same tensors back in their places, with the bits and without the gradients."""
-        for table, name, tensor, bits in self._places:
+        """Put the same tensors back under their names, with their bits and without gradients."""
+        for table, name, tensor, bits in self._saved:
             tensor.grad = None
-            if not same_bits(tensor.detach(), bits):  # a write, even of the same bits, counts as a change of weights
+            if not same_bits(
+                tensor.detach(), bits
+            ):  # a write, even of equal bits, would count as a change of the weights
                 put_back(tensor, bits)
-            _places_of(table)[name] = tensor
+            _tensors_of(table)[name] = tensor
         for each, training in self._flags:
             each.training = training
 
     def named(self) -> dict[str, torch.Tensor]:
-        """Return what the module holds now, by name."""
+        """Return the module's present tensors, by name."""
         named: dict[str, torch.Tensor] = {f"parameter {name}": value for name, value in self._module.named_parameters()}
         named |= {f"buffer {name}": value for name, value in self._module.named_buffers()}
         for path, each in self._module.named_modules():
@@ -46,10 +48,10 @@ class State:
         return named
 
     def digest(self) -> str:
-        """Return one digest of all that the module holds now."""
+        """Return one digest of the module's present tensors."""
         return digest_all(self.named())
 
 
-def _places_of(table: Any) -> dict[str, torch.Tensor]:
-    places: dict[str, torch.Tensor] = table
-    return places
+def _tensors_of(table: Any) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = table
+    return tensors

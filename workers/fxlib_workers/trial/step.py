@@ -22,13 +22,13 @@ from fxlib.spec.optimizers import build
 from fxlib.spec.workload import Batch, Workload
 from fxlib.utils.pytree import mapped
 from fxlib_workers.trial import servers
-from fxlib_workers.trial.objects import Bound
+from fxlib_workers.trial.objects import BoundModule
 
 _DRAIN_PAUSE_S: Final = 50e-6
 
 
 def batches_of(workload: Workload) -> tuple[Batch, ...]:
-    """Return the workload's batches; described ones are drawn from its seed, the same in every process.
+    """Return the workload's batches; described ones are drawn from its seed, alike in every process.
 
     Raises:
         WorkloadError: a description leaves open what to draw.
@@ -39,9 +39,9 @@ def batches_of(workload: Workload) -> tuple[Batch, ...]:
 
 
 def copy_of(batch: Batch) -> Batch:
-    """Return the batch on storage and in containers of its own, so that a model that writes its inputs spoils no step.
+    """Return a copy of a batch, so that a model that writes its inputs does not change the next step's.
 
-    A tensor that stands in several places still does.
+    A tensor that occurs several times still does.
     """
     copies: dict[int, torch.Tensor] = {}
 
@@ -59,8 +59,15 @@ def samples_in(batch: Batch) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a step leaves for comparison; `server_gradients` are digests by server, under distributed autograd."""
+class StepResult:
+    """What a step leaves behind.
+
+    Attributes:
+        output: what the forward returned.
+        loss: the loss, where there is one.
+        gradients: the gradients of parameters, by name.
+        server_gradients: digests of the gradients that servers hold under distributed autograd, by server.
+    """
 
     output: object
     loss: torch.Tensor | None = None
@@ -69,41 +76,41 @@ class Outcome:
 
 
 class Step:
-    """One step after another of one arm.
+    """Runs the steps of one arm.
 
     Args:
-        bound: the captured module, original or rewritten, with the objects that it reaches.
+        bound: the captured module, original or rewritten, with the objects behind its RRefs.
         workload: how the step runs.
-        optimizer: the trainer's own, over the module's parameters; None: parameters stay as they are.
+        optimizer: the optimizer of the module's parameters; None if they are not updated.
     """
 
-    def __init__(self, bound: Bound, workload: Workload, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(self, bound: BoundModule, workload: Workload, optimizer: torch.optim.Optimizer | None) -> None:
         self._forward_of = bound
         self._module = bound.module
         self._workload = workload
         self._optimizer = optimizer
         self._servers = [server.name for server in workload.servers]
         self._backwards = 0
-        """Since the optimizer last stepped."""
+        """The number of backward passes since the optimizer's last step."""
         self._run = {"forward": self._forward, "local": self._local, "distributed": self._distributed}[workload.mode]
 
-    def __call__(self, batch: Batch, *, inspect: bool = False) -> Outcome:
-        """Run one step: of several that accumulate gradients, each, the last of which updates.
+    def __call__(self, batch: Batch, *, inspect: bool = False) -> StepResult:
+        """Run one step; of several that accumulate gradients, the last one updates.
 
         Args:
-            batch: its inputs, which the model may write.
-            inspect: also fetch what servers hold of the step's gradients, before it is used up.
+            batch: the inputs, which the model may write.
+            inspect: whether to digest the gradients that servers hold, before these are applied.
 
         Raises:
-            Exception: whatever the model raises.
+            Exception: the model raised.
         """
         return self._run(batch, inspect)
 
-    def _forward(self, batch: Batch, _: bool) -> Outcome:
+    def _forward(self, batch: Batch, _: bool) -> StepResult:
         with torch.no_grad(), _span("forward"):
-            return Outcome(output=self._forward_of(batch))
+            return StepResult(output=self._forward_of(batch))
 
-    def _local(self, batch: Batch, _: bool) -> Outcome:
+    def _local(self, batch: Batch, _: bool) -> StepResult:
         if not self._backwards:
             self._module.zero_grad(set_to_none=True)
         output, loss = self._forward_and_loss(batch)
@@ -117,7 +124,7 @@ class Step:
                 self._step_locally()
             push_gradients(self._module)
         gradients = {name: each.grad for name, each in self._module.named_parameters() if each.grad is not None}
-        return Outcome(output=output, loss=loss, gradients=gradients)
+        return StepResult(output=output, loss=loss, gradients=gradients)
 
     def _step_locally(self) -> None:
         workload, parameters = self._workload, list(self._module.parameters())
@@ -130,18 +137,18 @@ class Step:
         if self._optimizer is not None:
             self._optimizer.step()
 
-    def _distributed(self, batch: Batch, inspect: bool) -> Outcome:
+    def _distributed(self, batch: Batch, inspect: bool) -> StepResult:
         with dist_autograd.context() as context:
             output, loss = self._forward_and_loss(batch)
             with _span("backward"):
                 dist_autograd.backward(context, [loss])
             push_gradients(self._module)
-            held = dist_autograd.get_gradients(context)
-            gradients = {name: held[each] for name, each in self._module.named_parameters() if each in held}
+            found = dist_autograd.get_gradients(context)
+            gradients = {name: found[each] for name, each in self._module.named_parameters() if each in found}
             on_servers = self._server_gradients(context) if inspect else {}
             with _span("optimizer"):
                 self._update(context, gradients)
-        return Outcome(output=output, loss=loss, gradients=gradients, server_gradients=on_servers)
+        return StepResult(output=output, loss=loss, gradients=gradients, server_gradients=on_servers)
 
     def _forward_and_loss(self, batch: Batch) -> tuple[object, torch.Tensor]:
         with _span("forward"):
@@ -162,7 +169,7 @@ class Step:
 
 
 def optimizer_of(module: nn.Module, workload: Workload) -> torch.optim.Optimizer | None:
-    """Return the trainer's optimizer over a module's parameters; None where nothing is to be updated."""
+    """Return the optimizer of a module's parameters; None where the workload updates nothing."""
     if workload.mode == "forward":
         return None
     return build(workload.trainer_optimizer, module.parameters())

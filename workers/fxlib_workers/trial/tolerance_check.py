@@ -11,10 +11,10 @@ from fxlib.utils.compare import relative_error
 from fxlib_workers.exchange.candidate import Arm
 
 
-class Nearness:
-    """Keeps what the original left behind after each step, and compares with it what candidates leave behind.
+class ToleranceCheck:
+    """Keeps the original's values after each step, and compares those of other arms with them.
 
-    Equal bits are kept once, however many steps leave them behind.
+    Values of equal bits are kept once, however many steps have them.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Nearness:
         self._errors: dict[Arm, dict[str, float]] = {}
 
     def keep(self, step: int, values: Mapping[str, object], digests: Mapping[str, str]) -> None:
-        """Take values for those of the original after a step, unless there are some."""
+        """Keep the original's values after a step, unless an earlier run has given them."""
         if step in self._digests:
             return
         self._digests[step] = {name: digests[name] for name in values}
@@ -32,7 +32,7 @@ class Nearness:
                 self._values[digests[name]] = value.detach().clone() if isinstance(value, torch.Tensor) else value
 
     def compare(self, arm: Arm, step: int, values: Mapping[str, object]) -> None:
-        """Note how far a candidate's values after a step are from the original's."""
+        """Note how far an arm's values after a step are from the original's."""
         errors, reference = self._errors.setdefault(arm, {}), self._digests[step]
         for name in values.keys() | reference.keys():
             both = name in values and name in reference
@@ -40,5 +40,5 @@ class Nearness:
             errors[name] = max(error, errors.get(name, 0.0))
 
     def errors(self, arm: Arm) -> Mapping[str, float]:
-        """Return the largest relative error so far of each of a candidate's values, by name."""
+        """Return the largest relative error so far of each of an arm's values, by name."""
         return self._errors.get(arm, {})

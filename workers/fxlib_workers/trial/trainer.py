@@ -1,4 +1,4 @@
-"""The trainer of a trial: it holds the original and its candidates, and runs their steps."""
+"""The trainer of a trial: it loads the original and the candidates, and runs their steps."""
 
 from __future__ import annotations
 
@@ -22,133 +22,135 @@ from fxlib.spec.profile import Profile
 from fxlib.spec.report import Timeline
 from fxlib.spec.workload import Batch
 from fxlib.v1 import workload_pb2
-from fxlib_workers.exchange.candidate import MOVED, ORIGINAL, Arm
-from fxlib_workers.process.exceptions import tells
-from fxlib_workers.trial import process_group as peers
-from fxlib_workers.trial import servers
-from fxlib_workers.trial.actor import Member, Place
-from fxlib_workers.trial.alignment import elsewhere
+from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
+from fxlib_workers.process.exceptions import returns_exceptions
+from fxlib_workers.trial import process_group, servers
+from fxlib_workers.trial.actor import ActorConfig, TrialActor
+from fxlib_workers.trial.alignment import realigned
 from fxlib_workers.trial.digests import digest, results, tensors
-from fxlib_workers.trial.objects import Bound, Needs, bind, needs_of
+from fxlib_workers.trial.objects import BoundModule, Requirements, bind, requirements_of
 from fxlib_workers.trial.replay.calibration import calibrate
 from fxlib_workers.trial.replay.call_ids import as_captured, stand_in
 from fxlib_workers.trial.replay.clients import make_remote_calls
-from fxlib_workers.trial.replay.plan import Script
-from fxlib_workers.trial.state import State
-from fxlib_workers.trial.step import Outcome, Step, batches_of, copy_of, drain, optimizer_of, samples_in
-from fxlib_workers.trial.tolerance_check import Nearness
+from fxlib_workers.trial.replay.plan import ReplayPlan
+from fxlib_workers.trial.state import ModuleSnapshot
+from fxlib_workers.trial.step import Step, StepResult, batches_of, copy_of, drain, optimizer_of, samples_in
+from fxlib_workers.trial.tolerance_check import ToleranceCheck
 
 _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
-Trace = Mapping[str, str]
-"""Digests of all that one step left behind, by name."""
+StepDigests = Mapping[str, str]
+"""Digests of everything that one step left behind, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
-    """What a trial begins with: the graph, the workload, and the blobs that these name, by SHA-256."""
+class EncodedProgram:
+    """A program of the job as it travels to the trainers.
+
+    Attributes:
+        original: the graph, serialized.
+        workload: the workload's message, serialized.
+        blobs: the blobs that graph and workload name, by SHA-256.
+    """
 
     original: bytes
     workload: bytes
     blobs: Mapping[str, bytes]
 
 
-class Trainer(Member):
-    """One trainer process. A method whose code is the user's returns `Raised` in place of raising."""
+class Trainer(TrialActor):
+    """One trainer process. Methods that run the user's code return `Raised` in place of raising."""
 
-    def __init__(self, place: Place, material: Material) -> None:
-        super().__init__(place)
-        self._material = material
-        self._script = Script(lines={})
-        self._nearness = Nearness()
-        self._measured_s = self._waited_s = 0.0
+    def __init__(self, config: ActorConfig, program: EncodedProgram) -> None:
+        super().__init__(config)
+        self.switch_program(program)
 
-    def turn_to(self, material: Material) -> None:
-        """Be ready to load another program; the one before it is forgotten."""
-        self._material = material
-        self._script = Script(lines={})
-        self._nearness = Nearness()
-        self._measured_s = self._waited_s = 0.0
+    def switch_program(self, program: EncodedProgram) -> None:
+        """Forget the program that was loaded, and be ready to load another one."""
+        self._program = program
+        self._plan = ReplayPlan(calls={})
+        self._tolerance = ToleranceCheck()
+        self._measured_s = self._delayed_s = 0.0
 
-    @tells
-    def load(self) -> Needs:
-        """Build the original; return what it needs of the trial's world."""
-        material = self._material
-        message = workload_pb2.Workload.FromString(material.workload)
-        self._workload = workload_from_proto(message, material.blobs)
+    @returns_exceptions
+    def load(self) -> Requirements:
+        """Build the original, and return what it requires of the trial's servers."""
+        program = self._program
+        message = workload_pb2.Workload.FromString(program.workload)
+        self._workload = workload_from_proto(message, program.blobs)
         self._batches = batches_of(self._workload)
         self._writes_inputs = False
-        original = wire.decode(wire.parse(material.original), blobs=material.blobs, seed=self._workload.seed)
+        original = wire.decode(wire.parse(program.original), blobs=program.blobs, seed=self._workload.seed)
         self._clients = wire.client_functions(original)
         make_remote_calls([original])
         self._modules: dict[Arm, GraphModule] = {ORIGINAL: original}
-        self._state = State(original)
-        return needs_of([original], self._workload)
+        self._snapshot = ModuleSnapshot(original)
+        return requirements_of([original], self._workload)
 
-    def replay(self, script: Script) -> None:
-        """Have stand-ins called for what is replayed, from the next graph on that is made ready."""
-        self._script = script
+    def replay(self, plan: ReplayPlan) -> None:
+        """Have calls that are replayed made to stand-ins, in each graph that is loaded from now on."""
+        self._plan = plan
 
-    @tells
-    def gather(self) -> None:
-        """Become one of the ranks that collectives run over."""
-        rank = self._place.rank - len(self._workload.servers)
-        peers.gather(self._meeting_point(), rank, self._workload.trainers, self._place.interface)
-        peers.wrap(self._modules[ORIGINAL])
+    @returns_exceptions
+    def join_group(self) -> None:
+        """Become one of the ranks over which collectives run."""
+        rank = self._config.rank - len(self._workload.servers)
+        process_group.join(self._store(), rank, self._workload.trainers, self._config.interface)
+        process_group.wrap_data_parallel(self._modules[ORIGINAL])
 
-    @tells
+    @returns_exceptions
     def calibrate(self, servers: list[str]) -> None:
-        """Tell servers that replay what the trial's own network takes for calls of this process."""
-        calibrate(self._script, servers)
+        """Measure what the trial's own network takes for calls of this process, and tell the servers that replay."""
+        calibrate(self._plan, servers)
 
-    @tells
+    @returns_exceptions
     def prepare(self) -> None:
-        """Have the servers make the objects behind RRefs, and get ready for steps of the original."""
+        """Have the servers make the objects behind RRefs, and make steps of the original ready."""
         self._rrefs = {
             name: rpc.remote(described.owner, servers.create, (name, described))
             for name, described in self._workload.rrefs.items()
         }
         for rref in self._rrefs.values():
-            # Known before the first call: a call that has to ask for the type first is issued from another thread.
+            # A call that has to ask for the type first would be issued from another thread.
             rref._get_type(blocking=False).wait()
-        stand_in(self._modules[ORIGINAL], self._script)
-        self._bound: dict[Arm, Bound] = {ORIGINAL: bind(self._modules[ORIGINAL], self._rrefs)}
+        stand_in(self._modules[ORIGINAL], self._plan)
+        self._bound: dict[Arm, BoundModule] = {ORIGINAL: bind(self._modules[ORIGINAL], self._rrefs)}
         self._renew_steps()
 
-    @tells
-    def admit(self, arm: Arm, graph: bytes, values: Mapping[str, bytes]) -> Needs:
-        """Build a candidate on the original's parameters; return what it needs of the trial's world."""
+    @returns_exceptions
+    def load_candidate(self, name: str, graph: bytes, values: Mapping[str, bytes]) -> Requirements:
+        """Build a candidate on the original's parameters, and return what it requires of the trial's servers."""
         root = self._modules[ORIGINAL]
         candidate = wire.decode(wire.parse(graph), blobs=values, root=root, functions=self._clients)
         make_remote_calls([candidate])
-        needs = needs_of([candidate], self._workload)
-        stand_in(candidate, self._script)
-        self._modules[arm] = candidate
-        self._bound[arm] = bind(candidate, self._rrefs)
+        required = requirements_of([candidate], self._workload)
+        stand_in(candidate, self._plan)
+        self._modules[name] = candidate
+        self._bound[name] = bind(candidate, self._rrefs)
         self._renew_steps()
-        return needs
+        return required
 
     def samples_per_step(self) -> float:
         """Return the mean number of samples in a batch."""
         return sum(map(samples_in, self._batches)) / len(self._batches)
 
-    @tells
+    @returns_exceptions
     def reset(self) -> None:
-        """Bring parameters, buffers, optimizers, generators and all servers back to where they began."""
+        """Reset parameters, buffers, optimizers, random generators and all servers to their first state."""
         drain()
         for server in self._workload.servers:
             rpc.rpc_sync(server.name, servers.reset)
-        self._state.restore()
+        self._snapshot.restore()
         torch.manual_seed(self._workload.seed)
         self._renew_steps()
 
-    @tells
+    @returns_exceptions
     def profile(self, seconds: float) -> Profile:
-        """Measure steps of the original for about so long, and then its servers, for not much longer.
+        """Measure steps of the original for about `seconds`, and then its servers, for not much longer.
 
-        It leaves parameters and servers as training steps do.
+        Parameters and servers are afterwards as training steps leave them.
         """
-        self._trace(ORIGINAL, 0)  # warms up, and tells whether the model writes its inputs
+        self._digest_step(ORIGINAL, 0)  # warms up, and finds out whether the model writes its inputs
         inputs = itertools.count()
 
         def step() -> None:
@@ -156,72 +158,73 @@ class Trainer(Member):
 
         start = time.perf_counter()
         step()
-        steps = peers.fewest(max(1, min(STEPS, int(seconds / (time.perf_counter() - start)))))
+        steps = process_group.all_reduce_min(max(1, min(STEPS, int(seconds / (time.perf_counter() - start)))))
         found = measure(
             self._bound[ORIGINAL].module,
             step,
             steps=steps,
             warmups=min(1, steps - 1),
             contracts=self._workload.contracts,
-            probing_s=seconds if self._is_first else 0.0,  # a server is tried out by one at a time
+            probing_s=seconds if self._is_first else 0.0,  # one trainer at a time probes a server
             recorded=self._workload.mode == "distributed",
         )
         drain()
         return found
 
-    @tells
-    def trace(self, arm: Arm, index: int, numeric: bool = False) -> Trace:
-        """Run one step on batch `index` and return digests of all that it left behind.
+    @returns_exceptions
+    def digest_step(self, arm: Arm, index: int, numeric: bool = False) -> StepDigests:
+        """Run one step on batch `index`, and return the digests of everything that it left behind.
 
-        Where a comparison is to be `numeric`, the original's values are kept, and a candidate's are compared with them.
+        With `numeric`, the original's values are kept, and those of other arms are compared with them.
         """
-        return self._trace(arm, index, numeric=numeric)
+        return self._digest_step(arm, index, numeric=numeric)
 
-    @tells
+    @returns_exceptions
     def errors(self, arm: Arm) -> Mapping[str, float]:
-        """Return how far what a candidate left behind was from what the original did, by name."""
-        return self._nearness.errors(arm)
+        """Return the largest relative error of an arm's values, by name."""
+        return self._tolerance.errors(arm)
 
-    def _trace(self, arm: Arm, index: int, *, numeric: bool = False) -> Trace:
+    def _digest_step(self, arm: Arm, index: int, *, numeric: bool = False) -> StepDigests:
         batch = copy_of(self._batches[index % len(self._batches)])
         before = {name: digest(value) for name, value in batch.named.items()}
-        if arm == MOVED:
-            held = [*State(self._modules[ORIGINAL]).named().values(), *tensors(batch.named)]
-            with elsewhere(held):
-                outcome = self._steps[ORIGINAL](batch, inspect=True)
+        if arm == REALIGNED:
+            moved = [*ModuleSnapshot(self._modules[ORIGINAL]).named().values(), *tensors(batch.named)]
+            with realigned(moved):
+                result = self._steps[ORIGINAL](batch, inspect=True)
                 drain()
         else:
-            outcome = self._steps[arm](batch, inspect=True)
+            result = self._steps[arm](batch, inspect=True)
             drain()
-        peers.meet()  # what the others have sent to servers is there, too
-        values = self._values(arm, outcome) | {f"input {name}": value for name, value in batch.named.items()}
+        process_group.barrier()  # afterwards, what the other ranks sent to servers has arrived, too
+        values = self._values(arm, result) | {f"input {name}": value for name, value in batch.named.items()}
         values["containers of the inputs"] = batch.structure
         digests = {name: digest(value) for name, value in values.items()}
         self._writes_inputs |= {name: digests[f"input {name}"] for name in batch.named} != before
         if numeric and arm == ORIGINAL:
-            self._nearness.keep(index, values, digests)
+            self._tolerance.keep(index, values, digests)
         elif numeric:
-            self._nearness.compare(arm, index, values)
-        return {**digests, **self._on_servers(outcome)}
+            self._tolerance.compare(arm, index, values)
+        return {**digests, **self._on_servers(result)}
 
-    @tells
+    @returns_exceptions
     def block(self, arm: Arm, steps: int) -> float:
-        """Run so many steps, one after another, and return their seconds, calls left pending drained included."""
-        step, start, waited = self._steps[arm], time.perf_counter(), waited_s()
+        """Run steps one after another, and return their seconds, which include the draining of pending calls."""
+        step, start, delay_s = self._steps[arm], time.perf_counter(), run_delay_s()
         for index in range(steps):
             step(self._input(index))
         drain()
         seconds = time.perf_counter() - start
-        self._measured_s, self._waited_s = self._measured_s + seconds, self._waited_s + waited_s() - waited
+        self._measured_s += seconds
+        self._delayed_s += run_delay_s() - delay_s
         return seconds
 
-    def share_waited(self) -> float:
-        """Return for which share of the time of all blocks this trainer waited for a core."""
-        return self._waited_s / self._measured_s if self._measured_s else 0.0
+    def run_delay_share(self) -> float:
+        """Return the share of the time of all blocks during which this trainer waited for a core."""
+        return self._delayed_s / self._measured_s if self._measured_s else 0.0
 
-    @tells
+    @returns_exceptions
     def timelines(self, arm: Arm, steps: int) -> list[Timeline]:
-        """Run so many steps, recorded."""
+        """Run steps, and return their timelines."""
         recorded = []
         for index in range(steps):
             batch = self._input(index)
@@ -233,39 +236,39 @@ class Trainer(Member):
 
     @property
     def _is_first(self) -> bool:
-        return self._place.rank == len(self._workload.servers)
+        return self._config.rank == len(self._workload.servers)
 
     def _input(self, index: int) -> Batch:
         batch = self._batches[index % len(self._batches)]
         return copy_of(batch) if self._writes_inputs else batch
 
     def _renew_steps(self) -> None:
-        # One optimizer for all arms: they train the same parameters.
+        # All arms train the same parameters, and so share one optimizer.
         optimizer = optimizer_of(self._modules[ORIGINAL], self._workload)
         self._steps = {arm: Step(bound, self._workload, optimizer) for arm, bound in self._bound.items()}
 
-    def _values(self, arm: Arm, outcome: Outcome) -> dict[str, object]:
-        """Return what a step left behind in this process; of the module, what the original has, too."""
-        found: dict[str, object] = results("output", outcome.output)
-        if outcome.loss is not None:
-            found["loss"] = outcome.loss
-        found |= {f"gradient of {name}": value for name, value in outcome.gradients.items()}
-        own = State(self._modules[ORIGINAL]).named()
-        held = own if arm == MOVED else State(self._modules[arm]).named()
-        found |= {name: held[name] for name in own if name in held}
+    def _values(self, arm: Arm, result: StepResult) -> dict[str, object]:
+        """Return what a step left behind in this process; of the module's state, only what the original has, too."""
+        found: dict[str, object] = results("output", result.output)
+        if result.loss is not None:
+            found["loss"] = result.loss
+        found |= {f"gradient of {name}": value for name, value in result.gradients.items()}
+        own = ModuleSnapshot(self._modules[ORIGINAL]).named()
+        state = own if arm == REALIGNED else ModuleSnapshot(self._modules[arm]).named()
+        found |= {name: state[name] for name in own if name in state}
         found["random generator"] = torch.get_rng_state()
         return found
 
-    def _on_servers(self, outcome: Outcome) -> dict[str, str]:
-        found = {f"gradients on server {name}": value for name, value in outcome.server_gradients.items()}
+    def _on_servers(self, result: StepResult) -> dict[str, str]:
+        found = {f"gradients on server {name}": value for name, value in result.server_gradients.items()}
         for server in self._workload.servers:
-            told: Mapping[str, str] = rpc.rpc_sync(server.name, servers.state_digests)
-            found |= {f"server {server.name}: {name}": value for name, value in told.items()}
+            state: Mapping[str, str] = rpc.rpc_sync(server.name, servers.state_digests)
+            found |= {f"server {server.name}: {name}": value for name, value in state.items()}
         return found
 
 
-def waited_s(schedstat: Path = _SCHEDSTAT) -> float:
-    """Return the seconds for which this thread has stood in a queue for a core; 0 where the kernel does not tell."""
+def run_delay_s(schedstat: Path = _SCHEDSTAT) -> float:
+    """Return the seconds for which this thread has waited for a core; 0 where the kernel does not say."""
     try:
         _, nanoseconds, _ = schedstat.read_text().split()
     except (OSError, ValueError):

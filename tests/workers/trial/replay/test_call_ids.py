@@ -14,15 +14,15 @@ from fxlib.runtime.ops.batches import NamedCall, items_of
 from fxlib.spec.contract import Contract, contract_of
 from fxlib.spec.profile import Opaque, Spread
 from fxlib_workers.trial.replay.call_ids import stand_in
-from fxlib_workers.trial.replay.plan import Line, Script
-from fxlib_workers.trial.replay.server import Replayed, ReplayedTogether
+from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
+from fxlib_workers.trial.replay.server import ReplayedBatch, ReplayedFunction
 from tests.workers import remote_code
 
 WEIGH, LEARN = "tests.workers.remote_code:weigh", "tests.workers.remote_code:learn"
-LINE = Line(to="ps0", returns=Opaque(), service_s=Spread(quantiles=(0.0,)), request_bytes=0, response_bytes=0)
+LINE = RecordedCall(to="ps0", returns=Opaque(), service_s=Spread(quantiles=(0.0,)), request_bytes=0, response_bytes=0)
 LEARNS = Contract(writes=frozenset({"weights"}))
-SCRIPT = Script(
-    lines={
+PLAN = ReplayPlan(
+    calls={
         WEIGH: {"weigh": LINE, "weigh_1": LINE},
         LEARN: {"weigh": LINE, "weigh_1": LINE},
         ".forward": {"forward": LINE},
@@ -51,10 +51,10 @@ def named(module: GraphModule, target: object, place: int) -> list[str]:
 
 def test_calls_and_pushes_of_what_nobody_has_are_called_by_stand_ins() -> None:
     module = fxlib.capture(Model())
-    stand_in(module, SCRIPT)
+    stand_in(module, PLAN)
     assert named(module, ops.remote_call, 1) == [f"{WEIGH}#weigh", f"{WEIGH}#weigh_1", "fxlib.ps:lookup"]
     assert named(module, ops.track_gradient, 2) == [f"{LEARN}#weigh", f"{LEARN}#weigh_1", "fxlib.ps:push"]
-    assert functions.resolve(f"{WEIGH}#weigh_1") == Replayed(WEIGH, "weigh_1")
+    assert functions.resolve(f"{WEIGH}#weigh_1") == ReplayedFunction(WEIGH, "weigh_1")
     assert contract_of(functions.resolve(f"{LEARN}#weigh")) == LEARNS
     assert f"{WEIGH}#weigh_1" in module.code
 
@@ -62,13 +62,13 @@ def test_calls_and_pushes_of_what_nobody_has_are_called_by_stand_ins() -> None:
 def test_without_anything_to_replay_a_graph_stays_as_it_is() -> None:
     module = fxlib.capture(Model())
     before = module.code
-    stand_in(module, Script(lines=SCRIPT.lines))
+    stand_in(module, ReplayPlan(calls=PLAN.calls))
     assert module.code == before
 
 
 def test_methods_are_named_on_the_objects_that_nobody_can_make() -> None:
     module = fxlib.capture(Far())
-    stand_in(module, SCRIPT)
+    stand_in(module, PLAN)
     assert named(module, ops.remote_call, 1) == [".forward", ".forward#forward_1"]
 
 
@@ -76,7 +76,7 @@ def test_graphs_within_graphs_are_named_too() -> None:
     outer = Graph()
     outer.output(outer.call_module("inner"))
     inner = fxlib.capture(Model())
-    stand_in(GraphModule(nn.ModuleDict({"inner": inner}), outer), SCRIPT)
+    stand_in(GraphModule(nn.ModuleDict({"inner": inner}), outer), PLAN)
     assert f"{WEIGH}#weigh" in inner.code
 
 
@@ -95,8 +95,8 @@ def batched() -> tuple[GraphModule, Node]:
 
 def test_the_calls_of_a_batch_are_named_by_their_waits_and_so_is_its_declared_form() -> None:
     module, batch = batched()
-    stand_in(module, SCRIPT)
+    stand_in(module, PLAN)
     form = batch.args[3]
     assert [item.function for item in items_of(batch)] == [f"{WEIGH}#weigh_1", f"{WEIGH}#weigh"]
     assert isinstance(form, str)
-    assert isinstance(functions.resolve(form), ReplayedTogether)
+    assert isinstance(functions.resolve(form), ReplayedBatch)

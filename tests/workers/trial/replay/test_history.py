@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxlib.spec.contract import PURE, Contract
-from fxlib_workers.trial.replay.history import History
+from fxlib_workers.trial.replay.history import WriteHistory
 
 TABLES = Contract(reads=frozenset({"tables"}))
 WRITES = Contract(writes=frozenset({"tables"}))
@@ -15,35 +15,37 @@ ADDS = Contract(writes=frozenset({"tables"}), commutes=True)
 A, B = b"a" * 16, b"b" * 16
 
 
-def after(*writes: tuple[Contract | None, bytes]) -> History:
-    history = History()
+def after(*writes: tuple[Contract | None, bytes]) -> WriteHistory:
+    history = WriteHistory()
     for contract, call in writes:
         history.write(contract, call)
     return history
 
 
 def test_a_read_sees_the_writes_of_what_it_reads() -> None:
-    assert after((WRITES, A)).seen(TABLES) != after().seen(TABLES)
-    assert after((WRITES, A)).seen(TABLES) != after((WRITES, A), (WRITES, A)).seen(TABLES)
+    assert after((WRITES, A)).visible_to(TABLES) != after().visible_to(TABLES)
+    assert after((WRITES, A)).visible_to(TABLES) != after((WRITES, A), (WRITES, A)).visible_to(TABLES)
 
 
 def test_a_read_does_not_see_writes_of_other_state() -> None:
-    assert after((DENSE, A)).seen(TABLES) == after().seen(TABLES)
+    assert after((DENSE, A)).visible_to(TABLES) == after().visible_to(TABLES)
 
 
 def test_a_pure_call_sees_nothing() -> None:
-    assert after((None, A), (WRITES, B)).seen(PURE) == after().seen(PURE)
+    assert after((None, A), (WRITES, B)).visible_to(PURE) == after().visible_to(PURE)
 
 
 def test_a_call_without_a_contract_sees_and_writes_everything() -> None:
-    assert after((None, A)).seen(TABLES) != after().seen(TABLES)
-    assert after((DENSE, A)).seen(None) != after().seen(None)
-    assert after((ADDS, A)).seen(None) != after().seen(None)
+    assert after((None, A)).visible_to(TABLES) != after().visible_to(TABLES)
+    assert after((DENSE, A)).visible_to(None) != after().visible_to(None)
+    assert after((ADDS, A)).visible_to(None) != after().visible_to(None)
 
 
 def test_a_star_is_everything() -> None:
-    assert after((Contract(writes=frozenset({"*"})), A)).seen(TABLES) != after().seen(TABLES)
-    assert after((DENSE, A)).seen(Contract(reads=frozenset({"*"}))) != after().seen(Contract(reads=frozenset({"*"})))
+    assert after((Contract(writes=frozenset({"*"})), A)).visible_to(TABLES) != after().visible_to(TABLES)
+    assert after((DENSE, A)).visible_to(Contract(reads=frozenset({"*"}))) != after().visible_to(
+        Contract(reads=frozenset({"*"}))
+    )
 
 
 def test_reads_leave_nothing_behind() -> None:
@@ -67,8 +69,8 @@ def test_writes_that_commute_may_come_in_any_order(calls: list[bytes]) -> None:
 
 
 def test_a_write_that_commutes_does_not_tell_which_came_before_it() -> None:
-    assert after((ADDS, A)).seen(ADDS) == after().seen(ADDS)
-    assert after((WRITES, A)).seen(ADDS) != after().seen(ADDS)
+    assert after((ADDS, A)).visible_to(ADDS) == after().visible_to(ADDS)
+    assert after((WRITES, A)).visible_to(ADDS) != after().visible_to(ADDS)
 
 
 def test_writes_that_commute_keep_their_order_with_others() -> None:
@@ -76,8 +78,8 @@ def test_writes_that_commute_keep_their_order_with_others() -> None:
 
 
 def test_writes_to_different_parts_may_come_in_any_order_and_those_to_one_may_not() -> None:
-    def parts(*writes: tuple[str, bytes]) -> History:
-        history = History()
+    def parts(*writes: tuple[str, bytes]) -> WriteHistory:
+        history = WriteHistory()
         for part, call in writes:
             history.write(WRITES, call, part)
         return history
@@ -85,8 +87,8 @@ def test_writes_to_different_parts_may_come_in_any_order_and_those_to_one_may_no
     assert parts(("x", A), ("y", B)).digest() == parts(("y", B), ("x", A)).digest()
     assert parts(("x", A), ("x", B)).digest() != parts(("x", B), ("x", A)).digest()
     assert parts(("x", A), ("", B)).digest() != parts(("", B), ("x", A)).digest()
-    assert parts(("x", A)).seen(WRITES, "y") == parts().seen(WRITES, "y")
-    assert parts(("x", A)).seen(TABLES) != parts().seen(TABLES)
+    assert parts(("x", A)).visible_to(WRITES, "y") == parts().visible_to(WRITES, "y")
+    assert parts(("x", A)).visible_to(TABLES) != parts().visible_to(TABLES)
 
 
 CONTRACTS = (
@@ -112,9 +114,9 @@ def meet(some: frozenset[str], others: frozenset[str]) -> bool:
 
 def outcome(steps: Steps) -> tuple[dict[bytes, bytes], str]:
     """What each call sees, and what is left at the end."""
-    history, seen = History(), {}
+    history, seen = WriteHistory(), {}
     for contract, call in steps:
-        seen[call] = history.seen(contract)
+        seen[call] = history.visible_to(contract)
         history.write(contract, call)
     return seen, history.digest()
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxlib.spec.profile import Opaque, TensorShape
-from fxlib_workers.trial.replay.replies import computed_from, reply_of, told
-from fxlib_workers.trial.replay.server import Replayed
+from fxlib_workers.trial.replay.replies import attach_to, call_digest, make_reply
+from fxlib_workers.trial.replay.server import ReplayedFunction
 
 SEED, OTHER = bytes(16), b"\1" * 16
 
@@ -22,36 +22,36 @@ SEED, OTHER = bytes(16), b"\1" * 16
     ],
 )
 def test_tensors_have_the_recorded_shape_and_dtype(dtype: torch.dtype) -> None:
-    made = reply_of(TensorShape(shape=(3, 0, 2), dtype=dtype), SEED, attached=False)
+    made = make_reply(TensorShape(shape=(3, 0, 2), dtype=dtype), SEED, attached=False)
     assert made.shape == (3, 0, 2)
-    made = reply_of(TensorShape(shape=(3, 5), dtype=dtype), SEED, attached=False)
+    made = make_reply(TensorShape(shape=(3, 5), dtype=dtype), SEED, attached=False)
     assert (made.shape, made.dtype, made.requires_grad) == ((3, 5), dtype, False)
 
 
 @pytest.mark.parametrize("shape", [(64,), (300, 300), (1 << 17,)])
 def test_equal_seeds_give_equal_bits_and_others_do_not(shape: tuple[int, ...]) -> None:
     described = TensorShape(shape=shape, dtype=torch.float32)
-    made = reply_of(described, SEED, attached=False)
-    assert torch.equal(made, reply_of(described, SEED, attached=False))
-    assert not torch.equal(made, reply_of(described, OTHER, attached=False))
+    made = make_reply(described, SEED, attached=False)
+    assert torch.equal(made, make_reply(described, SEED, attached=False))
+    assert not torch.equal(made, make_reply(described, OTHER, attached=False))
     assert made.abs().max() < 1
     assert made.std() > 0.05
 
 
 def test_integers_are_rows_of_any_table_with_two() -> None:
-    made = reply_of(TensorShape(shape=(500,), dtype=torch.int64), SEED, attached=False)
+    made = make_reply(TensorShape(shape=(500,), dtype=torch.int64), SEED, attached=False)
     assert set(made.tolist()) == {0, 1}
 
 
 def test_integers_of_thousands_of_seeds_differ() -> None:
     shape = TensorShape(shape=(64,), dtype=torch.int64, requires_grad=False)
-    replies = {reply_of(shape, told(place), attached=False).numpy().tobytes() for place in range(3000)}
+    replies = {make_reply(shape, call_digest(place), attached=False).numpy().tobytes() for place in range(3000)}
     assert len(replies) == 3000
 
 
 def test_structure_and_plain_values_are_as_recorded() -> None:
     tensor = TensorShape(shape=(2,), dtype=torch.float32, requires_grad=True)
-    made = reply_of(
+    made = make_reply(
         {"rows": (tensor, [Opaque(value=7)]), "name": Opaque(value="x"), "none": Opaque()}, SEED, attached=True
     )
     assert made["rows"][1] == [7]
@@ -62,31 +62,31 @@ def test_structure_and_plain_values_are_as_recorded() -> None:
 
 def test_two_tensors_of_one_reply_differ() -> None:
     tensor = TensorShape(shape=(8,), dtype=torch.float32)
-    one, other = reply_of((tensor, tensor), SEED, attached=False)
+    one, other = make_reply((tensor, tensor), SEED, attached=False)
     assert not torch.equal(one, other)
 
 
 @given(st.lists(st.one_of(st.integers(), st.text(), st.floats(allow_nan=False), st.none(), st.booleans()), max_size=4))
 def test_plain_arguments_count_by_value(values: list[object]) -> None:
-    assert told("f", tuple(values), {}) == told("f", (*values,), {})
-    assert told("f", tuple(values), {}) != told("f", (*values, 1), {})
-    assert told("f", tuple(values), {}) != told("g", tuple(values), {})
+    assert call_digest("f", tuple(values), {}) == call_digest("f", (*values,), {})
+    assert call_digest("f", tuple(values), {}) != call_digest("f", (*values, 1), {})
+    assert call_digest("f", tuple(values), {}) != call_digest("g", tuple(values), {})
 
 
 def test_tensors_count_by_their_bits() -> None:
-    assert told(torch.ones(2)) == told(torch.ones(2))
-    assert told(torch.ones(2)) != told(torch.ones(2, dtype=torch.float64))
-    assert told(torch.tensor([0.0])) != told(torch.tensor([-0.0]))
+    assert call_digest(torch.ones(2)) == call_digest(torch.ones(2))
+    assert call_digest(torch.ones(2)) != call_digest(torch.ones(2, dtype=torch.float64))
+    assert call_digest(torch.tensor([0.0])) != call_digest(torch.tensor([-0.0]))
 
 
 def test_objects_count_by_their_class_alone_since_their_text_may_hold_an_address() -> None:
-    assert told(object()) == told(object())
+    assert call_digest(object()) == call_digest(object())
 
 
 def test_a_reply_belongs_to_the_autograd_graph_of_what_was_sent() -> None:
     sent = torch.ones(3, 2, requires_grad=True)
     reply = {"found": torch.arange(4.0).requires_grad_(), "rows": torch.arange(3)}
-    found = computed_from(reply, [sent])
+    found = attach_to(reply, [sent])
     (found["found"] * torch.tensor([1.0, 2.0, 3.0, 6.0])).sum().backward()
 
     assert torch.equal(found["found"], reply["found"])
@@ -98,6 +98,6 @@ def test_a_reply_belongs_to_the_autograd_graph_of_what_was_sent() -> None:
 
 
 def test_functions_and_rrefs_among_what_is_sent_count_by_their_names() -> None:
-    assert told(torch.relu) != told(torch.sigmoid)
-    assert told(Replayed("job:a")) != told(Replayed("job:b"))
-    assert told(Replayed("job:a")) == told(Replayed("job:a"))
+    assert call_digest(torch.relu) != call_digest(torch.sigmoid)
+    assert call_digest(ReplayedFunction("job:a")) != call_digest(ReplayedFunction("job:b"))
+    assert call_digest(ReplayedFunction("job:a")) == call_digest(ReplayedFunction("job:a"))

@@ -16,10 +16,10 @@ from fxlib.errors import WorkloadError
 from fxlib.profiling.message_sizes import message_bytes
 from fxlib.spec.contract import Contract, contract_of
 from fxlib.spec.profile import Opaque, Result, ServerProfile, Spread, TensorShape
-from fxlib_workers.trial.replay import server as stage
-from fxlib_workers.trial.replay.latency_model import Pace
-from fxlib_workers.trial.replay.plan import Line, Script
-from fxlib_workers.trial.replay.server import Replayed, ReplayedObject, ReplayedTogether
+from fxlib_workers.trial.replay import server as replay_server
+from fxlib_workers.trial.replay.latency_model import LatencyModel
+from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
+from fxlib_workers.trial.replay.server import ReplayedBatch, ReplayedFunction, ReplayedObject
 
 READ, WRITE, UNKNOWN = "job.ps:lookup", "job.ps:push", "job.ps:anything"
 CALL_S = 0.02
@@ -28,8 +28,8 @@ SMALL = TensorShape(shape=(2,), dtype=torch.float32)
 LARGE = TensorShape(shape=(64,), dtype=torch.float32)
 
 
-def line(returns: Result, seconds: float = 0.0, request_bytes: int = 0) -> Line:
-    return Line(
+def line(returns: Result, seconds: float = 0.0, request_bytes: int = 0) -> RecordedCall:
+    return RecordedCall(
         to="ps0",
         returns=returns,
         service_s=Spread(quantiles=(seconds,)),
@@ -38,9 +38,9 @@ def line(returns: Result, seconds: float = 0.0, request_bytes: int = 0) -> Line:
     )
 
 
-def script(*, seconds: float = 0.0, per_item_s: float | None = None) -> Script:
-    return Script(
-        lines={
+def plan(*, seconds: float = 0.0, per_item_s: float | None = None) -> ReplayPlan:
+    return ReplayPlan(
+        calls={
             READ: {
                 "small": line(SMALL, seconds, message_bytes(torch.zeros(1))),
                 "large": line(LARGE, seconds, message_bytes(torch.zeros(64))),
@@ -59,92 +59,96 @@ def script(*, seconds: float = 0.0, per_item_s: float | None = None) -> Script:
 
 @pytest.fixture(autouse=True)
 def replaying(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "_stage", None)
-    stage.begin(script(), "ps0")
+    monkeypatch.setattr(replay_server, "_server", None)
+    replay_server.start(plan(), "ps0")
 
 
 def test_a_reply_is_decided_by_function_arguments_and_earlier_writes() -> None:
-    read = Replayed(READ, "small")
+    read = ReplayedFunction(READ, "small")
     first = read("t", torch.tensor([1]))
     assert torch.equal(first, read("t", torch.tensor([1])))
     assert not torch.equal(first, read("t", torch.tensor([2])))
     assert not torch.equal(first, read("u", torch.tensor([1])))
-    assert not torch.equal(first, Replayed(UNKNOWN, "anything")("t", torch.tensor([1])))
+    assert not torch.equal(first, ReplayedFunction(UNKNOWN, "anything")("t", torch.tensor([1])))
 
 
 def test_a_read_after_a_write_is_another_one() -> None:
-    read = Replayed(READ, "small")
+    read = ReplayedFunction(READ, "small")
     first = read("t", torch.tensor([1]))
-    assert Replayed(WRITE, "small")("t", torch.ones(2)) is None
+    assert ReplayedFunction(WRITE, "small")("t", torch.ones(2)) is None
     assert not torch.equal(first, read("t", torch.tensor([1])))
 
 
 def test_the_same_call_of_the_program_twice_is_the_same_reply_whatever_it_is_called() -> None:
-    stage.begin(Script(lines={READ: {"one": line(SMALL), "two": line(SMALL)}}, functions=frozenset({READ})), "ps0")
-    assert not torch.equal(Replayed(READ, "one")(1), Replayed(READ, "two")(1))  # no contract: the first may write
-    stage.begin(
-        Script(lines={READ: {"one": line(SMALL), "two": line(SMALL)}}, contracts={READ: Contract(pure=True)}), "ps0"
+    replay_server.start(
+        ReplayPlan(calls={READ: {"one": line(SMALL), "two": line(SMALL)}}, functions=frozenset({READ})), "ps0"
     )
-    assert torch.equal(Replayed(READ, "one")(1), Replayed(READ, "two")(1))
+    assert not torch.equal(
+        ReplayedFunction(READ, "one")(1), ReplayedFunction(READ, "two")(1)
+    )  # no contract: the first may write
+    replay_server.start(
+        ReplayPlan(calls={READ: {"one": line(SMALL), "two": line(SMALL)}}, contracts={READ: Contract(pure=True)}), "ps0"
+    )
+    assert torch.equal(ReplayedFunction(READ, "one")(1), ReplayedFunction(READ, "two")(1))
 
 
 def test_a_write_is_there_when_it_is_over_and_not_before() -> None:
-    made = stage.Stage(
-        Script(
-            lines={WRITE: {"slow": line(Opaque(), CALL_S)}}, contracts={WRITE: Contract(writes=frozenset({"tables"}))}
+    made = replay_server.ReplayServer(
+        ReplayPlan(
+            calls={WRITE: {"slow": line(Opaque(), CALL_S)}}, contracts={WRITE: Contract(writes=frozenset({"tables"}))}
         ),
         "ps0",
     )
     begun, seen = made.digest(), []
 
-    class Watching(Pace):
+    class Watching(LatencyModel):
         def serve(self, *args: object, **kwargs: object) -> None:
             seen.append(made.digest())
 
-    made.pace = Watching(stage.UNMEASURED, 0)
+    made.latency = Watching(replay_server.UNMEASURED, 0)
     made.answer(WRITE, "slow", (1,), {})
     assert seen == [begun]
     assert made.digest() != begun
 
 
 def test_a_reset_brings_the_first_replies_back() -> None:
-    read, write = Replayed(READ, "small"), Replayed(WRITE, "small")
-    first, digest = read(1), stage.present().digest()
+    read, write = ReplayedFunction(READ, "small"), ReplayedFunction(WRITE, "small")
+    first, digest = read(1), replay_server.active().digest()
     write(1)
-    assert stage.present().digest() != digest
-    stage.present().reset()
-    assert stage.present().digest() == digest
+    assert replay_server.active().digest() != digest
+    replay_server.active().reset()
+    assert replay_server.active().digest() == digest
     assert torch.equal(read(1), first)
 
 
 def test_each_call_of_the_program_has_its_own_shape() -> None:
-    assert Replayed(READ, "small")(1).shape == (2,)
-    assert Replayed(READ, "large")(1).shape == (64,)
+    assert ReplayedFunction(READ, "small")(1).shape == (2,)
+    assert ReplayedFunction(READ, "large")(1).shape == (64,)
 
 
 def test_a_call_of_unknown_name_takes_the_record_with_the_nearest_request() -> None:
-    assert Replayed(READ)(torch.zeros(1)).shape == (2,)
-    assert Replayed(READ)(torch.zeros(200)).shape == (64,)
+    assert ReplayedFunction(READ)(torch.zeros(1)).shape == (2,)
+    assert ReplayedFunction(READ)(torch.zeros(200)).shape == (64,)
     few = torch.sparse_coo_tensor(
         torch.zeros(2, 1, dtype=torch.int64), torch.ones(1), (1000, 1000), check_invariants=True
     )
-    assert Replayed(READ)(few).shape == (2,)
+    assert ReplayedFunction(READ)(few).shape == (2,)
 
 
 def test_what_was_never_recorded_is_refused() -> None:
     with pytest.raises(WorkloadError, match=r"no call of 'job\.ps:other'"):
-        Replayed("job.ps:other")(1)
+        ReplayedFunction("job.ps:other")(1)
 
 
 def test_a_process_that_replays_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "_stage", None)
+    monkeypatch.setattr(replay_server, "_server", None)
     with pytest.raises(WorkloadError, match="replays nothing"):
-        Replayed(READ)(1)
+        ReplayedFunction(READ)(1)
 
 
 def test_a_stand_in_travels_by_name_and_has_the_contract_of_its_function() -> None:
     contract = Contract(writes=frozenset({"tables"}), batchable=True)
-    made = Replayed(WRITE, "small", contract)
+    made = ReplayedFunction(WRITE, "small", contract)
     assert contract_of(made) is contract
     travelled = pickle.loads(pickle.dumps(made))
     assert travelled == made
@@ -163,33 +167,33 @@ def test_the_order_of_writes_shows_only_within_one_part_of_the_state(calls: list
     parts = Contract(writes=frozenset({"tables"}), part="table", part_at=1)
     digests = []
     for order in (calls, calls[::-1]):
-        playing = stage.begin(replace(script(), contracts={WRITE: parts}), "ps0")
+        playing = replay_server.start(replace(plan(), contracts={WRITE: parts}), "ps0")
         for args, kwargs in order:
-            Replayed(WRITE, "small")(*args, **kwargs)
+            ReplayedFunction(WRITE, "small")(*args, **kwargs)
         digests.append(playing.digest())
     assert (digests[0] == digests[1]) is same
 
 
 @pytest.mark.parametrize("run", [batch.run, batch.run_in_order])
 def test_a_batch_gives_what_the_single_calls_give(run: Callable[[list[batch.Call]], list[object]]) -> None:
-    read = Replayed(READ, "small")
+    read = ReplayedFunction(READ, "small")
     single = [read(index) for index in range(5)]
     batched = [batch.result(each) for each in run([(read, (index,), {}) for index in range(5)])]
     assert all(torch.equal(one, other) for one, other in zip(single, batched, strict=True))
 
 
 def test_the_declared_batched_form_gives_what_the_single_calls_give() -> None:
-    items = (Replayed(READ, "small"), Replayed(READ, "large"))
+    items = (ReplayedFunction(READ, "small"), ReplayedFunction(READ, "large"))
     calls: list[batch.Call] = [(item, (1,), {}) for item in items]
-    outcomes = batch.run_batched(pickle.loads(pickle.dumps(ReplayedTogether(items))), calls)
+    outcomes = batch.run_batched(pickle.loads(pickle.dumps(ReplayedBatch(items))), calls)
     assert [each.shape for each in outcomes] == [(2,), (64,)]
     assert torch.equal(outcomes[0], items[0](1))
 
 
 @pytest.mark.parametrize("per_item_s, share", [(0.0, 1.0), (CALL_S / 2, 2.0)])
 def test_a_batch_takes_what_the_profile_says_of_further_calls(per_item_s: float, share: float) -> None:
-    stage.begin(script(seconds=CALL_S, per_item_s=per_item_s), "ps0")
-    read = Replayed(READ, "small")
+    replay_server.start(plan(seconds=CALL_S, per_item_s=per_item_s), "ps0")
+    read = ReplayedFunction(READ, "small")
     start = time.perf_counter()
     batch.run([(read, (index,), {}) for index in range(3)])
     assert time.perf_counter() - start >= share * CALL_S
@@ -199,11 +203,11 @@ def test_an_object_answers_any_method_that_was_recorded() -> None:
     made = ReplayedObject("near")
     method = getattr(made, "forward#forward")
     assert not torch.equal(method(1), ReplayedObject("near").forward(1))  # a method may write
-    stage.present().reset()
+    replay_server.active().reset()
     first = method(1)
-    stage.present().reset()
+    replay_server.active().reset()
     assert torch.equal(first, ReplayedObject("near").forward(1))
-    stage.present().reset()
+    replay_server.active().reset()
     assert not torch.equal(first, ReplayedObject("far").forward(1))
     with pytest.raises(WorkloadError, match="no call"):
         made.backward(1)

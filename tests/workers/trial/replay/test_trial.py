@@ -22,13 +22,13 @@ from fxlib.spec.profile import Opaque, Profile
 from fxlib.spec.workload import RemoteObject, Workload
 from fxlib.wire import OpaqueRRef
 from fxlib_workers.exchange.candidate import ORIGINAL
-from fxlib_workers.trial.cluster_run import World
+from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.digests import digest_all
-from fxlib_workers.trial.trainer import Material, Trace
+from fxlib_workers.trial.trainer import EncodedProgram, StepDigests
 from tests.undisturbed import undisturbed
 from tests.workers import remote_code
-from tests.workers.trying import SETTINGS
-from tests.workers.weighed import ROWS, Weighed, recorded, weighed_profile, workload
+from tests.workers.replayed_model import ROWS, Weighed, recorded, weighed_profile, workload
+from tests.workers.trial_settings import SETTINGS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray")]
 
@@ -36,19 +36,19 @@ CANDIDATE = "candidate"
 
 
 @contextmanager
-def world(
+def cluster(
     model: nn.Module, workload: Workload, profile: Profile, **candidates: Callable[[GraphModule], GraphModule]
-) -> Iterator[World]:
+) -> Iterator[ClusterRun]:
     """A trial's processes with the original and its candidates."""
     encoded = workload_to_proto(workload)
     captured = model if isinstance(model, GraphModule) else fxlib.capture(model)
     graph = wire.serialize(wire.encode(captured).graph)
-    material = Material(original=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs))
-    with World(workload, material, SETTINGS, lambda: False, profile) as made:
+    program = EncodedProgram(original=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs))
+    with ClusterRun(workload, program, SETTINGS, lambda: False, profile) as made:
         made.prepare()
         for name, rewrite in candidates.items():
             rewritten = rewrite(wire.decode(wire.parse(graph)))
-            made.admit(name, wire.serialize(wire.encode(rewritten).graph), {})
+            made.load_candidate(name, wire.serialize(wire.encode(rewritten).graph), {})
         yield made
 
 
@@ -56,12 +56,12 @@ def scheduled(graph: GraphModule) -> GraphModule:
     return recipes.apply(graph, "schedule").module
 
 
-def traces(made: World, arm: str, steps: int = 3) -> Sequence[Trace]:
+def traces(made: ClusterRun, arm: str, steps: int = 3) -> Sequence[StepDigests]:
     made.ask(made.trainers[:1], "reset", timeout_s=100)
     return [made.ask(made.trainers[:1], "trace", arm, step, timeout_s=100)[0] for step in range(steps)]
 
 
-def seconds(made: World, arm: str, steps: int = 10) -> float:
+def seconds(made: ClusterRun, arm: str, steps: int = 10) -> float:
     return float(made.ask(made.trainers, "block", arm, steps, timeout_s=100)[0])
 
 
@@ -104,8 +104,8 @@ class Mixed(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def mixed(ray: None) -> Iterator[World]:
-    """A world of one model for several tests, each of which begins where the world began."""
+def mixed(ray: None) -> Iterator[ClusterRun]:
+    """The processes of one model for several tests, each of which begins with their first state."""
     name = "tests.workers.remote_code"
     profile = Profile(
         calls=(
@@ -126,7 +126,7 @@ def mixed(ray: None) -> Iterator[World]:
         CANDIDATE: lambda graph: recipes.apply(graph, assume="reads").module,
         "stale": lambda _: fxlib.capture(Mixed(stale=True)),
     }
-    with world(Mixed(), workload(rrefs=rrefs, assume="reads"), profile, **candidates) as made:
+    with cluster(Mixed(), workload(rrefs=rrefs, assume="reads"), profile, **candidates) as made:
         yield made
 
 
@@ -139,7 +139,7 @@ def test_calls_are_answered_the_same_and_take_their_time_however_they_travel() -
         return module
 
     profile = weighed_profile(per_item_s=0.0)
-    with world(Weighed(), workload(servers=()), profile, candidate=scheduled, batched=batched) as made:
+    with cluster(Weighed(), workload(servers=()), profile, candidate=scheduled, batched=batched) as made:
         before = traces(made, ORIGINAL)
         assert [before] * 3 == [traces(made, arm) for arm in (ORIGINAL, CANDIDATE, "batched")]
         replayed = [f"server {name}: writes that were replayed" for name in ("ps0", "ps1")]
@@ -154,7 +154,7 @@ def test_trainers_that_share_a_replayed_server_wait_for_each_other_there() -> No
     recorded_ = weighed_profile()
     one_at_once = tuple(replace(server, concurrency=1) for server in recorded_.servers)
     profile = replace(recorded_, servers=one_at_once)
-    with world(Weighed(), workload(trainers=2), profile, candidate=scheduled) as made:
+    with cluster(Weighed(), workload(trainers=2), profile, candidate=scheduled) as made:
         before = traces(made, ORIGINAL)
         assert before == traces(made, CANDIDATE)
         together_s = min(made.ask(made.trainers, "block", CANDIDATE, 5, timeout_s=100))
@@ -177,7 +177,7 @@ def test_gradients_come_home_under_distributed_autograd_and_are_compared() -> No
     profile = Profile(
         calls=tuple(recorded(call, name, to, returns=rows) for call, to in (("double", "ps0"), ("double_1", "ps1")))
     )
-    with world(Attached(), workload(mode="distributed"), profile, candidate=scheduled) as made:
+    with cluster(Attached(), workload(mode="distributed"), profile, candidate=scheduled) as made:
         before = traces(made, ORIGINAL)
         assert before == traces(made, CANDIDATE)
         nothing = digest_all({})
@@ -196,7 +196,7 @@ class Held(nn.Module):
         self.far = OpaqueRRef("far", "ps1", here=False)
 
 
-def held() -> GraphModule:
+def holding_rref() -> GraphModule:
     """Two independent reads, and a third through a helper, of what they returned."""
     graph = Graph()
     x, rows = graph.placeholder("x"), graph.placeholder("rows")
@@ -221,7 +221,7 @@ def test_rrefs_that_a_model_holds_are_replayed_and_chains_of_calls_come_home_und
             recorded("call_method", "job.model:call_method", "ps1", returns=rows),
         )
     )
-    with world(held(), workload(mode="distributed", servers=()), profile, candidate=scheduled) as made:
+    with cluster(holding_rref(), workload(mode="distributed", servers=()), profile, candidate=scheduled) as made:
         before = traces(made, ORIGINAL)
         assert before == traces(made, CANDIDATE)
         nothing = digest_all({})
@@ -231,23 +231,23 @@ def test_rrefs_that_a_model_holds_are_replayed_and_chains_of_calls_come_home_und
         assert candidate_s < 0.9 * original_s
 
 
-def test_a_schedule_of_calls_of_all_kinds_is_the_same_as_its_original(mixed: World) -> None:
+def test_a_schedule_of_calls_of_all_kinds_is_the_same_as_its_original(mixed: ClusterRun) -> None:
     assert traces(mixed, ORIGINAL) == traces(mixed, CANDIDATE)
 
 
-def test_a_read_that_a_write_was_moved_before_shows(mixed: World) -> None:
+def test_a_read_that_a_write_was_moved_before_shows(mixed: ClusterRun) -> None:
     original, candidate = traces(mixed, ORIGINAL, 1), traces(mixed, "stale", 1)
     assert original == traces(mixed, ORIGINAL, 1)
     assert original[0]["output[0]"] != candidate[0]["output[0]"]
     assert original[0]["output[1]"] == candidate[0]["output[1]"]
 
 
-def test_what_is_created_on_a_server_is_fetched_as_recorded(mixed: World) -> None:
+def test_what_is_created_on_a_server_is_fetched_as_recorded(mixed: ClusterRun) -> None:
     first, second = (trace["output[1]"] for trace in traces(mixed, ORIGINAL, 2))
     assert first != second
 
 
-def test_methods_of_objects_are_answered_beside_real_ones(mixed: World) -> None:
+def test_methods_of_objects_are_answered_beside_real_ones(mixed: ClusterRun) -> None:
     (trace,) = traces(mixed, ORIGINAL, 1)
     assert "server ps0: object 'near'" in trace
     assert "server ps1: object 'far'" not in trace

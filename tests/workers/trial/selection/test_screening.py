@@ -1,4 +1,4 @@
-"""Which candidates a trial goes on with, in a world that does as it is told."""
+"""Which candidates a trial goes on with, in a cluster that does as it is rows."""
 
 from __future__ import annotations
 
@@ -10,151 +10,151 @@ import pytest
 
 from fxlib.reasons import Reason
 from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.candidate import MOVED, Arm, Draft
+from fxlib_workers.exchange.candidate import REALIGNED, Arm, Candidate
 from fxlib_workers.trial.failures import CandidateError, TrialError
-from fxlib_workers.trial.selection.outcomes import Contest
+from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.screening import Screening
 from tests.workers.clock import Clock, shown_to
-from tests.workers.trial.selection.test_select import contest, report_of
+from tests.workers.trial.selection.test_select import outcomes, report_of
 
 
-class FakeWorld:
+class FakeCluster:
     """One trainer, whose arms leave behind what they are said to, and raise where they are said to."""
 
     def __init__(
         self,
-        traces: Mapping[Arm, str] | None = None,
+        digests: Mapping[Arm, str] | None = None,
         failing: Mapping[str, Sequence[Arm]] | None = None,
         step_s: float = 0.01,
         errors: Mapping[str, float] | None = None,
-        moved: Mapping[str, float] | None = None,
+        realigned: Mapping[str, float] | None = None,
     ) -> None:
         self.clock = Clock()
         self.step_s = step_s
-        self.witnesses = [object()]
-        self.traces = traces or {}
+        self.step_trainers = [object()]
+        self.digests = digests or {}
         self.failing = failing or {}
         self.errors = errors or {}
-        self.moved = moved or {}
-        self.admitted: list[Arm] = []
+        self.realigned = realigned or {}
+        self.loaded: list[Arm] = []
 
     def reset(self, _: float) -> None:
         """Nothing is kept here."""
 
-    def admit(self, arm: Arm, _: bytes, __: Mapping[str, bytes]) -> None:
-        self.admitted.append(arm)
-        if arm in self.failing.get("admit", ()):
+    def load_candidate(self, arm: Arm, _: bytes, __: Mapping[str, bytes]) -> None:
+        self.loaded.append(arm)
+        if arm in self.failing.get("load_candidate", ()):
             raise CandidateError(arm, Reason.NO_SERVER, "'f' on 'ps0'")
 
     def ask_of(self, arm: Arm, _: object, method: str, *__: object, timeout_s: float) -> list[Any]:
         if method == "errors":
-            return [self.moved if arm == MOVED else self.errors]
+            return [self.realigned if arm == REALIGNED else self.errors]
         self.clock.now_s += self.step_s
         if arm in self.failing.get(method, ()):
             raise CandidateError(arm, Reason.CANDIDATE_FAILS, "IndexError")
-        return [{"loss": self.traces.get(arm, "same")}]
+        return [{"loss": self.digests.get(arm, "same")}]
 
 
-def screen(world: FakeWorld, made: Contest, budget_s: float = 60.0) -> Contest:
-    fields: dict[str, Any] = {"world": world, "contest": made, "tell": lambda *_: None}
+def screen(cluster: FakeCluster, made: CandidateOutcomes, budget_s: float = 60.0) -> CandidateOutcomes:
+    fields: dict[str, Any] = {"cluster": cluster, "outcomes": made, "report_progress": lambda *_: None}
     options = TrialOptions(budget_s=budget_s)
-    with shown_to(world.clock, "fxlib_workers.trial.selection.screening"):
+    with shown_to(cluster.clock, "fxlib_workers.trial.selection.screening"):
         Screening(**fields, options=options, deadline=budget_s).run()
     return made
 
 
 def test_all_that_are_the_same_go_on_up_to_three() -> None:
-    world, made = FakeWorld(), contest("a", "b", "c", "d")
-    screen(world, made)
-    assert made.standing == tuple(world.admitted) == ("a", "b", "c")
+    cluster, made = FakeCluster(), outcomes("a", "b", "c", "d")
+    screen(cluster, made)
+    assert made.remaining == tuple(cluster.loaded) == ("a", "b", "c")
     assert made.report().candidates[3].verdict.startswith("not tried")
 
 
 def test_a_candidate_that_differs_makes_way_for_the_next() -> None:
-    made = screen(FakeWorld(traces={"a": "other"}), contest("a", "b", "c", "d"))
-    assert made.standing == ("b", "c", "d")
+    made = screen(FakeCluster(digests={"a": "other"}), outcomes("a", "b", "c", "d"))
+    assert made.remaining == ("b", "c", "d")
     assert made.report().candidates[0].verdict.endswith("after step 1: loss")
 
 
 def test_a_candidate_that_raises_or_cannot_be_served_makes_way_for_the_next() -> None:
-    made = screen(FakeWorld(failing={"trace": ["a"], "admit": ["b"]}), contest("a", "b", "c"))
-    assert made.standing == ("c",)
+    made = screen(FakeCluster(failing={"digest_step": ["a"], "load_candidate": ["b"]}), outcomes("a", "b", "c"))
+    assert made.remaining == ("c",)
     assert "IndexError" in made.report().candidates[0].verdict
     assert "'f' on 'ps0'" in made.report().candidates[1].verdict
 
 
 def test_if_none_is_the_same_the_trial_ends_with_the_first_ones_reason() -> None:
     with pytest.raises(TrialError) as raised:
-        screen(FakeWorld(traces={"b": "other"}, failing={"trace": ["a"]}), contest("a", "b"))
+        screen(FakeCluster(digests={"b": "other"}, failing={"digest_step": ["a"]}), outcomes("a", "b"))
     assert raised.value.reason is Reason.CANDIDATE_FAILS
 
 
 def test_a_small_budget_has_room_for_one() -> None:
-    world = FakeWorld()
-    screen(world, contest("a", "b", "c"), budget_s=4.0)
-    assert world.admitted == ["a"]
+    cluster = FakeCluster()
+    screen(cluster, outcomes("a", "b", "c"), budget_s=4.0)
+    assert cluster.loaded == ["a"]
 
 
 def test_a_small_budget_still_looks_for_one_that_is_the_same() -> None:
-    made = screen(FakeWorld(traces={"a": "other"}), contest("a", "b", "c"), budget_s=4.0)
-    assert made.standing == ("b",)
+    made = screen(FakeCluster(digests={"a": "other"}), outcomes("a", "b", "c"), budget_s=4.0)
+    assert made.remaining == ("b",)
 
 
 @pytest.mark.parametrize("step_s, room", [(0.1, 3), (2.0, 2), (3.0, 1)])
 def test_slow_steps_leave_room_for_fewer(step_s: float, room: int) -> None:
-    made = screen(FakeWorld(step_s=step_s), contest("a", "b", "c", "d"), budget_s=80.0)
-    assert len(made.standing) == room
+    made = screen(FakeCluster(step_s=step_s), outcomes("a", "b", "c", "d"), budget_s=80.0)
+    assert len(made.remaining) == room
 
 
 def test_a_budget_that_ends_within_the_comparison_ends_the_trial() -> None:
-    world = FakeWorld(step_s=30.0)
+    cluster = FakeCluster(step_s=30.0)
     with pytest.raises(TrialError) as raised:
-        screen(world, contest("a"))
+        screen(cluster, outcomes("a"))
     assert raised.value.reason is Reason.BUDGET_EXHAUSTED
-    assert world.clock.now_s <= 60.0 + 30.0
+    assert cluster.clock.now_s <= 60.0 + 30.0
 
 
-def tolerant(*names: Arm) -> Contest:
+def tolerant(*names: Arm) -> CandidateOutcomes:
     reports = [replace(report_of(name), preserves="tolerance") for name in names]
-    return Contest([Draft(graph=b"", report=report) for report in reports])
+    return CandidateOutcomes([Candidate(graph=b"", report=report) for report in reports])
 
 
 def test_a_candidate_within_the_bound_goes_on_with_its_error() -> None:
-    made = screen(FakeWorld(traces={"a": "other"}, errors={"loss": 5e-5, "output": 0.0}), tolerant("a"))
-    assert made.standing == ("a",)
+    made = screen(FakeCluster(digests={"a": "other"}, errors={"loss": 5e-5, "output": 0.0}), tolerant("a"))
+    assert made.remaining == ("a",)
     assert made.report("a").max_relative_error == 5e-5
     assert made.report("a").not_reproduced == ()
 
 
 def test_a_candidate_beyond_the_bound_is_refused_with_name_error_and_bound() -> None:
     with pytest.raises(TrialError, match=r"loss has a relative error of 0\.002, and max_relative_error is 0\.0001"):
-        screen(FakeWorld(traces={"a": "other"}, errors={"loss": 2e-3}), tolerant("a"))
+        screen(FakeCluster(digests={"a": "other"}, errors={"loss": 2e-3}), tolerant("a"))
 
 
 def test_what_the_original_does_not_reproduce_has_no_error() -> None:
-    made = screen(FakeWorld(errors={"loss": 2e-3}), tolerant("a"))
+    made = screen(FakeCluster(errors={"loss": 2e-3}), tolerant("a"))
     assert made.report("a").max_relative_error == 0.0
 
 
 def test_what_differs_and_cannot_be_measured_is_named() -> None:
-    made = screen(FakeWorld(traces={"a": "other"}), tolerant("a"))
+    made = screen(FakeCluster(digests={"a": "other"}), tolerant("a"))
     assert made.report("a").not_reproduced == ("after step 1: loss (differs, and is not measured)",)
 
 
 def test_a_bitwise_candidate_that_passed_has_no_error() -> None:
-    assert screen(FakeWorld(), contest("a")).report("a").max_relative_error == 0.0
+    assert screen(FakeCluster(), outcomes("a")).report("a").max_relative_error == 0.0
 
 
 def test_a_bitwise_candidate_may_differ_as_little_as_the_original_does_elsewhere_in_memory() -> None:
-    world = FakeWorld(traces={"a": "other"}, errors={"loss": 2e-7}, moved={"loss": 1e-7})
-    made = screen(world, contest("a"))
-    assert made.standing == ("a",)
+    cluster = FakeCluster(digests={"a": "other"}, errors={"loss": 2e-7}, realigned={"loss": 1e-7})
+    made = screen(cluster, outcomes("a"))
+    assert made.remaining == ("a",)
     assert made.report("a").max_relative_error == 2e-7
     assert made.report("a").not_reproduced == ("loss (from step 1 on)",)
 
 
-@pytest.mark.parametrize("moved", [{}, {"loss": 0.0}, {"loss": 1e-8}, {"output": 1.0}])
-def test_a_bitwise_candidate_that_differs_by_more_is_refused(moved: Mapping[str, float]) -> None:
-    world = FakeWorld(traces={"a": "other"}, errors={"loss": 2e-7}, moved=moved)
+@pytest.mark.parametrize("realigned", [{}, {"loss": 0.0}, {"loss": 1e-8}, {"output": 1.0}])
+def test_a_bitwise_candidate_that_differs_by_more_is_refused(realigned: Mapping[str, float]) -> None:
+    cluster = FakeCluster(digests={"a": "other"}, errors={"loss": 2e-7}, realigned=realigned)
     with pytest.raises(TrialError, match="loss"):
-        screen(world, contest("a"))
+        screen(cluster, outcomes("a"))

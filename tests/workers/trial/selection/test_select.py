@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from fxlib.reasons import Reason
-from fxlib.spec.report import Candidate, Report
+from fxlib.spec.report import CandidateReport, Report
 from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Draft
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
 from fxlib_workers.trial.failures import CandidateError, TrialError
-from fxlib_workers.trial.selection.outcomes import Contest
-from fxlib_workers.trial.selection.select import Race
+from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
+from fxlib_workers.trial.selection.select import Selection
 from fxlib_workers.trial.selection.speed import Speed
 from tests.workers.clock import Clock, shown_to
 
@@ -45,53 +45,53 @@ class Machine:
         self.recovered += 1
 
 
-def contest(*names: Arm) -> Contest:
-    return Contest([Draft(graph=b"", report=report_of(name)) for name in names])
+def outcomes(*names: Arm) -> CandidateOutcomes:
+    return CandidateOutcomes([Candidate(graph=b"", report=report_of(name)) for name in names])
 
 
 def report_of(name: Arm) -> Report:
-    return Report(decision="keep_original", reason=None, explanation="", candidates=(Candidate(name=name),))
+    return Report(decision="keep_original", reason=None, explanation="", candidates=(CandidateReport(name=name),))
 
 
-def race(machine: Machine, made: Contest, budget_s: float = 60.0, **options: float) -> tuple[Speed, Reason]:
-    made_race = Race(
+def select(machine: Machine, made: CandidateOutcomes, budget_s: float = 60.0, **options: float) -> tuple[Speed, Reason]:
+    selection = Selection(
         machine,
         made,
         TrialOptions(**options),  # type: ignore[arg-type]
         samples_per_step=10,
         deadline=budget_s,
         recover=machine.recover,
-        coin=random.Random(1),
+        rng=random.Random(1),
     )
     with shown_to(
         machine.clock,
         "fxlib_workers.trial.selection.select",
         "fxlib_workers.trial.selection.speed",
     ):
-        return made_race.confirm(*(made_race.choose() if len(made.standing) > 1 else (made.standing, None)))
+        return selection.confirm(*(selection.choose() if len(made.remaining) > 1 else (made.remaining, None)))
 
 
-def verdicts(made: Contest) -> dict[Arm, str]:
+def verdicts(made: CandidateOutcomes) -> dict[Arm, str]:
     return {each.name: each.verdict for each in made.report().candidates}
 
 
 def test_the_fastest_is_chosen_and_confirmed() -> None:
-    made = contest("slow", "fast", "middle")
+    made = outcomes("slow", "fast", "middle")
     machine = Machine({"slow": -0.1, "middle": 0.2, "fast": 0.5})
-    speed, verdict = race(machine, made)
+    speed, verdict = select(machine, made)
     assert (speed.candidate, verdict) == ("fast", Reason.FASTER)
-    told = {each.name: each for each in made.report("fast").candidates}
-    assert told["fast"].gain == speed.gain
-    assert told["fast"].verdict.startswith("chosen, and measured anew: measured faster")
-    assert told["middle"].gain is not None
-    assert told["middle"].gain.value == pytest.approx(0.2, abs=0.06)
-    assert told["middle"].verdict.startswith("passed over: +")
-    assert told["middle"].verdict.endswith("of 'fast'")
+    rows = {each.name: each for each in made.report("fast").candidates}
+    assert rows["fast"].gain == speed.gain
+    assert rows["fast"].verdict.startswith("chosen, and measured anew: measured faster")
+    assert rows["middle"].gain is not None
+    assert rows["middle"].gain.value == pytest.approx(0.2, abs=0.06)
+    assert rows["middle"].verdict.startswith("passed over: +")
+    assert rows["middle"].verdict.endswith("of 'fast'")
 
 
 def test_only_fresh_blocks_count() -> None:
     machine = Machine({"a": 0.5, "b": 0.1})
-    speed, _ = race(machine, contest("a", "b"))
+    speed, _ = select(machine, outcomes("a", "b"))
     fresh = machine.asked[-2 * speed.pairs :]
     assert set(fresh) == {ORIGINAL, "a"}
     assert len(speed.seconds["a"]) == len(speed.seconds[ORIGINAL]) == speed.pairs
@@ -99,8 +99,8 @@ def test_only_fresh_blocks_count() -> None:
 
 
 def test_a_single_candidate_is_measured_without_choosing() -> None:
-    machine, made = Machine({"only": 0.5}), contest("only")
-    speed, verdict = race(machine, made)
+    machine, made = Machine({"only": 0.5}), outcomes("only")
+    speed, verdict = select(machine, made)
     assert verdict is Reason.FASTER
     warm_up = len(machine.asked) - 2 * speed.pairs
     assert warm_up <= 10  # 1, 2, 4, 8 and 16 steps of two arms
@@ -109,33 +109,33 @@ def test_a_single_candidate_is_measured_without_choosing() -> None:
 
 def test_a_choice_takes_less_than_half_of_the_budget() -> None:
     machine = Machine(dict.fromkeys("abc", 0.0), noise=0.5)
-    speed, verdict = race(machine, contest("a", "b", "c"), budget_s=0.1)
+    speed, verdict = select(machine, outcomes("a", "b", "c"), budget_s=0.1)
     assert verdict is Reason.BUDGET_EXHAUSTED
     assert 4 * speed.pairs > len(machine.asked) >= 100
 
 
 def test_without_time_to_choose_the_most_promising_is_measured() -> None:
-    speed, verdict = race(Machine({"first": 0.1, "second": 0.9}), contest("first", "second"), budget_s=-1.0)
+    speed, verdict = select(Machine({"first": 0.1, "second": 0.9}), outcomes("first", "second"), budget_s=-1.0)
     assert (speed.candidate, verdict) == ("first", Reason.BUDGET_EXHAUSTED)
 
 
 @pytest.mark.parametrize("blocks", [0, 3, 8, 15])
 def test_a_candidate_that_fails_while_it_is_measured_makes_way_for_the_next(blocks: int) -> None:
-    made = contest("fast", "middle")
+    made = outcomes("fast", "middle")
     machine = Machine({"fast": 0.5, "middle": 0.3}, failing={"fast": blocks})
-    speed, verdict = race(machine, made)
+    speed, verdict = select(machine, made)
     assert (speed.candidate, verdict) == ("middle", Reason.FASTER)
     assert verdicts(made)["fast"] == "the candidate fails in the trial: IndexError: no"
     assert machine.recovered == 1
 
 
 def test_if_all_fail_the_reason_is_that_of_the_most_promising() -> None:
-    made = contest("a", "b")
+    made = outcomes("a", "b")
     with pytest.raises(TrialError, match="IndexError") as raised:
-        race(Machine({"a": 0.5, "b": 0.3}, failing={"a": 6, "b": 3}), made)
+        select(Machine({"a": 0.5, "b": 0.3}, failing={"a": 6, "b": 3}), made)
     assert raised.value is not None
     assert isinstance(raised.value, CandidateError)
-    assert raised.value.arm == "a"
+    assert raised.value.candidate == "a"
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_three_candidates_that_are_the_original_are_adopted_no_more_often_than_t
         machine = Short(dict.fromkeys("abc", 0.0), noise=0.05)
         machine.rng = np.random.default_rng(seed)
         try:
-            adopted += race(machine, contest("a", "b", "c"), min_gain=0.0)[1] is Reason.FASTER
+            adopted += select(machine, outcomes("a", "b", "c"), min_gain=0.0)[1] is Reason.FASTER
         except EnoughError:
             continue
     assert adopted <= 8  # 2.5% of 120 is 3

@@ -40,7 +40,7 @@ def run(machine: Machine, budget_s: float = 60.0, **options: float) -> tuple[Spe
             candidate="candidate",
             deadline=budget_s,
             samples_per_step=10,
-            coin=random.Random(1),
+            rng=random.Random(1),
         )
 
 

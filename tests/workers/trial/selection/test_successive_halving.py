@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 
 from fxlib_workers.exchange.candidate import ORIGINAL, Arm
-from fxlib_workers.trial.selection.successive_halving import Halving
+from fxlib_workers.trial.selection.successive_halving import SuccessiveHalving
 
 
-def halving(*candidates: Arm) -> Halving:
-    return Halving(candidates, confidence=0.95)
+def halving(*candidates: Arm) -> SuccessiveHalving:
+    return SuccessiveHalving(candidates, confidence=0.95)
 
 
-def play(game: Halving, seconds: Mapping[Arm, float], wobble: float = 0.3) -> list[tuple[Arm, ...]]:
+def play(game: SuccessiveHalving, seconds: Mapping[Arm, float], wobble: float = 0.3) -> list[tuple[Arm, ...]]:
     """Play to the end, with blocks that take about the seconds given; return the arms of each round."""
     rounds = []
     while arms := game.round:

@@ -1,6 +1,6 @@
-"""Which call of the program a remote function is called by: told in the function's name, on the trainers of a trial.
+"""The call of the program that calls a remote function, as part of the function's name on the trainers of a trial.
 
-A server sees a function and its arguments, and a profile speaks of calls. So the graphs of a trial name each function
+A server sees a function and its arguments, while a profile lists calls. So the graphs of a trial name each function
 that is replayed together with the call, `pkg.mod:function#call`, and that name resolves to a stand-in.
 """
 
@@ -19,32 +19,32 @@ from fxlib.runtime.ops.registry import REPEATABLE, TRACKERS
 from fxlib.spec.report import Timeline
 from fxlib_workers.trial.objects import fetches_of
 from fxlib_workers.trial.replay.clients import reached_by
-from fxlib_workers.trial.replay.plan import Script
-from fxlib_workers.trial.replay.server import Replayed, ReplayedTogether
+from fxlib_workers.trial.replay.plan import ReplayPlan
+from fxlib_workers.trial.replay.server import ReplayedBatch, ReplayedFunction
 
 
-def stand_in(module: GraphModule, script: Script) -> None:
-    """Have every replayed function of a module, and of the modules in it, called by a stand-in for that very call."""
+def stand_in(module: GraphModule, plan: ReplayPlan) -> None:
+    """Replace every replayed function in a module's graphs by a stand-in for that very call."""
     for body in [each for each in module.modules() if isinstance(each, GraphModule)]:
-        cast = _Cast(script)
+        renaming = _Renaming(plan)
         for node in body.graph.nodes:
-            cast.rename(node)
-        if cast.renamed:
+            renaming.rename(node)
+        if renaming.count:
             body.recompile()
 
 
 def as_captured(timeline: Timeline) -> Timeline:
-    """Return a timeline that calls remote functions, and what clients reach, by their own names again."""
+    """Return a timeline in which remote functions, and what clients reach, have their own names again."""
     spans = (replace(each, name=each.name.partition("#")[0], to=reached_by(each.to)) for each in timeline.spans)
     return replace(timeline, spans=tuple(spans))
 
 
-class _Cast:
-    """Renames functions node by node, and registers what stands for them."""
+class _Renaming:
+    """Renames functions node by node, and registers a stand-in for each."""
 
-    def __init__(self, script: Script) -> None:
-        self._script = script
-        self.renamed = 0
+    def __init__(self, plan: ReplayPlan) -> None:
+        self._plan = plan
+        self.count = 0
 
     def rename(self, node: Node) -> None:
         if node.target in REPEATABLE:
@@ -59,19 +59,19 @@ class _Cast:
         elif is_batch(node):
             self._rename_batch(node)
         elif node.target is functions.resolve:
-            self._name_sent(str(node.args[0]))
+            self._register_argument(str(node.args[0]))
 
     @staticmethod
-    def _name_sent(function: str) -> None:
-        """Let a function be sent that nobody here has, as a method for a helper of the job's own to call."""
+    def _register_argument(function: str) -> None:
+        """Register a stand-in for a function that no process has, and that the graph sends as an argument."""
         try:
             functions.resolve(function)
         except ContractError:
-            functions.register(Replayed(function), function)
+            functions.register(ReplayedFunction(function), function)
 
-    def _renamed(self, args: tuple[Any, ...], place: int, call: str, *, to: object) -> tuple[Any, ...]:
-        name = self._name(str(args[place]), call, to)
-        return (*args[:place], name, *args[place + 1 :])
+    def _renamed(self, args: tuple[Any, ...], index: int, call: str, *, to: object) -> tuple[Any, ...]:
+        name = self._name(str(args[index]), call, to)
+        return (*args[:index], name, *args[index + 1 :])
 
     def _rename_batch(self, batch: Node) -> None:
         to, _, timeout, batched_by = batch.args
@@ -87,21 +87,21 @@ class _Cast:
             and batched_by != IN_ORDER
             and any(name != item.function for (name, _, _), item in zip(named, items, strict=True))
         ):
-            stand_ins = tuple(Replayed(item.function, call) for item, call in zip(items, calls, strict=True))
-            batched_by = functions.register(ReplayedTogether(stand_ins), f"{batched_by}#{batch.name}")
+            stand_ins = tuple(ReplayedFunction(item.function, call) for item, call in zip(items, calls, strict=True))
+            batched_by = functions.register(ReplayedBatch(stand_ins), f"{batched_by}#{batch.name}")
         batch.args = (to, named, timeout, batched_by)
 
     def _name(self, function: str, call: str, to: object) -> str:
         if isinstance(to, Node) and function.startswith("."):
-            plays = _rref_name(to) in self._script.objects
+            replayed = _rref_name(to) in self._plan.objects
         else:
-            plays = self._script.plays(to if isinstance(to, str) else None, function, call)
-        if not plays:
+            replayed = self._plan.replays(to if isinstance(to, str) else None, function, call)
+        if not replayed:
             return function
-        self.renamed += 1
+        self.count += 1
         name = f"{function}#{call}"
         if not function.startswith("."):
-            functions.register(Replayed(function, call, self._script.contract_of(function, call)), name)
+            functions.register(ReplayedFunction(function, call, self._plan.contract_of(function, call)), name)
         return name
 
 

@@ -1,4 +1,4 @@
-"""What a trial's servers are to replay: which functions, how they answer, and what their contracts say."""
+"""What the servers of a trial replay: which functions, with which answers, and under which contracts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxlib.spec.profile import CallProfile, Opaque, Profile, Result, ServerProfi
 from fxlib.spec.servers import is_worker_name
 
 MAX_REPLY_BYTES: Final = 1 << 30
-"""Of all tensors of one reply."""
+"""The largest reply, summed over its tensors."""
 
 MAX_REPLY_LEAVES: Final = 10_000
 MAX_SERVICE_S: Final = 60.0
@@ -21,7 +21,7 @@ _NOTHING: Final = Opaque()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class RecordedCall:
     """How one call of the program was answered when it was measured."""
 
     to: str
@@ -30,83 +30,85 @@ class Line:
     request_bytes: int
     response_bytes: int
     takes_gradient: bool = field(init=False)
-    """Whether a tensor of its result took a gradient: one of distributed autograd, on the server."""
+    """Whether a tensor of the result took a gradient of distributed autograd on the server."""
 
     def __post_init__(self) -> None:
-        """Look at the result once, and not at each answer."""
+        """Look at the result once, not at each answer."""
         shapes = (leaf for leaf in leaves_of(self.returns) if isinstance(leaf, TensorShape))
         object.__setattr__(self, "takes_gradient", any(each.requires_grad for each in shapes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """All that replay goes by.
+class ReplayPlan:
+    """Everything that replay depends on.
 
     Attributes:
-        lines: by remote function, then by the name of the call as captured.
-        functions: what no process of the trial has, and is replayed wherever it is called.
-        strangers: servers that the workload does not describe: whatever is recorded of them is replayed.
+        calls: the recorded calls, by remote function and then by the call's name as captured.
+        functions: functions that no process of the trial has; they are replayed wherever they are called.
+        undescribed: servers that the workload does not describe; all their recorded calls are replayed.
         objects: RRefs of the workload whose class no process of the trial has.
-        makers: functions nobody has that make an object whose methods are called.
-        contracts: of functions, where one is known: by "function#call", or by "function".
-        servers: how fast they are, by name.
-        seed: of the times that are drawn.
+        factories: functions that no process has, which make an object whose methods are called.
+        contracts: the known contracts of functions, by "function#call" or by "function".
+        servers: the speed of the servers, by name.
+        seed: the seed of the times that are drawn.
     """
 
-    lines: Mapping[str, Mapping[str, Line]]
+    calls: Mapping[str, Mapping[str, RecordedCall]]
     functions: frozenset[str] = frozenset()
-    strangers: frozenset[str] = frozenset()
+    undescribed: frozenset[str] = frozenset()
     objects: frozenset[str] = frozenset()
-    makers: frozenset[str] = frozenset()
+    factories: frozenset[str] = frozenset()
     contracts: Mapping[str, Contract] = field(default_factory=dict)
     servers: Mapping[str, ServerProfile] = field(default_factory=dict)
     seed: int = 0
 
-    def plays(self, to: str | None, function: str, call: str) -> bool:
+    def replays(self, to: str | None, function: str, call: str) -> bool:
         """Whether a call is replayed; `to` is None where only the run can tell."""
-        if function not in self.lines:
-            return function in self.makers
-        recorded = self.lines[function].get(call)
-        return function in self.functions or (to or (recorded.to if recorded else "")) in self.strangers
+        if function not in self.calls:
+            return function in self.factories
+        recorded = self.calls[function].get(call)
+        return function in self.functions or (to or (recorded.to if recorded else "")) in self.undescribed
 
     def contract_of(self, function: str, call: str) -> Contract | None:
         """Return the contract of one call of a function; None if it is unknown."""
         return self.contracts.get(f"{function}#{call}") or self.contracts.get(function)
 
     def serves(self, function: str) -> bool:
-        """Whether a function that nobody has is replayed, or is the declared batched form of such a one."""
+        """Whether a function that no process has is replayed, or is the declared batched form of one that is."""
         batched = {
-            contract.batched_by for name, contract in self.contracts.items() if name.partition("#")[0] in self.lines
+            contract.batched_by for name, contract in self.contracts.items() if name.partition("#")[0] in self.calls
         }
-        return function in self.lines or function in self.makers or function in batched
+        return function in self.calls or function in self.factories or function in batched
 
 
-def lines_of(profile: Profile, created: Mapping[str, Iterable[str]] | None = None) -> dict[str, dict[str, Line]]:
-    """Return what a profile records, by remote function and call; a push goes by the name of the call it is for.
+def recorded_calls(
+    profile: Profile, created: Mapping[str, Iterable[str]] | None = None
+) -> dict[str, dict[str, RecordedCall]]:
+    """Return a profile's calls, by remote function and call; a push has the name of the call whose gradient it is.
 
     Args:
-        profile: the record.
-        created: calls that fetch what a function makes: so does the function go by them.
+        profile: the profile.
+        created: by function that makes an object, the names of the calls that fetch the object.
 
     Raises:
         LimitError: a reply is too large, or a call takes too long, for a trial to repeat; names the call.
     """
-    lines: dict[str, dict[str, Line]] = {}
+    found: dict[str, dict[str, RecordedCall]] = {}
     for call in profile.calls:
-        for function, line in _lines(call):
-            _check(line, f"Profile.calls[{call.call[:80]!r}]")
-            lines.setdefault(function, {})[call.call] = line
+        for function, recorded in _calls_of(call):
+            _check(recorded, f"Profile.calls[{call.call[:80]!r}]")
+            found.setdefault(function, {})[call.call] = recorded
     for function, fetches in (created or {}).items():
         for name in fetches:
             if (fetched := profile.call_by_name.get(name)) is not None:
-                lines.setdefault(function, {})[name] = _answer(fetched)
-    return lines
+                found.setdefault(function, {})[name] = _answer(fetched)
+    return found
 
 
-def strangers_of(profile: Profile, known: Collection[str]) -> tuple[str, ...]:
+def undescribed_servers(profile: Profile, known: Collection[str]) -> tuple[str, ...]:
     """Return the servers of a profile's calls that are not known, sorted.
 
-    A name that no worker can have is that of what a client of the job's own reaches.
+    A name that no worker can have is not a server's, but what a client of the job's own reaches.
     """
     return tuple(sorted({call.to for call in profile.calls if is_worker_name(call.to)} - set(known)))
 
@@ -130,8 +132,8 @@ def leaves_of(result: Result) -> Iterator[object]:
             yield found
 
 
-def _answer(call: CallProfile) -> Line:
-    return Line(
+def _answer(call: CallProfile) -> RecordedCall:
+    return RecordedCall(
         to=call.to,
         returns=call.returns,
         service_s=call.service_s,
@@ -140,12 +142,12 @@ def _answer(call: CallProfile) -> Line:
     )
 
 
-def _lines(call: CallProfile) -> Iterable[tuple[str, Line]]:
+def _calls_of(call: CallProfile) -> Iterable[tuple[str, RecordedCall]]:
     yield call.function, _answer(call)
     if (push := call.push) is not None:
         yield (
             push.function,
-            Line(
+            RecordedCall(
                 to=call.to,
                 returns=_NOTHING,
                 service_s=push.service_s,
@@ -155,15 +157,15 @@ def _lines(call: CallProfile) -> Iterable[tuple[str, Line]]:
         )
 
 
-def _check(line: Line, where: str) -> None:
-    leaves = list(leaves_of(line.returns))
+def _check(call: RecordedCall, where: str) -> None:
+    leaves = list(leaves_of(call.returns))
     if len(leaves) > MAX_REPLY_LEAVES:
         raise LimitError(f"{len(leaves)} parts of one result exceed the limit of {MAX_REPLY_LEAVES}", where=where)
     shapes = [leaf.shape for leaf in leaves if isinstance(leaf, TensorShape)]
     if any(size < 0 for shape in shapes for size in shape):
-        raise LimitError("a tensor of negative size", where=where)
-    if (size := reply_bytes(line.returns)) > MAX_REPLY_BYTES:
+        raise LimitError("a tensor has a negative size", where=where)
+    if (size := reply_bytes(call.returns)) > MAX_REPLY_BYTES:
         raise LimitError(f"a result of {size} bytes exceeds the limit of {MAX_REPLY_BYTES}", where=where)
-    longest_s = max(line.service_s.quantiles)
+    longest_s = max(call.service_s.quantiles)
     if not 0 <= longest_s <= MAX_SERVICE_S:
         raise LimitError(f"a service time of {longest_s:g} s exceeds the limit of {MAX_SERVICE_S:g}", where=where)

@@ -1,4 +1,4 @@
-"""Made-up results: tensors as they were recorded, with values that a digest decides."""
+"""Made-up replies: tensors of the recorded shapes, with values that a digest decides."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from fxlib.spec.profile import Opaque, Result, TensorShape
 from fxlib_workers.trial.digests import digest
 
 SCALE: Final = 0.1
-"""Standard deviation of floats: small, so that losses and exponentials of them stay finite."""
+"""The standard deviation of floats: small, so that losses and exponentials of them stay finite."""
 
 _DRAWN: Final = 1 << 16
-"""So many values of a tensor are new; larger ones repeat them, which is as good for comparing, and much faster."""
+"""The values of a tensor that are drawn; a larger one repeats them, which is much faster and serves as well."""
 
 _SPREAD: Final = 0.25
-"""Values are scaled by a factor for each tensor, within this of 1: two tensors that begin at one place differ, too."""
+"""Each tensor's values are scaled by a factor within this distance of 1, so that tensors of equal draws differ."""
 
 _PLAIN: Final = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
-def told(*parts: object) -> bytes:
-    """Return the digest of a call: of the bits of its tensors and the text of its plain values.
+def call_digest(*parts: object) -> bytes:
+    """Return the digest of a call, by the bits of its tensors and the text of its plain values.
 
-    An RRef counts by the name of what it leads to, and a function by its own. Anything else counts by its class alone:
-    its text may hold an address, which differs from run to run.
+    An RRef counts by the name of its object, and a function by its own name. Anything else counts by its class alone,
+    since its text may hold an address, which differs from run to run.
     """
     total = hashlib.blake2b(digest_size=16)
-    _tell(total, parts)
+    _update(total, parts)
     return total.digest()
 
 
-def joined(*parts: bytes) -> bytes:
-    """Return one digest for several."""
+def combined(*parts: bytes) -> bytes:
+    """Return one digest of several."""
     return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
-def reply_of(returns: Result, seed: bytes, *, attached: bool) -> Any:
+def make_reply(returns: Result, seed: bytes, *, attached: bool) -> Any:
     """Make up a result: equal seeds give equal bits.
 
-    Floats are about N(0, 0.1 squared); integers are 0 or 1, so that they are rows of any table with two; what is no
-    tensor is as it was recorded.
+    Floats are about N(0, 0.1²); integers are 0 or 1, so that they are row indices of any table with two rows; values
+    other than tensors are as recorded.
 
     Args:
-        returns: its structure.
-        seed: decides the values.
-        attached: whether tensors that took a gradient take one.
+        returns: the structure of the result.
+        seed: the digest that decides the values.
+        attached: whether tensors that took a gradient when recorded take one now.
     """
-    return _made(returns, (joined(seed, place.to_bytes(4)) for place in count()), attached)
+    return _make(returns, (combined(seed, place.to_bytes(4)) for place in count()), attached)
 
 
-def computed_from(reply: Any, inputs: Sequence[torch.Tensor]) -> Any:
-    """Let the tensors of a reply that take a gradient belong to the autograd graph of the tensors that were sent.
+def attach_to(reply: Any, inputs: Sequence[torch.Tensor]) -> Any:
+    """Attach the tensors of a reply that take a gradient to the autograd graph of the tensors that were sent.
 
-    Distributed autograd waits for the gradient of each of these: with a reply that has nothing to do with them it would
-    wait for ever.
+    Distributed autograd waits for the gradient of each tensor that was sent, and would wait for ever for one that the
+    reply does not depend on.
     """
     if not inputs:
         return reply
@@ -71,7 +71,7 @@ def computed_from(reply: Any, inputs: Sequence[torch.Tensor]) -> Any:
 
 
 class _Computed(torch.autograd.Function):
-    """A tensor as it is, whose backward makes up a gradient for what it is said to be computed from."""
+    """Returns a tensor as it is; its backward makes up a gradient for each of the inputs."""
 
     @staticmethod
     def forward(ctx: Any, made: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
@@ -85,22 +85,22 @@ class _Computed(torch.autograd.Function):
         return (gradient, *(share.to(dtype).expand(shape).contiguous() for shape, dtype in ctx.inputs))
 
 
-def _tell(total: hashlib.blake2b, value: object) -> None:
-    # By hand, since these are nearly all there is: `tree_flatten` alone takes as long as all else that an answer needs.
+def _update(total: hashlib.blake2b, value: object) -> None:
+    # The common cases are handled here, since `tree_flatten` alone takes as long as the rest of an answer.
     if isinstance(value, torch.Tensor):
         total.update(f"#{digest(value)}".encode())
     elif isinstance(value, _PLAIN):
-        _tell_text(total, f"{type(value).__qualname__} {value!r}")
+        _update_text(total, f"{type(value).__qualname__} {value!r}")
     elif type(value) in {tuple, list}:
-        _tell_all(total, type(value).__qualname__, value)  # type: ignore[arg-type]
+        _update_all(total, type(value).__qualname__, value)  # type: ignore[arg-type]
     elif type(value) is dict:
-        _tell_all(total, f"dict {list(value)!r}", list(value.values()))
+        _update_all(total, f"dict {list(value)!r}", list(value.values()))
     else:
         leaves, structure = pytree.tree_flatten(value)
         if structure.is_leaf():
-            _tell_text(total, f"{type(value).__qualname__} {_name(value)}")
+            _update_text(total, f"{type(value).__qualname__} {_name(value)}")
         else:
-            _tell_all(total, str(structure), leaves)
+            _update_all(total, str(structure), leaves)
 
 
 def _name(value: object) -> str:
@@ -112,24 +112,24 @@ def _name(value: object) -> str:
     return ""
 
 
-def _tell_all(total: hashlib.blake2b, kind: str, values: Sequence[object]) -> None:
-    _tell_text(total, f"{kind} of {len(values)}")
+def _update_all(total: hashlib.blake2b, kind: str, values: Sequence[object]) -> None:
+    _update_text(total, f"{kind} of {len(values)}")
     for each in values:
-        _tell(total, each)
+        _update(total, each)
 
 
-def _tell_text(total: hashlib.blake2b, text: str) -> None:
-    total.update(f"{len(text)}:{text}".encode())  # no two sequences of texts and tensors are written alike
+def _update_text(total: hashlib.blake2b, text: str) -> None:
+    total.update(f"{len(text)}:{text}".encode())  # the length keeps different sequences of texts and tensors apart
 
 
-def _made(returns: Result, seeds: Iterator[bytes], attached: bool) -> Any:
+def _make(returns: Result, seeds: Iterator[bytes], attached: bool) -> Any:
     if isinstance(returns, TensorShape):
         return _tensor(returns, next(seeds)).requires_grad_(attached and returns.requires_grad)
     if isinstance(returns, Opaque):
         return returns.value
     if isinstance(returns, Mapping):
-        return {name: _made(each, seeds, attached) for name, each in returns.items()}
-    return type(returns)(_made(each, seeds, attached) for each in returns)
+        return {name: _make(each, seeds, attached) for name, each in returns.items()}
+    return type(returns)(_make(each, seeds, attached) for each in returns)
 
 
 def _tensor(described: TensorShape, seed: bytes) -> torch.Tensor:
@@ -142,7 +142,7 @@ def _tensor(described: TensorShape, seed: bytes) -> torch.Tensor:
             drawn = torch.complex(drawn, floats[other : other + few])
         drawn = (drawn * (1 + _SPREAD * (int.from_bytes(seed[8:12]) / 2**31 - 1))).to(dtype)
     else:
-        bits = _pool().bits  # of two stretches: their places are 32 bits of the seed, and one's alone 16
+        bits = _pool().bits  # two stretches, since their positions take 32 bits of the seed, and one position takes 16
         drawn = (bits[begin : begin + few] ^ bits[other : other + few]).to(dtype)
     if few < size:
         drawn = drawn.repeat(-(-size // few))[:size].clone()
@@ -150,7 +150,7 @@ def _tensor(described: TensorShape, seed: bytes) -> torch.Tensor:
 
 
 class _Pool(NamedTuple):
-    """Drawn once, and alike in all processes; a tensor's values are a stretch of them."""
+    """Values that are drawn once, alike in all processes; those of a tensor are a stretch of them."""
 
     floats: torch.Tensor
     bits: torch.Tensor

@@ -1,4 +1,4 @@
-"""A server process that replays: what trainers call, and what the server module asks of it."""
+"""A server process that replays: what trainers call on it, and what `trial.servers` calls."""
 
 from __future__ import annotations
 
@@ -17,100 +17,110 @@ from fxlib.profiling.message_sizes import message_bytes
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import ServerProfile, TensorShape
 from fxlib_workers.trial.digests import digest, tensors
-from fxlib_workers.trial.replay.history import History
-from fxlib_workers.trial.replay.latency_model import ALONE, Pace, Turn, Wire, sleep_until
-from fxlib_workers.trial.replay.plan import Line, Script
-from fxlib_workers.trial.replay.replies import computed_from, joined, reply_of, told
+from fxlib_workers.trial.replay.history import WriteHistory
+from fxlib_workers.trial.replay.latency_model import NOT_BATCHED, BatchPosition, LatencyModel, NetworkCost, sleep_until
+from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
+from fxlib_workers.trial.replay.replies import attach_to, call_digest, combined, make_reply
 
 UNMEASURED: Final = ServerProfile(name="", round_trip_s=0.0, concurrency=16, bytes_per_s=1e12)
-"""A server of which the profile has no figures: as many calls at once as an RPC agent has threads."""
+"""The figures of a server that the profile does not know: it works on as many calls as an RPC agent has threads."""
 
 _STEP: Final = b"step"
 
 
-class Stage:
-    """One server's part of a script: it answers calls, and remembers what was written."""
+class ReplayServer:
+    """One server of a replay: it answers calls, and remembers what was written.
 
-    def __init__(self, script: Script, name: str) -> None:
-        self._script = script
-        self.objects = script.objects
-        """RRefs whose objects are stood in for."""
-        self.makers = script.makers
-        """Functions that make such objects."""
-        self.pace = Pace(script.servers.get(name, UNMEASURED), script.seed)
+    Args:
+        plan: what is replayed.
+        name: the server's name.
+
+    Attributes:
+        plan: what is replayed.
+        latency: how long answers take.
+    """
+
+    def __init__(self, plan: ReplayPlan, name: str) -> None:
+        self.plan = plan
+        self.latency = LatencyModel(plan.servers.get(name, UNMEASURED), plan.seed)
         self._lock = threading.Lock()
         self._names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._history = History()
+        self._history = WriteHistory()
 
     def reset(self) -> None:
-        """Forget all writes, and begin the drawn times anew."""
-        self._history = History()
-        self.pace.reset()
+        """Forget all writes, and draw the same times again."""
+        self._history = WriteHistory()
+        self.latency.reset()
 
     def digest(self) -> str:
-        """Return the digest of all that was written."""
+        """Return the digest of all writes."""
         return self._history.digest()
 
     def answer(
-        self, function: str, call: str, args: Sequence[Any], kwargs: Mapping[str, Any], turn: Turn = ALONE
+        self,
+        function: str,
+        call: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        position: BatchPosition = NOT_BATCHED,
     ) -> Any:
-        """Answer a call after its time.
+        """Answer a call after its recorded time.
 
-        What it reads counts as it is when the call arrives, and what it writes is there when it is over: two calls
-        that overlap although they must not leave other bits than one after the other.
+        A call reads the state at its arrival, and its writes show when it ends. So two calls that overlap although
+        they must not leave other bits behind than the same calls one after the other.
         """
         arrived, history = time.perf_counter(), self._history
-        contract, line = self._script.contract_of(function, call), self._line(function, call, (args, kwargs))
-        request = told(function, args, kwargs)
+        contract, recorded = self.plan.contract_of(function, call), self._recorded(function, call, (args, kwargs))
+        request = call_digest(function, args, kwargs)
         part = _part(contract, args, kwargs)
-        reply = self._reply(line, joined(request, history.seen(contract, part)), (args, kwargs))
-        self.pace.serve(f"{function}#{call}", line, arrived=arrived, turn=turn)
+        reply = self._reply(recorded, combined(request, history.visible_to(contract, part)), (args, kwargs))
+        self.latency.serve(f"{function}#{call}", recorded, arrived=arrived, position=position)
         history.write(contract, request, part)
         return reply
 
     def gradients(self, context: int) -> dict[str, torch.Tensor]:
-        """Return what a distributed autograd context holds for replies of this server, by their digest."""
+        """Return the gradients that a distributed autograd context holds for replies of this server."""
         found: dict[str, torch.Tensor] = {}
-        held = dist_autograd.get_gradients(context)
+        gradients = dist_autograd.get_gradients(context)
         with self._lock:
-            named = [(self._names[leaf].hex(), held[leaf]) for leaf in held if leaf in self._names]
+            named = [(self._names[leaf].hex(), gradients[leaf]) for leaf in gradients if leaf in self._names]
         for name, gradient in sorted(named, key=lambda each: (each[0], digest(each[1]))):
             found[f"reply {name} {len(found)}"] = gradient
         return found
 
     def step(self, context: int) -> None:
-        """Take the gradients of a distributed autograd context for a write of everything."""
+        """Count the gradients of a distributed autograd context as a write of everything."""
         if found := self.gradients(context):
-            self._history.write(None, told(_STEP, found))
+            self._history.write(None, call_digest(_STEP, found))
 
-    def _line(self, function: str, call: str, sent: object) -> Line:
-        lines = self._script.lines.get(function)
-        if lines is None:
+    def _recorded(self, function: str, call: str, sent: object) -> RecordedCall:
+        calls = self.plan.calls.get(function)
+        if calls is None:
             raise WorkloadError(f"the profile has no call of {function!r}", where="trial")
-        if call in lines:
-            return lines[call]
+        if call in calls:
+            return calls[call]
         size = message_bytes(sent)
-        return min(lines.values(), key=lambda line: abs(line.request_bytes - size))
+        return min(calls.values(), key=lambda each: abs(each.request_bytes - size))
 
-    def _reply(self, line: Line, seed: bytes, sent: object) -> Any:
-        attached = line.takes_gradient and batch.in_autograd_context()
-        reply = reply_of(line.returns, seed, attached=attached)
+    def _reply(self, recorded: RecordedCall, seed: bytes, sent: object) -> Any:
+        attached = recorded.takes_gradient and batch.in_autograd_context()
+        reply = make_reply(recorded.returns, seed, attached=attached)
         if not attached:
             return reply
         with self._lock:
-            for place, each in enumerate(tensors(reply)):
+            for index, each in enumerate(tensors(reply)):
                 if each.requires_grad:
-                    self._names[each] = joined(seed, str(place).encode())
-        return computed_from(reply, [each for each in tensors(sent) if each.requires_grad])
+                    self._names[each] = combined(seed, str(index).encode())
+        return attach_to(reply, [each for each in tensors(sent) if each.requires_grad])
 
 
-class Replayed:
-    """Stands in for a remote function on a trainer, and travels by its name. Called on a server, it is answered there.
+class ReplayedFunction:
+    """Stands in for a remote function on a trainer, and travels by its name; called on a server, it replays.
 
     Args:
-        function: the name of what it stands for.
-        call: which call of the program; empty where only the function is known.
-        contract: of the function, for those who ask a function for its contract.
+        function: the name of the remote function.
+        call: the name of the call in the program; empty where only the function is known.
+        contract: the function's contract, which passes and profiles read from functions.
     """
 
     __slots__ = ("__fxlib_contract__", "call", "function")
@@ -120,16 +130,16 @@ class Replayed:
         self.call = call
         self.__fxlib_contract__ = contract
 
-    def __reduce__(self) -> tuple[type[Replayed], tuple[str, str]]:
-        """Travel without the contract: the server has it."""
-        return Replayed, (self.function, self.call)
+    def __reduce__(self) -> tuple[type[ReplayedFunction], tuple[str, str]]:
+        """Pickle by name, without the contract, which the server has."""
+        return ReplayedFunction, (self.function, self.call)
 
     def __eq__(self, other: object) -> bool:
-        """Equal to what stands for the same call."""
-        return isinstance(other, Replayed) and (self.function, self.call) == (other.function, other.call)
+        """Whether the other one stands in for the same call."""
+        return isinstance(other, ReplayedFunction) and (self.function, self.call) == (other.function, other.call)
 
     def __hash__(self) -> int:
-        """By what makes it equal."""
+        """Return a hash of function and call."""
         return hash((self.function, self.call))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,27 +148,28 @@ class Replayed:
         Raises:
             WorkloadError: this process does not replay.
         """
-        playing = present()
-        if self.function in playing.makers:
-            return ReplayedObject(told(self.function, args, kwargs).hex())
-        turn = Turn(place=batch.place(), side_by_side=batch.side_by_side())
-        return playing.answer(self.function, self.call, args, kwargs, turn)
+        server = active()
+        if self.function in server.plan.factories:
+            return ReplayedObject(call_digest(self.function, args, kwargs).hex())
+        position = BatchPosition(index=batch.place(), concurrent=batch.side_by_side())
+        return server.answer(self.function, self.call, args, kwargs, position)
 
 
-class ReplayedTogether:
-    """Stands in for the declared batched form of a function, of whose time a profile says nothing.
+class ReplayedBatch:
+    """Stands in for the declared batched form of a function.
 
-    So it serves its calls one after another, each in its own time: the form is not taken to be faster than it is.
+    A profile does not know the time of such a form. So it answers its calls one after another, each in its own time,
+    and never looks faster than it is.
     """
 
     __slots__ = ("_items",)
 
-    def __init__(self, items: tuple[Replayed, ...]) -> None:
+    def __init__(self, items: tuple[ReplayedFunction, ...]) -> None:
         self._items = items
 
-    def __reduce__(self) -> tuple[type[ReplayedTogether], tuple[tuple[Replayed, ...]]]:
-        """Travel by the names of its calls."""
-        return ReplayedTogether, (self._items,)
+    def __reduce__(self) -> tuple[type[ReplayedBatch], tuple[tuple[ReplayedFunction, ...]]]:
+        """Pickle by the names of its calls."""
+        return ReplayedBatch, (self._items,)
 
     def __call__(self, calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> list[Any]:
         """Answer each call as recorded.
@@ -166,15 +177,15 @@ class ReplayedTogether:
         Raises:
             WorkloadError: this process does not replay.
         """
-        stage = present()
+        server = active()
         return [
-            stage.answer(item.function, item.call, args, kwargs, Turn(place=place))
-            for place, (item, (args, kwargs)) in enumerate(zip(self._items, calls, strict=True))
+            server.answer(item.function, item.call, args, kwargs, BatchPosition(index=index))
+            for index, (item, (args, kwargs)) in enumerate(zip(self._items, calls, strict=True))
         ]
 
 
 class _AnyMethod(type):
-    """Methods that are named only by the profile: `torch.distributed.rpc` looks a method up on an RRef's class."""
+    """A class that has every method, since `torch.distributed.rpc` looks methods up on an RRef's class."""
 
     def __getattr__(cls, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
@@ -183,7 +194,7 @@ class _AnyMethod(type):
 
 
 class ReplayedObject(metaclass=_AnyMethod):
-    """Stands behind an RRef to an object of a class that nobody here has: its methods answer as recorded."""
+    """The object behind an RRef whose class no process has: its methods answer as recorded."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -196,51 +207,51 @@ class ReplayedObject(metaclass=_AnyMethod):
 
         def answered(*args: Any, **kwargs: Any) -> Any:
             sent = (self._name, *args)
-            return present().answer(f".{method}", call, sent, kwargs)
+            return active().answer(f".{method}", call, sent, kwargs)
 
         return answered
 
 
-_stage: Stage | None = None
+_server: ReplayServer | None = None
 
 
-def begin(script: Script, name: str) -> Stage:
+def start(plan: ReplayPlan, name: str) -> ReplayServer:
     """Make this process a server that replays."""
-    global _stage  # noqa: PLW0603 - remote functions find a process's state by its module
-    _stage = Stage(script, name)
-    return _stage
+    global _server  # noqa: PLW0603 - remote functions find a process's state by its module
+    _server = ReplayServer(plan, name)
+    return _server
 
 
-def current() -> Stage | None:
-    """Return what this process replays; None if nothing."""
-    return _stage
+def current() -> ReplayServer | None:
+    """Return the server that this process replays; None if it replays none."""
+    return _server
 
 
-def present() -> Stage:
-    """Return what this process replays.
+def active() -> ReplayServer:
+    """Return the server that this process replays.
 
     Raises:
         WorkloadError: it does not replay.
     """
-    if _stage is None:
+    if _server is None:
         raise WorkloadError("this process replays nothing", where="trial")
-    return _stage
+    return _server
 
 
-def set_wire(wire: Wire) -> None:
-    """Tell this process what the trial's own network takes for a call to it."""
-    present().pace.wire = wire
+def set_network_cost(cost: NetworkCost) -> None:
+    """Set what the trial's own network takes for a call to this process."""
+    active().latency.network = cost
 
 
 def echo(sent: torch.Tensor, size_bytes: int, sleep_s: float) -> Any:
-    """Do what an answer takes, and return so many bytes after so long: what calibration calls."""
+    """Return `size_bytes` bytes after `sleep_s`, with the work that an answer takes: calibration calls this."""
     arrived = time.perf_counter()
-    reply = reply_of(TensorShape(shape=(size_bytes,), dtype=torch.uint8), told(sent), attached=False)
+    reply = make_reply(TensorShape(shape=(size_bytes,), dtype=torch.uint8), call_digest(sent), attached=False)
     sleep_until(arrived + sleep_s)
     return reply
 
 
 def _part(contract: Contract | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return which part of the state a call touches; empty where it may be all of it."""
+    """Return the part of the state that a call reads or writes; empty where it may be all of it."""
     given = None if contract is None else contract.part_of(args, kwargs)
     return "" if given is None else repr(given)

@@ -1,4 +1,4 @@
-"""Which candidates of a trial are compared, in how many steps, and which of them is found to be faster.
+"""Which candidates of a trial are checked and measured, and which of them is found to be faster than the original.
 
-How a step is run, and where, is in `trial` itself.
+How a step is run, and in which process, is in `trial` itself.
 """

@@ -1,4 +1,4 @@
-"""Whether a candidate does, bit for bit, what the original does, as far as the original does so itself."""
+"""Whether a candidate leaves the same bits behind as the original, as far as the original reproduces its own."""
 
 from __future__ import annotations
 
@@ -7,68 +7,55 @@ from typing import Final
 
 from fxlib_workers.exchange.candidate import ORIGINAL, Arm
 from fxlib_workers.trial.servers import UNKNOWN
-from fxlib_workers.trial.trainer import Trace
+from fxlib_workers.trial.trainer import StepDigests
 
-RunArm = Callable[[Arm], Sequence[Trace]]
-"""Brings everything back to where it began, runs the steps of an arm, and returns what each left behind."""
+RunArm = Callable[[Arm], Sequence[StepDigests]]
+"""A function that resets everything, runs the steps of an arm, and returns the digests after each step."""
 
 Difference = tuple[int, str]
-"""A step, from 0, and what differs after it."""
+"""A step, from 0, and the name of what differs after it."""
 
 _CANDIDATE_RUNS: Final = 2
-_ORIGINAL_AGAIN: Final = 2
+_ORIGINAL_RERUNS: Final = 2
 
 
-class Sameness:
-    """The original's own traces, which it leaves behind twice at the start, as the measure of every candidate.
+class BitwiseCheck:
+    """Compares candidates with two runs of the original, which it makes when it is constructed.
 
-    What differs between runs of the original is left out, step by step, and named. Where a candidate differs, the
-    original gets more chances to differ there, too: what it reproduces only now and then is no measure of a candidate.
+    What differs between runs of the original is excluded, step by step, and named. Where a candidate differs, the
+    original runs again: what it reproduces only now and then is no measure of a candidate.
 
     Args:
-        run: runs an arm.
+        run: the function that runs an arm.
     """
 
     def __init__(self, run: RunArm) -> None:
         self._run = run
         self._reference = run(ORIGINAL)
-        self._unsteady = _differences(self._reference, run(ORIGINAL)) | _untold(self._reference)
+        self._excluded = _differences(self._reference, run(ORIGINAL)) | _unknown(self._reference)
 
     @property
     def not_reproduced(self) -> tuple[str, ...]:
-        """What could not be compared: the original does not do so itself."""
-        return _name(self._unsteady)
+        """The names of what could not be compared, since the original does not reproduce it."""
+        return _names(self._excluded)
 
-    def leave_out(self, differences: Iterable[Difference]) -> None:
-        """Compare this no more: it is no fault of a candidate's."""
-        self._unsteady |= set(differences)
+    def exclude(self, differences: Iterable[Difference]) -> None:
+        """Compare these no more: the candidate is not to blame for them."""
+        self._excluded |= set(differences)
 
-    def difference(self, candidate: Arm) -> frozenset[Difference]:
-        """Run a candidate twice, unless the first run tells already, and return what differs."""
+    def difference(self, candidate: str) -> frozenset[Difference]:
+        """Run a candidate, and a second time if the first run shows no difference, and return what differs."""
         for _ in range(_CANDIDATE_RUNS):
-            found = _differences(self._reference, self._run(candidate)) - self._unsteady
-            for _ in range(_ORIGINAL_AGAIN if found else 0):
-                self._unsteady |= _differences(self._reference, self._run(ORIGINAL))
-            if found - self._unsteady:
-                return frozenset(found - self._unsteady)
+            found = _differences(self._reference, self._run(candidate)) - self._excluded
+            for _ in range(_ORIGINAL_RERUNS if found else 0):
+                self._excluded |= _differences(self._reference, self._run(ORIGINAL))
+            if found - self._excluded:
+                return frozenset(found - self._excluded)
         return frozenset()
 
 
-def _differences(one: Sequence[Trace], other: Sequence[Trace]) -> set[Difference]:
-    return {
-        (step, name)
-        for step, (before, after) in enumerate(zip(one, other, strict=True))
-        for name in before.keys() | after.keys()
-        if before.get(name) != after.get(name)
-    }
-
-
-def _untold(traces: Sequence[Trace]) -> set[Difference]:
-    return {(step, name) for step, trace in enumerate(traces) for name, digest in trace.items() if digest == UNKNOWN}
-
-
 def describe(differences: Iterable[Difference]) -> str:
-    """Say in words what differs, and after which step it first does; nothing, if nothing does."""
+    """Say in words what differs, and after which step it first does; return "" if nothing differs."""
     if not (differences := set(differences)):
         return ""
     first = min(step for step, _ in differences)
@@ -77,8 +64,21 @@ def describe(differences: Iterable[Difference]) -> str:
     return f"after step {first + 1}: {', '.join(names[:3])}{more}"
 
 
-def _name(unsteady: Iterable[Difference]) -> tuple[str, ...]:
+def _differences(one: Sequence[StepDigests], other: Sequence[StepDigests]) -> set[Difference]:
+    return {
+        (step, name)
+        for step, (before, after) in enumerate(zip(one, other, strict=True))
+        for name in before.keys() | after.keys()
+        if before.get(name) != after.get(name)
+    }
+
+
+def _unknown(steps: Sequence[StepDigests]) -> set[Difference]:
+    return {(step, name) for step, found in enumerate(steps) for name, digest in found.items() if digest == UNKNOWN}
+
+
+def _names(differences: Iterable[Difference]) -> tuple[str, ...]:
     first: dict[str, int] = {}
-    for step, name in sorted(unsteady):
+    for step, name in sorted(differences):
         first.setdefault(name, step)
     return tuple(f"{name} (from step {step + 1} on)" for name, step in first.items())

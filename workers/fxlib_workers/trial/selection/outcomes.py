@@ -5,62 +5,70 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fxlib.spec.report import Candidate, Estimate, Report
-from fxlib_workers.exchange.candidate import Arm, Draft
+from fxlib.spec.report import CandidateReport, Estimate, Report
+from fxlib_workers import logs
+from fxlib_workers.exchange.candidate import Candidate
 from fxlib_workers.trial.failures import TrialError
 
+_LOG = logs.Log(__name__)
 
-class Contest:
+
+class CandidateOutcomes:
     """The candidates of a trial, the most promising first, and what became of each.
 
     Args:
-        drafts: the candidates, at least one.
+        candidates: the candidates, at least one.
 
     Attributes:
-        not_reproduced: what the original does not reproduce of itself.
-        errors: how far the results of a candidate were from the original's, at most.
-        unmeasured: what differs for a candidate that does not promise the same bits, by how much nobody knows.
+        candidates: the candidates by name.
+        not_reproduced: the names of what the original does not reproduce of itself.
+        errors: the largest relative error of each candidate's results, by candidate.
+        unmeasured: by candidate, what differs where it does not promise the same bits and the error is not known.
     """
 
-    def __init__(self, drafts: Sequence[Draft]) -> None:
-        self.drafts: Mapping[Arm, Draft] = {draft.name: draft for draft in drafts}
-        self._told: dict[Arm, Candidate] = {draft.name: draft.candidate for draft in drafts}
-        self._failures: dict[Arm, TrialError] = {}
-        self._left: set[Arm] = set()
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self.candidates: Mapping[str, Candidate] = {each.name: each for each in candidates}
+        self._rows: dict[str, CandidateReport] = {each.name: each.row for each in candidates}
+        self._failures: dict[str, TrialError] = {}
+        self._dropped: set[str] = set()
         self.not_reproduced: tuple[str, ...] = ()
-        self.errors: dict[Arm, float] = {}
-        self.unmeasured: dict[Arm, str] = {}
+        self.errors: dict[str, float] = {}
+        self.unmeasured: dict[str, str] = {}
 
     @property
-    def standing(self) -> tuple[Arm, ...]:
-        """The candidates that may still be chosen."""
-        return tuple(arm for arm in self.drafts if arm not in self._failures and arm not in self._left)
+    def remaining(self) -> tuple[str, ...]:
+        """The names of the candidates that may still be chosen."""
+        return tuple(name for name in self.candidates if name not in self._failures and name not in self._dropped)
 
-    def fail(self, arm: Arm, failure: TrialError) -> None:
-        """Take a candidate out, for this reason.
+    def fail(self, name: str, failure: TrialError) -> None:
+        """Take a candidate out because it failed.
 
         Raises:
-            TrialError: none is left to be chosen; it is the failure of the most promising one.
+            TrialError: no candidate is left; the error is that of the most promising one.
         """
-        self._failures[arm] = failure
-        self.tell(arm, failure.reason.sentence(failure.detail))
-        if not self.standing:
-            raise next(self._failures[each] for each in self.drafts if each in self._failures)
+        self._failures[name] = failure
+        _LOG.info("candidate failed", name=name, reason=failure.reason.name, detail=failure.detail)
+        self.note(name, failure.reason.sentence(failure.detail))
+        if not self.remaining:
+            raise next(self._failures[each] for each in self.candidates if each in self._failures)
 
-    def leave(self, arm: Arm, verdict: str) -> None:
+    def drop(self, name: str, verdict: str) -> None:
         """Take a candidate out that did not fail."""
-        self._left.add(arm)
-        self.tell(arm, verdict)
+        self._dropped.add(name)
+        self.note(name, verdict)
 
-    def tell(self, arm: Arm, verdict: str, gain: Estimate | None = None) -> None:
-        """Say what has become of a candidate so far."""
-        self._told[arm] = replace(self._told[arm], verdict=verdict, gain=gain)
+    def note(self, name: str, verdict: str, gain: Estimate | None = None) -> None:
+        """Note what has become of a candidate so far."""
+        self._rows[name] = replace(self._rows[name], verdict=verdict, gain=gain)
 
-    def report(self, arm: Arm | None = None) -> Report:
-        """Return what the passes did for a candidate (else: for the most promising one), and what became of all."""
-        draft = self.drafts[arm or next(iter(self.drafts))]
-        told = tuple(replace(each, verdict=each.verdict or "the trial ended before it") for each in self._told.values())
-        unequal = (*self.not_reproduced, *filter(None, [self.unmeasured.get(draft.name)]))
+    def report(self, name: str | None = None) -> Report:
+        """Return what the passes did for a candidate (else for the most promising one), and what became of all."""
+        candidate = self.candidates[name or next(iter(self.candidates))]
+        rows = tuple(replace(each, verdict=each.verdict or "the trial ended before it") for each in self._rows.values())
+        different = (*self.not_reproduced, *filter(None, [self.unmeasured.get(candidate.name)]))
         return replace(
-            draft.report, candidates=told, not_reproduced=unequal, max_relative_error=self.errors.get(draft.name)
+            candidate.report,
+            candidates=rows,
+            not_reproduced=different,
+            max_relative_error=self.errors.get(candidate.name),
         )

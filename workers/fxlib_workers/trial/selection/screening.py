@@ -10,28 +10,29 @@ from typing import Final, TypeVar
 
 from fxlib.reasons import Reason
 from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.candidate import MOVED, ORIGINAL, Arm
-from fxlib_workers.exchange.job_folder import Tell
-from fxlib_workers.trial.cluster_run import World
+from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
+from fxlib_workers.exchange.job_folder import ReportProgress
+from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.failures import CandidateError, TrialError
-from fxlib_workers.trial.selection.bitwise_check import Difference, Sameness, describe
-from fxlib_workers.trial.selection.outcomes import Contest
+from fxlib_workers.trial.selection.bitwise_check import BitwiseCheck, Difference, describe
+from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.select import CHOICE_SHARE
 from fxlib_workers.trial.selection.speed import BLOCK_S
 from fxlib_workers.trial.selection.successive_halving import LEAST_ROUNDS
-from fxlib_workers.trial.trainer import Trace
+from fxlib_workers.trial.trainer import StepDigests
 
 T = TypeVar("T")
 
-_MOST: Final = 3
-_BUDGET_OF_ONE_S: Final = 5.0
-"""With less of a budget for each, what is spent on choosing among them is missed in the confirmation."""
+_MOST_CANDIDATES: Final = 3
 
-_SHARE: Final = 0.3
-"""Of the budget for checking candidates besides the first that passes."""
+_BUDGET_PER_CANDIDATE_S: Final = 5.0
+"""With a smaller budget for each candidate, the time spent on choosing is missed in the confirmation."""
 
-_SLACK: Final = 4.0
-"""How many times farther from the original a candidate may be than the original itself, elsewhere in memory."""
+_CHECK_SHARE: Final = 0.3
+"""The share of the budget for checking candidates besides the first that passes."""
+
+_REALIGNMENT_SLACK: Final = 4.0
+"""How many times farther from the original a candidate may be than the realigned original is."""
 
 _NO_ROOM: Final = "not tried: the budget had no room for it beside those that were expected to be faster"
 
@@ -41,104 +42,113 @@ class Screening:
     """Runs the original and each candidate, and compares what they leave behind.
 
     Attributes:
-        world: with the original loaded.
-        contest: its candidates are loaded here, one after another.
-        deadline: when the budget ends, on the monotonic clock.
+        cluster: the processes of the trial, which have loaded the original.
+        outcomes: the candidates, which are loaded here one after another.
+        options: the options of the trial.
+        deadline: the end of the budget, on the monotonic clock.
+        report_progress: the function that passes progress on.
     """
 
-    world: World
-    contest: Contest
+    cluster: ClusterRun
+    outcomes: CandidateOutcomes
     options: TrialOptions
     deadline: float
-    tell: Tell
+    report_progress: ReportProgress
 
     def run(self) -> None:
-        """Load and check candidates, and leave in the contest those that passed.
+        """Load and check candidates, and take those out of the outcomes that did not pass.
 
         Raises:
             TrialError: no candidate passed, or the trial cannot go on.
         """
-        begun = time.monotonic()
-        most_s = _SHARE * max(0.0, self.deadline - begun)
-        same, passed = Sameness(self._traces), 0
-        room = self._room((time.monotonic() - begun) / (2 * self.options.sameness_steps))
-        for arm in self.contest.standing:
-            if passed and (passed >= room or time.monotonic() - begun > most_s):
-                self.contest.leave(arm, _NO_ROOM)
+        start = time.monotonic()
+        most_s = _CHECK_SHARE * max(0.0, self.deadline - start)
+        check, passed = BitwiseCheck(self._run_arm), 0
+        room = self._room((time.monotonic() - start) / (2 * self.options.sameness_steps))
+        for candidate in self.outcomes.remaining:
+            if passed and (passed >= room or time.monotonic() - start > most_s):
+                self.outcomes.drop(candidate, _NO_ROOM)
                 continue
             try:
-                self._check(arm, same)
+                self._check(candidate, check)
                 passed += 1
             except CandidateError as error:
-                self.contest.fail(arm, error)
+                self.outcomes.fail(candidate, error)
             finally:
-                self.contest.not_reproduced = same.not_reproduced
+                self.outcomes.not_reproduced = check.not_reproduced
 
     def _room(self, step_s: float) -> int:
-        """Return for how many candidates the budget has room, each step of which takes so long."""
+        """Return how many candidates the budget has room for if a step takes `step_s`."""
         left_s = self.deadline - time.monotonic()
         blocks = CHOICE_SHARE * left_s / max(BLOCK_S, step_s)
-        return min(_MOST, int(self.options.budget_s / _BUDGET_OF_ONE_S), int(blocks / LEAST_ROUNDS) - 1)
+        by_budget = int(self.options.budget_s / _BUDGET_PER_CANDIDATE_S)
+        return min(_MOST_CANDIDATES, by_budget, int(blocks / LEAST_ROUNDS) - 1)
 
-    def _check(self, arm: Arm, same: Sameness) -> None:
-        draft = self.contest.drafts[arm]
-        self.world.admit(arm, draft.graph, draft.values)
-        difference = same.difference(arm)
-        if difference and draft.report.preserves == "bitwise":
-            if not difference <= (owed := self._owed_to_alignment(arm, difference)):
-                raise CandidateError(arm, Reason.NOT_SAME, describe(difference - owed))
-            same.leave_out(owed)
-        self.contest.errors[arm] = self._error(arm, difference) if difference else 0.0
+    def _check(self, name: str, check: BitwiseCheck) -> None:
+        candidate = self.outcomes.candidates[name]
+        self.cluster.load_candidate(name, candidate.graph, candidate.values)
+        difference = check.difference(name)
+        if difference and candidate.report.preserves == "bitwise":
+            by_alignment = self._explained_by_alignment(name, difference)
+            if not difference <= by_alignment:
+                raise CandidateError(name, Reason.NOT_SAME, describe(difference - by_alignment))
+            check.exclude(by_alignment)
+        self.outcomes.errors[name] = self._error(name, difference) if difference else 0.0
 
-    def _owed_to_alignment(self, arm: Arm, difference: frozenset[Difference]) -> frozenset[Difference]:
-        """Return what differs about as little as it does between two runs of the original, elsewhere in memory.
+    def _explained_by_alignment(self, name: str, difference: frozenset[Difference]) -> frozenset[Difference]:
+        """Return the differences that are about as small as those of the original on memory of another alignment.
 
-        Of a server's state only digests are known, so it is never among this.
+        Only digests are known of a server's state, so it is never among them.
         """
-        for each in (ORIGINAL, MOVED, arm):
-            self._traces(each, numeric=True)
-        own, found = (self._errors(each) for each in (MOVED, arm))
+        for arm in (ORIGINAL, REALIGNED, name):
+            self._run_arm(arm, numeric=True)
+        own, found = (self._errors(arm) for arm in (REALIGNED, name))
         return frozenset(
-            (step, name) for step, name in difference if found.get(name, math.inf) <= _SLACK * own.get(name, 0.0)
+            (step, what)
+            for step, what in difference
+            if found.get(what, math.inf) <= _REALIGNMENT_SLACK * own.get(what, 0.0)
         )
 
-    def _error(self, arm: Arm, difference: frozenset[Difference]) -> float:
+    def _error(self, name: str, difference: frozenset[Difference]) -> float:
         """Return the largest relative error among what differs.
 
         Raises:
             CandidateError: it is above the bound.
         """
-        bound, known = self.options.max_relative_error, self._errors(arm)
-        names = dict.fromkeys(name for _, name in sorted(difference))
-        errors = {name: known[name] for name in names if name in known}
+        bound, known = self.options.max_relative_error, self._errors(name)
+        names = dict.fromkeys(what for _, what in sorted(difference))
+        errors = {what: known[what] for what in names if what in known}
         worst = max(errors, key=errors.__getitem__, default="")
         if worst and errors[worst] > bound:
             detail = f"{worst} has a relative error of {errors[worst]:.3g}, and max_relative_error is {bound:g}"
-            raise CandidateError(arm, Reason.NOT_SAME, detail)
+            raise CandidateError(name, Reason.NOT_SAME, detail)
         if unmeasured := frozenset(each for each in difference if each[1] not in known):
-            self.contest.unmeasured[arm] = f"{describe(unmeasured)} (differs, and is not measured)"
+            self.outcomes.unmeasured[name] = f"{describe(unmeasured)} (differs, and is not measured)"
         return errors.get(worst, 0.0)
 
     def _errors(self, arm: Arm) -> Mapping[str, float]:
-        return _joined(self.world.ask_of(arm, self.world.witnesses, "errors", timeout_s=self.options.step_timeout_s))
+        limit_s = self.options.step_timeout_s
+        return _by_rank(self.cluster.ask_of(arm, self.cluster.step_trainers, "errors", timeout_s=limit_s))
 
-    def _traces(self, arm: Arm, *, numeric: bool = False) -> Sequence[Trace]:
+    def _run_arm(self, arm: Arm, *, numeric: bool = False) -> Sequence[StepDigests]:
         steps, limit_s = self.options.sameness_steps, self.options.step_timeout_s
-        what = f"the {arm}" if arm in (ORIGINAL, MOVED) else f"the candidate {arm!r}"
-        numeric = numeric or any(draft.report.preserves != "bitwise" for draft in self.contest.drafts.values())
-        self.tell("sameness", f"running {steps} steps of {what}")
-        self.world.reset(limit_s)
-        traces = []
+        what = f"the {arm}" if arm in (ORIGINAL, REALIGNED) else f"the candidate {arm!r}"
+        numeric = numeric or any(each.report.preserves != "bitwise" for each in self.outcomes.candidates.values())
+        self.report_progress("sameness", f"running {steps} steps of {what}")
+        self.cluster.reset(limit_s)
+        digests = []
         for step in range(steps):
             if time.monotonic() > self.deadline:
                 raise TrialError(Reason.BUDGET_EXHAUSTED, "")
-            told = self.world.ask_of(arm, self.world.witnesses, "trace", step, numeric, timeout_s=limit_s)
-            traces.append(_joined(told))
-        return traces
+            answers = self.cluster.ask_of(
+                arm, self.cluster.step_trainers, "digest_step", step, numeric, timeout_s=limit_s
+            )
+            digests.append(_by_rank(answers))
+        return digests
 
 
-def _joined(by_rank: Sequence[Mapping[str, T]]) -> Mapping[str, T]:
-    """Return what all ranks tell, by name, as one; of a single one, just that."""
-    if len(by_rank) == 1:
-        return by_rank[0]
-    return {f"rank {rank}: {name}": each for rank, trace in enumerate(by_rank) for name, each in trace.items()}
+def _by_rank(answers: Sequence[Mapping[str, T]]) -> Mapping[str, T]:
+    """Return the answers of all ranks as one, with the rank in each name; that of a single rank stays as it is."""
+    if len(answers) == 1:
+        return answers[0]
+    return {f"rank {rank}: {name}": each for rank, answer in enumerate(answers) for name, each in answer.items()}

@@ -16,23 +16,32 @@ from fxlib_workers.exchange.candidate import ORIGINAL, Arm
 from fxlib_workers.trial.selection.statistics import ConfidenceSequence, rate
 
 RunBlock = Callable[[Arm, int], float]
-"""Runs so many steps of an arm and returns their seconds."""
+"""A function that runs so many steps of an arm and returns their seconds."""
 
 BLOCK_S: Final = 0.25
-"""Aim for the length of a block: long beside a scheduler's time slice, short beside a machine's moods."""
+"""The length of a block: long beside a scheduler's time slice, short beside the drift of a machine's speed."""
 
 _BLOCKS_OF_BUDGET: Final = 40
 _MOST_STEPS: Final = 4096
 
 _LEAST_PAIRS: Final = 12
-"""Fewer could tell a large gain, but the interval would be of little use to whoever reads it."""
+"""Fewer pairs could show a large gain, but their interval would be too wide to be of use."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Speed:
-    """Figures so far. Seconds of blocks by arm; each block holds `steps` steps."""
+    """The figures so far of one candidate beside the original.
 
-    candidate: Arm
+    Attributes:
+        candidate: the candidate's name.
+        confidence: the level of the intervals, e.g. 0.95.
+        samples_per_step: the samples in one step.
+        steps: the steps in one block.
+        seconds: the seconds of each block, by arm.
+        log_ratios: the logarithms of the original's seconds over the candidate's, one for each pair.
+    """
+
+    candidate: str
     confidence: float
     samples_per_step: float
     steps: int
@@ -46,11 +55,11 @@ class Speed:
 
     @property
     def pairs(self) -> int:
-        """How many pairs of blocks there are."""
+        """The number of pairs of blocks."""
         return len(self.log_ratios)
 
     def add(self, seconds: dict[Arm, float]) -> None:
-        """Take in one pair."""
+        """Add one pair: the seconds of a block of each arm."""
         for arm, value in seconds.items():
             self.seconds[arm].append(value)
         self.log_ratios.add(math.log(seconds[ORIGINAL] / seconds[self.candidate]))
@@ -61,14 +70,14 @@ class Speed:
         return self.log_ratios.gain()
 
     def qps(self, arm: Arm) -> Estimate:
-        """Samples per second of an arm, with its interval."""
+        """Return the samples per second of an arm, with their interval."""
         seconds = self.seconds[arm]
         return rate([self.steps * self.samples_per_step] * len(seconds), seconds, self.confidence)
 
     def verdict(self, min_gain: float) -> Reason | None:
         """Return what the pairs so far say; None if they leave it open.
 
-        The interval speaks of the typical pair; all blocks together must be faster by as much, too, so that rare long
+        The interval is that of the typical pair. All blocks together must be faster by as much, too, so that rare long
         stalls of the candidate count.
         """
         least = math.log1p(min_gain)
@@ -85,42 +94,42 @@ def measure(
     run: RunBlock,
     options: TrialOptions,
     *,
-    candidate: Arm,
+    candidate: str,
     deadline: float,
     samples_per_step: float,
     steps: int | None = None,
     report: Callable[[Speed], None] = lambda _: None,
-    coin: random.Random | None = None,
+    rng: random.Random | None = None,
 ) -> tuple[Speed, Reason]:
     """Measure until the interval is clear of the least gain, or until `deadline` (on the monotonic clock).
 
     Args:
-        run: runs a block.
-        options: least gain and confidence.
-        candidate: the arm beside the original.
-        deadline: when the budget is used up.
-        samples_per_step: the batch size.
-        steps: in a block; None where no arm is warm yet: then blocks that are not counted find it out.
-        report: told after each pair.
-        coin: says which arm of a pair runs first; the interval is only as good as its tosses are fair.
+        run: the function that runs a block.
+        options: the least gain and the confidence.
+        candidate: the candidate's name.
+        deadline: the end of the budget, on the monotonic clock.
+        samples_per_step: the samples in one step.
+        steps: the steps in a block; None if no arm is warm yet, and blocks that do not count are to find it out.
+        report: a function that is called after each pair.
+        rng: the random generator that decides which arm of a pair runs first; the interval holds only if it is fair.
 
     Returns:
         The figures, and FASTER, NOT_FASTER or BUDGET_EXHAUSTED.
     """
-    coin, arms = coin or random.SystemRandom(), (ORIGINAL, candidate)
+    rng, arms = rng or random.SystemRandom(), (ORIGINAL, candidate)
     steps = steps or steps_per_block(run, arms, deadline)
     speed = Speed(candidate=candidate, confidence=options.confidence, samples_per_step=samples_per_step, steps=steps)
     while (verdict := speed.verdict(options.min_gain)) is None:
         if time.monotonic() > deadline:
             return speed, Reason.BUDGET_EXHAUSTED
-        order = arms if coin.random() < 0.5 else arms[::-1]
+        order = arms if rng.random() < 0.5 else arms[::-1]
         speed.add({arm: run(arm, steps) for arm in order})
         report(speed)
     return speed, verdict
 
 
 def steps_per_block(run: RunBlock, arms: Sequence[Arm], deadline: float) -> int:
-    """Warm arms up, and return how many steps make a block of the aimed length, or of a share of the budget."""
+    """Warm the arms up, and return the steps that fill a block: `BLOCK_S`, or a fortieth of the budget if less."""
     aim_s = min(BLOCK_S, max(0.0, deadline - time.monotonic()) / _BLOCKS_OF_BUDGET)
     steps = 1
     while True:

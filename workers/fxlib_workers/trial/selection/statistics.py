@@ -1,4 +1,4 @@
-"""A confidence interval that may be looked at after every pair of blocks, and still errs no more often than it says.
+"""A confidence interval that may be looked at after every pair of blocks, and still errs no more often than it claims.
 
 The figure is the log of the speed-up: x = log(seconds of the original's block / seconds of the candidate's) for each
 pair. Which of the two runs first is a coin toss, so for the true effect `t` the differences x - t are as likely
@@ -26,20 +26,20 @@ from numpy.typing import NDArray
 from fxlib.spec.report import Estimate
 
 _SCALES: Final = np.geomspace(0.001, 0.5, 6)
-"""Log-ratios for which the bets are made: from differences of 0.1% to differences of half."""
+"""The log-ratios for which the bets are made, from 0.1% to a half."""
 
 _CAPS: Final = np.array([0.5, 0.9])
-"""The share of the wealth that one pair may cost: an outlier must not ruin a bet."""
+"""The shares of the wealth that one pair may cost, so that no outlier ruins a bet."""
 
 _BRACKET: Final = 5.0
-"""The effect is looked for within a factor of e**5."""
+"""The effect is searched within a factor of e**5."""
 
 
 class ConfidenceSequence:
     """An interval for the effect behind paired log-ratios, valid at every length at once.
 
     Args:
-        confidence: two-sided level, e.g. 0.95: each end errs with probability at most (1 - confidence) / 2.
+        confidence: the two-sided level, e.g. 0.95: each end errs with probability at most (1 - confidence) / 2.
     """
 
     def __init__(self, confidence: float) -> None:
@@ -50,7 +50,7 @@ class ConfidenceSequence:
         return len(self._log_ratios)
 
     def add(self, log_ratio: float) -> None:
-        """Take in one pair: log(original's seconds / candidate's seconds)."""
+        """Add one pair: log(original's seconds / candidate's seconds)."""
         self._log_ratios.append(log_ratio)
 
     def above(self, effect: float) -> bool:
@@ -88,7 +88,7 @@ def _upper_end(values: NDArray[np.float64], log_threshold: float) -> float:
 
 
 def _log_wealth(differences: NDArray[np.float64]) -> float:
-    """Log of the average wealth over all bets that the differences are positive."""
+    """Return the log of the average wealth over all bets that the differences are positive."""
     stakes = np.tanh(differences[:, None] / _SCALES)
     logs = np.concatenate([np.log1p(cap * stakes).sum(axis=0) for cap in _CAPS])
     return float(np.logaddexp.reduce(logs) - math.log(len(logs)))

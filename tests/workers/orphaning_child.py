@@ -1,4 +1,4 @@
-"""A child for tests of the keeper: it does as it is told, and starts a process that outlives it."""
+"""A child for tests of the reaper: it obeys messages, and starts a process that outlives it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ORPHAN = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'impor
 
 
 def main() -> int:
-    """Serve until told to exit, or until nobody asks any more."""
+    """Serve until a message asks to exit, or the channel closes."""
     with contextlib.suppress(ChildEndedError):
         return serve(Channel.inherited())
     return 0
 
 
 def serve(channel: Channel) -> int:
-    """Do as told; return the exit status asked for."""
+    """Obey messages, and return the exit status that one of them asks for."""
     while True:
         message = channel.receive()
         if message is None:
