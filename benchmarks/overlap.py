@@ -22,11 +22,9 @@ from pathlib import Path
 
 from benchmarks.grid import memory_limit
 from benchmarks.grid.cells import CELLS, QUICK_CELLS, Cell
-from benchmarks.grid.figures import rows
+from benchmarks.grid.figures import rows, summary
 from benchmarks.grid.link import limited, unavailable
-from benchmarks.grid.measure import Measured
-from benchmarks.grid.summary import summary
-from benchmarks.grid.world import SERVERS_PYTHON
+from benchmarks.grid.measure import SERVERS_PYTHON, Measured
 from benchmarks.report import Row, main
 
 ROUNDS, QUICK_ROUNDS = 21, 7
@@ -56,7 +54,7 @@ def alone(cell: Cell, *, rounds: int) -> list[Measured]:
             before, environment = link.trainer, {**link.environment, SERVERS_PYTHON: str(link.servers_python)}
         asked, found = folder / "cells.json", folder / "found.json"
         asked.write_text(json.dumps({"rounds": rounds, "cells": [asdict(cell)]}))
-        command = [*before, sys.executable, "-m", "benchmarks.grid.world", str(asked), str(found)]
+        command = [*before, sys.executable, "-m", "benchmarks.grid.measure", str(asked), str(found)]
         subprocess.run(command, check=True, env=os.environ | environment)
         return [Measured.from_json(each) for each in json.loads(found.read_text())]
 

@@ -22,7 +22,7 @@ from typing import Final
 
 from benchmarks.report import Case, Row, main, ratio_interval, row
 from benchmarks.transforms.arms import SCHEDULE, OverCapError, Process, Taken
-from benchmarks.transforms.contests import CONTESTS
+from benchmarks.transforms.comparisons import COMPARISONS
 from fxlib.passes import REGISTRY
 
 SIZES: Final = {1_000: 15, 10_000: 7, 100_000: 3}
@@ -50,29 +50,29 @@ def measure(quick: bool) -> Sequence[Row]:
         arms = {name: Process(name) for name in ("fxlib", "stock")}
         for each in arms.values():
             running.enter_context(each)
-        for contest in (SCHEDULE, *CONTESTS):
-            found += _grow(contest, arms, sizes, cap_s)
+        for comparison in (SCHEDULE, *COMPARISONS):
+            found += _grow(comparison, arms, sizes, cap_s)
         for model in QUICK_MODELS if quick else MODELS:
-            found += _contest(f"reinplace/{model}", arms, 0, MODEL_ROUNDS, cap_s)
+            found += _compare(f"reinplace/{model}", arms, 0, MODEL_ROUNDS, cap_s)
     missing = REGISTRY.keys() - {each.case["pass"] for each in found}
     assert not missing, missing
     return found
 
 
-def _grow(contest: str, arms: dict[str, Process], sizes: dict[int, int], cap_s: float) -> Iterator[Row]:
-    """Measure one contest at all sizes, without `stock` from where it takes too long."""
+def _grow(comparison: str, arms: dict[str, Process], sizes: dict[int, int], cap_s: float) -> Iterator[Row]:
+    """Measure one comparison at all sizes, without `stock` from where it takes too long."""
     for size, rounds in sizes.items():
-        rows = list(_contest(contest, arms, size, rounds, cap_s))
+        rows = list(_compare(comparison, arms, size, rounds, cap_s))
         yield from rows
         if any(each.metric == "left_out" for each in rows):
             arms = {"fxlib": arms["fxlib"]}
 
 
-def _contest(contest: str, arms: dict[str, Process], size: int, rounds: int, cap_s: float) -> Iterator[Row]:
-    """Measure one contest at one size, the arms in turn."""
+def _compare(comparison: str, arms: dict[str, Process], size: int, rounds: int, cap_s: float) -> Iterator[Row]:
+    """Measure one comparison at one size, the arms in turn."""
     taken: dict[str, list[list[Taken]]] = {name: [] for name in arms}
     for arm in arms.values():
-        arm.make(contest, size)
+        arm.make(comparison, size)
     nodes = {name: arm.ready() for name, arm in arms.items()}["fxlib"]
     end = time.monotonic() + BUDGET_S
     while len(taken["fxlib"]) < rounds and (not taken["fxlib"] or time.monotonic() < end):
@@ -86,20 +86,20 @@ def _contest(contest: str, arms: dict[str, Process], size: int, rounds: int, cap
                 taken["stock"].append(arms["stock"].run(cap_s=cap_s))
             except OverCapError:
                 del taken["stock"]
-    cases: list[Case] = [{"pass": each.name, "graph": _graph(contest), "nodes": nodes} for each in taken["fxlib"][0]]
+    cases: list[Case] = [{"pass": each.name, "graph": _graph(comparison), "nodes": nodes} for each in taken["fxlib"][0]]
     for at, case in enumerate(cases):
         yield from _rows(case, "fxlib", [run[at] for run in taken["fxlib"]])
     if "stock" not in taken:
         yield row(benchmark="passes", case=cases[0], arm="stock", metric="left_out", unit="s", samples=[cap_s])
         return
     theirs = [run[0] for run in taken["stock"]]
-    yield from _rows(cases[0], "symbolic_trace" if contest == SCHEDULE else "stock", theirs)
+    yield from _rows(cases[0], "symbolic_trace" if comparison == SCHEDULE else "stock", theirs)
     yield _ratio(cases[0], [run[0].seconds for run in taken["fxlib"]], [each.seconds for each in theirs])
 
 
-def _graph(contest: str) -> str:
-    name, _, model = contest.partition("/")
-    return model or ("calls" if name == SCHEDULE else CONTESTS[name].graph)
+def _graph(comparison: str) -> str:
+    name, _, model = comparison.partition("/")
+    return model or ("calls" if name == SCHEDULE else COMPARISONS[name].graph)
 
 
 def _rows(case: Case, arm: str, taken: Sequence[Taken]) -> Iterator[Row]:

@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
@@ -303,6 +303,28 @@ def _tables(server: int) -> Callable[..., Any]:
 _TABLES: Final = {f"emb_rref_{each}.forward": fxlib.Contract(reads=_READS, returns=_tables(each)) for each in range(4)}
 """Which tables each server has: it answers with their numbers, and the forward puts them into their places by these."""
 
+_HYBRID: Final = Program(
+    name="ddp_rpc",
+    path="ddp_rpc/main.py",
+    holds="class HybridModel",
+    servers=("ps",),
+    make=remote_table,
+    batch=bags,
+    parallel=True,
+)
+
+_DLRM: Final = Program(
+    name="dlrm",
+    path="dlrm_rpc.py",
+    holds="emb_rref.rpc_sync().forward",
+    servers=("ps0", "ps1", "ps2", "ps3"),
+    make=recommender,
+    batch=clicks,
+    contracts=_TABLES,
+    hand=recommender_by_hand,
+    parallel=True,
+)
+
 PROGRAMS: Final = (
     Program(
         name="HybridModel",
@@ -330,24 +352,8 @@ PROGRAMS: Final = (
         make=lambda module: module.RNNModel("ps", 10, 200, 200, 2),
         batch=words,
     ),
-    Program(
-        name="ddp_rpc",
-        path="ddp_rpc/main.py",
-        holds="class HybridModel",
-        servers=("ps",),
-        make=remote_table,
-        batch=bags,
-        parallel=True,
-    ),
-    Program(
-        name="rpc_ddp_tutorial",
-        path="rpc_ddp_tutorial/main.py",
-        holds="class HybridModel",
-        servers=("ps",),
-        make=remote_table,
-        batch=bags,
-        parallel=True,
-    ),
+    _HYBRID,
+    replace(_HYBRID, name="rpc_ddp_tutorial", path="rpc_ddp_tutorial/main.py"),
     Program(
         name="ddp_under_dist_autograd",
         path=f"{_TESTED.replace('.', '/')}.py",
@@ -362,27 +368,8 @@ PROGRAMS: Final = (
             f"{_TESTED}:RemoteNet.forward": fxlib.Contract(reads=_READS, returns=lambda x: torch.empty(x.shape[0], 3)),
         },
     ),
-    Program(
-        name="dlrm",
-        path="dlrm_rpc.py",
-        holds="emb_rref.rpc_sync().forward",
-        servers=("ps0", "ps1", "ps2", "ps3"),
-        make=recommender,
-        batch=clicks,
-        contracts=_TABLES,
-        hand=recommender_by_hand,
-        parallel=True,
-    ),
-    Program(
-        name="dlrm_async",
-        path="dlrm_rpc.py",
-        holds="emb_rref.rpc_async().forward",
-        servers=("ps0", "ps1", "ps2", "ps3"),
-        make=recommender,
-        batch=clicks,
-        contracts=_TABLES,
-        parallel=True,
-    ),
+    _DLRM,
+    replace(_DLRM, name="dlrm_async", holds="emb_rref.rpc_async().forward", hand=None),
     Program(
         name="bert",
         path="sst2_rpc/model.py",

@@ -17,13 +17,13 @@ import torch
 from torch.fx import GraphModule, symbolic_trace
 
 import fxlib
-from benchmarks.graphs.chain import Chain, StockChain
-from benchmarks.transforms.contests import CONTESTS, Contest, of_model
+from benchmarks.transforms.comparisons import COMPARISONS, Comparison, of_model
+from benchmarks.transforms.graphs import Chain, StockChain
 from fxlib.passes.infra.copy import draft_of
 from fxlib.recipes import recipes
 
 SCHEDULE: Final = "schedule"
-"""The contest of the whole recipe against tracing."""
+"""The comparison of the whole recipe against tracing."""
 _KEEPS_S: Final = 600.0
 """How long to wait for our own arm, and for programs to be made."""
 
@@ -64,9 +64,9 @@ class Process:
         self._connection.close()
         self._process.join()
 
-    def make(self, contest: str, size: int) -> None:
-        """Begin to make the program of a contest: a pass, or "reinplace" and a model after a slash."""
-        self._connection.send((contest, size))
+    def make(self, comparison: str, size: int) -> None:
+        """Begin to make the program of a comparison: a pass, or "reinplace" and a model after a slash."""
+        self._connection.send((comparison, size))
 
     def copy(self) -> None:
         """Begin to make a copy of the program for the next run."""
@@ -130,14 +130,14 @@ def _nothing() -> Run:
     return list
 
 
-def _prepared(arm: str, contest: str, size: int) -> tuple[Callable[[], Run], int]:
-    if not contest:
+def _prepared(arm: str, comparison: str, size: int) -> tuple[Callable[[], Run], int]:
+    if not comparison:
         return _nothing, 0
-    if contest == SCHEDULE:
+    if comparison == SCHEDULE:
         whole, nodes = _schedule(size) if arm == "fxlib" else _trace(size)
         return (lambda: whole), nodes
-    name, _, model = contest.partition("/")
-    chosen = of_model(model) if model else CONTESTS[name]
+    name, _, model = comparison.partition("/")
+    chosen = of_model(model) if model else COMPARISONS[name]
     module, inputs = chosen.make(size)
     nodes = len(module.graph.nodes)
     if arm == "fxlib":
@@ -173,25 +173,25 @@ def _trace(size: int) -> tuple[Run, int]:
     return run, size
 
 
-def _ours(contest: Contest, module: GraphModule) -> Run:
-    draft, before = draft_of(module), contest.left(module)
+def _ours(comparison: Comparison, module: GraphModule) -> Run:
+    draft, before = draft_of(module), comparison.left(module)
 
     def run() -> list[Taken]:
         with _collector_resting():
-            done = contest.ours(draft)
-        changes = before - contest.left(done.result.module)
-        return [Taken(name=contest.ours.name, seconds=done.report.seconds, changes=changes)]
+            done = comparison.ours(draft)
+        changes = before - comparison.left(done.result.module)
+        return [Taken(name=comparison.ours.name, seconds=done.report.seconds, changes=changes)]
 
     return run
 
 
-def _stock(contest: Contest, transform: Callable[[], GraphModule], before: int) -> Run:
+def _stock(comparison: Comparison, transform: Callable[[], GraphModule], before: int) -> Run:
     def run() -> list[Taken]:
         with _collector_resting(), mock.patch.object(GraphModule, "recompile"):
             start = time.perf_counter()
             made = transform()
             seconds = time.perf_counter() - start
-        return [Taken(name=contest.ours.name, seconds=seconds, changes=before - contest.left(made))]
+        return [Taken(name=comparison.ours.name, seconds=seconds, changes=before - comparison.left(made))]
 
     return run
 

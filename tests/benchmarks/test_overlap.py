@@ -14,10 +14,9 @@ from torch.distributed.rpc import rpc_sync
 import fxlib
 from benchmarks.grid import paper
 from benchmarks.grid.cells import BOUND, CELLS, GRID, MIDDLE, QUICK_CELLS, Cell
-from benchmarks.grid.figures import rows
+from benchmarks.grid.figures import rows, summary
 from benchmarks.grid.measure import Measured
 from benchmarks.grid.picture import picture
-from benchmarks.grid.summary import summary
 from benchmarks.report import Row
 from fxlib import ps
 from fxlib.runtime import is_issue, is_wait

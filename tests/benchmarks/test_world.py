@@ -22,7 +22,7 @@ def test_in_every_mode_all_arms_leave_the_same_bits_and_are_timed(tmp_path: Path
     asked, found = tmp_path / "cells.json", tmp_path / "found.json"
     cells = [replace(SMALL, mode=mode) for mode in MODES]
     asked.write_text(json.dumps({"rounds": 2, "cells": [asdict(cell) for cell in cells]}))
-    command = [sys.executable, "-m", "benchmarks.grid.world", str(asked), str(found)]
+    command = [sys.executable, "-m", "benchmarks.grid.measure", str(asked), str(found)]
     run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr  # it compares losses, weights and servers of all arms, and fails otherwise
     measured = [Measured.from_json(each) for each in json.loads(found.read_text())]

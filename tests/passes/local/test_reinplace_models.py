@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.passes.reinplace import reinplace as stock_reinplace
 from torch.utils import _pytree as pytree
 
-from benchmarks.graphs.aten import of_model, reused
+from benchmarks.transforms.graphs import functional_graph, reused
 from fxlib.recipes import recipes
 from tests.models import zoo
 
@@ -31,7 +31,7 @@ def results(module: GraphModule, given: tuple[torch.Tensor, ...]) -> list[torch.
 
 
 def check(model: nn.Module, *inputs: torch.Tensor) -> None:
-    module, given = of_model(model, *inputs)
+    module, given = functional_graph(model, *inputs)
     expected = results(module, given)
     stock = stock_reinplace(copy.deepcopy(module), *given)
     for distinct in (False, True):

@@ -12,9 +12,7 @@ from torch.fx import GraphModule
 from torch.nn import functional as F
 
 import fxlib
-from benchmarks.graphs import aten, plain
-from benchmarks.graphs.chain import Chain
-from benchmarks.transforms import stock
+from benchmarks.transforms import graphs, stock
 from fxlib import Rule
 from fxlib.passes import (
     ChannelsLast,
@@ -44,7 +42,7 @@ def _fused_silu(x: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
+class Comparison:
     """A pass, a kind of program, and what else does the same."""
 
     graph: str
@@ -81,60 +79,60 @@ def _program(make: Callable[[int], GraphModule], *inputs: torch.Tensor) -> Calla
     return lambda size: (make(size), inputs)
 
 
-def _contests() -> tuple[Contest, ...]:
+def _comparisons() -> tuple[Comparison, ...]:
     return (
-        Contest(
+        Comparison(
             graph="aten",
-            make=_program(aten.chain, torch.zeros(aten.SHAPE)),
+            make=_program(graphs.functional_chain, torch.zeros(graphs.SHAPE)),
             ours=Reinplace(),
             stock=stock.reinplace,
-            left=aten.copying,
+            left=graphs.copying,
         ),
-        Contest(
+        Comparison(
             graph="unused",
-            make=_program(lambda size: fxlib.capture(Chain(size, unused_every=_UNUSED_EVERY))),
+            make=_program(lambda size: fxlib.capture(graphs.Chain(size, unused_every=_UNUSED_EVERY))),
             ours=DeadCode(),
             stock=stock.on_copy(stock.dead_code),
             left=_nodes,
         ),
-        Contest(
+        Comparison(
             graph="repeats",
-            make=_program(plain.repeats),
+            make=_program(graphs.repeats),
             ours=CommonSubexpressions(),
             stock=stock.on_copy(stock.common_subexpressions),
             left=_nodes,
         ),
-        Contest(
+        Comparison(
             graph="constants",
-            make=_program(plain.constants),
+            make=_program(graphs.constants),
             ours=FoldConstants(),
             stock=stock.on_copy(stock.fold_constants),
             left=_nodes,
         ),
-        Contest(
+        Comparison(
             graph="convolutions",
-            make=_program(plain.convolutions),
+            make=_program(graphs.convolutions),
             ours=FoldNorms(),
             stock=stock.on_copy(stock.fold_norms),
             left=_norms,
         ),
-        Contest(
+        Comparison(
             graph="convolutions",
-            make=_program(plain.convolutions),
+            make=_program(graphs.convolutions),
             ours=ChannelsLast(),
             stock=stock.on_copy(stock.channels_last),
             left=_channels_first,
         ),
-        Contest(
+        Comparison(
             graph="activations",
-            make=_program(plain.activations),
+            make=_program(graphs.activations),
             ours=RewriteRules(rules=(Rule(_silu, _fused_silu, name="silu"),)),
             stock=stock.on_copy(partial(stock.rewrite, pattern=_silu, replacement=_fused_silu)),
             left=_uses(torch.sigmoid),
         ),
-        Contest(
+        Comparison(
             graph="activations",
-            make=_program(plain.activations),
+            make=_program(graphs.activations),
             ours=Decompose(operators=("gelu",)),
             stock=stock.on_copy(stock.decompose),
             left=_uses(F.gelu),
@@ -144,15 +142,15 @@ def _contests() -> tuple[Contest, ...]:
 
 def _of_model(name: str, _: int) -> Program:
     model, inputs = zoo.build(name)
-    return aten.of_model(model, *inputs)
+    return graphs.functional_graph(model, *inputs)
 
 
-def of_model(name: str) -> Contest:
-    """Return the contest on the functional graph of a model, whose size is its own."""
-    return Contest(
-        graph=name, make=partial(_of_model, name), ours=Reinplace(), stock=stock.reinplace, left=aten.copying
+def of_model(name: str) -> Comparison:
+    """Return the comparison on the functional graph of a model, whose size is its own."""
+    return Comparison(
+        graph=name, make=partial(_of_model, name), ours=Reinplace(), stock=stock.reinplace, left=graphs.copying
     )
 
 
-CONTESTS: Mapping[str, Contest] = {each.ours.name: each for each in _contests()}
+COMPARISONS: Mapping[str, Comparison] = {each.ours.name: each for each in _comparisons()}
 """By the name of the pass."""

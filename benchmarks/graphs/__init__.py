@@ -1,1 +1,0 @@
-"""Programs of any size, for what is measured against the number of nodes."""
