@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from fxlib.client.deadline import Deadline
 from fxlib.client.failures import understand
 from fxlib.errors import ServiceUnavailableError
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+
+_LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -124,6 +127,7 @@ class Connection:
                 wait_s = pause_s if failure.retry_after_s is None else failure.retry_after_s
                 if not failure.may_pass or wait_s >= limit.left_s:
                     raise failure.error(where) from error
+                _LOG.info("%s: %s; trying again in %.1f s", where, failure.message, wait_s)
                 time.sleep(wait_s)
         raise ServiceUnavailableError(f"no answer within {deadline.seconds:.3g} s", where=where)
 

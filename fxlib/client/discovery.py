@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future
@@ -26,6 +27,8 @@ from fxlib.spec.inputs import Batch, BatchSpec, describe
 from fxlib.spec.report import Result
 from fxlib.spec.variant import MAX_VARIANTS, Variant
 from fxlib.spec.workload import Workload
+
+_LOG = logging.getLogger(__name__)
 
 _SINGLETONS = (None, True, False)
 
@@ -103,6 +106,7 @@ class Discovery:
             self._pending, self.results[name] = None, answer
             if answer.adopted and isinstance(answer.module, CapturedModule):
                 self._graphs[name] = answer.module
+                _LOG.info("calls of the kind %r run a graph of their own from now on", name)
                 module._fxlib.graphs.add(module, name, answer.module)
         if self._pending is None and self._met:
             self._begin(module, self._met.popleft())
@@ -112,7 +116,9 @@ class Discovery:
             prepared = self._prepared(module, met)
         except Exception as error:  # noqa: BLE001 - promised: whatever cannot be rewritten trains as it is
             self.results[met.name] = Result.original(module, f"{type(error).__name__}: {error}")
+            _LOG.info("calls of the kind %r run the original: %s: %s", met.name, type(error).__name__, error)
             return
+        _LOG.info("asking about calls of the kind %r, which no graph fits", met.name)
         pending: Future[Outcome] = Future()
         self._pending = met.name, pending
         Thread(target=lambda: pending.set_result(self._ask(prepared)), name="fxlib-discovery", daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -14,6 +15,8 @@ from fxlib.client.group_consensus import Turn
 from fxlib.client.session import Outcome, kept
 from fxlib.errors import FxlibWarning
 from fxlib.spec.report import Result
+
+_LOG = logging.getLogger(__name__)
 
 
 class Handle:
@@ -92,6 +95,7 @@ class Handle:
         if current is not self._original:
             self._warn("swap() was given another module than submit(): it keeps its place")
             return current
+        _LOG.info("training goes on with the rewritten module of job %s", result.job_id)
         result.module.training = current.training  # its submodules are the original's own
         return result.module
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,8 @@ from fxlib.runtime import CapturedModule
 from fxlib.spec.job import Job
 from fxlib.spec.report import Report, Result
 from fxlib.v1 import jobs_pb2
+
+_LOG = logging.getLogger(__name__)
 
 BLOB_MISSING = "BLOB_MISSING"
 """The service's code for a blob that it no longer has."""
@@ -100,6 +103,8 @@ class Inquiry:
         check_served(prepared, capabilities, connection, deadline)
         job = _accepted(connection, prepared, deadline, self._progress)
         self.job_id = job.id
+        found = "a finished job answers" if job.cached else "done" if job.done else "waiting for a worker's measurement"
+        _LOG.info("the service at %s took job %s: %s", connection.address, job.id, found)
         if not job.done:
             job = follow(connection, job.id, deadline, self._progress.show)
         elif job.report is None:
@@ -145,6 +150,7 @@ def conclude(prepared: Prepared, answer: Answer) -> Result:
     if report.adopts and isinstance(module, GraphModule) and isinstance(prepared.captured, CapturedModule):
         module = with_variants(prepared.captured, module, variants)
     report = _blamed(report) if prepared.ran else report
+    _LOG.info("job %s: %s; %s", job.id, report.decision, report.explanation)
     return Result.of(report, module=module, job_id=job.id, cached=job.cached)
 
 

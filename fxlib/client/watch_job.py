@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from fxlib.errors import ServiceUnavailableError
 from fxlib.protocol import event_from_proto, job_from_proto
 from fxlib.spec.job import TERMINAL, Event, Job
 from fxlib.v1 import jobs_pb2
+
+_LOG = logging.getLogger(__name__)
 
 STREAM_S = 30.0
 """A stream is opened anew after so long, so that a connection that died without a word is noticed; in seconds."""
@@ -73,6 +76,7 @@ class _Stream:
                 if event.sequence <= self._last:
                     continue
                 self._last = event.sequence
+                _LOG.debug("job %s: %s", self._job_id, event)
                 self._listener(event)
                 if event.state in TERMINAL:
                     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,6 +30,8 @@ from fxlib.spec.losses import scalar
 from fxlib.spec.optimizers import build
 from fxlib.spec.profile import Profile
 from fxlib.spec.workload import Optimizer, Workload
+
+_LOG = logging.getLogger(__name__)
 
 _STEPS_THAT_WRITE = 1
 
@@ -101,7 +104,11 @@ def profile(
     elif any(call.push is not None for call in found.calls):
         notes.append("no gradient was pushed; a push is taken to need what its call needs")
     whole_s = found.step_s and found.step_s + own_s
-    return replace(found, rest_s=found.rest_s + own_s, step_s=whole_s, notes=tuple(notes))
+    made = replace(found, rest_s=found.rest_s + own_s, step_s=whole_s, notes=tuple(notes))
+    _LOG.info("profiled %d calls to %d servers in %d steps", len(made.calls), len(made.servers), count)
+    for note in notes:
+        _LOG.info("profile: %s", note)
+    return made
 
 
 class _Step:

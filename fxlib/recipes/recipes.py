@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -45,6 +46,8 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, PassReport
 from fxlib.spec.workload import Assume, Workload
+
+_LOG = logging.getLogger(__name__)
 
 _WEAKEST: tuple[Preserves, ...] = ("lossy", "tolerance", "bitwise")
 
@@ -215,6 +218,7 @@ def _rewrite(module: GraphModule, recipe: Recipe, request: PlanningRequest, *, d
         reports.append(replace(run.report, diff=diff_of(before, code, name=step.name)))
         calls |= {each.node: each for each in run.result.calls}
     changed = differs(module, working)
+    _LOG.debug("recipe %s %s a graph of %d calls", recipe.name, "changed" if changed else "left", len(calls))
     return Rewrite(
         module=_finished(working, module) if changed else module,
         changed=changed,

@@ -54,6 +54,17 @@ def test_an_adopted_graph_comes_back_on_the_caller_s_own_parameters(
     assert result.module.state_dict().keys() == graph.state_dict().keys()
 
 
+def test_the_launcher_is_told_of_its_job_and_of_the_decision(
+    client: Client, graph: GraphModule, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="fxlib.client")
+    result = ask(client, graph)
+    taken, decided = [each.getMessage() for each in caplog.records if each.name == "fxlib.client.session"]
+    assert taken.startswith("the service at ")
+    assert "took job job-1" in taken
+    assert decided == f"job job-1: keep_original; {result.explanation}"
+
+
 def test_a_kept_original_is_the_caller_s_own_object(client: Client, graph: GraphModule) -> None:
     result = ask(client, graph)
     assert (result.decision, result.reason, result.job_id) == ("keep_original", fxlib.Reason.NOT_FASTER, "job-1")

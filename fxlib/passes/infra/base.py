@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -104,7 +105,19 @@ class GraphPass(ABC):
             raise PassError(broken, where=self.name, hint="This is a bug in the pass.")
         self.ensures(result.module)
         report = PassReport(name=self.name, changes=result.changes, seconds=seconds, declined=result.declined)
+        _log(type(self), report)
         return Run(result=result, report=report, conduct=after)
+
+
+def _log(kind: type[GraphPass], report: PassReport) -> None:
+    """Tell what a pass did, by the logger of the module that the pass was written in."""
+    log = logging.getLogger(kind.__module__)
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    left, took_ms = len(report.declined), 1e3 * report.seconds
+    log.debug("%s: %d changes, %d declined, %.1f ms", report.name, report.changes, left, took_ms)
+    for each in report.declined:
+        log.debug("%s left %s alone: %s", report.name, each.node, each.reason.sentence(each.detail))
 
 
 def _bound(context: Context | None, module: GraphModule) -> Context:

@@ -216,3 +216,32 @@ def test_a_pass_that_takes_a_module_alone_runs_for_one_more_release() -> None:
 def test_two_passes_may_not_share_a_name() -> None:
     with pytest.raises(PassError, match="another pass is called 'dead_code'"):
         register_pass("dead_code", preserves="bitwise")(SplitCalls)
+
+
+def test_a_pass_tells_what_it_did_and_what_it_left_by_the_logger_of_its_own_module(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @register_pass("picky", preserves="bitwise")
+    class Picky(GraphPass):
+        @override
+        def run(self, module: GraphModule, context: Context) -> PassResult:
+            return PassResult(module, changes=0, declined=(Declined(node="dense", reason=Reason.MODE_BLOCK),))
+
+    caplog.set_level("DEBUG", logger=__name__)
+    recipes.apply(sample(), recipes.from_passes([("picky", {})]))
+    did, left = (each.getMessage() for each in caplog.records)
+    assert did.startswith("picky: 0 changes, 1 declined, ")
+    assert left == f"picky left dense alone: {Reason.MODE_BLOCK.sentence()}"
+
+
+def test_a_recipe_tells_what_became_of_the_graph(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="fxlib")
+    recipes.apply(sample(), "schedule")
+    assert caplog.messages[-1] == "recipe schedule changed a graph of 1 calls"
+    assert SplitCalls.__module__ in {each.name for each in caplog.records}
+
+
+def test_passes_are_quiet_unless_they_are_asked(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="fxlib")
+    recipes.apply(sample(), "schedule")
+    assert caplog.records == []
