@@ -63,6 +63,10 @@ class ServiceUnavailableError(RemoteError):
     """The service cannot be reached, or did not answer within the deadline."""
 
 
+class CredentialError(RemoteError):
+    """The token for the service cannot be read, or may not be sent over this connection."""
+
+
 class RejectedError(RemoteError):
     """The service refused the request; the message says which field and why. `code` is one of its error catalogue."""
 

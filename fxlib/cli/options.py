@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from fxlib.config import DEFAULT_ADDRESS, SERVICE, service_address
+from fxlib.utils.local_service import TOKEN_FILE
 
 if TYPE_CHECKING:
     from fxlib.client import Client
@@ -35,6 +36,8 @@ def add_service(parser: argparse.ArgumentParser, *, optional: bool = False) -> N
     parser.add_argument("--tls-ca", metavar="FILE", help="speak TLS; PEM file of the authority to trust")
     parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of this client's certificate (mutual TLS)")
     parser.add_argument("--tls-key", metavar="FILE", help="PEM file of its key")
+    parser.add_argument("--token-file", metavar="FILE", help=f"file of the service's token (default: {TOKEN_FILE})")
+    parser.add_argument("--insecure", action="store_true", help="send the token unencrypted to another machine")
 
 
 def client_of(options: argparse.Namespace) -> Client:
@@ -48,7 +51,13 @@ def client_of(options: argparse.Namespace) -> Client:
 
     tls = Tls(ca=options.tls_ca, certificate=options.tls_cert, key=options.tls_key)
     try:
-        return connect(options.service, tls=tls if options.tls or tls != Tls() else False, patience_s=options.patience)
+        return connect(
+            options.service,
+            tls=tls if options.tls or tls != Tls() else False,
+            token_file=options.token_file,
+            insecure=options.insecure,
+            patience_s=options.patience,
+        )
     except OSError as error:
         raise FxlibError(f"{error.strerror}: {error.filename}", where="TLS") from error
 

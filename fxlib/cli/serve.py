@@ -106,8 +106,8 @@ def run(arguments: Sequence[str]) -> int:
         )
         if options.no_worker:
             return _attend(service, stop)
-        worker_arguments = ["--service", _reached(addresses["listen"]), *_worker_arguments(options, settled)]
-        return _attend_with_worker(service, worker_arguments, stop)
+        met = ["--service", _reached(addresses["listen"]), *_shown(addresses, settled)]
+        return _attend_with_worker(service, [*met, *_worker_arguments(options, settled)], stop)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -186,6 +186,13 @@ def _reached(listen: str) -> str:
     host, _, port = listen.rpartition(":")
     everywhere = host in ("0.0.0.0", "[::]")  # noqa: S104 - an address to compare with
     return f"localhost:{port}" if everywhere else listen
+
+
+def _shown(addresses: Mapping[str, str], settled: Mapping[str, Any]) -> list[str]:
+    """Return what tells the worker the owner's token; on loopback, it finds that by itself."""
+    if _reached(addresses["listen"]).startswith(("127.", "localhost:", "[::1]:")):
+        return []
+    return ["--token-file", addresses["token_file"], *(["--insecure"] if settled["insecure"] else [])]
 
 
 @contextmanager

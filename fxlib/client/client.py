@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Self
 
 from torch import distributed as dist
@@ -13,7 +14,8 @@ from torch.distributed import rpc
 from typing_extensions import Unpack
 
 from fxlib.capture.coerce import Model, as_module
-from fxlib.client.connection import Connection, Tls
+from fxlib.client.connection import Connection
+from fxlib.client.credentials import Tls
 from fxlib.client.deadline import Deadline
 from fxlib.client.discovery import Discovery
 from fxlib.client.group_consensus import Turn, ask_together, withdraw
@@ -37,26 +39,50 @@ from fxlib.v1 import jobs_pb2
 _PAGE = 200
 
 
-def connect(address: str | None = None, *, tls: Tls | bool = False, patience_s: float = 5.0) -> Client:
+def connect(
+    address: str | None = None,
+    *,
+    tls: Tls | bool = False,
+    token_file: Path | str | None = None,
+    insecure: bool = False,
+    patience_s: float = 5.0,
+) -> Client:
     """Return a client of the service at `address`; nothing is sent before it is first used.
 
     Args:
         address: "host:port". None: what FXLIB_SERVICE says, else "localhost:8470".
         tls: True for TLS with the system's authorities, or a `Tls` with files of one's own.
+        token_file: the file of the token that the service asks for. None: what FXLIB_TOKEN_FILE says; without that,
+            this user's own service on this machine is met on its socket, or with the token that it left for its user.
+        insecure: send the token unencrypted to another machine.
         patience_s: how long to try to reach the service, in seconds, before the original module is kept.
 
     Raises:
         OSError: a file of `tls` cannot be read.
     """
-    return Client(address or service_address(), tls=Tls() if tls is True else tls or None, patience_s=patience_s)
+    return Client(
+        address or service_address(),
+        tls=Tls() if tls is True else tls or None,
+        token_file=token_file,
+        insecure=insecure,
+        patience_s=patience_s,
+    )
 
 
 class Client:
     """A connection to the service. Use it in a `with` block, or call `close`."""
 
-    def __init__(self, address: str, *, tls: Tls | None = None, patience_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        token_file: Path | str | None = None,
+        insecure: bool = False,
+        patience_s: float = 5.0,
+    ) -> None:
         """See `connect`."""
-        self._connection = Connection(address, tls=tls)
+        self._connection = Connection(address, tls=tls, token_file=token_file, insecure=insecure)
         self._patience_s = patience_s
 
     def __enter__(self) -> Self:

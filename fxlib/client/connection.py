@@ -7,12 +7,12 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import grpc
 
+from fxlib.client.credentials import Bearer, Tls, choose
 from fxlib.client.deadline import Deadline
 from fxlib.client.failures import understand
 from fxlib.errors import ServiceUnavailableError
@@ -43,34 +43,32 @@ _OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """PEM files: the authority behind the service's certificate (None: the system's), and one's own for mutual TLS.
-
-    `server_name` is the name in the service's certificate, where it differs from the address.
-    """
-
-    ca: Path | str | None = None
-    certificate: Path | str | None = None
-    key: Path | str | None = None
-    server_name: str = ""
-
-
 class Connection:
     """Stubs of the service's two interfaces for clients, and the patience to call them."""
 
-    def __init__(self, address: str, *, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        token_file: Path | str | None = None,
+        insecure: bool = False,
+    ) -> None:
         """Prepare a channel; nothing is sent before the first call.
 
         Args:
             address: "host:port".
             tls: None for an unencrypted channel.
+            token_file: whose token is shown; None: what FXLIB_TOKEN_FILE says, else that of this user's own service.
+            insecure: whether the token may go over an unencrypted channel to another machine.
 
         Raises:
             OSError: a file of `tls` cannot be read.
         """
         self.address = address
-        self._channel = _channel(address, tls)
+        target, self._credentials = choose(address, token_file=token_file, tls=tls, insecure=insecure)
+        self._open = _channel(target, tls)
+        self._channel = grpc.intercept_channel(self._open, Bearer(self._credentials))
         self.jobs = jobs_pb2_grpc.OptimizerServiceStub(self._channel)
         self.blobs = blobs_pb2_grpc.BlobServiceStub(self._channel)
 
@@ -80,13 +78,22 @@ class Connection:
 
     def close(self) -> None:
         """Close the channel; calls in flight are cancelled."""
-        self._channel.close()
+        self._open.close()
+
+    def check_credentials(self) -> None:
+        """Find out now whether there is a token to show, where one is needed.
+
+        Raises:
+            CredentialError: it cannot be read, or may not be sent.
+        """
+        self._credentials.token()
 
     def reach(self, deadline: Deadline) -> jobs_pb2.GetCapabilitiesResponse:
         """Wait until the service answers; return what it can do, empty if it does not tell us.
 
         Raises:
             ServiceUnavailableError: it did not, by the deadline.
+            CredentialError: the token cannot be read, or may not be sent.
         """
         request = jobs_pb2.GetCapabilitiesRequest()
         while not deadline.passed:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 
 from fxlib.errors import FxlibError
 from fxlib_service.config import APPLICATION, Address, Config
@@ -33,15 +34,17 @@ async def _run(config: Config) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     server = Server(config)
     try:
-        _announce(config, *await server.start())
+        listen, metrics = await server.start()
+        _announce(config, listen, metrics, server.token_file)
         await ended.wait()
     finally:
         await server.stop()
 
 
-def _announce(config: Config, listen: Address, metrics: Address) -> None:
+def _announce(config: Config, listen: Address, metrics: Address, token_file: Path) -> None:
     """Tell whoever started the service that it is ready: one line of JSON."""
-    line = json.dumps({"ready": True, "listen": str(listen), "metrics": str(metrics), "pid": os.getpid()})
+    told = {"listen": str(listen), "metrics": str(metrics), "token_file": str(token_file), "pid": os.getpid()}
+    line = json.dumps({"ready": True, **told})
     if config.ready_file is not None:
         unfinished = config.ready_file.with_name(f"{config.ready_file.name}.{os.getpid()}")
         unfinished.write_text(f"{line}\n")

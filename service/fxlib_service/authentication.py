@@ -39,13 +39,11 @@ class Gate:
         owner_tokens: SHA-256 of the tokens that make a caller the owner, in hex.
         certificates_own: whether each certificate that TLS has verified makes its bearer the owner: the authority
             signs for one party, and no policy tells its parts.
-        open: whether everybody is the owner.
     """
 
     policy: Policy | None = None
     owner_tokens: frozenset[str] = field(default_factory=frozenset)
     certificates_own: bool = False
-    open: bool = False
 
     def caller(self, transport: Transport) -> Caller:
         """Return who makes a call. A token decides where one is sent, else the certificate.
@@ -53,7 +51,7 @@ class Gate:
         Raises:
             ServiceError: UNAUTHENTICATED; it never says what was sent.
         """
-        if self.open or transport.peer().startswith("unix:"):  # the socket lies in a folder that the owner alone enters
+        if transport.peer().startswith("unix:"):  # the socket lies in a folder that the owner alone enters
             return OWNER
         token = _token(transport)
         if token is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from fxlib.errors import OptionError
+from fxlib.utils.local_service import TOKEN_FILE
 from fxlib.utils.settings import (
     BYTES,
     COUNT,
@@ -154,8 +155,16 @@ class Config:
     )
     policy: Path | None = field(
         default=None,
+        metadata=option("policy", "TOML file that tells who may do what, besides whoever runs the service", FILE),
+    )
+    token_file: Path | None = field(
+        default=None,
         metadata=option(
-            "policy", "TOML file that tells who may do what; without it, whoever is served may do everything", FILE
+            "token-file",
+            "file of the token whose bearer may do everything",
+            FILE,
+            default="a new token at each start, for this user's eyes alone",
+            variable=TOKEN_FILE,
         ),
     )
     ready_file: Path | None = field(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 from typing import Final
 from wsgiref.simple_server import WSGIServer
@@ -16,6 +18,7 @@ from prometheus_client import start_http_server
 from sqlalchemy.exc import SQLAlchemyError
 
 from fxlib.errors import FxlibError
+from fxlib.utils.local_service import LocalService, make_folder, new_token, read_token
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
 from fxlib_service.authentication import Gate
 from fxlib_service.blobs.folder import FolderBlobStore
@@ -37,8 +40,16 @@ class Server:
     """A service between `start` and `stop`."""
 
     def __init__(self, config: Config) -> None:
+        """Read what the service asks callers for, and take the data folder.
+
+        Raises:
+            FxlibError: the policy or the token cannot be used, or another service has the folder.
+        """
         self._config = config
-        self._gate = _gate(config)
+        self._folder = make_folder()
+        self._owner_token = read_token(config.token_file) if config.token_file is not None else new_token()
+        self._gate = _gate(config, self._owner_token)
+        self._local: LocalService | None = None
         self._ownership = Ownership(config.data)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
         self._tasks: list[asyncio.Task[None]] = []
@@ -63,6 +74,12 @@ class Server:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return listen, metrics
 
+    @property
+    def token_file(self) -> Path:
+        """The file of the owner's token; that of a started service."""
+        assert self._local is not None  # noqa: S101 - it was started
+        return self._config.token_file or self._local.token
+
     async def stop(self) -> None:
         """End in order: say so, let calls finish for the time that the configuration gives them, close the stores."""
         await self._health.enter_graceful_shutdown()
@@ -71,6 +88,8 @@ class Server:
             self._core.hub.close()
         if self._grpc is not None:
             await self._grpc.stop(self._config.shutdown_grace_s)
+        if self._local is not None:
+            self._local.remove()
         for task in self._tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -112,8 +131,25 @@ class Server:
                 port = server.add_secure_port(str(config.listen), server_credentials(config.tls))
         except RuntimeError as error:
             raise FxlibError(f"cannot listen on {config.listen}", where="--listen", hint="Is it in use?") from error
+        self._local = LocalService(folder=self._folder, port=port)
+        self._meet_locally(server, self._local)
         await server.start()
         return Address(host=config.listen.host, port=port)
+
+    def _meet_locally(self, server: grpc.aio.Server, local: LocalService) -> None:
+        """Leave the owner's token in the folder, and listen on a socket there, too, unless TLS was asked for.
+
+        The port is this service's by now: what lies there was left by one that was killed.
+        """
+        local.remove()
+        if self._config.token_file is None:
+            local.write_token(self._owner_token)
+        if self._config.tls is not None:
+            return
+        if local.target:
+            server.add_insecure_port(local.target)
+        else:
+            logger.warning("%s is too long a path for a socket: there is the port alone", local.socket)
 
     def _serve_metrics(self, core: Core) -> Address:
         address, tls = self._config.metrics, self._config.tls
@@ -134,6 +170,8 @@ class Server:
 
     async def _tidy(self, core: Core) -> None:
         while True:
+            if self._local is not None:
+                self._local.touch()
             try:
                 dropped = await asyncio.to_thread(core.blob_store.abandon, older_than_s=self._config.abandon_uploads_s)
                 if dropped:
@@ -145,10 +183,14 @@ class Server:
             await asyncio.sleep(_TIDY_S)
 
 
-def _gate(config: Config) -> Gate:
+def _gate(config: Config, owner_token: str) -> Gate:
     """Return what tells callers apart.
 
     Raises:
         FxlibError: the policy is not valid.
     """
-    return Gate(open=True) if config.policy is None else Gate(policy=Policy.read(config.policy))
+    return Gate(
+        policy=None if config.policy is None else Policy.read(config.policy),
+        owner_tokens=frozenset({hashlib.sha256(owner_token.encode()).hexdigest()}),
+        certificates_own=config.policy is None and config.tls is not None and config.tls.client_ca is not None,
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc, workers_pb2, workers_pb2_grpc
-from tests.service.support import Process, answer, ref, request, worker
+from tests.service.support import Process, answer, local, ref, request, worker
 
 
 class Client:
@@ -48,7 +48,7 @@ def running(data: Path, *options: str) -> Iterator[tuple[Process, Client]]:
     """A service in a process of its own, and a client of it."""
     process = Process(data, *options)
     try:
-        with grpc.insecure_channel(process.listen) as channel:
+        with grpc.insecure_channel(local(process.listen)) as channel:
             yield process, Client(channel)
     finally:
         process.kill()

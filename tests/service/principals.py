@@ -15,7 +15,7 @@ ENTRIES = {
 
 
 def token(name: str) -> str:
-    return f"the token of {name}"
+    return f"the-token-of-{name}"
 
 
 def bearer(name: str) -> tuple[tuple[str, str], ...]:

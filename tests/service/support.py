@@ -22,6 +22,7 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 from fxlib import wire
+from fxlib.utils.local_service import find
 from fxlib.v1 import blobs_pb2, graph_pb2, jobs_pb2, workers_pb2, workload_pb2
 from fxlib_service.blobs.base import BlobStore
 from fxlib_service.blobs.memory import MemoryBlobStore
@@ -202,6 +203,13 @@ class Process:
         self._process.stdout.close()
         self._log.close()
         return status
+
+
+def local(listen: object) -> str:
+    """The socket of this user's service on a port, as gRPC names it: whoever comes there is the owner."""
+    found = find(int(str(listen).rpartition(":")[2]))
+    assert found is not None
+    return found.target
 
 
 def refused(*options: str) -> str:

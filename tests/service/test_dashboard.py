@@ -16,7 +16,7 @@ import pytest
 from fxlib.v1 import jobs_pb2, workers_pb2
 from tests.client.real import free_port
 from tests.service.client import Client
-from tests.service.support import Process, answer, eventually, fetch, graph_bytes, request
+from tests.service.support import Process, answer, eventually, fetch, graph_bytes, local, request
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "fxlib.json").read_text())
@@ -90,7 +90,7 @@ def _wait_for(made: Prometheus, query: str) -> None:
 
 def _work_a_day(service: Process) -> None:
     """Answers, a cached one, a refusal, a lost worker, and jobs that wait."""
-    with grpc.insecure_channel(service.listen) as channel:
+    with grpc.insecure_channel(local(service.listen)) as channel:
         client = Client(channel)
         client.put(graph_bytes())
         for name, result in (("dlrm", answer()), ("bert", answer(gain=0.01, reason="NOT_FASTER"))):

@@ -10,7 +10,7 @@ import pytest
 
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc, workers_pb2, workers_pb2_grpc
 from tests.service.client import Client
-from tests.service.support import Process, answer, graph_bytes, request, worker
+from tests.service.support import Process, answer, graph_bytes, local, request, worker
 
 JOBS, WORKERS, REPORTS, WATCHERS = 250, 8, 3, 3
 CALLS = JOBS * (1 + WATCHERS + 1 + 1 + REPORTS + 1 + 1)
@@ -56,10 +56,10 @@ def resident_bytes(pid: int) -> int:
 async def test_thousands_of_calls_at_once_are_served_in_bounded_memory(tmp_path: Path) -> None:
     process = Process(tmp_path / "data")
     try:
-        with grpc.insecure_channel(process.listen) as blocking:
+        with grpc.insecure_channel(local(process.listen)) as blocking:
             Client(blocking).put(graph_bytes())
         before, began = resident_bytes(process.pid), time.monotonic()
-        async with grpc.aio.insecure_channel(process.listen) as channel:
+        async with grpc.aio.insecure_channel(local(process.listen)) as channel:
             jobs: Any = jobs_pb2_grpc.OptimizerServiceStub(channel)
             workers: Any = workers_pb2_grpc.WorkerServiceStub(channel)
             launchers = asyncio.gather(*(launch(jobs, number) for number in range(JOBS)))

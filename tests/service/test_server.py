@@ -19,7 +19,7 @@ from fxlib.errors import FxlibError
 from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc, workers_pb2, workers_pb2_grpc
 from fxlib_service.config import MIB, Address, Config, Limits
 from fxlib_service.server import SERVICES, Server
-from tests.service.support import fetch, graph_bytes, ref, request, worker
+from tests.service.support import fetch, graph_bytes, local, ref, request, worker
 
 ANYWHERE = Address(host="127.0.0.1", port=0)
 UNARY = [
@@ -68,7 +68,7 @@ async def serving(data: Path, **options: Any) -> AsyncIterator[tuple[Client, Ser
     server = Server(Config(data=data, listen=ANYWHERE, metrics=ANYWHERE, shutdown_grace_s=0.5, **options))
     try:
         listen, metrics = await server.start()
-        async with grpc.aio.insecure_channel(str(listen)) as channel:
+        async with grpc.aio.insecure_channel(local(listen)) as channel:
             yield Client(channel, f"http://{metrics}/metrics"), server
     finally:
         await server.stop()
@@ -238,7 +238,7 @@ async def test_calls_are_counted_by_method_and_status(client: Client) -> None:
 async def test_an_end_in_order_tells_everybody(tmp_path: Path) -> None:
     server = Server(Config(data=tmp_path / "data", listen=ANYWHERE, metrics=ANYWHERE, shutdown_grace_s=500.0))
     listen, metrics = await server.start()
-    async with grpc.aio.insecure_channel(str(listen)) as channel:
+    async with grpc.aio.insecure_channel(local(listen)) as channel:
         client = Client(channel, str(metrics))
         await client.workers.Claim(workers_pb2.ClaimRequest(worker=worker(torch_version="2.0")))
         job = await client.submit()

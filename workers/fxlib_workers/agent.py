@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 
 from fxlib.client.failures import understand
-from fxlib.errors import FxlibError, RemoteError
+from fxlib.errors import CredentialError, FxlibError, RemoteError
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_workers import logs
 from fxlib_workers.config import Config
@@ -89,9 +89,10 @@ class Agent:
         while not self._shutdown.is_set():
             try:
                 return self._service.claim(self._shutdown)
-            except grpc.RpcError as error:
+            except (grpc.RpcError, CredentialError) as error:
                 pause_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
-                _LOG.warning("cannot claim", error=understand(error).message, retry_s=pause_s)
+                told = understand(error).message if isinstance(error, grpc.RpcError) else error
+                _LOG.warning("cannot claim", error=told, retry_s=pause_s)
                 self._shutdown.wait(pause_s)
                 failures += 1
         return None

@@ -10,6 +10,7 @@ from typing import Final
 
 from fxlib.config import SERVICE
 from fxlib.errors import FxlibError, OptionError
+from fxlib.utils.local_service import TOKEN_FILE
 from fxlib.utils.settings import COUNT, FILE, GIB, GIBIBYTES, SECONDS, Application, Kind, group, option
 
 TRIAL_SETTINGS: Final = "FXLIB_TRIAL_SETTINGS"
@@ -139,6 +140,19 @@ class Config:
         default=None, metadata=option("tls-cert", "PEM file of the worker's own certificate, for mutual TLS", FILE)
     )
     tls_key: Path | None = field(default=None, metadata=option("tls-key", "PEM file of its key", FILE))
+    token_file: Path | None = field(
+        default=None,
+        metadata=option(
+            "token-file",
+            "file of the token that the service asks for",
+            FILE,
+            default="that of this user's own service on this machine",
+            variable=TOKEN_FILE,
+        ),
+    )
+    insecure: bool = field(
+        default=False, metadata=option("insecure", "send the token unencrypted to another machine", kind=None)
+    )
     name: str = field(
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
         metadata=option("name", "a name unique among the service's workers", _NAME, default="host and process id"),

@@ -16,7 +16,8 @@ import torch
 
 import fxlib
 from fxlib.client.blobs import download, upload
-from fxlib.client.connection import Connection, Tls
+from fxlib.client.connection import Connection
+from fxlib.client.credentials import Tls
 from fxlib.client.deadline import Deadline
 from fxlib.client.failures import understand
 from fxlib.errors import ServiceUnavailableError, WireError
@@ -42,11 +43,21 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class ServiceClient:
-    """One worker's connection to the service."""
+    """One worker's connection to the service.
+
+    Raises:
+        CredentialError: there is no token where one was named, or it may not be sent.
+    """
 
     def __init__(self, config: Config) -> None:
         tls = Tls(ca=config.tls_ca, certificate=config.tls_certificate, key=config.tls_key)
-        self._connection = Connection(config.service, tls=tls if tls != Tls() else None)
+        self._connection = Connection(
+            config.service,
+            tls=tls if tls != Tls() else None,
+            token_file=config.token_file,
+            insecure=config.insecure,
+        )
+        self._connection.check_credentials()
         self._stub = self._connection.stub(workers_pb2_grpc.WorkerServiceStub)
         self._claim_wait_s = config.claim_wait_s
         self._outage_s = config.outage_s

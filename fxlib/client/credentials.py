@@ -1,0 +1,132 @@
+"""What a client shows a service: the token of a file, over a connection that nobody else reads."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from typing_extensions import override
+
+from fxlib.errors import CredentialError, FxlibError
+from fxlib.utils.local_service import TOKEN_FILE, LocalService, find, read_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM files: the authority behind the service's certificate (None: the system's), and one's own for mutual TLS.
+
+    `server_name` is the name in the service's certificate, where it differs from the address.
+    """
+
+    ca: Path | str | None = None
+    certificate: Path | str | None = None
+    key: Path | str | None = None
+    server_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Where the token is, and whether it may be sent.
+
+    Attributes:
+        address: of the service, for messages.
+        token_file: the file; None: there is no token.
+        required: whether a file that is not there is an error; this user's own service may have none.
+        private: whether the connection is encrypted, or leaves the machine nowhere.
+    """
+
+    address: str
+    token_file: Path | None
+    required: bool
+    private: bool
+
+    def token(self) -> str:
+        """Return the token to send, "" for none; each call reads it, since a service that starts anew has another.
+
+        Raises:
+            CredentialError: it cannot be read, or others could read it on its way.
+        """
+        if self.token_file is None:
+            return ""
+        if not self.required and not self.token_file.exists():
+            return ""
+        if not self.private:
+            raise CredentialError(
+                "the token is not sent without encryption",
+                where=f"the service at {self.address}",
+                hint="Connect with TLS, or say insecure where nobody else is on the network.",
+            )
+        try:
+            return read_token(self.token_file)
+        except FxlibError as error:
+            raise CredentialError(str(error), where=TOKEN_FILE if self.required else "") from error
+
+
+def choose(address: str, *, token_file: Path | str | None, tls: Tls | None, insecure: bool) -> tuple[str, Credentials]:
+    """Return what to connect to, and what to show there.
+
+    A service of this user's own on this machine is met on its socket, or shown the token that it left, unless a token
+    was named, or a certificate, which says who this is.
+    """
+    named = token_file or os.environ.get(TOKEN_FILE) or None
+    here = _local(address)
+    if named is None and here is not None and tls is None and here.answers():
+        return here.target, Credentials(address=address, token_file=None, required=False, private=True)
+    own = here.token if here is not None and (tls is None or tls.certificate is None) else None
+    return address, Credentials(
+        address=address,
+        token_file=Path(named) if named is not None else own,
+        required=named is not None,
+        private=tls is not None or insecure or _is_loopback(address),
+    )
+
+
+def _local(address: str) -> LocalService | None:
+    port = address.rpartition(":")[2]
+    return find(int(port)) if _is_loopback(address) and port.isdecimal() else None
+
+
+def _is_loopback(address: str) -> bool:
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Bearer(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]  # they are generic in their stubs only
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
+    grpc.StreamUnaryClientInterceptor,  # type: ignore[type-arg]
+):
+    """Adds the token to every call."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    @override
+    def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
+        return continuation(self._shown(client_call_details), request)
+
+    @override
+    def intercept_unary_stream(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
+        return continuation(self._shown(client_call_details), request)
+
+    @override
+    def intercept_stream_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return continuation(self._shown(client_call_details), request_iterator)
+
+    def _shown(self, details: Any) -> Any:
+        token = self._credentials.token()
+        if not token:
+            return details
+        return details._replace(metadata=(*(details.metadata or ()), ("authorization", f"Bearer {token}")))

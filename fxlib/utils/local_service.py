@@ -1,0 +1,153 @@
+"""Where this user's services on this machine are found: a folder that no other user enters.
+
+It holds a socket and a token of each, named by the service's port: `8470.sock` and `8470.token`. Both are gone with the
+service, and the token is a new one at each start: whoever listens on the port in its place learns nothing of use.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fxlib.errors import FxlibError
+
+RUNTIME_DIR: Final = "FXLIB_RUNTIME_DIR"
+"""Environment variable: the folder to use, where service and launchers do not share /tmp."""
+
+TOKEN_FILE: Final = "FXLIB_TOKEN_FILE"
+"""Environment variable: the file of the token that a launcher shows, and that a service asks for."""
+
+_MAX_TOKEN: Final = 4096
+_MAX_SOCKET_PATH: Final = 107
+_PROBE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalService:
+    """The files of the service on one port."""
+
+    folder: Path
+    port: int
+
+    @property
+    def socket(self) -> Path:
+        """The Unix socket."""
+        return self.folder / f"{self.port}.sock"
+
+    @property
+    def token(self) -> Path:
+        """The file of the token that the port asks for."""
+        return self.folder / f"{self.port}.token"
+
+    @property
+    def target(self) -> str:
+        """The socket, as gRPC names it; "" if its path is longer than a socket's may be."""
+        return f"unix:{self.socket}" if len(os.fsencode(self.socket)) <= _MAX_SOCKET_PATH else ""
+
+    def answers(self) -> bool:
+        """Whether somebody listens on the socket; a service that was killed leaves it behind."""
+        if not self.target:
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_PROBE_S)
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
+        return True
+
+    def write_token(self, token: str) -> None:
+        """Write the token for this user's eyes alone, in place of what an earlier service left.
+
+        Raises:
+            FxlibError: the file cannot be written.
+        """
+        unfinished = self.token.with_suffix(f".{os.getpid()}")
+        try:
+            unfinished.unlink(missing_ok=True)
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(token)
+            unfinished.replace(self.token)
+        except OSError as error:
+            raise FxlibError(error.strerror or str(error), where=str(self.token)) from error
+
+    def touch(self) -> None:
+        """Keep the files from those who tidy /tmp up by age."""
+        for path in (self.folder, self.socket, self.token):
+            with suppress(OSError):
+                os.utime(path)
+
+    def remove(self) -> None:
+        """Remove the files."""
+        for path in (self.socket, self.token):
+            with suppress(OSError):
+                path.unlink()
+
+
+def make_folder() -> Path:
+    """Return the folder, made if it is not there.
+
+    Raises:
+        FxlibError: it cannot be made, or other users may enter it.
+    """
+    path = _path()
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        problem = _problem(path)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise FxlibError(problem, where=str(path), hint=f"Name a folder of your own with {RUNTIME_DIR}.")
+    return path
+
+
+def find(port: int) -> LocalService | None:
+    """Return the files of this user's service on a port; None where there is no folder that only this user enters."""
+    path = _path()
+    try:
+        return None if _problem(path) else LocalService(folder=path, port=port)
+    except OSError:
+        return None
+
+
+def new_token() -> str:
+    """Return a token that nobody guesses."""
+    return secrets.token_urlsafe(32)
+
+
+def read_token(path: Path) -> str:
+    """Read a token from its file.
+
+    Raises:
+        FxlibError: the file cannot be read, or holds no token; what it holds is not told.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_TOKEN + 1).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise FxlibError(f"the token cannot be read: {error.strerror}", where=str(path)) from error
+    if not (0 < len(text) <= _MAX_TOKEN and text.isascii() and text.isprintable() and " " not in text):
+        raise FxlibError("it holds no token: one line of printable characters", where=str(path))
+    return text
+
+
+def _path() -> Path:
+    return Path(os.environ.get(RUNTIME_DIR) or f"/tmp/fxlib-{os.getuid()}")  # noqa: S108 - checked before it is used
+
+
+def _problem(path: Path) -> str:
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        return "it is no folder"
+    if found.st_uid != os.getuid():
+        return "it belongs to another user"
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return "other users may enter it"
+    return ""
