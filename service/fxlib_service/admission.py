@@ -19,6 +19,8 @@ from fxlib_service.convert import blob_from_proto
 from fxlib_service.errors import Code, ServiceError, Violation
 from fxlib_service.field_checks import DEFAULT_NAME, check_submission
 from fxlib_service.job import Job
+from fxlib_service.roles import OWNER, Caller
+from fxlib_service.stores.base import JobStore
 
 _MAX_VIOLATIONS: Final = 50
 
@@ -26,8 +28,9 @@ _MAX_VIOLATIONS: Final = 50
 class Admission:
     """Checks all of a request before anything is stored."""
 
-    def __init__(self, blobs: BlobStore, limits: Limits) -> None:
+    def __init__(self, blobs: BlobStore, limits: Limits, store: JobStore) -> None:
         self._blobs = blobs
+        self._store = store
         self._limits = limits
         self.graph_limits = wire.Limits(nodes=limits.graph_nodes, graph_bytes=limits.graph_bytes)
         self._examiners = Examiners()
@@ -42,13 +45,13 @@ class Admission:
         request.name = request.name or DEFAULT_NAME
         return hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
 
-    async def examine(self, request: jobs_pb2.OptimizeRequest, digest: str) -> Job:
-        """Check graph, workload, profile, recipe and trial, and return the job that the request asks for.
+    async def examine(self, request: jobs_pb2.OptimizeRequest, digest: str, caller: Caller) -> Job:
+        """Check graph, workload, profile, recipe and trial, and return the job that the caller's request asks for.
 
         Raises:
             ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
         """
-        return await self._examiners.run(self._examine, request, digest)
+        return await self._examiners.run(self._examine, request, digest, caller)
 
     async def check_graph(self, ref: graph_pb2.BlobRef, field: str) -> None:
         """Check that a blob is there and a valid graph.
@@ -56,11 +59,23 @@ class Admission:
         Raises:
             ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
         """
-        await self._examiners.run(self._check_graph, ref, field)
+        await self._examiners.run(self._check_graph, ref, field, OWNER)
 
     async def still_there(self, ref: graph_pb2.BlobRef) -> bool:
         """Whether a graph that was checked before is there, with all of its weights; it counts as a use of them."""
         return await self._examiners.run(self._still_there, blob_from_proto(ref))
+
+    async def blobs_of_answer(self, result: jobs_pb2.JobResult) -> dict[str, int]:
+        """Return the sizes of the graphs that an answer names, and of their weights, by SHA-256."""
+        return await self._examiners.run(self._blobs_of_answer, result)
+
+    def _blobs_of_answer(self, result: jobs_pb2.JobResult) -> dict[str, int]:
+        found = dict[str, int]()
+        for each in (result, *(variant.result for variant in result.variants)):
+            if each.HasField("graph"):
+                graph = parse(self._blobs.read_all(blob_from_proto(each.graph)))
+                found |= {ref.sha256: ref.size for ref in (each.graph, *wire.values_of(graph))}
+        return found
 
     def _still_there(self, blob: Blob) -> bool:
         if self._blobs.size(blob.sha256) is None:
@@ -68,7 +83,7 @@ class Admission:
         values = wire.values_of(parse(self._blobs.read_all(blob)))
         return all(self._blobs.size(ref.sha256) is not None for ref in values)
 
-    def _examine(self, request: jobs_pb2.OptimizeRequest, digest: str) -> Job:
+    def _examine(self, request: jobs_pb2.OptimizeRequest, digest: str, caller: Caller) -> Job:
         if not request.HasField("graph"):
             raise ServiceError(Code.INVALID_REQUEST, violations=[Violation(field="graph", problem="is not set")])
         content_checks.complete_trial(request)
@@ -76,17 +91,17 @@ class Admission:
         content_checks.check_profile(request)
         content_checks.check_variants(request)
         key = content_checks.cache_key(request)
-        self._check_present({f"workload.blobs[{i}]": ref for i, ref in enumerate(blobs_of(request.workload))})
-        self._check_graph(request.graph, "graph", request.recipe)
+        self._check_present({f"workload.blobs[{i}]": ref for i, ref in enumerate(blobs_of(request.workload))}, caller)
+        self._check_graph(request.graph, "graph", caller, request.recipe)
         if request.workload.loss.WhichOneof("kind") == "graph":
-            self._check_graph(request.workload.loss.graph, "workload.loss.graph")
+            self._check_graph(request.workload.loss.graph, "workload.loss.graph", caller)
         for index, each in enumerate(request.variants):
             field = f"variants[{index}]"
             blobs = enumerate(blobs_of(each.workload))
-            self._check_present({f"{field}.workload.blobs[{i}]": ref for i, ref in blobs})
-            self._check_graph(each.graph, f"{field}.graph", request.recipe)
+            self._check_present({f"{field}.workload.blobs[{i}]": ref for i, ref in blobs}, caller)
+            self._check_graph(each.graph, f"{field}.graph", caller, request.recipe)
             if each.workload.loss.WhichOneof("kind") == "graph":
-                self._check_graph(each.workload.loss.graph, f"{field}.workload.loss.graph")
+                self._check_graph(each.workload.loss.graph, f"{field}.workload.loss.graph", caller)
         return Job(
             id=uuid.uuid4().hex,
             request_id=request.request_id,
@@ -100,18 +115,26 @@ class Admission:
             created_at=time.time(),
         )
 
-    def _check_graph(self, ref: graph_pb2.BlobRef, field: str, recipe: jobs_pb2.Recipe | None = None) -> None:
-        self._check_present({field: ref})
+    def _check_graph(
+        self, ref: graph_pb2.BlobRef, field: str, caller: Caller, recipe: jobs_pb2.Recipe | None = None
+    ) -> None:
+        self._check_present({field: ref}, caller)
         blob = blob_from_proto(ref, field)
         if blob.size > self._limits.graph_bytes:
             problem = f"has {blob.size} bytes, and a graph may have {self._limits.graph_bytes}"
             raise ServiceError(Code.INVALID_GRAPH, violations=[Violation(field=field, problem=problem)])
         weights = content_checks.check_graph(self._blobs.read_all(blob), field, self.graph_limits, recipe)
-        self._check_present({f"{field}.storages[{index}]": ref for index, ref in enumerate(weights)})
+        self._check_present({f"{field}.storages[{index}]": ref for index, ref in enumerate(weights)}, caller)
 
-    def _check_present(self, refs: dict[str, graph_pb2.BlobRef]) -> None:
+    def _check_present(self, refs: dict[str, graph_pb2.BlobRef], caller: Caller) -> None:
         blobs = {field: blob_from_proto(ref, field) for field, ref in refs.items()}
-        missing = {field: blob for field, blob in blobs.items() if self._blobs.size(blob.sha256) != blob.size}
+        named = {blob.sha256 for blob in blobs.values()}
+        known = named if caller.namespace is None else self._store.held(caller.namespace, named)
+        missing = {
+            field: blob
+            for field, blob in blobs.items()
+            if self._blobs.size(blob.sha256) != blob.size or blob.sha256 not in known
+        }
         if missing:
             violations = [
                 Violation(field=field, problem=f"blob {blob.sha256} of {blob.size} bytes is not here")

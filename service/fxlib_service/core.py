@@ -18,10 +18,12 @@ from fxlib_service.config import Config
 from fxlib_service.dispatch import Dispatcher
 from fxlib_service.events import Hub
 from fxlib_service.gauges import Gauges
+from fxlib_service.holdings import Holdings
 from fxlib_service.leases import Leases
 from fxlib_service.ledger import Ledger
 from fxlib_service.metrics import Metrics
 from fxlib_service.model_figures import Figures, ModelBoard
+from fxlib_service.policy import Policy
 from fxlib_service.retention import Retention
 from fxlib_service.servicers.blobs import BlobServicer
 from fxlib_service.servicers.optimizer import OptimizerServicer
@@ -56,8 +58,11 @@ class Core:
         await self.ledger.close()
 
 
-async def make_core(config: Config, store: JobStore, blobs: BlobStore) -> Core:
-    """Put a service together on stores, and take up what an earlier one left there."""
+async def make_core(config: Config, store: JobStore, blobs: BlobStore, policy: Policy | None = None) -> Core:
+    """Put a service together on stores, and take up what an earlier one left there.
+
+    With a policy, namespaces are kept apart: each has its own blobs and, unless the policy shares them, answers.
+    """
     hub, background, registry = Hub(), Background(), _registry()
     models = ModelBoard(shown=config.model_labels)
     metrics = Metrics(registry, models, [each.name for each in catalogue_to_proto().passes])
@@ -66,16 +71,18 @@ async def make_core(config: Config, store: JobStore, blobs: BlobStore) -> Core:
     dispatcher = Dispatcher(
         ledger, fleet, Leases(duration_s=config.lease_s), background, on_expiry=metrics.lease_expired
     )
-    admission = Admission(blobs, config.limits)
-    ledger.listeners += [metrics.heard, dispatcher.heard, EqualJobs(ledger, background).heard]
+    admission = Admission(blobs, config.limits, store)
+    holdings = Holdings(ledger, admission, kept=policy is not None)
+    submit = Submit(ledger, admission, holdings, fleet, config.limits, shared=policy is None or policy.share_results)
+    ledger.listeners += [metrics.heard, dispatcher.heard, EqualJobs(ledger, holdings, background).heard]
     await fleet.recall()
     await dispatcher.recover()
     await _recall_figures(models, ledger, _REMEMBERED_PER_LABEL * config.model_labels)
     registry.register(Gauges(store, fleet, hub, models))
     return Core(
-        optimizer=OptimizerServicer(ledger, hub, Submit(ledger, admission, fleet, config.limits), fleet, config.limits),
-        blobs=BlobServicer(blobs, config.limits),
-        workers=WorkerServicer(dispatcher, admission, config.limits),
+        optimizer=OptimizerServicer(ledger, hub, submit, fleet, config.limits),
+        blobs=BlobServicer(blobs, holdings, config.limits),
+        workers=WorkerServicer(dispatcher, admission, holdings, config.limits),
         dispatcher=dispatcher,
         blob_store=blobs,
         retention=_retention(config, ledger, blobs, metrics) if config.keep_days else None,

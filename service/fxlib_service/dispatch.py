@@ -55,7 +55,7 @@ class Dispatcher:
     async def recover(self) -> None:
         """Grant every running job a new lease: its worker may be well, and could not reach the service."""
         for job in await self._ledger.read(self._ledger.store.running):
-            self.leases.grant(Lease(job_id=job.id, token=job.token, worker_id=job.worker_id))
+            self.leases.grant(Lease(job_id=job.id, token=job.token, worker_id=job.worker_id, principal=job.measured_by))
 
     def heard(self, transition: Transition) -> None:
         """Wake a worker when a job is there to be claimed: this one, or one that stood behind it."""
@@ -64,13 +64,22 @@ class Dispatcher:
             self.leases.end(job.id)
             self._wakeups[job.torch_version].wake_one()
 
-    async def claim(self, worker: Worker, *, wait_s: float) -> Grant | None:
+    def check_holder(self, job_id: str, principal: str) -> None:
+        """Refuse a caller other than the one that a job is leased to, whatever token it shows.
+
+        Raises:
+            ServiceError: LEASE_LOST.
+        """
+        if self.leases.holder(job_id) not in ("", principal):
+            raise ServiceError(Code.LEASE_LOST, f"job {job_id} is not leased under this token")
+
+    async def claim(self, worker: Worker, *, wait_s: float, principal: str = "") -> Grant | None:
         """Return a job under a lease, waiting for one up to `wait_s`; None if there was none."""
         await self._fleet.see(worker)
         wakeups, deadline = self._wakeups[worker.torch_version], time.monotonic() + wait_s
         while True:
             with wakeups.waiting() as waiter:
-                grant = await self._claim_surely(worker)
+                grant = await self._claim_surely(worker, principal)
                 if grant is not None:
                     wakeups.wake_one()  # where there was one, there may be more
                     return grant
@@ -152,9 +161,9 @@ class Dispatcher:
         for wakeups in self._wakeups.values():
             wakeups.wake_all()
 
-    async def _claim_surely(self, worker: Worker) -> Grant | None:
+    async def _claim_surely(self, worker: Worker, principal: str) -> Grant | None:
         """Claim; a worker that leaves meanwhile gives back what it would have got."""
-        attempt = asyncio.ensure_future(self._claim(worker))
+        attempt = asyncio.ensure_future(self._claim(worker, principal))
         try:
             return await asyncio.shield(attempt)
         except asyncio.CancelledError:
@@ -165,13 +174,14 @@ class Dispatcher:
         if (grant := await attempt) is not None:
             await self.tell(grant.job.id, Released(token=grant.job.token))
 
-    async def _claim(self, worker: Worker) -> Grant | None:
+    async def _claim(self, worker: Worker, principal: str) -> Grant | None:
         if self._closed:
             return None
         async with self._turn:
             for head in self._in_order(await self._ledger.read(self._ledger.store.heads, worker.torch_version)):
-                lease = Lease(job_id=head.job_id, token=secrets.token_hex(16), worker_id=worker.id)
-                claimed = Claimed(worker_id=worker.id, token=lease.token, hardware=worker.hardware)
+                token = secrets.token_hex(16)
+                lease = Lease(job_id=head.job_id, token=token, worker_id=worker.id, principal=principal)
+                claimed = Claimed(worker_id=worker.id, token=token, hardware=worker.hardware, principal=principal)
                 job = (await self._ledger.apply(head.job_id, claimed)).job
                 if job.token == lease.token:  # else it was cancelled meanwhile
                     self.leases.grant(lease)

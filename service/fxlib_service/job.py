@@ -43,6 +43,10 @@ class Job:
         hardware: fingerprint of the machine that the present or last lease went to.
         cached: the answer is another job's.
         reusable: the answer holds for equal jobs, too.
+        asked_by: name of the authenticated caller that submitted it.
+        asked_from: where that call came from, as gRPC writes it.
+        measured_by: name of the authenticated caller whose worker has, or last had, the lease; of a cached answer, of
+            the one that measured it.
     """
 
     id: str
@@ -66,6 +70,9 @@ class Job:
     failure: Failure | None = None
     cached: bool = False
     reusable: bool = False
+    asked_by: str = ""
+    asked_from: str = ""
+    measured_by: str = ""
     last_sequence: int = 0
 
 

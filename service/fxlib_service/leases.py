@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Who holds which job; the token proves it."""
+    """Who holds which job; the token proves it, for the authenticated caller that it was given to."""
 
     job_id: str
     token: str
     worker_id: str
+    principal: str = ""
 
 
 class Leases:
@@ -39,6 +40,11 @@ class Leases:
             return None
         self.grant(lease)
         return lease
+
+    def holder(self, job_id: str) -> str:
+        """Return the name of the caller that a lease was given to; "" where there is none, or no name."""
+        lease, _ = self._live.get(job_id, (None, 0.0))
+        return lease.principal if lease is not None else ""
 
     def end(self, job_id: str) -> None:
         """Forget the job's lease, if there is one."""

@@ -25,11 +25,12 @@ MAX_EVENTS: Final = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """A worker takes the job."""
+    """A worker takes the job; `principal` is its authenticated name."""
 
     worker_id: str
     token: str
     hardware: str
+    principal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ class Answered:
     job_id: str
     result: bytes | None = None
     failure: Failure | None = None
+    measured_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,7 @@ def _claim(job: Job, claim: Claimed, now: float) -> Transition:
         worker_id=claim.worker_id,
         token=claim.token,
         hardware=claim.hardware,
+        measured_by=claim.principal,
         started_at=now,
     )
     return _next(running, now, f"claimed by worker {claim.worker_id} (attempt {attempts} of {MAX_ATTEMPTS})")
@@ -144,7 +147,7 @@ def _claim(job: Job, claim: Claimed, now: float) -> Transition:
 def _answer(job: Job, answer: Answered, now: float) -> Transition:
     if job.state is not State.QUEUED or job.fresh:
         return Transition(job=job)
-    ended = replace(job, cached=True)
+    ended = replace(job, cached=True, measured_by=answer.measured_by)
     if answer.failure is not None:
         return _fail(ended, answer.failure, now)
     done = replace(ended, state=State.SUCCEEDED, phase="done", finished_at=now)
@@ -200,7 +203,11 @@ def _report(job: Job, report: Reported, now: float) -> Transition:
 
 
 def _requeue(job: Job, now: float, message: str) -> Transition:
-    return _next(replace(job, state=State.QUEUED, phase="queued", worker_id="", token="", hardware=""), now, message)
+    return _next(
+        replace(job, state=State.QUEUED, phase="queued", worker_id="", token="", hardware="", measured_by=""),
+        now,
+        message,
+    )
 
 
 def _fail(job: Job, failure: Failure, now: float) -> Transition:

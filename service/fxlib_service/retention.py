@@ -93,7 +93,10 @@ class Retention:
             if sha256 in named:
                 await asyncio.to_thread(self._blobs.size, sha256)  # a use, so that it is not looked for at every sweep
             else:
-                deleted += await asyncio.to_thread(self._blobs.delete, sha256, older_than_s=self._unused_s)
+                gone = await asyncio.to_thread(self._blobs.delete, sha256, older_than_s=self._unused_s)
+                if gone:
+                    await self._ledger.write(self._ledger.store.release, sha256)
+                deleted += gone
         return deleted
 
     def _named_in(self, page: Sequence[Payloads], graphs: dict[str, frozenset[str]]) -> set[str]:

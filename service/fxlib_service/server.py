@@ -66,7 +66,7 @@ class Server:
         config = self._config
         url = config.database_url or f"sqlite:///{config.data / 'service.sqlite'}"
         store = await asyncio.to_thread(SqlJobStore, url)
-        core = self._core = await make_core(config, store, FolderBlobStore(config.data))
+        core = self._core = await make_core(config, store, FolderBlobStore(config.data), self._gate.policy)
         listen = await self._listen(core)
         metrics = self._serve_metrics(core)
         self._tasks = [asyncio.create_task(core.dispatcher.sweep()), asyncio.create_task(self._tidy(core))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Final
 
@@ -11,6 +12,7 @@ from fxlib_service.background import Background
 from fxlib_service.config import Limits
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.field_checks import DEFAULT_NAMESPACE
+from fxlib_service.holdings import Holdings
 from fxlib_service.job import Job, State
 from fxlib_service.ledger import Ledger
 from fxlib_service.lifecycle import Answered, Transition, decide, submit
@@ -22,15 +24,28 @@ _RETRY_AFTER_S: Final = 10.0
 
 
 class Submit:
-    """Accepts requests."""
+    """Accepts requests.
 
-    def __init__(self, ledger: Ledger, admission: Admission, fleet: Fleet, limits: Limits) -> None:
+    Args:
+        ledger: where jobs are kept.
+        admission: checks requests.
+        holdings: hears which namespace an answer goes to.
+        fleet: the workers there are.
+        limits: how many jobs may be queued.
+        shared: whether equal jobs of all namespaces have one answer, or those of one namespace each.
+    """
+
+    def __init__(
+        self, ledger: Ledger, admission: Admission, holdings: Holdings, fleet: Fleet, limits: Limits, *, shared: bool
+    ) -> None:
         self._ledger = ledger
         self._admission = admission
+        self._holdings = holdings
+        self._shared = shared
         self._fleet = fleet
         self._limits = limits
 
-    async def accept(self, received: jobs_pb2.OptimizeRequest, caller: Caller) -> Job:
+    async def accept(self, received: jobs_pb2.OptimizeRequest, caller: Caller, *, peer: str = "") -> Job:
         """Return the job of a caller's request. When it returns, the job is durable.
 
         Raises:
@@ -43,7 +58,9 @@ class Submit:
         digest = self._admission.identify(request)
         known = await self._ledger.read(self._ledger.store.find, request.namespace, request.request_id)
         if known is None:
-            known = await self._enter(await self._admission.examine(request, digest), request)
+            job = await self._admission.examine(request, digest, caller)
+            key = job.cache_key if self._shared else _scoped(job.cache_key, job.namespace)
+            known = await self._enter(replace(job, cache_key=key, asked_by=caller.name, asked_from=peer), request)
         if known.request_digest != digest:
             message = (
                 f"request id {request.request_id} belongs to job {known.id}, which was asked for with other content"
@@ -78,11 +95,17 @@ class Submit:
         for each in (answer, *(variant.result for variant in answer.variants)):
             if each.HasField("graph") and not await self._admission.still_there(each.graph):
                 return None
-        return Answered(job_id=found.id, result=result)
+        await self._holdings.give(job.namespace, answer)
+        return Answered(job_id=found.id, result=result, measured_by=found.measured_by)
 
     def _greeting(self, job: Job) -> str:
         live = {worker.torch_version for worker in self._fleet.live()}
         return "queued" if job.torch_version in live else f"no worker with torch {job.torch_version} is here yet"
+
+
+def _scoped(cache_key: str, namespace: str) -> str:
+    """Return the key of a namespace's own answers."""
+    return hashlib.sha256(f"{namespace}\0{cache_key}".encode()).hexdigest()
 
 
 class EqualJobs:
@@ -92,17 +115,20 @@ class EqualJobs:
     nobody, least of all where the job hangs, or ends its workers.
     """
 
-    def __init__(self, ledger: Ledger, background: Background) -> None:
+    def __init__(self, ledger: Ledger, holdings: Holdings, background: Background) -> None:
         self._ledger = ledger
+        self._holdings = holdings
         self._background = background
 
     def heard(self, transition: Transition) -> None:
         """Look for twins of a job that has ended."""
         job = transition.job
         if job.state in (State.SUCCEEDED, State.FAILED) and not job.cached:
-            answer = Answered(job_id=job.id, result=transition.result, failure=job.failure)
+            answer = Answered(job_id=job.id, result=transition.result, failure=job.failure, measured_by=job.measured_by)
             self._background.entrust(self._end(job.cache_key, answer), "ending equal jobs")
 
     async def _end(self, cache_key: str, answer: Answered) -> None:
         for twin in await self._ledger.read(self._ledger.store.twins, cache_key):
+            if answer.result is not None:
+                await self._holdings.give(twin.namespace, jobs_pb2.JobResult.FromString(answer.result))
             await self._ledger.apply(twin.id, answer)

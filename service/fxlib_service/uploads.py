@@ -40,30 +40,37 @@ class Uploads:
     def __init__(self, store: BlobStore, *, idle_s: float) -> None:
         self._store = store
         self._idle_s = idle_s
-        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._turns: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
 
     async def write(
-        self, blob: Blob, first: blobs_pb2.WriteRequest, more: AsyncIterator[blobs_pb2.WriteRequest]
+        self,
+        blob: Blob,
+        first: blobs_pb2.WriteRequest,
+        more: AsyncIterator[blobs_pb2.WriteRequest],
+        *,
+        owner: str = "",
+        known: bool = True,
     ) -> int:
         """Store chunks until the blob is complete or the stream ends; return how many bytes are kept.
 
-        Bytes that are there already are skipped: they are the blob's, or the digest will tell.
+        Bytes that are there already are skipped: they are the blob's, or the digest will tell. For an `owner` to whom
+        the blob is not `known`, none are there but those of its own unfinished upload.
 
         Raises:
             ServiceError: BLOB_OFFSET, BLOB_CORRUPT, UPLOAD_STALLED, STORAGE_FULL.
         """
-        async with self._turn(blob.sha256):
-            if await asyncio.to_thread(self._store.size, blob.sha256) == blob.size:
+        async with self._turn(blob.sha256, owner):
+            if known and await asyncio.to_thread(self._store.size, blob.sha256) == blob.size:
                 return blob.size
-            committed = await self.kept(blob)
+            committed = await self.kept(blob, owner=owner)
             if committed == 0:  # what is there of another size is not this blob's
-                await asyncio.to_thread(self._store.drop, blob.sha256)
+                await asyncio.to_thread(self._store.drop, blob.sha256, owner=owner)
             position, chunk = first.offset, first.data
             pace = _Pace(start=position, idle_s=self._idle_s)
             while True:
-                committed = await self._add(blob, committed, position, chunk)
+                committed = await self._add(blob, owner, committed, position, chunk)
                 if committed >= blob.size:
-                    await asyncio.to_thread(self._store.commit, blob)
+                    await asyncio.to_thread(self._store.commit, blob, owner=owner)
                     return blob.size
                 position += len(chunk)
                 message = await self._next(more, pace.left_s(position))
@@ -71,21 +78,23 @@ class Uploads:
                     return committed
                 position, chunk = message.offset or position, message.data
 
-    async def kept(self, blob: Blob) -> int:
+    async def kept(self, blob: Blob, *, owner: str = "") -> int:
         """Return from where on an upload of a blob is to go on."""
-        size = await asyncio.to_thread(self._store.partial_size, blob.sha256)
+        size = await asyncio.to_thread(self._store.partial_size, blob.sha256, owner=owner)
         return size if size <= blob.size else 0
 
-    async def _add(self, blob: Blob, committed: int, position: int, chunk: bytes) -> int:
+    async def _add(self, blob: Blob, owner: str, committed: int, position: int, chunk: bytes) -> int:
         if not 0 <= position <= committed:
             message = f"data at {position} of blob {blob.sha256}, of which {committed} bytes are here"
             raise ServiceError(Code.BLOB_OFFSET, message, metadata={"committed_bytes": str(committed)})
         fresh = chunk[committed - position :]
         if committed + len(fresh) > blob.size:
-            await asyncio.to_thread(self._store.drop, blob.sha256)
+            await asyncio.to_thread(self._store.drop, blob.sha256, owner=owner)
             message = f"more than the {blob.size} bytes that blob {blob.sha256} was announced with"
             raise ServiceError(Code.BLOB_CORRUPT, message)
-        return await asyncio.to_thread(self._store.append, blob.sha256, fresh) if fresh else committed
+        if not fresh:
+            return committed
+        return await asyncio.to_thread(self._store.append, blob.sha256, fresh, owner=owner)
 
     async def _next(self, more: AsyncIterator[blobs_pb2.WriteRequest], left_s: float) -> blobs_pb2.WriteRequest | None:
         try:
@@ -98,13 +107,14 @@ class Uploads:
             raise ServiceError(Code.UPLOAD_STALLED, problem, retry_after_s=_RETRY_AFTER_S) from None
 
     @asynccontextmanager
-    async def _turn(self, sha256: str) -> AsyncIterator[None]:
-        lock, users = self._turns.get(sha256, (asyncio.Lock(), 0))
-        self._turns[sha256] = lock, users + 1
+    async def _turn(self, sha256: str, owner: str) -> AsyncIterator[None]:
+        key = sha256, owner
+        lock, users = self._turns.get(key, (asyncio.Lock(), 0))
+        self._turns[key] = lock, users + 1
         try:
             async with lock:
                 yield
         finally:
-            lock, users = self._turns.pop(sha256)
+            lock, users = self._turns.pop(key)
             if users > 1:
-                self._turns[sha256] = lock, users - 1
+                self._turns[key] = lock, users - 1

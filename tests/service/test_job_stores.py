@@ -226,3 +226,16 @@ def test_payloads_are_read_in_pages_whatever_was_forgotten(store: JobStore) -> N
     assert {third.id, fourth.id} == {
         head.id for head in store.page(Filter(states=(State.QUEUED,)), before=None, limit=9)[0]
     }
+
+
+def test_a_namespace_has_the_blobs_that_it_was_noted_to_have(store: JobStore) -> None:
+    store.hold("ads", {"a": 5, "b": 7})
+    store.hold("ads", {"b": 7, "c": 1})
+    store.hold("web", {"b": 7})
+    assert store.held("ads", ["a", "b", "x"]) == {"a", "b"}
+    assert store.held("web", ["a", "b"]) == {"b"}
+    assert store.held("other", ["a"]) == set()
+    assert (store.held_bytes("ads"), store.held_bytes("other")) == (13, 0)
+    store.release("b")
+    assert store.held("ads", ["a", "b"]) == {"a"}
+    assert store.held("web", ["b"]) == set()

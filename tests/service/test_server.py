@@ -194,7 +194,7 @@ async def test_a_failure_of_the_service_itself_tells_nothing_of_its_inside(
 async def test_a_claim_waits_less_than_the_caller_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = list[float]()
 
-    async def noting(_: object, *, wait_s: float) -> None:
+    async def noting(_: object, *, wait_s: float, principal: str) -> None:
         waits.append(wait_s)
 
     async with serving(tmp_path / "data") as (client, server):

@@ -41,6 +41,26 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
         SqlJobStore(f"sqlite:///{path}")
 
 
+def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    store = SqlJobStore(f"sqlite:///{path}")
+    stored = happen(store, add(store, request=b"asked").id, claimed(), DONE)
+    store.close()
+    with sqlite3.connect(path) as db:
+        for column in ("asked_by", "asked_from", "measured_by"):
+            db.execute(f"alter table jobs drop column {column}")
+        db.execute("drop table holdings")
+        db.execute("update fxlib_about set schema_version = 1")
+    db.close()
+    again = SqlJobStore(f"sqlite:///{path}")
+    assert again.get(stored.id) == stored
+    assert (again.request_of(stored.id), again.result_of(stored.id)) == (b"asked", DONE.result)
+    again.hold("ads", {"a" * 64: 5})
+    assert add(again, asked_by="ads-launcher").asked_by == "ads-launcher"
+    again.close()
+    SqlJobStore(f"sqlite:///{path}").close()  # the next start finds it up to date
+
+
 @pytest.mark.parametrize("url", ["nonsense", "postgresql+nodriver://host/db", "sqlite:////no/such/folder/jobs.sqlite"])
 def test_a_database_that_cannot_be_used_is_named(url: str) -> None:
     with pytest.raises(FxlibError, match="--database: the database cannot be used"):

@@ -35,6 +35,8 @@ class Blob:
 class BlobStore(ABC):
     """Bytes by their SHA-256. Methods may be called from any thread; the writers of one blob take turns (`Uploads`).
 
+    Unfinished uploads of one blob are apart by `owner`, a namespace or "": nobody can spoil, or see, another's.
+
     Raises, from every writing method:
         ServiceError: STORAGE_FULL, if there is no room.
     """
@@ -44,19 +46,19 @@ class BlobStore(ABC):
         """Return the size of a blob that is completely there, else None. This counts as a use of it."""
 
     @abstractmethod
-    def partial_size(self, sha256: str) -> int:
+    def partial_size(self, sha256: str, *, owner: str = "") -> int:
         """Return how many bytes of an unfinished upload are kept."""
 
     @abstractmethod
-    def append(self, sha256: str, data: bytes) -> int:
+    def append(self, sha256: str, data: bytes, *, owner: str = "") -> int:
         """Add to an unfinished upload, and return how many bytes it has now."""
 
     @abstractmethod
-    def drop(self, sha256: str) -> None:
+    def drop(self, sha256: str, *, owner: str = "") -> None:
         """Forget an unfinished upload, if there is one."""
 
     @abstractmethod
-    def commit(self, blob: Blob) -> None:
+    def commit(self, blob: Blob, *, owner: str = "") -> None:
         """Turn an unfinished upload into a blob, durably; the upload is dropped if its bytes are not that blob's.
 
         Raises:

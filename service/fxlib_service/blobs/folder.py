@@ -40,26 +40,26 @@ class FolderBlobStore(BlobStore):
                 return None
 
     @override
-    def partial_size(self, sha256: str) -> int:
+    def partial_size(self, sha256: str, *, owner: str = "") -> int:
         try:
-            return (self._partials / sha256).stat().st_size
+            return self._partial(sha256, owner).stat().st_size
         except FileNotFoundError:
             return 0
 
     @override
-    def append(self, sha256: str, data: bytes) -> int:
-        with _room(), (self._partials / sha256).open("ab") as file:
+    def append(self, sha256: str, data: bytes, *, owner: str = "") -> int:
+        with _room(), self._partial(sha256, owner).open("ab") as file:
             file.write(data)
             file.flush()
             return file.tell()
 
     @override
-    def drop(self, sha256: str) -> None:
-        (self._partials / sha256).unlink(missing_ok=True)
+    def drop(self, sha256: str, *, owner: str = "") -> None:
+        self._partial(sha256, owner).unlink(missing_ok=True)
 
     @override
-    def commit(self, blob: Blob) -> None:
-        partial, path = self._partials / blob.sha256, self._path(blob.sha256)
+    def commit(self, blob: Blob, *, owner: str = "") -> None:
+        partial, path = self._partial(blob.sha256, owner), self._path(blob.sha256)
         with _room(), partial.open("ab+") as file:
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -111,6 +111,9 @@ class FolderBlobStore(BlobStore):
             except FileNotFoundError:
                 return False
         return True
+
+    def _partial(self, sha256: str, owner: str) -> Path:
+        return self._partials / (f"{sha256}.{owner}" if owner else sha256)
 
     def _path(self, sha256: str) -> Path:
         return self._blobs / sha256[:2] / sha256

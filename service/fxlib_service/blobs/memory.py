@@ -21,7 +21,7 @@ class MemoryBlobStore(BlobStore):
         self._blobs: dict[str, bytes] = {}
         self._used_at: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._partials: dict[str, tuple[bytearray, float]] = {}
+        self._partials: dict[tuple[str, str], tuple[bytearray, float]] = {}
 
     @override
     def size(self, sha256: str) -> int | None:
@@ -33,23 +33,23 @@ class MemoryBlobStore(BlobStore):
             return len(found)
 
     @override
-    def partial_size(self, sha256: str) -> int:
-        return len(self._partials.get(sha256, (b"", 0.0))[0])
+    def partial_size(self, sha256: str, *, owner: str = "") -> int:
+        return len(self._partials.get((sha256, owner), (b"", 0.0))[0])
 
     @override
-    def append(self, sha256: str, data: bytes) -> int:
-        partial, _ = self._partials.get(sha256, (bytearray(), 0.0))
+    def append(self, sha256: str, data: bytes, *, owner: str = "") -> int:
+        partial, _ = self._partials.get((sha256, owner), (bytearray(), 0.0))
         partial += data
-        self._partials[sha256] = partial, time.monotonic()
+        self._partials[sha256, owner] = partial, time.monotonic()
         return len(partial)
 
     @override
-    def drop(self, sha256: str) -> None:
-        self._partials.pop(sha256, None)
+    def drop(self, sha256: str, *, owner: str = "") -> None:
+        self._partials.pop((sha256, owner), None)
 
     @override
-    def commit(self, blob: Blob) -> None:
-        data = bytes(self._partials.pop(blob.sha256, (b"", 0.0))[0])
+    def commit(self, blob: Blob, *, owner: str = "") -> None:
+        data = bytes(self._partials.pop((blob.sha256, owner), (b"", 0.0))[0])
         if len(data) != blob.size or hashlib.sha256(data).hexdigest() != blob.sha256:
             raise ServiceError(Code.BLOB_CORRUPT, f"{len(data)} bytes received are not blob {blob.sha256}")
         with self._lock:
@@ -65,9 +65,9 @@ class MemoryBlobStore(BlobStore):
     @override
     def abandon(self, *, older_than_s: float) -> int:
         limit = time.monotonic() - older_than_s
-        old = [sha256 for sha256, (_, at) in self._partials.items() if at <= limit]
-        for sha256 in old:
-            del self._partials[sha256]
+        old = [key for key, (_, at) in self._partials.items() if at <= limit]
+        for key in old:
+            del self._partials[key]
         return len(old)
 
     @override

@@ -13,7 +13,8 @@ from fxlib_service.blobs.base import Blob, BlobStore
 from fxlib_service.config import MIB, Limits
 from fxlib_service.convert import blob_from_proto
 from fxlib_service.errors import Code, ServiceError, invalid
-from fxlib_service.servicers.context import Context
+from fxlib_service.holdings import Holdings
+from fxlib_service.servicers.context import Context, caller_of
 from fxlib_service.uploads import Uploads
 
 _CHUNK: Final = MIB
@@ -23,8 +24,9 @@ _MAX_REFS: Final = 10_000
 class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
     """Blobs over gRPC."""
 
-    def __init__(self, store: BlobStore, limits: Limits) -> None:
+    def __init__(self, store: BlobStore, holdings: Holdings, limits: Limits) -> None:
         self._store = store
+        self._holdings = holdings
         self._limits = limits
         self._uploads = Uploads(store, idle_s=limits.upload_idle_s)
 
@@ -36,17 +38,24 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
         if len(request.blobs) > _MAX_REFS:
             raise invalid("blobs", f"must be at most {_MAX_REFS}")
         blobs = [self._checked(ref, f"blobs[{index}]") for index, ref in enumerate(request.blobs)]
+        unknown = await self._holdings.missing(caller_of(context).namespace, {each.sha256: each.size for each in blobs})
         sizes = await asyncio.to_thread(lambda: [self._store.size(blob.sha256) for blob in blobs])
-        missing = [ref for ref, blob, size in zip(request.blobs, blobs, sizes, strict=True) if size != blob.size]
+        missing = [
+            ref
+            for ref, blob, size in zip(request.blobs, blobs, sizes, strict=True)
+            if size != blob.size or blob.sha256 in unknown
+        ]
         return blobs_pb2.FindMissingResponse(missing=missing)
 
     @override
     async def QueryWrite(self, request: blobs_pb2.QueryWriteRequest, context: Context) -> blobs_pb2.QueryWriteResponse:
         """Tell where to resume an upload."""
         blob = self._checked(request.blob, "blob")
-        if await asyncio.to_thread(self._store.size, blob.sha256) == blob.size:
+        namespace = caller_of(context).namespace
+        known = await self._holdings.has(namespace, blob.sha256)
+        if known and await asyncio.to_thread(self._store.size, blob.sha256) == blob.size:
             return blobs_pb2.QueryWriteResponse(committed_bytes=blob.size, complete=True)
-        return blobs_pb2.QueryWriteResponse(committed_bytes=await self._uploads.kept(blob))
+        return blobs_pb2.QueryWriteResponse(committed_bytes=await self._uploads.kept(blob, owner=namespace or ""))
 
     @override
     async def Write(
@@ -57,13 +66,19 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
         if first is None:
             raise invalid("blob", "nothing was sent")
         blob = self._checked(first.blob, "blob")
-        return blobs_pb2.WriteResponse(committed_bytes=await self._uploads.write(blob, first, request_iterator))
+        namespace = caller_of(context).namespace
+        known = await self._holdings.has(namespace, blob.sha256)
+        committed = await self._uploads.write(blob, first, request_iterator, owner=namespace or "", known=known)
+        if committed == blob.size and not known:
+            await self._holdings.add(namespace, blob)
+        return blobs_pb2.WriteResponse(committed_bytes=committed)
 
     @override
     async def Read(self, request: blobs_pb2.ReadRequest, context: Context) -> AsyncIterator[blobs_pb2.ReadResponse]:
         """Send a blob from an offset on."""
         sha256 = blob_from_proto(request.blob).sha256
-        size = await asyncio.to_thread(self._store.size, sha256)
+        known = await self._holdings.has(caller_of(context).namespace, sha256)
+        size = await asyncio.to_thread(self._store.size, sha256) if known else None
         if size is None:
             raise ServiceError(Code.BLOB_NOT_FOUND, f"no blob {sha256}")
         if not 0 <= request.offset <= size:

@@ -41,7 +41,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     @override
     async def Optimize(self, request: jobs_pb2.OptimizeRequest, context: Context) -> jobs_pb2.OptimizeResponse:
         """Accept a job, or find the one that there is."""
-        job = await self._submit.accept(request, caller_of(context))
+        job = await self._submit.accept(request, caller_of(context), peer=context.peer if context else "")
         return jobs_pb2.OptimizeResponse(job=await self._with_result(job))
 
     @override

@@ -16,9 +16,10 @@ from fxlib_service.convert import worker_from_proto
 from fxlib_service.dispatch import Dispatcher, Grant
 from fxlib_service.errors import invalid
 from fxlib_service.field_checks import check_failure, check_report, check_worker, clip
+from fxlib_service.holdings import Holdings
 from fxlib_service.job import Failure
 from fxlib_service.lifecycle import Completed, Failed, Released, Reported
-from fxlib_service.servicers.context import Context, seconds_left
+from fxlib_service.servicers.context import Context, caller_of, seconds_left
 
 _MARGIN_S: Final = 0.5
 """An empty answer leaves so long before the caller's deadline."""
@@ -46,8 +47,9 @@ _LASTING_CODES: Final = frozenset(reason.name for reason in _LASTING)
 class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     """The workers' side."""
 
-    def __init__(self, dispatcher: Dispatcher, admission: Admission, limits: Limits) -> None:
+    def __init__(self, dispatcher: Dispatcher, admission: Admission, holdings: Holdings, limits: Limits) -> None:
         self._dispatcher = dispatcher
+        self._holdings = holdings
         self._admission = admission
         self._limits = limits
 
@@ -58,18 +60,21 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         if not (math.isfinite(request.wait_s) and request.wait_s >= 0):
             raise invalid("wait_s", "must be finite and not negative")
         wait_s = min(request.wait_s, seconds_left(context, self._limits.claim_wait_s + _MARGIN_S) - _MARGIN_S)
-        grant = await self._dispatcher.claim(worker_from_proto(request.worker), wait_s=wait_s)
+        asking = worker_from_proto(request.worker)
+        grant = await self._dispatcher.claim(asking, wait_s=wait_s, principal=caller_of(context).name)
         return workers_pb2.ClaimResponse(lease=None if grant is None else self._lease(grant))
 
     @override
     async def Heartbeat(self, request: workers_pb2.HeartbeatRequest, context: Context) -> workers_pb2.HeartbeatResponse:
         """Keep a lease alive."""
+        self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         alive = await self._dispatcher.heartbeat(request.job_id, request.token)
         return workers_pb2.HeartbeatResponse(cancelled=not alive, duration_s=self._dispatcher.leases.duration_s)
 
     @override
     async def Report(self, request: workers_pb2.ReportRequest, context: Context) -> workers_pb2.ReportResponse:
         """Add a line to the job's history."""
+        self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         check_report(request.phase, request.progress)
         report = Reported(
             token=request.token, phase=request.phase, message=clip(request.message), progress=request.progress
@@ -80,6 +85,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     @override
     async def Complete(self, request: workers_pb2.CompleteRequest, context: Context) -> workers_pb2.CompleteResponse:
         """End the job with an answer, or with the reason why there is none."""
+        self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         match request.WhichOneof("outcome"):
             case "result":
                 await self._check_result(request.job_id, request.result)
@@ -101,6 +107,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     @override
     async def Release(self, request: workers_pb2.ReleaseRequest, context: Context) -> workers_pb2.ReleaseResponse:
         """Put the job back into the queue."""
+        self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         await self._dispatcher.tell(request.job_id, Released(token=request.token))
         return workers_pb2.ReleaseResponse()
 
@@ -126,6 +133,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 await self._admission.check_graph(each.graph, field)
             elif each.decision == jobs_pb2.DECISION_ADOPT:
                 raise invalid(field, "there is none to adopt")
+        await self._holdings.give(asked.namespace, result)
 
 
 def _answers(result: jobs_pb2.JobResult) -> list[jobs_pb2.JobResult]:

@@ -65,7 +65,7 @@ class QueueFullError(Exception):
 
 
 class JobStore(ABC):
-    """Jobs, their histories and payloads, and the workers seen.
+    """Jobs, their histories and payloads, the workers seen, and which namespace has which blobs.
 
     What a method stored is durable when it returns, and it stored all of it or nothing. Methods may be called from any
     thread; one process owns a store.
@@ -149,6 +149,22 @@ class JobStore(ABC):
     @abstractmethod
     def workers(self) -> Sequence[Worker]:
         """Return the workers that are not forgotten, the last seen first."""
+
+    @abstractmethod
+    def hold(self, namespace: str, blobs: Mapping[str, int]) -> None:
+        """Note that a namespace has blobs, sizes by SHA-256."""
+
+    @abstractmethod
+    def held(self, namespace: str, sha256s: Collection[str]) -> set[str]:
+        """Return those of some blobs that a namespace has."""
+
+    @abstractmethod
+    def held_bytes(self, namespace: str) -> int:
+        """Return how large the blobs of a namespace are together."""
+
+    @abstractmethod
+    def release(self, sha256: str) -> None:
+        """Note that a blob is gone, whoever had it."""
 
     @abstractmethod
     def stats(self) -> Stats:

@@ -32,6 +32,7 @@ class MemoryJobStore(JobStore):
         self._entries: dict[str, _Entry] = {}
         self._requests: dict[tuple[str, str], str] = {}
         self._workers: dict[str, Worker] = {}
+        self._holdings: dict[str, dict[str, int]] = {}
         self._numbers = itertools.count(1)
 
     @override
@@ -170,6 +171,27 @@ class MemoryJobStore(JobStore):
     def workers(self) -> Sequence[Worker]:
         with self._lock:
             return sorted(self._workers.values(), key=lambda worker: -worker.seen_at)
+
+    @override
+    def hold(self, namespace: str, blobs: Mapping[str, int]) -> None:
+        with self._lock:
+            self._holdings.setdefault(namespace, {}).update(blobs)
+
+    @override
+    def held(self, namespace: str, sha256s: Collection[str]) -> set[str]:
+        with self._lock:
+            return set(self._holdings.get(namespace, {}).keys() & sha256s)
+
+    @override
+    def held_bytes(self, namespace: str) -> int:
+        with self._lock:
+            return sum(self._holdings.get(namespace, {}).values())
+
+    @override
+    def release(self, sha256: str) -> None:
+        with self._lock:
+            for held in self._holdings.values():
+                held.pop(sha256, None)
 
     @override
     def stats(self) -> Stats:

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from fxlib_service.job import Event, Failure, Job, State
 
-VERSION: Final = 1
-"""Of the tables below. A database made by another version is refused at start-up."""
+VERSION: Final = 2
+"""Version of the tables below. Those of version 1 are brought up to date at start-up, others refused."""
 
 metadata: Final = sa.MetaData()
 
@@ -44,6 +44,9 @@ jobs = sa.Table(
     sa.Column("cached", sa.Boolean, nullable=False),
     sa.Column("reusable", sa.Boolean, nullable=False),
     sa.Column("last_sequence", sa.BigInteger, nullable=False),
+    sa.Column("asked_by", sa.String(64), nullable=False, server_default=""),
+    sa.Column("asked_from", sa.String(256), nullable=False, server_default=""),
+    sa.Column("measured_by", sa.String(64), nullable=False, server_default=""),
     sa.UniqueConstraint("namespace", "request_id"),
     sa.Index("jobs_by_state", "state", "torch_version", "namespace", "number"),
     sa.Index("jobs_by_key", "cache_key", "state"),
@@ -91,10 +94,26 @@ workers = sa.Table(
     sa.Column("seen_at", sa.Double, nullable=False),
 )
 
+holdings = sa.Table(
+    "holdings",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Index("holdings_by_blob", "sha256"),
+)
+
 _OWN_FORM: Final = {"state", "labels", "failure"}
 _SAME_NAME: Final = [each.name for each in fields(Job) if each.name not in _OWN_FORM]
 
 Row = sa.RowMapping
+
+
+def migrate_from_1(db: sa.Connection) -> None:
+    """Add to the tables of version 1 what version 2 has more: who asked, and who measured. New tables are there."""
+    for column in ("asked_by VARCHAR(64)", "asked_from VARCHAR(256)", "measured_by VARCHAR(64)"):
+        db.exec_driver_sql(f"ALTER TABLE jobs ADD COLUMN {column} NOT NULL DEFAULT ''")
+    db.execute(about.update().values(schema_version=VERSION))
 
 
 def job_to_row(job: Job) -> dict[str, object]:

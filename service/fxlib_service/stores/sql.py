@@ -23,7 +23,7 @@ class SqlJobStore(JobStore):
     """One transaction to a method. A write is synced to disk before it returns."""
 
     def __init__(self, url: str) -> None:
-        """Open the database, making the tables if there are none.
+        """Open the database, making the tables if there are none, and bringing those of an earlier version up to date.
 
         Raises:
             FxlibError: the database cannot be used, or its tables are of another version of the service.
@@ -41,6 +41,8 @@ class SqlJobStore(JobStore):
             version = db.execute(sa.select(schema.about.c.schema_version)).scalar()
             if version is None:
                 db.execute(schema.about.insert().values(schema_version=schema.VERSION))
+            elif version == 1:
+                schema.migrate_from_1(db)
             elif version != schema.VERSION:
                 raise FxlibError(
                     f"the database has schema version {version}, this service needs {schema.VERSION}",
@@ -193,6 +195,36 @@ class SqlJobStore(JobStore):
         return [Worker(**{**row, "allowed_modules": tuple(row["allowed_modules"])}) for row in rows]
 
     @override
+    def hold(self, namespace: str, blobs: Mapping[str, int]) -> None:
+        table = schema.holdings
+        with self._write.begin() as db:
+            known = set(db.execute(_held(namespace, blobs)).scalars())
+            rows = [
+                {"namespace": namespace, "sha256": sha256, "size": size}
+                for sha256, size in blobs.items()
+                if sha256 not in known
+            ]
+            if rows:
+                db.execute(table.insert(), rows)
+
+    @override
+    def held(self, namespace: str, sha256s: Collection[str]) -> set[str]:
+        with self._read.begin() as db:
+            return set(db.execute(_held(namespace, sha256s)).scalars())
+
+    @override
+    def held_bytes(self, namespace: str) -> int:
+        table = schema.holdings
+        with self._read.begin() as db:
+            total = db.execute(sa.select(sa.func.sum(table.c.size)).where(table.c.namespace == namespace)).scalar()
+        return int(total or 0)
+
+    @override
+    def release(self, sha256: str) -> None:
+        with self._write.begin() as db:
+            db.execute(schema.holdings.delete().where(schema.holdings.c.sha256 == sha256))
+
+    @override
     def stats(self) -> Stats:
         by_state = sa.select(_JOBS.c.state, sa.func.count()).group_by(_JOBS.c.state)
         oldest = sa.select(sa.func.min(_JOBS.c.created_at)).where(_JOBS.c.state == State.QUEUED)
@@ -240,6 +272,11 @@ def _heads_query() -> sa.Select[int, str, str, int]:
 
 
 _HEADS = _heads_query()
+
+
+def _held(namespace: str, sha256s: Collection[str]) -> sa.Select[str]:
+    table = schema.holdings
+    return sa.select(table.c.sha256).where(table.c.namespace == namespace, table.c.sha256.in_(list(sha256s)))
 
 
 def _store_outcome(db: sa.Connection, transition: Transition) -> None:
