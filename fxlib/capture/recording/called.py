@@ -44,7 +44,8 @@ from fxlib.capture.recording.observers import (
     is_observed,
 )
 from fxlib.capture.recording.record import STATELESS, VALUES, Record
-from fxlib.runtime.guards.capture_facts import GRAD_MODE, Kind, Mark, attributes_of
+from fxlib.runtime.guards.capture_facts import GRAD_MODE, Kind, attributes_of
+from fxlib.runtime.guards.dict_entries import Mark
 
 _WRAPPERS: tuple[type, ...] = (
     type(object.__init__),

@@ -39,16 +39,8 @@ from fxlib.capture.recording.observers import (
     is_observed,
 )
 from fxlib.capture.recording.record import METHOD_WRAPPER, STATELESS, VALUES, Record
-from fxlib.runtime.guards.capture_facts import (
-    Fact,
-    Kind,
-    Mark,
-    attributes_of,
-    computed,
-    contents_of,
-    is_array,
-    is_container,
-)
+from fxlib.runtime.guards.capture_facts import Fact, Kind, attributes_of, computed, contents_of, is_array, is_container
+from fxlib.runtime.guards.dict_entries import Mark
 
 _SEEN_THROUGH: tuple[type, ...] = (
     *(MappingProxyType, type({}.keys()), type({}.values()), type({}.items()), functools.partial),

@@ -17,7 +17,8 @@ from fxlib.capture import source
 from fxlib.capture.recording.observers import ObservedFunctions, code_of, entries_of, functions_in, is_a
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.guards.capture_facts import SCALARS, Fact, Kind, Mark, contents_of, is_array
+from fxlib.runtime.guards.capture_facts import SCALARS, Fact, Kind, contents_of, is_array
+from fxlib.runtime.guards.dict_entries import Mark
 from fxlib.runtime.submodules import local_modules
 
 STATELESS = frozenset(

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import chain, repeat
-from operator import attrgetter, is_
+from itertools import chain
+from operator import attrgetter, eq, is_
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -23,15 +23,8 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
+from fxlib.runtime.guards.dict_entries import DictEntries, Mark
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
-
-
-class Mark(Enum):
-    """What stands for a value in a fact."""
-
-    ABSENT = "nothing"
-    TENSOR = "a tensor"
-    """Whichever: the graph reads it at each run."""
 
 
 class Kind(Enum):
@@ -53,16 +46,11 @@ class Kind(Enum):
     CODE = "code of a function"
 
 
-_ABSENT = Mark.ABSENT
-"""Looked up once: members of an Enum are slow to reach."""
 GRAD_MODE = frozenset({"is_grad_enabled", "set_grad_enabled", "enable_grad"})
 """Functions by which a forward behaves otherwise where no gradients are recorded, besides recording none."""
 SCALARS = (bool, int, float, complex, str, bytes, type(None), range, slice)
 _REBOUND = (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS, Kind.CELL, Kind.DEFAULTS)
 _DEFAULTS = attrgetter("__defaults__", "__kwdefaults__")
-_BASES, _CODE = attrgetter("__mro__"), attrgetter("__code__")
-_DEFAULTS_BY_PLACE, _DEFAULTS_BY_NAME = attrgetter("__defaults__"), attrgetter("__kwdefaults__")
-_CELL_CONTENTS = attrgetter("cell_contents")
 
 
 @dataclass(eq=False, slots=True)
@@ -327,99 +315,87 @@ _READERS: Mapping[Kind, Callable[[Any, Any], Any]] = {
 
 
 @dataclass(slots=True)
+class _Column:
+    """The facts of one kind: what `read` finds of each owner, one pass in C, has to be the value beside it."""
+
+    read: Callable[..., Any]
+    matches: Callable[[Any, Any], Any] = is_
+    is_flat: bool = False
+    """Whether `read` finds several values of each owner, which stand one after another in `values`."""
+    owners: list[Any] = field(default_factory=list)
+    keys: list[Any] | None = None
+    """The second argument of `read`, where it takes one."""
+    values: list[Any] = field(default_factory=list)
+
+    def holds(self) -> bool:
+        """Whether each owner's value is as it was, to the letter."""
+        found = map(self.read, self.owners) if self.keys is None else map(self.read, self.owners, self.keys)
+        return all(map(self.matches, chain.from_iterable(found) if self.is_flat else found, self.values))
+
+
 class _Columns:
     """The facts of the most frequent kinds, laid out so that a few passes in C compare them all."""
 
-    tables: list[dict[Any, Any]] = field(default_factory=list)
-    keys: list[Any] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
-    owners: list[Any] = field(default_factory=list)
-    classes: list[type] = field(default_factory=list)
-    sized: list[Any] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    full: list[Any] = field(default_factory=list)
-    elements: list[Any] = field(default_factory=list)
-    held: list[dict[Any, Any]] = field(default_factory=list)
-    held_values: list[Any] = field(default_factory=list)
-    tensor_tables: list[dict[Any, Any]] = field(default_factory=list)
-    tensor_keys: list[Any] = field(default_factory=list)
-    kinds: list[type] = field(default_factory=list)
-    bases: list[tuple[type, ...]] = field(default_factory=list)
-    functions: list[Any] = field(default_factory=list)
-    codes: list[Any] = field(default_factory=list)
-    defaulted: list[Any] = field(default_factory=list)
-    defaults: list[Any] = field(default_factory=list)
-    keyword_defaults: list[Any] = field(default_factory=list)
-    cells: list[Any] = field(default_factory=list)
-    cell_values: list[Any] = field(default_factory=list)
-    others: list[Fact] = field(default_factory=list)
+    def __init__(self, facts: Iterable[Fact]) -> None:
+        self._entries = DictEntries()
+        self._types = _Column(type)
+        self._bases = _Column(attrgetter("__mro__"))
+        self._codes = _Column(attrgetter("__code__"))
+        self._lengths = _Column(len, matches=eq)
+        self._elements = _Column(iter, is_flat=True)
+        self._dict_values = _Column(dict.values, is_flat=True)
+        self._tensors = _Column(dict.get, matches=isinstance, keys=[])
+        self._defaults = _Column(attrgetter("__defaults__"))
+        self._keyword_defaults = _Column(attrgetter("__kwdefaults__"))
+        self._cells = _Column(attrgetter("cell_contents"))
+        self._others: list[Fact] = []
+        for fact in facts:
+            self._place(fact)
+        columns = (
+            *(self._types, self._bases, self._codes, self._lengths, self._elements, self._dict_values, self._tensors),
+            *(self._defaults, self._keyword_defaults, self._cells),
+        )
+        self._used = [each for each in columns if each.owners]
 
     def hold(self) -> bool:
         """Whether all facts hold to the letter: the same objects."""
-        return (
-            all(map(is_, map(dict.get, self.tables, self.keys, repeat(_ABSENT)), self.values))
-            and list(map(type, self.owners)) == self.classes
-            and all(map(is_, map(_BASES, self.kinds), self.bases))
-            and all(map(is_, map(_CODE, self.functions), self.codes))
-            and (not self.sized or self._containers_hold())
-            and (not self.tensor_tables or self._tensors_hold())
-            and (not self.defaulted or self._defaults_hold())
-            and (not self.cells or self._cells_hold())
-            and (not self.others or all(each.holds() for each in self.others))
-        )
-
-    def _containers_hold(self) -> bool:
-        return (
-            list(map(len, self.sized)) == self.lengths
-            and all(map(is_, chain.from_iterable(self.full), self.elements))
-            and all(map(is_, chain.from_iterable(map(dict.values, self.held)), self.held_values))
-        )
-
-    def _tensors_hold(self) -> bool:
-        return all(map(isinstance, map(dict.get, self.tensor_tables, self.tensor_keys), repeat(torch.Tensor)))
-
-    def _defaults_hold(self) -> bool:
-        return all(map(is_, map(_DEFAULTS_BY_PLACE, self.defaulted), self.defaults)) and all(
-            map(is_, map(_DEFAULTS_BY_NAME, self.defaulted), self.keyword_defaults)
-        )
-
-    def _cells_hold(self) -> bool:
-        try:
-            return all(map(is_, map(_CELL_CONTENTS, self.cells), self.cell_values))
-        except ValueError:  # one is empty
+        if not self._entries.holds():
             return False
+        try:
+            for each in self._used:
+                if not each.holds():
+                    return False
+        except ValueError:  # the cell of a closure is empty
+            return False
+        return not self._others or all(each.holds() for each in self._others)
 
-    def place(self, fact: Fact) -> None:
+    def _place(self, fact: Fact) -> None:
         """Add a fact where it is compared soonest."""
-        if fact.kind in (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS):
+        kind, owner, value = fact.kind, fact.owner, fact.value
+        if kind in (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS):
             self._place_entry(fact)
-        elif fact.kind is Kind.TYPE:
-            self.owners.append(fact.owner)
-            self.classes.append(fact.value)
-        elif fact.kind is Kind.BASES:
-            self.kinds.append(fact.owner)
-            self.bases.append(fact.value)
-        elif fact.kind is Kind.CODE:
-            self.functions.append(fact.owner)
-            self.codes.append(fact.value)
-        elif fact.kind is Kind.LENGTH:
-            self.sized.append(fact.owner)
-            self.lengths.append(fact.value)
-        elif fact.kind is Kind.CONTENTS and isinstance(fact.owner, dict) and not _has_tensors(fact.value):
-            self._place_full(fact.owner, [key for key, _ in fact.value])
-            self.held.append(fact.owner)
-            self.held_values += [value for _, value in fact.value]
-        elif fact.kind is Kind.CONTENTS and isinstance(fact.owner, (list, deque)):
-            self._place_full(fact.owner, fact.value)
-        elif fact.kind is Kind.DEFAULTS:
-            self.defaulted.append(fact.owner)
-            self.defaults.append(fact.value[0])
-            self.keyword_defaults.append(fact.value[1])
-        elif fact.kind is Kind.CELL and fact.value is not Mark.ABSENT:
-            self.cells.append(fact.owner)
-            self.cell_values.append(fact.value)
+        elif kind in (Kind.TYPE, Kind.BASES, Kind.CODE, Kind.LENGTH):
+            columns = {
+                Kind.TYPE: self._types,
+                Kind.BASES: self._bases,
+                Kind.CODE: self._codes,
+                Kind.LENGTH: self._lengths,
+            }
+            _add(columns[kind], owner, value)
+        elif kind is Kind.CONTENTS and isinstance(owner, dict) and not _has_tensors(value):
+            _add(self._lengths, owner, len(value))
+            _add(self._elements, owner, *(key for key, _ in value))
+            _add(self._dict_values, owner, *(held for _, held in value))
+        elif kind is Kind.CONTENTS and isinstance(owner, (list, deque)):
+            _add(self._lengths, owner, len(value))
+            _add(self._elements, owner, *value)
+        elif kind is Kind.DEFAULTS:
+            _add(self._defaults, owner, value[0])
+            _add(self._keyword_defaults, owner, value[1])
+        elif kind is Kind.CELL and value is not Mark.ABSENT:
+            _add(self._cells, owner, value)
         else:
-            self.others.append(fact)
+            self._others.append(fact)
 
     def _place_entry(self, fact: Fact) -> None:
         if fact.kind is Kind.ITEM:
@@ -429,18 +405,16 @@ class _Columns:
         else:
             table = attributes_of(fact.owner)
         if fact.value is Mark.TENSOR:
-            self.tensor_tables.append(table)
-            self.tensor_keys.append(fact.key)
+            assert self._tensors.keys is not None  # noqa: S101 - made above
+            self._tensors.keys.append(fact.key)
+            _add(self._tensors, table, torch.Tensor)
         else:
-            self.tables.append(table)
-            self.keys.append(fact.key)
-            self.values.append(fact.value)
+            self._entries.add(table, fact.key, fact.value)
 
-    def _place_full(self, container: Any, elements: Sequence[Any]) -> None:
-        self.sized.append(container)
-        self.lengths.append(len(elements))
-        self.full.append(container)
-        self.elements += elements
+
+def _add(column: _Column, owner: Any, *values: Any) -> None:
+    column.owners.append(owner)
+    column.values += values
 
 
 class Facts:
@@ -488,8 +462,9 @@ class Facts:
         for state in self._state:
             if broken := state.broken({"": module}):
                 return broken
-        columns = self._columns or self._laid_out()
-        if columns.hold():
+        if self._columns is None:
+            self._columns = _Columns(self._facts)
+        if self._columns.hold():
             return ""
         for fact in self._facts:
             if not fact.holds():
@@ -515,13 +490,6 @@ class Facts:
             each.owner = twin(each.owner)
             each.value = _renamed(each.value, twin)
         return Facts(facts, (*self.arguments, *self._state))
-
-    def _laid_out(self) -> _Columns:
-        made = _Columns()
-        for fact in self._facts:
-            made.place(fact)
-        self._columns = made
-        return made
 
 
 def names_grad_mode(modules: Iterable[nn.Module]) -> bool:

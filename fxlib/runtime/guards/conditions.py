@@ -17,6 +17,7 @@ from torch.nn.modules import module as torchs
 from fxlib.runtime.data_parallel import deciding
 from fxlib.runtime.guards.backward_order import BackwardOrder
 from fxlib.runtime.guards.capture_facts import Facts
+from fxlib.runtime.guards.dict_entries import DictEntries, Mark
 from fxlib.runtime.guards.tensor_metadata import TensorMetadata
 from fxlib.runtime.guards.tied_parameters import Ties
 from fxlib.runtime.submodules import local_modules
@@ -86,11 +87,9 @@ class Entry:
 
 @dataclass(slots=True)
 class _Watched:
-    """The facts, laid out so that one pass in C compares them all."""
+    """The facts, laid out so that few passes compare them all."""
 
-    tables: list[dict[str, Any]]
-    names: list[str]
-    values: list[Any]
+    entries: DictEntries = field(default_factory=DictEntries)
     unhooked: list[Mapping[int, Any]] = field(default_factory=list)
     hooked: list[tuple[Mapping[int, Any], tuple[tuple[int, Any], ...]]] = field(default_factory=list)
     plain: frozenset[int] = frozenset()
@@ -205,8 +204,7 @@ class Conditions:
         if grad_enabled is not self.grad_enabled:
             return f"grad mode is {'on' if grad_enabled else 'off'}, and was not at capture"
         watched = self._watched or self._watch()
-        same = all(map(is_, map(dict.get, watched.tables, watched.names), watched.values))
-        if not same and (changed := self._changed(watched)):
+        if not watched.entries.holds() and (changed := self._changed(watched)):
             return changed
         hooked = watched.hooked
         if any(watched.unhooked) or (hooked and any(tuple(table.items()) != ids for table, ids in hooked)):
@@ -260,7 +258,10 @@ class Conditions:
 
     def _watch(self) -> _Watched:
         facts = self._facts
-        watched = _Watched([each.held_in() for each in facts], [each.name for each in facts], [e.value for e in facts])
+        watched = _Watched()
+        for fact in facts:
+            held_in = fact.held_in()
+            watched.entries.add(held_in, fact.name, fact.value if fact.name in held_in else Mark.ABSENT)
         for each, name, ids in self._hooks:
             table = each.__dict__[name]
             if ids:
@@ -278,15 +279,15 @@ class Conditions:
 
     def _changed(self, watched: _Watched) -> str:
         for index, fact in enumerate(self._facts):
-            now = watched.tables[index].get(fact.name)
-            if now is fact.value:
+            now = watched.entries.now(index)
+            if now is fact.value or (now is Mark.ABSENT and fact.value is None):
                 continue
             if type(now) is not type(fact.value) or not isinstance(now, _SCALARS) or now != fact.value:
                 if fact.name == "training":
                     owner = type(fact.owner).__name__
                     return f"the training flag of {owner} is {now}, and was {fact.value} at capture"
                 return f"{fact} is not what it was at capture"
-            watched.values[index] = now  # an equal value: compared by identity from now on
+            watched.entries.hold_to(index, now)  # an equal value: compared by identity from now on
         return ""
 
 
