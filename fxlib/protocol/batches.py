@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fxlib.errors import WireError, WorkloadError
-from fxlib.protocol.dtypes import dtype_from_text, dtype_to_text
+from fxlib.protocol.converter import Converter
+from fxlib.protocol.dtypes import DTYPE
+from fxlib.protocol.plain import finite
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
 from fxlib.v1 import graph_pb2, workload_pb2
 from fxlib.wire.nests import read_nest, write_nest
@@ -80,15 +81,15 @@ def spec_to_proto(spec: BatchSpec) -> workload_pb2.BatchSpec:
     """Describe described batches."""
     proto = workload_pb2.BatchSpec(count=spec.count)
     if _is_flat(spec.inputs, spec.kwargs, Tensors):
-        proto.inputs.extend(_tensors_to_proto(each) for each in spec.inputs)
+        proto.inputs.extend(_TENSORS.write(each) for each in spec.inputs)
         for name, each in spec.kwargs.items():
-            proto.kwargs[name].CopyFrom(_tensors_to_proto(each))
+            proto.kwargs[name].CopyFrom(_TENSORS.write(each))
     else:
         nest = (spec.inputs, dict(spec.kwargs))
         found = write_nest(proto.nested.structure, nest, "Workload.description")
-        proto.nested.tensors.extend(map(_tensors_to_proto, found))
+        proto.nested.tensors.extend(map(_TENSORS.write, found))
     if spec.target is not None:
-        proto.target.CopyFrom(_tensors_to_proto(spec.target))
+        proto.target.CopyFrom(_TENSORS.write(spec.target))
     return proto
 
 
@@ -112,23 +113,11 @@ def spec_from_proto(proto: workload_pb2.BatchSpec) -> BatchSpec:
     )
 
 
-def _tensors_to_proto(tensors: Tensors) -> workload_pb2.TensorSpec:
-    return workload_pb2.TensorSpec(
-        shape=tensors.shape, dtype=dtype_to_text(tensors.dtype), low=tensors.low, high=tensors.high
-    )
+_TENSORS = Converter(Tensors, workload_pb2.TensorSpec, number=finite, rules={"dtype": DTYPE})
 
 
 def _tensors_from_proto(proto: workload_pb2.TensorSpec, where: str) -> Tensors:
-    low = proto.low if proto.HasField("low") else None
-    high = proto.high if proto.HasField("high") else None
-    if any(bound is not None and not math.isfinite(bound) for bound in (low, high)):
-        raise WireError("a bound is not finite", where=f"Workload.description.{where}")
-    return Tensors(
-        shape=tuple(proto.shape),
-        dtype=dtype_from_text(proto.dtype, f"Workload.description.{where}.dtype"),
-        low=low,
-        high=high,
-    )
+    return _TENSORS.read_at(f"Workload.description.{where}", proto)
 
 
 def _is_flat(inputs: Sequence[object], kwargs: Mapping[str, object], kind: type) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from fxlib.errors import WireError
+from fxlib.protocol.converter import Rule
+from fxlib.wire.faults import Fault
 
 W = TypeVar("W")
 N = TypeVar("N")
@@ -22,13 +23,18 @@ class Bijection(Generic[W, N]):
         """Return the number of a word."""
         return self._there[word]
 
-    def back(self, number: N, where: str) -> W:
+    def back(self, number: N) -> W:
         """Return the word of a number.
 
         Raises:
-            WireError: the number stands for none; `where` names the field.
+            Fault: the number stands for none.
         """
         try:
             return self._back[number]
         except KeyError:
-            raise WireError(f"{number} stands for nothing", where=where) from None
+            raise Fault(f"{number} stands for nothing") from None
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of a field that holds such a number."""
+        return Rule(self.there, self.back)

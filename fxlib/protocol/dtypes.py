@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fxlib.errors import WireError
+from fxlib.protocol.converter import Rule
 from fxlib.wire.constants import DTYPES
+from fxlib.wire.faults import Fault
 
 
 def dtype_to_text(dtype: torch.dtype) -> str:
@@ -13,13 +14,17 @@ def dtype_to_text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_from_text(name: str, where: str) -> torch.dtype:
+def dtype_from_text(name: str) -> torch.dtype:
     """Return the dtype called `name`.
 
     Raises:
-        WireError: there is none.
+        Fault: there is none.
     """
     try:
         return DTYPES[name]
     except KeyError:
-        raise WireError(f"no dtype is called {name!r}", where=where) from None
+        raise Fault(f"no dtype is called {name!r}") from None
+
+
+DTYPE = Rule(dtype_to_text, dtype_from_text)
+"""The rule of a field that holds the name of a dtype."""

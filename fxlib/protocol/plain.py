@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fxlib.errors import WireError
+from fxlib.wire.faults import Fault
 
 
 def plain(text: str) -> str:
@@ -17,23 +17,23 @@ def plain_lines(text: str) -> str:
     return "\n".join(map(plain, text.split("\n")))
 
 
-def finite(value: float, where: str) -> float:
+def finite(value: float) -> float:
     """Return a figure.
 
     Raises:
-        WireError: it is infinite, or not a number; `where` names the field.
+        Fault: it is infinite, or not a number.
     """
     if not math.isfinite(value):
-        raise WireError(f"{value} is no figure", where=where)
+        raise Fault(f"{value} is no figure")
     return value
 
 
-def amount(value: float, where: str) -> float:
+def amount(value: float) -> float:
     """Return a figure of which there is never less than nothing.
 
     Raises:
-        WireError: it is negative, infinite, or not a number; `where` names the field.
+        Fault: it is negative, infinite, or not a number.
     """
-    if not (math.isfinite(value) and value >= 0):
-        raise WireError(f"{value} is no amount", where=where)
+    if not 0.0 <= value < math.inf:
+        raise Fault(f"{value} is no amount")
     return value

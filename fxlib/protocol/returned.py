@@ -5,98 +5,102 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from fxlib.errors import LimitError, WireError
-from fxlib.protocol.dtypes import dtype_from_text, dtype_to_text
-from fxlib.protocol.values import value_from_proto, value_to_proto
+from fxlib.protocol.converter import Converter, Rule
+from fxlib.protocol.dtypes import DTYPE
+from fxlib.protocol.values import read_value, write_value
 from fxlib.spec.profile import Opaque, Result, TensorShape
-from fxlib.v1 import profile_pb2
+from fxlib.v1 import graph_pb2, profile_pb2
+from fxlib.wire.faults import Excess, Fault
 from fxlib.wire.limits import DEFAULT
 
 MAX_ELEMENTS = 1 << 32
 """Of one tensor of a reply."""
 
 
-def returned_to_proto(returned: Result, where: str) -> profile_pb2.Returned:
+def _write(returned: Result) -> profile_pb2.Returned:
     """Write the structure of a result.
 
     Raises:
-        WireError: a leaf that is no tensor cannot be written; `where` names the field.
+        Fault: a leaf that is no tensor cannot be written.
     """
     proto = profile_pb2.Returned()
     match returned:
         case TensorShape():
-            proto.tensor.shape.extend(returned.shape)
-            proto.tensor.dtype = dtype_to_text(returned.dtype)
-            proto.tensor.requires_grad = returned.requires_grad
+            proto.tensor.CopyFrom(_TENSOR.write(returned))
         case Opaque():
-            proto.value.CopyFrom(value_to_proto(returned.value, where))
+            proto.value.CopyFrom(write_value(returned.value))
         case tuple():
             proto.tuple.SetInParent()
-            proto.tuple.items.extend(returned_to_proto(each, where) for each in returned)
+            proto.tuple.items.extend(map(_write, returned))
         case list():
             proto.list.SetInParent()
-            proto.list.items.extend(returned_to_proto(each, where) for each in returned)
+            proto.list.items.extend(map(_write, returned))
         case dict():
             proto.fields.SetInParent()
             for name, each in returned.items():
-                proto.fields.fields.add(name=name).value.CopyFrom(returned_to_proto(each, where))
+                proto.fields.fields.add(name=name).value.CopyFrom(_write(each))
     return proto
 
 
-def returned_from_proto(proto: profile_pb2.Returned, where: str, depth: int = 0) -> Result:
+def _read(proto: profile_pb2.Returned, depth: int = 0) -> Result:
     """Read the structure of a result.
 
     Raises:
-        LimitError: it is nested too deeply, or a tensor in it is too large.
-        WireError: it is of an unknown kind, or a dtype, a size or a leaf is none; `where` names the field.
+        Fault: it is nested too deeply or of an unknown kind, a tensor in it is too large, or a leaf is none.
     """
     if depth > DEFAULT.nesting:
-        raise LimitError(f"is nested more than {DEFAULT.nesting} deep", where=where)
+        raise Excess(f"is nested more than {DEFAULT.nesting} deep")
 
     def inner(each: profile_pb2.Returned) -> Result:
-        return returned_from_proto(each, where, depth + 1)
+        return _read(each, depth + 1)
 
     match proto.WhichOneof("kind"):
         case "tensor":
-            return _tensor(proto.tensor, where)
+            return _tensor(proto.tensor)
         case "value":
-            return _leaf(proto, where)
+            return _leaf(proto.value)
         case "tuple":
             return tuple(map(inner, proto.tuple.items))
         case "list":
             return list(map(inner, proto.list.items))
         case "fields":
-            return _fields(proto.fields.fields, inner, where)
+            return _fields(proto.fields.fields, inner)
         case _:
-            raise WireError("of an unknown kind", where=where)
+            raise Fault("of an unknown kind")
 
 
-def _tensor(proto: profile_pb2.TensorShape, where: str) -> TensorShape:
+RETURNED = Rule(_write, _read)
+"""The rule of a field that holds what a call returned."""
+
+_TENSOR = Converter(TensorShape, profile_pb2.TensorShape, text=None, rules={"dtype": DTYPE})
+
+
+def _tensor(proto: profile_pb2.TensorShape) -> TensorShape:
     if len(proto.shape) > DEFAULT.tensor_dims:
-        raise LimitError(f"{len(proto.shape)} dimensions exceed the limit of {DEFAULT.tensor_dims}", where=where)
+        raise Excess(f"{len(proto.shape)} dimensions exceed the limit of {DEFAULT.tensor_dims}")
     if any(size < 0 for size in proto.shape):
-        raise WireError("a size is negative", where=where)
+        raise Fault("a size is negative")
     if (elements := math.prod(proto.shape)) > MAX_ELEMENTS:
-        raise LimitError(f"{elements:,} elements exceed the limit of {MAX_ELEMENTS:,}", where=where)
-    dtype = dtype_from_text(proto.dtype, where)
-    if proto.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
-        raise WireError(f"a tensor of {proto.dtype} takes no gradient", where=where)
-    return TensorShape(shape=tuple(proto.shape), dtype=dtype, requires_grad=proto.requires_grad)
+        raise Excess(f"{elements:,} elements exceed the limit of {MAX_ELEMENTS:,}")
+    read = _TENSOR.read(proto)
+    if read.requires_grad and not (read.dtype.is_floating_point or read.dtype.is_complex):
+        raise Fault(f"a tensor of {proto.dtype} takes no gradient")
+    return read
 
 
-def _leaf(proto: profile_pb2.Returned, where: str) -> Opaque:
-    value = value_from_proto(proto.value, where)
+def _leaf(proto: graph_pb2.Value) -> Opaque:
+    value = read_value(proto)
     if not (value is None or isinstance(value, (int, float, str))):
-        raise WireError(f"a {type(value).__name__} is no leaf of a result", where=where)
+        raise Fault(f"a {type(value).__name__} is no leaf of a result")
     return Opaque(value=value)
 
 
 def _fields(
-    fields: Iterable[profile_pb2.ReturnedField], inner: Callable[[profile_pb2.Returned], Result], where: str
-) -> Result:
+    fields: Iterable[profile_pb2.ReturnedField], inner: Callable[[profile_pb2.Returned], Result]
+) -> dict[str, Result]:
     read: dict[str, Result] = {}
     for each in fields:
         if each.name in read:
-            raise WireError(f"two of its fields are called {each.name[:80]!r}", where=where)
+            raise Fault(f"two of its fields are called {each.name[:80]!r}")
         read[each.name] = inner(each.value)
     return read

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from fxlib.protocol.converter import Converter
 from fxlib.spec.trial import TrialOptions
 from fxlib.v1 import jobs_pb2
+
+_OPTIONS = Converter(TrialOptions, jobs_pb2.TrialOptions, number=None)
 
 
 def trial_to_proto(options: TrialOptions) -> jobs_pb2.TrialOptions:
     """Write trial options."""
-    return jobs_pb2.TrialOptions(
-        min_gain=options.min_gain,
-        confidence=options.confidence,
-        budget_s=options.budget_s,
-        sameness_steps=options.sameness_steps,
-        step_timeout_s=options.step_timeout_s,
-        max_relative_error=options.max_relative_error,
-    )
+    return _OPTIONS.write(options)
 
 
 def trial_from_proto(proto: jobs_pb2.TrialOptions) -> TrialOptions:
@@ -24,13 +20,4 @@ def trial_from_proto(proto: jobs_pb2.TrialOptions) -> TrialOptions:
     Raises:
         WorkloadError: a figure is out of its range.
     """
-    return TrialOptions(
-        min_gain=proto.min_gain,
-        confidence=proto.confidence,
-        budget_s=proto.budget_s,
-        sameness_steps=proto.sameness_steps,
-        step_timeout_s=proto.step_timeout_s,
-        max_relative_error=(
-            proto.max_relative_error if proto.HasField("max_relative_error") else TrialOptions().max_relative_error
-        ),
-    )
+    return _OPTIONS.read(proto)

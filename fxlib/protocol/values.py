@@ -18,12 +18,10 @@ def value_to_proto(value: object, where: str) -> graph_pb2.Value:
     Raises:
         WireError: the value has no place in the format; `where` names the field.
     """
-    proto = graph_pb2.Value()
     try:
-        ValueWriter().write(proto, value)
+        return write_value(value)
     except Fault as fault:
         raise fault.at(where) from None
-    return proto
 
 
 def value_from_proto(proto: graph_pb2.Value, where: str) -> object:
@@ -33,10 +31,30 @@ def value_from_proto(proto: graph_pb2.Value, where: str) -> object:
         WireError: the message holds none; `where` names the field.
     """
     try:
-        check_value(proto, Place(limits=DEFAULT))
-        return ValueReader().read(proto)
+        return read_value(proto)
     except Fault as fault:
         raise fault.at(where) from None
+
+
+def write_value(value: object) -> graph_pb2.Value:
+    """Write an immediate value.
+
+    Raises:
+        Fault: the value has no place in the format.
+    """
+    proto = graph_pb2.Value()
+    ValueWriter().write(proto, value)
+    return proto
+
+
+def read_value(proto: graph_pb2.Value) -> object:
+    """Read an immediate value.
+
+    Raises:
+        Fault: the message holds none.
+    """
+    check_value(proto, Place(limits=DEFAULT))
+    return ValueReader().read(proto)
 
 
 def contract_to_proto(contract: Contract, where: str = "contract") -> graph_pb2.Contract:

@@ -12,10 +12,11 @@ from fxlib import wire
 from fxlib.errors import WireError
 from fxlib.protocol.batches import batch_from_bytes, batch_to_bytes, blob_ref, spec_from_proto, spec_to_proto
 from fxlib.protocol.bijection import Bijection
+from fxlib.protocol.converter import Converter, Rule
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
-from fxlib.spec.servers import ServiceTimePer, TableOptimizer
 from fxlib.spec.workload import Assume, BatchSpec, Dense, Mode, Optimizer, RemoteObject, Server, Table, Workload
 from fxlib.v1 import graph_pb2, workload_pb2
+from fxlib.wire.faults import Fault
 
 _MODES = Bijection[Mode, "workload_pb2.StepMode"](
     {
@@ -23,6 +24,22 @@ _MODES = Bijection[Mode, "workload_pb2.StepMode"](
         "local": workload_pb2.STEP_MODE_LOCAL,
         "distributed": workload_pb2.STEP_MODE_DISTRIBUTED,
     }
+)
+
+_OPTIMIZER = Converter(Optimizer, workload_pb2.OptimizerSpec, text=None, number=None)
+_TABLE = Converter(Table, workload_pb2.TableSpec, text=None, number=None)
+_DENSE = Converter(Dense, workload_pb2.DenseSpec, text=None, number=None)
+_SERVER = Converter(
+    Server,
+    workload_pb2.ServerSpec,
+    text=None,
+    number=None,
+    rules={
+        "tables": _TABLE.many,
+        "dense": _DENSE.many,
+        "setup": Rule(read=lambda setup: setup or None),
+        "service_time_per": Rule(read=lambda per: per or "item"),
+    },
 )
 
 
@@ -41,18 +58,12 @@ def workload_to_proto(workload: Workload) -> EncodedWorkload:
         WireError: the loss's graph, or an argument of a remote object, cannot be written.
         WorkloadError: a batch's dtype cannot be sent.
     """
-    optimizer = workload.trainer_optimizer
     proto = workload_pb2.Workload(
-        optimizer=workload_pb2.OptimizerSpec(
-            name=optimizer.name,
-            lr=optimizer.lr,
-            momentum=optimizer.momentum,
-            weight_decay=optimizer.weight_decay,
-        ),
+        optimizer=_OPTIMIZER.write(workload.trainer_optimizer),
         mode=_MODES.there(workload.mode),
         threads=workload.threads,
         trainers=workload.trainers,
-        servers=[_server_to_proto(server) for server in workload.servers],
+        servers=map(_SERVER.write, workload.servers),
         rrefs=[_rref_to_proto(name, rref) for name, rref in sorted(workload.rrefs.items())],
         assume=workload.assume,
         seed=workload.seed,
@@ -91,16 +102,11 @@ def workload_from_proto(proto: workload_pb2.Workload, blobs: Mapping[str, bytes]
     return Workload(
         batches=_batches_from_proto(proto, blobs),
         loss=_loss_from_proto(proto.loss, blobs),
-        optimizer=Optimizer(
-            name=proto.optimizer.name,
-            lr=proto.optimizer.lr,
-            momentum=proto.optimizer.momentum,
-            weight_decay=proto.optimizer.weight_decay,
-        ),
-        mode=_MODES.back(proto.mode, "Workload.mode"),
+        optimizer=_OPTIMIZER.read(proto.optimizer),
+        mode=_mode(proto.mode),
         threads=proto.threads,
         trainers=proto.trainers,
-        servers=tuple(_server_from_proto(server) for server in proto.servers),
+        servers=tuple(map(_SERVER.read, proto.servers)),
         rrefs={rref.name: _rref_from_proto(rref) for rref in proto.rrefs},
         contracts={
             name: contract_from_proto(contract, f"Workload.contracts[{name!r}]")
@@ -156,51 +162,11 @@ def _blob(ref: graph_pb2.BlobRef, blobs: Mapping[str, bytes], where: str) -> byt
         raise WireError(f"blob {ref.sha256} is missing", where=where) from None
 
 
-def _server_to_proto(server: Server) -> workload_pb2.ServerSpec:
-    return workload_pb2.ServerSpec(
-        name=server.name,
-        tables=[
-            workload_pb2.TableSpec(
-                name=table.name, rows=table.rows, dim=table.dim, optimizer=table.optimizer, lr=table.lr
-            )
-            for table in server.tables
-        ],
-        dense=[
-            workload_pb2.DenseSpec(name=dense.name, shape=dense.shape, optimizer=dense.optimizer, lr=dense.lr)
-            for dense in server.dense
-        ],
-        setup=server.setup or "",
-        service_time_s=server.service_time_s,
-        service_time_per=server.service_time_per,
-    )
-
-
-def _server_from_proto(proto: workload_pb2.ServerSpec) -> Server:
-    return Server(
-        name=proto.name,
-        tables=tuple(
-            Table(
-                name=table.name,
-                rows=table.rows,
-                dim=table.dim,
-                optimizer=cast(TableOptimizer, table.optimizer),
-                lr=table.lr,
-            )
-            for table in proto.tables
-        ),
-        dense=tuple(
-            Dense(
-                name=dense.name,
-                shape=tuple(dense.shape),
-                optimizer=cast(TableOptimizer, dense.optimizer),
-                lr=dense.lr,
-            )
-            for dense in proto.dense
-        ),
-        setup=proto.setup or None,
-        service_time_s=proto.service_time_s,
-        service_time_per=cast(ServiceTimePer, proto.service_time_per or "item"),
-    )
+def _mode(proto: workload_pb2.StepMode) -> Mode:
+    try:
+        return _MODES.back(proto)
+    except Fault as fault:
+        raise fault.at("Workload.mode") from None
 
 
 def _rref_to_proto(name: str, rref: RemoteObject) -> workload_pb2.RRefSpec:

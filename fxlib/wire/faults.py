@@ -14,10 +14,15 @@ class Fault(Exception):  # noqa: N818 - it becomes the error
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self._path = ""
+
+    def inside(self, part: str) -> None:
+        """Say that all that is known so far lies in `part` of something larger: ".field", or "[index]"."""
+        self._path = part + self._path
 
     def at(self, where: str) -> WireError:
-        """Return the error that names the place."""
-        return self.kind(self.message, where=where, hint=self.hint)
+        """Return the error that names the place, given where what the fault lies inside of stands."""
+        return self.kind(self.message, where=where + self._path, hint=self.hint)
 
 
 class Excess(Fault):

@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fxlib.errors import WireError
+from fxlib.protocol import state_from_proto, state_to_proto
+from fxlib.protocol.converter import Converter, Rule
+from fxlib.protocol.jobs import FAILURE
 from fxlib.v1 import graph_pb2, jobs_pb2
 from fxlib_service.blobs.base import Blob
 from fxlib_service.errors import ServiceError, Violation, invalid
 from fxlib_service.job import Event, Job, State
 from fxlib_service.stores.base import Filter, Worker
 
-STATES: Final = {
-    State.QUEUED: jobs_pb2.JOB_STATE_QUEUED,
-    State.RUNNING: jobs_pb2.JOB_STATE_RUNNING,
-    State.SUCCEEDED: jobs_pb2.JOB_STATE_SUCCEEDED,
-    State.FAILED: jobs_pb2.JOB_STATE_FAILED,
-    State.CANCELLED: jobs_pb2.JOB_STATE_CANCELLED,
-}
 _IN_LISTINGS: Final = ("decision", "reason_code", "reason", "qps_original", "qps_optimized", "gain")
-_WORDS: Final = {number: state for state, number in STATES.items()}
 
 
 def job_to_proto(job: Job, result: bytes | None = None) -> jobs_pb2.Job:
     """Write a job, with its answer if that is given."""
-    proto = jobs_pb2.Job(
-        id=job.id,
-        request_id=job.request_id,
-        name=job.name,
-        namespace=job.namespace,
-        labels=job.labels,
-        state=STATES[job.state],
-        phase=job.phase,
-        attempts=job.attempts,
-        worker_id=job.worker_id,
-        created_at=_timestamp(job.created_at),
-        cached=job.cached,
-        last_sequence=job.last_sequence,
-    )
-    if job.started_at is not None:
-        proto.started_at.CopyFrom(_timestamp(job.started_at))
-    if job.finished_at is not None:
-        proto.finished_at.CopyFrom(_timestamp(job.finished_at))
-    if job.failure is not None:
-        proto.failure.CopyFrom(jobs_pb2.JobFailure(code=job.failure.code, message=job.failure.message))
+    proto = _JOB.write(job)
     if result is not None:
         proto.result.MergeFromString(result)
     return proto
@@ -61,36 +39,17 @@ def job_to_line(job: Job, result: bytes | None) -> jobs_pb2.Job:
 
 def event_to_proto(event: Event) -> jobs_pb2.JobEvent:
     """Write a line of a job's history."""
-    return jobs_pb2.JobEvent(
-        sequence=event.sequence,
-        at=_timestamp(event.at),
-        state=STATES[event.state],
-        phase=event.phase,
-        message=event.message,
-        progress=event.progress,
-    )
+    return _EVENT.write(event)
 
 
 def worker_to_proto(worker: Worker) -> jobs_pb2.WorkerInfo:
     """Write a worker."""
-    return jobs_pb2.WorkerInfo(
-        worker_id=worker.id,
-        torch_version=worker.torch_version,
-        hardware=worker.hardware,
-        allowed_modules=worker.allowed_modules,
-        fxlib_version=worker.fxlib_version,
-    )
+    return _WORKER.write(worker)
 
 
 def worker_from_proto(proto: jobs_pb2.WorkerInfo) -> Worker:
     """Read a worker. When it was seen is not part of the message."""
-    return Worker(
-        id=proto.worker_id,
-        torch_version=proto.torch_version,
-        hardware=proto.hardware,
-        allowed_modules=tuple(proto.allowed_modules),
-        fxlib_version=proto.fxlib_version,
-    )
+    return _WORKER.read(proto)
 
 
 def filter_from_proto(proto: jobs_pb2.ListJobsRequest) -> Filter:
@@ -99,16 +58,7 @@ def filter_from_proto(proto: jobs_pb2.ListJobsRequest) -> Filter:
     Raises:
         ServiceError: INVALID_REQUEST, if a state is unknown.
     """
-    unknown = [number for number in proto.states if number not in _WORDS]
-    if unknown:
-        raise invalid("states", f"{unknown[0]} is no state")
-    return Filter(
-        namespace=proto.namespace,
-        name=proto.name,
-        states=tuple(dict.fromkeys(_WORDS[number] for number in proto.states)),
-        id_prefix=proto.id_prefix,
-        labels=dict(proto.labels),
-    )
+    return _FILTER.read(proto)
 
 
 def blob_from_proto(proto: graph_pb2.BlobRef, field: str = "blob") -> Blob:
@@ -128,3 +78,41 @@ def _timestamp(seconds: float) -> Timestamp:
     stamp = Timestamp()
     stamp.FromMicroseconds(round(seconds * 1e6))
     return stamp
+
+
+def _states(numbers: Iterable[jobs_pb2.JobState]) -> tuple[State, ...]:
+    try:
+        return tuple(dict.fromkeys(State(state_from_proto(number)) for number in numbers))
+    except WireError as error:
+        raise invalid("states", str(error)) from None
+
+
+_TIME: Final = Rule(_timestamp)
+_STATE: Final = Rule(state_to_proto)
+_JOB: Final = Converter(
+    Job,
+    jobs_pb2.Job,
+    text=None,
+    rules={"state": _STATE, "created_at": _TIME, "started_at": _TIME, "finished_at": _TIME, "failure": FAILURE},
+    # The service's own, and the answer, which is stored beside the job.
+    left_out=(
+        *("request_digest", "torch_version", "cache_key", "fresh", "token", "hardware", "reusable"),
+        *("asked_by", "asked_from", "measured_by", "result"),
+    ),
+)
+_EVENT: Final = Converter(Event, jobs_pb2.JobEvent, text=None, number=None, rules={"at": _TIME, "state": _STATE})
+_WORKER: Final = Converter(
+    Worker,
+    jobs_pb2.WorkerInfo,
+    text=None,
+    left_out=("id", "worker_id", "seen_at"),
+    write_more=lambda worker: {"worker_id": worker.id},
+    read_more=lambda proto: {"id": proto.worker_id},
+)
+_FILTER: Final = Converter(
+    Filter,
+    jobs_pb2.ListJobsRequest,
+    text=None,
+    rules={"states": Rule(read=_states)},
+    left_out=("page_size", "page_token"),
+)

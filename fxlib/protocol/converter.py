@@ -1,0 +1,212 @@
+"""A dataclass and a message, converted field by field: equal names are copied, and each exception is written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from fxlib.protocol.plain import amount, plain
+from fxlib.wire.faults import Fault
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+_TEXT = FieldDescriptor.CPPTYPE_STRING
+_NUMBERS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
+_MESSAGE = FieldDescriptor.CPPTYPE_MESSAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one field is converted: `read` and `write` may raise a `Fault`; None in their place copies the value.
+
+    `unknown` is what None is written as: by default the field stays unset.
+    """
+
+    write: Callable[[Any], Any] | None = None
+    read: Callable[[Any], Any] | None = None
+    unknown: object = None
+
+
+class Converter(Generic[D, M]):
+    """Writes a dataclass as a message, and reads it again.
+
+    A field that both have is copied: text by `text`, numbers by `number`, other scalars as they are, repeated fields as
+    tuples, maps as dicts. None is written as an unset field, and an unset field that may be unset is read as the
+    dataclass's default.
+
+    Args:
+        kind: the dataclass.
+        message: the message.
+        text: reads each text, also in repeated fields and maps.
+        number: reads each number with a fraction, likewise.
+        rules: how fields of both are converted that are not copied.
+        left_out: fields of either that the table does not convert: `write_more` and `read_more` do, or nobody does.
+        write_more: returns further fields of the message.
+        read_more: returns further fields of the dataclass.
+
+    Raises:
+        TypeError: a field of one is missing in the other, and is not left out, or holds a message and has no rule.
+    """
+
+    def __init__(
+        self,
+        kind: type[D],
+        message: type[M],
+        *,
+        text: Callable[[str], str] | None = plain,
+        number: Callable[[float], float] | None = amount,
+        rules: Mapping[str, Rule] | None = None,
+        left_out: Collection[str] = (),
+        write_more: Callable[[D], Mapping[str, Any]] | None = None,
+        read_more: Callable[[M], Mapping[str, Any]] | None = None,
+    ) -> None:
+        declared = {field.name: field for field in fields(kind) if field.name not in left_out}
+        there = {field.name: field for field in message.DESCRIPTOR.fields if field.name not in left_out}
+        if wrong := declared.keys() ^ there.keys():
+            raise TypeError(f"{kind.__name__} and {message.__name__} do not both have {', '.join(sorted(wrong))}")
+        names: dict[str, object] = {"message": message, "kind": kind, "write_more": write_more, "read_more": read_more}
+        writes, reads = {}, {}
+        for name, field in there.items():
+            rule = (rules or {}).get(name) or _copied(cast(FieldDescriptor, field), text, number)
+            default = declared[name].default if field.has_presence else MISSING
+            names |= {f"write_{name}": rule.write, f"unknown_{name}": rule.unknown}
+            names |= {f"read_{name}": rule.read, f"default_{name}": default}
+            writes[name] = f"write_{name}(it.{name})" if rule.write else f"it.{name}"
+            if rule.write or rule.unknown is not None:
+                writes[name] += f" if it.{name} is not None else unknown_{name}"
+            reads[name] = f"read_{name}(it.{name})" if rule.read else f"it.{name}"
+            if default is not MISSING:
+                reads[name] += f" if it.HasField({name!r}) else default_{name}"
+        self._write: Callable[[D], M] = _compiled("message", writes, "write_more" if write_more else "", names)
+        self._read: Callable[[M], D] = _compiled("kind", reads, "read_more" if read_more else "", names)
+        self._writes = {f".{name}": _lambda(source, names) for name, source in writes.items()}
+        self._reads = {f".{name}": _lambda(source, names) for name, source in reads.items()}
+
+    def write(self, value: D) -> M:
+        """Write it.
+
+        Raises:
+            Fault: a value cannot travel; knows the field's path from here.
+        """
+        try:
+            return self._write(value)
+        except Fault:
+            _blame(self._writes, value)
+            raise
+
+    def read(self, proto: M) -> D:
+        """Read it.
+
+        Raises:
+            Fault: a value has no meaning; knows the field's path from here.
+        """
+        try:
+            return self._read(proto)
+        except Fault:
+            _blame(self._reads, proto)
+            raise
+
+    def read_at(self, where: str, proto: M) -> D:
+        """Read it.
+
+        Raises:
+            WireError: a value has no meaning; names its field within `where`.
+        """
+        try:
+            return self.read(proto)
+        except Fault as fault:
+            raise fault.at(where) from None
+
+    def write_at(self, where: str, value: D) -> M:
+        """Write it.
+
+        Raises:
+            WireError: a value cannot travel; names its field within `where`.
+        """
+        try:
+            return self.write(value)
+        except Fault as fault:
+            raise fault.at(where) from None
+
+    @property
+    def one(self) -> Rule:
+        """The rule of a field that holds such a message."""
+        return Rule(self.write, self.read)
+
+    @property
+    def many(self) -> Rule:
+        """The rule of a field that holds several."""
+        return Rule(each_by(self.write), each_by(self.read))
+
+
+def _compiled(made: str, sources: Mapping[str, str], more: str, names: dict[str, object]) -> Callable[[Any], Any]:
+    """Return what converts all fields, compiled once, as `dataclass` makes a constructor: no loop is as fast."""
+    arguments = [f"{name}={source}" for name, source in sources.items()]
+    return _lambda(f"{made}({', '.join([*arguments, *([f'**{more}(it)'] if more else [])])})", names)
+
+
+def _lambda(source: str, names: dict[str, object]) -> Callable[[Any], Any]:
+    made: Callable[[Any], Any] = eval(f"lambda it: {source}", names)  # noqa: S307 - made of the names of fields alone
+    return made
+
+
+def _blame(steps: Mapping[str, Callable[[Any], Any]], value: object) -> None:
+    """Raise the fault again, with the part in which it lies."""
+    for part, step in steps.items():
+        try:
+            step(value)
+        except Fault as fault:
+            fault.inside(part)
+            raise
+
+
+def each_by(convert: Callable[[Any], T]) -> Callable[[Iterable[Any]], tuple[T, ...]]:
+    """Return what reads or writes a repeated field, given what does so with one value of it."""
+
+    def convert_all(values: Iterable[Any]) -> tuple[T, ...]:
+        try:
+            return tuple([convert(each) for each in values])
+        except Fault:
+            for index, each in enumerate(values):
+                _blame({f"[{index}]": convert}, each)
+            raise
+
+    return convert_all
+
+
+def _copied(field: FieldDescriptor, text: Callable[[str], str] | None, number: Callable[[float], float] | None) -> Rule:
+    """Return the rule of a field that has none of its own.
+
+    Raises:
+        TypeError: it holds a message.
+    """
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key, value = (_scalar(each, text, number) or _same for each in field.message_type.fields)
+        return Rule(read=lambda entries: {key(name): value(each) for name, each in entries.items()})
+    if field.cpp_type == _MESSAGE:
+        raise TypeError(f"{field.full_name} holds a message, and has no rule")
+    scalar = _scalar(field, text, number)
+    if field.is_repeated:
+        return Rule(read=tuple if scalar is None else each_by(scalar))
+    return Rule(read=scalar)
+
+
+def _scalar(
+    field: FieldDescriptor, text: Callable[[str], str] | None, number: Callable[[float], float] | None
+) -> Callable[[Any], Any] | None:
+    if field.cpp_type == _TEXT:
+        return text
+    return number if field.cpp_type in _NUMBERS else None
+
+
+def _same(value: T) -> T:
+    return value
