@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,8 +33,8 @@ from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
 from fxlib.wire.targets import methods
 
-Deeds = dict[Hashable, str]
-"""What a graph does in the world outside of its tensors, and each deed in words."""
+_UNCOUNTED = frozenset({"change", "look up"})
+"""Kinds of interactions that nobody else notices, however often they happen."""
 
 _MODES = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 _IN_PLACE = ("setitem", "delitem", *(f"i{name}" for name in ("add", "concat", "mul", "or", "and", "sub", "xor")))
@@ -47,10 +50,11 @@ def screen(answer: GraphModule, original: GraphModule) -> None:
 
     All graphs of the module tree are looked at. A server, or the RRef that leads to it, must be a constant of the
     original, or be computed as the original computes it; the function called there must be one that the original calls
-    on that server, or one that its contract names. Code of the launcher's own that is on no list (opaque) must be
-    called with just what the original gives it, and objects of the launcher's own, which attributes hold or such code
-    returns, are used only as the original uses them. What other ranks take part in keeps its order, and so do changes
-    of grad mode and autocast.
+    on that server, or one that its contract names. It is called no more often than by the original, and with arguments
+    of the same form: as many, under the same names, and with the same constants. Code of the launcher's own that is on
+    no list (opaque) must be called with just what the original gives it, and objects of the launcher's own, which
+    attributes hold or such code returns, are used only as the original uses them. What other ranks take part in keeps
+    its order, and so do changes of grad mode and autocast.
 
     Raises:
         WireError: it takes other arguments, or does something that the original does not.
@@ -62,13 +66,9 @@ def screen(answer: GraphModule, original: GraphModule) -> None:
     if _arguments(answer) != _arguments(original) or _packing(answer) != _packing(original):
         raise WireError("the rewritten graph takes other arguments than the original", where="the answer")
     numbers = Numbers()
-    allowed = _deeds(original, numbers, contracts=True)
-    free = not any(_reads_server(node) for _, body in bodies(original) for node in body.graph.nodes)
-    for deed, words in _deeds(answer, numbers, contracts=False).items():
-        if free and isinstance(deed, tuple) and deed[0] == "change":
-            continue
-        if deed not in allowed:
-            raise WireError(f"the rewritten graph {words}, and the original does not", where="the answer")
+    answered = _Interactions.of(answer, numbers, contracts=False)
+    allowed = _Interactions.of(original, numbers, contracts=True)
+    _check_kinds(answered, allowed, original)
     uses = {use for use, _ in held_uses(original, numbers, _is_opaque, contracts=True)}
     for use, words in held_uses(answer, numbers, _is_opaque, contracts=False):
         if use not in uses:
@@ -76,9 +76,10 @@ def screen(answer: GraphModule, original: GraphModule) -> None:
     if _modes(answer) != _modes(original):
         problem = "the rewritten graph changes grad mode or autocast otherwise than the original"
         raise WireError(problem, where="the answer")
-    if _meetings(answer, numbers) != _meetings(original, numbers):
+    if _collectives(answer, numbers) != _collectives(original, numbers):
         problem = "the rewritten graph meets the other ranks in another order than the original, or not as often"
         raise WireError(problem, where="the answer")
+    _check_counts(answered, allowed)
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -115,7 +116,7 @@ def _modes(module: GraphModule) -> list[Hashable]:
     return found
 
 
-def _meetings(module: GraphModule, numbers: Numbers) -> list[Hashable]:
+def _collectives(module: GraphModule, numbers: Numbers) -> list[Hashable]:
     """Return what other ranks take part in, in forward or in backward, with what it is called with, in its order."""
     found = [
         (path, node)
@@ -137,48 +138,187 @@ def _arguments(module: GraphModule) -> list[tuple[str, object]]:
     return [(str(node.target), node.args) for node in module.graph.nodes if node.op == "placeholder"]
 
 
-def _deeds(module: GraphModule, numbers: Numbers, *, contracts: bool) -> Deeds:
-    """Return the deeds of all graphs; with `contracts`, also those that its contracts let a pass put in their place."""
-    known = numbers.of(module)
-    bodies_of, deeds = dict(bodies(module)), Deeds()
-    speaking: set[str] = set()
-    # Children first: whether a module's graph speaks decides whether a call of it does.
-    for path, body in reversed(bodies_of.items()):
+@dataclass(frozen=True, slots=True)
+class _Interactions:
+    """What a module does besides computing on tensors, while it runs once.
+
+    Attributes:
+        counts: how often each interaction happens; the first part of its key is its kind.
+        words: each interaction in words.
+        allowed: how often the contracts of calls let a pass add an interaction.
+        arguments: the forms of the arguments of each call by name.
+    """
+
+    counts: Counter[tuple[Hashable, ...]] = field(default_factory=Counter)
+    words: dict[tuple[Hashable, ...], str] = field(default_factory=dict)
+    allowed: Counter[tuple[Hashable, ...]] = field(default_factory=Counter)
+    arguments: dict[tuple[Hashable, ...], list[object]] = field(default_factory=dict)
+
+    def most(self, key: tuple[Hashable, ...]) -> int:
+        """Return how often an answer may interact in this way."""
+        return max(self.counts[key], self.allowed[key])
+
+    @classmethod
+    def of(cls, module: GraphModule, numbers: Numbers, *, contracts: bool) -> _Interactions:
+        """Return the interactions of all graphs in a module tree; `contracts` says whether their contracts count."""
+        found, known = cls(), numbers.of(module)
+        graphs = dict(bodies(module))
+        own = {
+            node: list(_interactions_of(node, body, numbers, known))
+            for body in graphs.values()
+            for node in body.graph.nodes
+        }
+        interacts: dict[GraphModule, bool] = {}
+        runs = _runs(module, graphs)
+        for path, body in graphs.items():
+            for node in body.graph.nodes:
+                for key, words in own[node]:
+                    found._add(key, words, runs[body])
+                if node.op == "call_module" and not own[node]:
+                    child = _joined(path, str(node.target))
+                    if any(_interacts(each, own, interacts) for each in _entered(_called(body, node))):
+                        key = ("run", child, _given(node, numbers, known))
+                        found._add(key, f"calls {child!r} with other arguments", runs[body])
+                found._add_calls(node, numbers, known, runs[body], contracts=contracts)
+        return found
+
+    def _add(self, key: tuple[Hashable, ...], words: str, count: int) -> None:
+        self.counts[key] += count
+        self.words[key] = words
+
+    def _add_calls(self, node: Node, numbers: Numbers, known: dict[Node, int], count: int, *, contracts: bool) -> None:
+        """Note the form of the arguments of a node's calls, and what the contract of a call allows besides it."""
+        if node.target in CALLS:
+            kind, args = ("push", node.args[1:]) if node.target in TRACKERS else ("call", node.args)
+            key = kind, numbers.value(args[0], known), numbers.value(args[1], known)
+            self.arguments.setdefault(key, []).append(args[2:4])
+            contract = node.meta.get("contract") if contracts else None
+            extra = (contract.gradient, contract.batched_by) if isinstance(contract, Contract) else (None, None)
+            for kind, name in zip(("push", "batch"), extra, strict=True):
+                if name is not None:
+                    key = kind, numbers.value(args[0], known), numbers.value(name, known)
+                    self.allowed[key] += count
+                    self.arguments.setdefault(key, []).append(args[2:4])
+        elif is_batch(node):
+            to = node.args[0]
+            for item in items_of(node):
+                key = "call", numbers.value(to, known), numbers.value(item.function, known)
+                self.arguments.setdefault(key, []).append((item.args, item.kwargs))
+
+
+def _check_kinds(answer: _Interactions, original: _Interactions, module: GraphModule) -> None:
+    """Check that an answer does nothing that the original does not do, and its contracts do not allow."""
+    free = not any(_reads_server(node) for _, body in bodies(module) for node in body.graph.nodes)
+    for key in sorted(answer.counts, key=lambda each: each[0] == "run"):  # what a nested graph does tells more
+        if free and key[0] == "change":
+            continue
+        if not original.most(key):
+            problem = f"the rewritten graph {answer.words[key]}, and the original does not"
+            raise WireError(problem, where="the answer")
+
+
+def _check_counts(answer: _Interactions, original: _Interactions) -> None:
+    """Check that an answer does nothing more often than the original, and calls nothing with more arguments."""
+    for key, count in answer.counts.items():
+        if key[0] not in _UNCOUNTED and count > original.most(key):
+            words = answer.words[key].removesuffix(" otherwise")
+            problem = f"the rewritten graph {words} {count} times, and the original {original.most(key)} times"
+            raise WireError(problem, where="the answer")
+    for key, found in answer.arguments.items():
+        if not all(any(_is_of_form(each, other) for other in original.arguments.get(key, ())) for each in found):
+            problem = f"the rewritten graph {answer.words[key]} with other arguments than the original"
+            raise WireError(problem, where="the answer")
+
+
+def _is_of_form(value: Any, other: Any) -> bool:
+    """Whether an argument has the form of another one: its containers, its constants, and nodes where it has nodes."""
+    if isinstance(other, Node):
+        return isinstance(value, (Node, bool, int, float, complex))
+    if isinstance(other, (tuple, list)):
+        return isinstance(value, (tuple, list)) and len(value) == len(other) and all(map(_is_of_form, value, other))
+    if isinstance(other, Mapping):
+        return (
+            isinstance(value, Mapping)
+            and list(value) == list(other)
+            and all(_is_of_form(value[name], other[name]) for name in other)
+        )
+    if isinstance(other, slice):
+        parts = ("start", "stop", "step")
+        return isinstance(value, slice) and all(_is_of_form(getattr(value, at), getattr(other, at)) for at in parts)
+    return type(value) is type(other) and repr(value) == repr(other)
+
+
+def _runs(module: GraphModule, graphs: Mapping[str, GraphModule]) -> Counter[GraphModule]:
+    """Return how often each graph runs while the module's own runs once.
+
+    A graph that no other one calls may be the argument of an operator, and counts once.
+    """
+    callers: dict[GraphModule, list[GraphModule]] = {}
+    for body in graphs.values():
         for node in body.graph.nodes:
-            found = dict(_deeds_of(node, body, numbers, known, contracts=contracts))
-            child = _joined(path, str(node.target))
-            if node.op == "call_module" and (not found and child in speaking):
-                found = {("call", child, _given(node, numbers, known)): f"calls {child!r} with other arguments"}
-            if found:
-                speaking.add(path)
-            deeds |= found
-    return deeds
+            for entered in _entered(_called(body, node)) if node.op == "call_module" else ():
+                callers.setdefault(entered, []).append(body)
+    runs = Counter({module: 1})
+
+    def count(body: GraphModule) -> int:
+        if body not in runs:
+            runs[body] = max(1, sum(map(count, callers.get(body, ()))))
+        return runs[body]
+
+    for body in graphs.values():
+        count(body)
+    return runs
 
 
-def _deeds_of(
-    node: Node, body: GraphModule, numbers: Numbers, known: dict[Node, int], *, contracts: bool
-) -> Iterator[tuple[Hashable, str]]:
+def _called(body: GraphModule, node: Node) -> nn.Module:
+    return body.get_submodule(str(node.target))
+
+
+def _entered(module: nn.Module) -> Iterator[GraphModule]:
+    """Yield the graphs that run when a module is called, but not those that these call themselves."""
+    if isinstance(module, GraphModule):
+        yield module
+        return
+    for child in module.children():
+        yield from _entered(child)
+
+
+def _interacts(
+    body: GraphModule, own: Mapping[Node, list[tuple[tuple[Hashable, ...], str]]], known: dict[GraphModule, bool]
+) -> bool:
+    """Whether a graph, or one that it calls, interacts with anything."""
+    if body not in known:
+        known[body] = any(
+            own[node]
+            or (
+                node.op == "call_module" and any(_interacts(each, own, known) for each in _entered(_called(body, node)))
+            )
+            for node in body.graph.nodes
+        )
+    return known[body]
+
+
+def _interactions_of(
+    node: Node, body: GraphModule, numbers: Numbers, known: dict[Node, int]
+) -> Iterator[tuple[tuple[Hashable, ...], str]]:
     if node.target in CALLS:
+        kind = "push" if node.target in TRACKERS else "call"
         to, function = (node.args[1:] if node.target in TRACKERS else node.args)[:2]
-        contract = node.meta.get("contract") if contracts else None
-        extra = (contract.gradient, contract.batched_by) if isinstance(contract, Contract) else ()
-        for name in (function, *(each for each in extra if each is not None)):
-            deed = "speak", numbers.value(to, known), numbers.value(name, known)
-            yield deed, f"calls {name!r} on {to!r}"
+        yield (kind, numbers.value(to, known), numbers.value(function, known)), f"calls {function!r} on {to!r}"
     elif is_batch(node):
         to, batched_by = node.args[0], node.args[3]
-        form = {batched_by} if isinstance(batched_by, str) and batched_by != IN_ORDER else set()
-        called = {each.function for each in items_of(node)} | form
-        for name in sorted(called):
-            yield ("speak", numbers.value(to, known), numbers.value(name, known)), f"calls {name!r} on {to!r}"
+        called = [("call", each.function) for each in items_of(node)]
+        called += [("batch", batched_by)] if isinstance(batched_by, str) and batched_by != IN_ORDER else []
+        for kind, name in called:
+            yield (kind, numbers.value(to, known), numbers.value(name, known)), f"calls {name!r} on {to!r}"
     elif node.target in FETCHES or (node.op == "call_method" and node.target == "to_here"):
         yield ("fetch", numbers.value(node.args[:1], known)), f"fetches {node.args[:1]!r}"
     elif node.target in {functions.resolve, rpc.get_worker_info}:
-        yield (callable_key(node.target), _given(node, numbers, known)), f"looks up {node.args}"
-    elif (is_call(node) or is_issue(node)) and (kind := kind_of(node)) is not None and kind.blocking is not None:
+        yield ("look up", callable_key(node.target), _given(node, numbers, known)), f"looks up {node.args}"
+    elif (is_call(node) or is_issue(node)) and (kind_ := kind_of(node)) is not None and kind_.blocking is not None:
         # A collective, or a client of the launcher's own: to be called with just what the original gives it.
-        made = callable_key(kind.blocking), _given(node, numbers, known)
-        yield ("call of a kind", *made), f"calls {kind.blocking.__name__} otherwise"
+        made = callable_key(kind_.blocking), _given(node, numbers, known)
+        yield ("call of a kind", *made), f"calls {kind_.blocking.__name__} otherwise"
     elif _speaks_to_ranks(node):
         yield ("own", callable_key(node.target), _given(node, numbers, known)), f"calls {node.target} otherwise"
     elif _is_change(node):

@@ -16,8 +16,9 @@ import fxlib
 from fxlib import ps
 from fxlib.client.answer_policy import screen
 from fxlib.errors import WireError
-from fxlib.runtime import create, functions, is_wait, issue_batch, remote_call, wait_item
+from fxlib.runtime import create, functions, is_wait, issue_batch, remote_call, track_gradient, wait_item
 from fxlib.runtime.ops.collectives import collective
+from fxlib.spec.contract import Contract
 from tests.capture import feature_store
 from tests.client.models import Clicks
 from tests.process_group import process_group
@@ -162,12 +163,83 @@ def test_a_nested_graph_that_calls_its_argument_is_given_the_same_one() -> None:
         screen(of(outer("other"), inner=nested), of(outer("home"), inner=nested))
 
 
-def test_what_the_original_does_may_be_done_again() -> None:
-    screen(of(with_one_more(another_place_again)), of(original))
+@pytest.mark.parametrize("more", [another_place_again, lambda graph: batch(graph, "ps0")])
+def test_what_the_original_does_once_is_not_done_twice(more: Build) -> None:
+    with pytest.raises(WireError, match=r"\d times, and the original \d times"):
+        screen(of(with_one_more(more)), of(original))
 
 
-def test_what_the_original_does_may_be_done_in_a_batch() -> None:
-    screen(of(with_one_more(lambda graph: batch(graph, "ps0"))), of(original))
+def test_a_call_may_be_left_out_and_may_travel_in_a_batch() -> None:
+    screen(of(lambda graph: ask(graph, "ps0")), of(lambda graph: (ask(graph, "ps0"), ask(graph, "ps0"))))
+    screen(of(lambda graph: batch(graph, "ps0")), of(lambda graph: ask(graph, "ps0")))
+
+
+def test_a_push_that_a_contract_names_is_made_once_for_each_call() -> None:
+    def pushed(times: int, *given: str) -> Build:
+        def build(graph: Graph) -> Any:
+            made = ask(graph, "ps0")
+            made.meta["contract"] = Contract(gradient="fxlib.ps:push")
+            for _ in range(times):
+                made = graph.call_function(track_gradient, (made, "ps0", "fxlib.ps:push", given, {}, None, 0))
+            return made
+
+        return build
+
+    screen(of(pushed(1, "users")), of(pushed(0)))
+    with pytest.raises(WireError, match="2 times, and the original 1 times"):
+        screen(of(pushed(2, "users")), of(pushed(0)))
+    with pytest.raises(WireError, match="with other arguments"):
+        screen(of(pushed(1, "admins")), of(pushed(0)))
+
+
+def test_a_graph_that_calls_is_not_called_more_often() -> None:
+    nested = of(lambda graph: ask(graph, "ps0"))
+
+    def runs(times: int, module: nn.Module) -> GraphModule:
+        return of(lambda graph: [graph.call_module("inner") for _ in range(times)], inner=module)
+
+    screen(runs(2, nested), runs(2, nested))
+    screen(of(lambda graph: [ask(graph, "ps0") for _ in range(2)]), runs(2, nested))
+    for module in (nested, nn.Sequential(nested)):
+        with pytest.raises(WireError, match="2 times, and the original 1 times"):
+            screen(runs(2, module), runs(1, module))
+
+
+def calling(*args: Any, **kwargs: Any) -> Build:
+    """Return what builds a call with these arguments, in which a text that begins with "$" is an input."""
+
+    def build(graph: Graph) -> Any:
+        inputs = {name: graph.placeholder(name) for name in ("x", "y")}
+
+        def value(given: Any) -> Any:
+            return inputs[given[1:]] if isinstance(given, str) and given.startswith("$") else given
+
+        given = tuple(map(value, args)), {name: value(each) for name, each in kwargs.items()}
+        return graph.call_function(remote_call, ("ps0", "fxlib.ps:lookup", *given, None))
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "wider",
+    [
+        calling("users", "$x", "$y"),
+        calling("users", "$x", 5),
+        calling("users", ["$x"]),
+        calling("users", "$x", limit=1),
+        calling("admins", "$x"),
+        calling("$y", "$x"),
+        calling("users", "rows"),
+        calling("users"),
+    ],
+)
+def test_a_call_is_made_with_arguments_of_the_original_s_form(wider: Build) -> None:
+    with pytest.raises(WireError, match="with other arguments than the original"):
+        screen(of(wider), of(calling("users", "$x")))
+
+
+def test_a_call_may_be_given_what_is_computed_otherwise() -> None:
+    screen(of(calling("users", "$y", limit=1)), of(calling("users", "$x", limit=1)))
 
 
 class Two(nn.Module):

@@ -58,7 +58,7 @@ def scheduled(graph: GraphModule) -> GraphModule:
 
 def traces(made: ClusterRun, arm: str, steps: int = 3) -> Sequence[StepDigests]:
     made.ask(made.trainers[:1], "reset", timeout_s=100)
-    return [made.ask(made.trainers[:1], "trace", arm, step, timeout_s=100)[0] for step in range(steps)]
+    return [made.ask(made.trainers[:1], "digest_step", arm, step, timeout_s=100)[0] for step in range(steps)]
 
 
 def seconds(made: ClusterRun, arm: str, steps: int = 10) -> float:
