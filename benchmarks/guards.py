@@ -28,7 +28,7 @@ MODULES: Final = (10, 100, 1_000, 10_000)
 ROUNDS: Final = 60
 QUICK_ROUNDS: Final = 15
 BLOCK_S: Final = 0.02
-"""Of forwards of one arm, at least one."""
+"""Seconds of forwards of one arm in a block; at least one is run."""
 MOST_COMPILED: Final = 1_000
 RATIOS: Final = (("captured", "eager"), ("training", "eager"), ("unguarded", "eager"), ("compile", "eager"))
 

@@ -76,7 +76,7 @@ ARMS: Mapping[str, Callable[[nn.Module, torch.Tensor], Forward]] = {
     "inference": ours,
     "compile": lambda model, _: torch.compile(model, dynamic=False),
 }
-"""What each makes of a model."""
+"""Makes of a model what each arm runs."""
 
 
 def seconds(forward: Forward, x: torch.Tensor, runs: int) -> float:
@@ -173,7 +173,7 @@ BUDGET_S: Final = 60.0
 """No further round of a case begins after so long, but for the least number."""
 LEAST_ROUNDS: Final = 9
 COMPILATION_S: Final = 150.0
-"""That `compile` may take for one size of batches."""
+"""Seconds that `compile` may take for one size of batches."""
 BASELINES: Final = ("eager", "stock_fuse")
 
 

@@ -31,7 +31,7 @@ QUICK_SIZES: Final = {1_000: 5}
 BUDGET_S: Final = 20.0
 """No further round of a case begins after so long."""
 CAP_S: Final = 40.0
-"""Of one run of `stock`."""
+"""Seconds that one run of `stock` may take."""
 QUICK_CAP_S: Final = 5.0
 MODEL_ROUNDS: Final = 5
 QUICK_MODELS: Final = ("resnet20_cifar10", "bert")

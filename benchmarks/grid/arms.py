@@ -133,13 +133,13 @@ class Arms:
     """The programs of a cell, and what is known of them before they run."""
 
     steps: Mapping[str, Step]
-    """By arm; all but the expert's."""
+    """The steps of all arms but the expert's, by arm."""
     tried: Mapping[Way, Step]
-    """What the expert tries."""
+    """The steps that the expert tries, by the way in which they ask."""
     predicted_s: Mapping[str, float]
     """Seconds per step, by the cost model."""
     bound_s: float
-    """What no schedule can beat, by the cost model."""
+    """Seconds per step that no schedule can beat, by the cost model."""
 
 
 def arms(job: Job) -> Arms:

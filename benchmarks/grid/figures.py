@@ -81,9 +81,9 @@ def interval(
 
 
 SLACK = 0.02
-"""What the end of an interval may be off before a cell counts as slower."""
+"""Share by which the end of an interval may be off before a cell counts as slower."""
 WANTED = 0.90
-"""Of the headroom."""
+"""Share of the headroom that a cell should capture."""
 
 
 Cell = Mapping[tuple[str, str], Row]

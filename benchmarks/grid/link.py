@@ -22,7 +22,7 @@ DEVICE = "fxbench"
 """The link's name at both ends."""
 BURST = "32kb"
 LATENCY = "400ms"
-"""Of the token buckets: how much may go at once, and how long a packet may wait for its turn."""
+"""Limits of the token buckets: how much may go at once, and how long a packet may wait for its turn."""
 
 
 @dataclass(frozen=True, kw_only=True)

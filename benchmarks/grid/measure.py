@@ -39,11 +39,11 @@ class Measured:
     cell: Cell
     step_s: Mapping[str, list[float]]
     hand: str
-    """Which of an expert's programs was the fastest."""
+    """The fastest of an expert's programs."""
     predicted_s: Mapping[str, float]
     """Seconds per step by arm, as the cost model had it."""
     bound_s: float
-    """Of a step that no schedule can beat."""
+    """Seconds of a step that no schedule can beat."""
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Measured:
@@ -84,9 +84,9 @@ def block(step: Step, length: int) -> float:
 
 
 PR_SET_PDEATHSIG = 1
-"""Of `prctl`, as linux/prctl.h has it."""
+"""An option of `prctl`, as linux/prctl.h has it."""
 SERVERS_PYTHON = "FXLIB_BENCH_SERVERS_PYTHON"
-"""What to start server processes with, where that is not this Python."""
+"""Variable that names the interpreter of server processes, where it is not this one."""
 
 
 def measured(cells: Sequence[Cell], *, rounds: int) -> list[Measured]:

@@ -40,7 +40,7 @@ RESULT_BYTES: Final = 4 * BATCH * DIM
 LIMIT_BYTES: Final = 4 * RESULT_BYTES
 AS_WRITTEN, UNLIMITED, LIMITED = "as written", "none", f"{LIMIT_BYTES / MIB:g} MiB"
 ENVIRONMENT: Final = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""Of the process that observes."""
+"""Environment of the process that observes."""
 _PROC = Path("/proc/self")
 
 

@@ -47,11 +47,11 @@ class Comparison:
 
     graph: str
     make: Callable[[int], Program]
-    """Of about so many nodes."""
+    """Makes a program of about so many nodes."""
     ours: GraphPass
     stock: stock.Stock
     left: Callable[[GraphModule], int]
-    """What there is to do in a program. `changes` is by how much it has become less."""
+    """Counts what there is to do in a program; `changes` is by how much a pass has lowered it."""
 
 
 def _nodes(module: GraphModule) -> int:
@@ -153,4 +153,4 @@ def of_model(name: str) -> Comparison:
 
 
 COMPARISONS: Mapping[str, Comparison] = {each.ours.name: each for each in _comparisons()}
-"""By the name of the pass."""
+"""All comparisons, by the name of the pass."""

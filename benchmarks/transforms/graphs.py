@@ -85,7 +85,7 @@ def lookup(server: str, ids: torch.Tensor) -> torch.Tensor:
 
 
 HELD = 8
-"""How many weights there are, which are used in turn."""
+"""Number of weights, which are used in turn."""
 
 
 def constants(size: int) -> GraphModule:

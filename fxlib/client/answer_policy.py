@@ -39,7 +39,7 @@ _UNCOUNTED = frozenset({"change", "look up"})
 _MODES = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 _IN_PLACE = ("setitem", "delitem", *(f"i{name}" for name in ("add", "concat", "mul", "or", "and", "sub", "xor")))
 _CHANGES = frozenset(f"{form}{name}{form}" for name in _IN_PLACE for form in ("", "__")) | {"sort"}
-"""What changes a list or a dict, of which a server's name may be read afterwards."""
+"""Operators that change a list or a dict, of which a server's name may be read afterwards."""
 _GROUP_OPERATORS = ("_c10d_functional::", "_c10d_functional_autograd::")
 """Operators of torch that speak to the other ranks, but for those of `_SILENT`."""
 _SILENT = frozenset({"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"})

@@ -26,10 +26,10 @@ ATTEMPT_S = 30.0
 """The longest that one call may take before it is tried again, in seconds."""
 
 OUTAGE_S = 60.0
-"""How long a service that was reached before may be away, e.g. for its restart, in seconds."""
+"""Seconds for which a service that was reached before may be away, for its restart, say."""
 
 _JITTER = random.Random()
-"""Of this module's own: the program's generator is the program's."""
+"""A generator of this module's own: the program's is left alone."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = (

@@ -19,7 +19,7 @@ from fxlib.errors import FxlibError, RemoteError
 from fxlib.v1 import jobs_pb2
 
 _SETTLE_S = 60.0
-"""How long ranks may take to bind an answer."""
+"""Seconds that ranks may take to bind an answer."""
 _NO = b"no "
 _YES = b"yes"
 

@@ -23,7 +23,7 @@ from fxlib.v1 import jobs_pb2
 
 _TRIAL = TrialOptions()
 _MAX_SENT_NODES = 50_000
-"""Of a profile: a few megabytes of a message that may have eight."""
+"""Nodes of a profile that are sent: a few megabytes of a message that may have eight."""
 
 
 class Asked(TypedDict, total=False):

@@ -26,7 +26,7 @@ from fxlib.spec.workload import Workload
 from fxlib.v1 import graph_pb2, jobs_pb2
 
 _SERVED = ("fxlib.", "torch", "_operator:", "builtins:")
-"""Where the functions are from that each server of a trial has."""
+"""Modules whose functions each server of a trial has."""
 DEVICES = frozenset({"cpu", "meta"})
 """Kinds of devices that a trial has; what has no values anywhere is drawn on the first."""
 _PROFILE = "measure the job with fxlib.profile(...) and pass that as profile=, so that it can be replayed"

@@ -56,9 +56,9 @@ class Culprit:
     name: str
     place: int
     error: str = ""
-    """What the pass itself raised, if it did."""
+    """The error that the pass itself raised, if it did."""
     verification: Verification | None = None
-    """Of the graph given and the one after this pass; None where the pass raised."""
+    """The comparison of the graph given with the one after this pass; None where the pass raised."""
     change: Change | None = None
     """None where no value and no gradient of a node differs beyond the bound by this pass alone."""
     diff: str = ""

@@ -33,9 +33,9 @@ class Steps:
     values: dict[str, list[object]] = field(default_factory=dict)
     """The tensors, numbers and texts in what each node made."""
     forms: dict[str, dict[str, str]] = field(default_factory=dict)
-    """How that is nested, and how its tensors are laid out."""
+    """The nesting of each value, and the layouts of its tensors."""
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Of nodes that made one tensor, in the backward from all outputs."""
+    """Gradients of nodes that made one tensor, in the backward from all outputs."""
     reads: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """The memory that each node reads, and how many writes had been made to it."""
     writes: dict[int, list[str]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Steps:
     failed: Node | None = None
     error: Exception | None = None
     hooks: list[RemovableHandle] = field(default_factory=list)
-    """Those that note gradients: on values of the run, some of which are the module's own parameters."""
+    """Hooks that note gradients: on values of the run, some of which are the module's own parameters."""
 
     def writers_before(self, name: str) -> tuple[str, ...]:
         """Return the nodes that had written, by the time the node `name` ran, to memory that it reads."""

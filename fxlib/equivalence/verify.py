@@ -63,7 +63,7 @@ class Verification:
     """Of the floating-point tensors whose bits are not the same, and with a reference, of all that it has."""
     tolerance: Tolerance = field(default_factory=Tolerance)
     notes: tuple[str, ...] = ()
-    """What else there is to know of the comparison."""
+    """Further sentences on the comparison."""
 
     @property
     def max_absolute_error(self) -> float:

@@ -29,7 +29,7 @@ from fxlib.spec.report import Undeclared
 from fxlib.utils.text import seconds, table
 
 META = "figures"
-"""Where `Analysis.annotate` leaves what is known of a node: in its `meta`. No pass reads it."""
+"""Key of a node's `meta` under which `Analysis.annotate` leaves what is known of it. No pass reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class NodeFigures:
     """The operators that it runs."""
     effects: tuple[str, ...]
     live_bytes: int
-    """What is held in memory while it runs."""
+    """Bytes held in memory while it runs."""
     seconds: float | None = None
-    """On the device that was asked for."""
+    """Seconds on the device that was asked for."""
     unknown: Unknown | None = None
     """Why nothing is known of its value, where that is so."""
 
@@ -70,7 +70,7 @@ class Analysis:
 
     name: str
     nodes: Mapping[Node, NodeFigures]
-    """Of every node, in program order."""
+    """The figures of every node, in program order."""
     state_bytes: int
     input_bytes: int
     peak_bytes: int
@@ -79,7 +79,7 @@ class Analysis:
     """The first node at which it is."""
     device: Device | None = None
     seconds: float | None = None
-    """Of one forward on the device, remote calls that no profile knows left out."""
+    """Seconds of one forward on the device, remote calls that no profile knows left out."""
     undeclared: tuple[Undeclared, ...] = ()
     """Remote functions that declare nothing, and what the cost model expects of declaring them; most first."""
 
@@ -246,7 +246,7 @@ class _Memory:
     """Size of parameters and buffers."""
     input_bytes: int
     live_bytes: Mapping[Node, int]
-    """What is held while each node runs: state, inputs, and values that are still needed, its own among them."""
+    """Bytes held while each node runs: state, inputs, and values that are still needed, its own among them."""
 
     @property
     def peak_bytes(self) -> int:

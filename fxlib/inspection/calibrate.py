@@ -151,7 +151,7 @@ def _graph(kind: str) -> GraphModule:
 _DTYPES = (torch.float32, torch.bfloat16)
 _FEWEST_ROUNDS = 3
 _FEWEST_CASES = 3
-"""Of one operator, to describe it by itself."""
+"""Cases of one operator that it takes to describe it by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

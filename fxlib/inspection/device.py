@@ -36,7 +36,7 @@ class Peak:
     elements_per_s: float = math.inf
     """Values that it goes through, on top of its arithmetic: laying out, converting, comparing."""
     launch_s: float = 0.0
-    """What starting it takes on the device, however small it is."""
+    """Seconds that starting it takes on the device, however small it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +55,13 @@ class Device:
     source: str
     memory_bytes: float
     layer_s: float
-    """What the program takes to call a layer."""
+    """Seconds that the program takes to call a layer."""
     overload_s: float
     """To call an ATen overload, as graphs of `torch.export` do."""
     attribute_s: float
     """To fetch a parameter or a buffer of a module within."""
     dispatch_s: float
-    """What the host takes to get one operator under way."""
+    """Seconds that the host takes to get one operator under way."""
     asynchronous: bool
     """Whether the host goes on while the device works."""
     memory: tuple[Bandwidth, ...]

@@ -20,7 +20,7 @@ class TensorFacts:
     dtype: torch.dtype
     device: str
     bytes: Size
-    """Of its elements, each of them once where it is expanded."""
+    """Bytes of its elements, each counted once where it is expanded."""
     memory: int
     """Tensors with the same number lie in the same memory."""
 

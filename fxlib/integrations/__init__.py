@@ -40,7 +40,7 @@ class Training:
         self._workload, self._address, self._asked = workload, address, asked
         self._original: nn.Module | None = None
         self.result: Result | None = None
-        """What the service answered; None before training."""
+        """The service's answer; None before training."""
 
     def begin(self, model: nn.Module) -> None:
         """Ask, and put the answer in the place of the part."""

@@ -9,7 +9,7 @@ from fxlib.runtime.tracking.flow_control import tensor_bytes
 from fxlib.spec.profile import Opaque, Result, TensorShape
 
 ENVELOPE_BYTES = 256
-"""Of a message besides its tensors and texts: names, structure, headers. Roughly what `torch.distributed.rpc` adds."""
+"""Bytes of a message besides tensors and texts: names, structure, headers, as `torch.distributed.rpc` adds them."""
 
 _MAX_TEXT = 1_000
 """Characters of a text that is kept as it was."""

@@ -45,9 +45,9 @@ class Stopwatch(Recording):
 STEPS = 10
 WARMUPS = 2
 _BETWEEN = 2
-"""After one of so many steps, further ones are run."""
+"""Steps between those after which further ones are run."""
 _LOCAL_STEPS = 3
-"""That make no call, one after another."""
+"""Further steps that make no call, one after another."""
 
 _PARTS = ("loss", "backward", "push")
 

@@ -41,7 +41,7 @@ class PushSample:
     """Its place in program order."""
     request_bytes: int
     ready_s: float | None = None
-    """From the start of backward to the arrival of the gradient; None: none arrived."""
+    """Seconds from the start of backward to the arrival of the gradient; None: none arrived."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,15 +49,15 @@ class Forward:
     """One run of the module's code."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of local work, by node."""
+    """Seconds of local work, by node."""
     cpu_s: dict[str, float] = field(default_factory=dict)
     """Processor time of the trainer's thread in the same work."""
     output_bytes: dict[str, int] = field(default_factory=dict)
     calls: dict[str, CallSample] = field(default_factory=dict)
-    """By the name as captured."""
+    """Calls by their name as captured."""
     pushes: list[PushSample] = field(default_factory=list)
     graph_s: float = 0.0
-    """From the first node to the last, calls among them."""
+    """Seconds from the first node to the last, calls among them."""
     graph_cpu_s: float = 0.0
 
 
@@ -70,7 +70,7 @@ class StepSample:
     spans_s: Mapping[str, float]
     """Seconds of the step's parts, by the kind of their spans: "loss", "backward", "push"."""
     pushed_s: tuple[float, ...]
-    """Of each push that the step made, in order."""
+    """Seconds of each push that the step made, in order."""
     step_cpu_s: float = 0.0
     """Processor time of the trainer's thread in the step, and in its parts."""
     spans_cpu_s: Mapping[str, float] = field(default_factory=dict)

@@ -25,12 +25,12 @@ from fxlib.runtime import functions, ops
 from fxlib.spec.profile import CallProfile, ServerProfile
 
 TOGETHER = (2, 4, 8, 16, 32)
-"""How many equal reads are sent at once."""
+"""Number of equal reads that are sent at once."""
 IN_A_BATCH = 8
 PAYLOAD_BYTES = (1 << 18, 1 << 20, 1 << 22, 1 << 24)
-"""Of large transfers: the first one that takes long enough counts."""
+"""Bytes of large transfers; the first one that takes long enough counts."""
 ASSUMED_BYTES_PER_S = 1e9
-"""Where no transfer was large enough to tell."""
+"""Bandwidth where no transfer was large enough to tell."""
 
 _REPEATS = 5
 _PAIRS = 9
@@ -39,7 +39,7 @@ _LONG_ENOUGH_S = 5e-3
 _PATIENCE_S = 1.0
 """Reads that take longer together are not sent in still greater numbers."""
 _SAMPLE_S = 0.5
-"""What has been measured for so long is not repeated: of what takes long, single times tell enough."""
+"""Seconds after which a measurement is not repeated: of what takes long, single times tell enough."""
 _SATURATED = 0.6
 _OVERHEAD = 0.25
 """The largest part of a read's service that is taken for work of this process."""

@@ -37,7 +37,7 @@ class _Alternative:
 
 
 _LAYOUTS = (_Alternative(without=frozenset({"channels_last"}), options={}),)
-"""Which layout is faster depends on sizes, threads and the machine."""
+"""Alternatives in the layout: sizes, threads and the machine decide which is faster."""
 
 _BATCHING = (
     _Alternative(without=frozenset({"coalesce_calls"}), options={}),

@@ -57,13 +57,13 @@ class PlanningRequest:
     """What is known of a program beside its graph, and what may be taken for granted while it is rewritten."""
 
     contracts: Mapping[str, Contract] = field(default_factory=dict)
-    """What remote functions that declare nothing do, by name."""
+    """Contracts of remote functions that declare nothing, by name."""
     assume: Assume = ""
-    """What every remote function does of which nothing is known after that: "reads" or "pure"."""
+    """The effect of every remote function of which nothing is known after that: "reads" or "pure"."""
     profile: Profile | None = None
-    """What the program was measured to take; without one, passes that plan go by estimates."""
+    """A measurement of the program; without one, passes that plan go by estimates."""
     workload: Workload | None = None
-    """How its steps run, where that is known: passes leave alone what such a step forbids."""
+    """A description of its steps, where there is one: passes leave alone what such a step forbids."""
 
     @classmethod
     def of(cls, workload: Workload, profile: Profile | None = None) -> PlanningRequest:

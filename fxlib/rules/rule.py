@@ -43,7 +43,7 @@ class Rule:
     gives: Snippet = field(init=False, repr=False)
     """The replacement, as it is put in."""
     forms: Mapping[Node, Form] = field(init=False, repr=False)
-    """Of the pattern's nodes."""
+    """Forms of the pattern's nodes."""
 
     def __post_init__(self) -> None:
         """Trace what is a function, and refuse what cannot be a rule.

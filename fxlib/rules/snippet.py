@@ -17,7 +17,7 @@ from fxlib.analysis.operators.canonical import as_function, form_of
 from fxlib.errors import PassError
 
 MAX_NODES = 256
-"""Of one snippet; patterns are searched for at every node of a program."""
+"""The most nodes of one snippet; patterns are searched for at every node of a program."""
 
 
 _LINEAR = frozenset(
@@ -26,7 +26,7 @@ _LINEAR = frozenset(
 )
 """Operators whose backward needs nothing of what they worked on."""
 _SCALES = frozenset({"mul", "div"})
-"""Those of which the same is true where all but one of their operands are numbers."""
+"""Operators of which the same is true where all but one of their operands are numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +36,7 @@ class Snippet:
     graph: Graph
     inputs: tuple[Node, ...]
     nodes: tuple[Node, ...]
-    """What it computes, in order."""
+    """The nodes that compute, in order."""
     outputs: tuple[Node, ...]
     shares: bool
     """Whether an output may share memory with an input, or with another output."""

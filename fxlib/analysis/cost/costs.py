@@ -23,9 +23,9 @@ from fxlib.spec.profile import CallProfile, Profile, Push, ServerProfile
 INTAKE_SHARE = 0.5
 """Share of a round trip that is work for one message at a time, where that was not measured."""
 ITEM_INTAKE_SHARE = 0.25
-"""What each further call in a batch adds to the RPC layer's work on it, as a share of that on a single call."""
+"""Work that each further call of a batch adds to the RPC layer's, as a share of that on a single call."""
 ITEM_S = 1e-5
-"""What each further call in a batch adds to the batch's issue on the trainer's thread, and to its wait."""
+"""Seconds that each further call adds to a batch's issue on the trainer's thread, and to its wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +38,11 @@ class CallCost:
     issue_s: float
     wait_s: float
     service_s: float
-    """From the end of the issue to the arrival of the answer."""
+    """Seconds from the end of the issue to the arrival of the answer."""
     request_bytes: int
     response_bytes: int
     wake_s: float = 0.0
-    """What a wait that blocks takes longer."""
+    """Seconds that a wait takes longer where it blocks."""
     contract: Contract | None = None
     push: Push | None = None
     guessed: bool = False
@@ -59,13 +59,13 @@ class Message:
     request_bytes: int
     response_bytes: int
     work_s: float
-    """On the server, from the arrival of the request to the departure of the answer, with a worker free at once."""
+    """Seconds on the server, from the request's arrival to the answer's departure, a worker free at once."""
     latency_s: float
-    """On the way there and back, side by side with other messages."""
+    """Seconds on the way there and back, side by side with other messages."""
     intake_s: float
     """Work of the RPC layer, for one message at a time: see `fxlib.spec.profile.ServerProfile.per_call_s`."""
     transfer_s: float
-    """Of request and answer, the links free."""
+    """Seconds that request and answer take on free links."""
 
     @property
     def service_s(self) -> float:
@@ -83,13 +83,13 @@ class Costs:
     """The costs of one graph."""
 
     seconds: dict[Node, float] = field(repr=False)
-    """Of each node's work on the trainer's thread, without the time for which it blocks."""
+    """Seconds of each node's work on the trainer's thread, without the time for which it blocks."""
     value_bytes: dict[Node, int] = field(repr=False)
-    """Of each value's own memory; a result's is that of its wait."""
+    """Bytes of each value's own memory; a result's are those of its wait."""
     views: set[Node] = field(repr=False)
     """Values in the memory of their first input."""
     messages: dict[Node, Message] = field(repr=False)
-    """By what sends them: issues, and calls in their blocking form."""
+    """Messages by the nodes that send them: issues, and calls in their blocking form."""
     results: dict[Node, CallCost] = field(repr=False)
     """The call whose result each wait, or blocking call, returns."""
     servers: Mapping[str, ServerProfile]

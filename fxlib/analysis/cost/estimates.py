@@ -18,21 +18,21 @@ from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.spec.profile import ServerProfile
 
 VIEW_S = 1e-6
-"""Of what makes no new memory, and of what only looks at a tensor."""
+"""Seconds of an operator that makes no new memory, or only looks at a tensor."""
 OPERATOR_S = 5e-6
-"""Of any operator, before it has touched an element."""
+"""Seconds of any operator before it has touched an element."""
 ELEMENTS_PER_S = 1e9
 PRODUCT_S = 1e-4
-"""Of a product of matrices of unknown sizes, a convolution, attention."""
+"""Seconds of a product of matrices of unknown sizes, of a convolution, or of attention."""
 FLOPS_PER_S = 2e10
 ROWS = 64
 """Batch of a linear layer's input where it is unknown."""
 VALUE_BYTES = 16 * 1024
-"""Of a value of unknown size."""
+"""Bytes of a value of unknown size."""
 ISSUE_S = 1e-4
 WAIT_S = 2e-5
 SERVICE_S = 4e-4
-"""From a call's issue to the arrival of its answer."""
+"""Seconds from a call's issue to the arrival of its answer."""
 
 _VIEWS = operator_tables.NEW_VIEW | {"getitem", "getattr", "size", "dim", "numel", "flatten", "contiguous", "to"}
 _PRODUCTS = frozenset(

@@ -25,11 +25,11 @@ class Gradient:
     """The gradient of one remote result."""
 
     call: CallCost
-    """Whose result it is."""
+    """The call whose result has the gradient."""
     push: Push
     batchable: bool
     part: Hashable
-    """What it touches on its server; None: it may touch all."""
+    """The part of its server's state that it touches; None: it may touch all."""
     travels: bool
     """Whether it may be under way while others are."""
 

@@ -59,7 +59,7 @@ class Simulation:
     step_s: float
     calls: tuple[SimulatedCall, ...]
     peak_bytes: int
-    """Of the forward's values: `fxlib.analysis.cost.memory`."""
+    """The most that the forward's values hold at once: `fxlib.analysis.cost.memory`."""
     timeline: Timeline
 
     @property

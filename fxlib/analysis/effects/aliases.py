@@ -44,7 +44,7 @@ class Aliases:
         self._state: dict[object, int] = {}
         self._entered: set[Operator] = set()
         self._held: dict[int, int] = {}
-        """Where in `_state` the tensors of those operators are, by identity."""
+        """The places in `_state` of the tensors of those operators, by identity."""
         self._explicit: dict[Node, list[Node]] = {}
         self._several: dict[Node, bool] = {}
         self._items: dict[tuple[Node, int], int] = {}

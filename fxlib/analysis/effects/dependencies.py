@@ -119,7 +119,7 @@ class _Builder:
             for node, does in zip(effects.nodes, effects.per_node, strict=True)
         )
         self._hazards: list[int] = []
-        """What may fail, since the last collective or fence; kept if there are collectives."""
+        """Nodes that may fail since the last collective or fence; kept if there are collectives."""
 
     def build(self) -> list[list[int]]:
         effects, index = self._effects, self._effects.index

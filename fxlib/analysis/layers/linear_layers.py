@@ -42,7 +42,7 @@ class Affine:
     input: Node
     kind: Kind
     dimensions: int | None
-    """Of the kernel; None where the operator takes any."""
+    """Number of the kernel's dimensions; None where the operator takes any."""
     weight: Weight
     bias: Weight | None
     groups: int

@@ -28,7 +28,7 @@ _KEEPING = frozenset(
     for form in ("", "_")
 )
 _REDUCING = frozenset({"mean", "sum", "amax", "amin"})
-"""What keeps the number of dimensions where it is told to, by its third argument."""
+"""Operators that keep the number of dimensions where their third argument says so."""
 _KEEPING_MODULES = tuple(
     f"torch.nn.modules.{name}"
     for name in ("activation", "batchnorm", "conv", "dropout", "instancenorm", "linear", "normalization", "pooling")

@@ -154,7 +154,7 @@ PLAIN_ATTRIBUTES = _named(
 """Attributes of a tensor that hold none of its memory."""
 
 RREF_METHODS = _named("owner owner_name is_owner")
-"""Of an RRef, answered without a word to its owner."""
+"""Methods of an RRef that are answered without a word to its owner."""
 
 QUERIES = RREF_METHODS | _named("size dim ndimension numel nelement stride is_floating_point is_complex")
 """Methods that ask, and never act, whatever object they belong to."""
@@ -199,4 +199,4 @@ ANY_LAYOUT_MODULES = tuple(
     f"torch.nn.modules.{name}"
     for name in ("activation", "batchnorm", "conv", "dropout", "padding", "pooling", "upsampling")
 )
-"""Where modules are defined of which the same is true, but for attention."""
+"""Places where modules are defined of which the same is true, but for attention."""

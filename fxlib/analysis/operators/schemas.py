@@ -48,7 +48,7 @@ class Operator:
     state: tuple[torch.Tensor, ...] = ()
     """Parameters and buffers of its own that it reads: it is a module."""
     written_state: tuple[torch.Tensor, ...] = ()
-    """Those of them that it writes."""
+    """The tensors among them that it writes."""
     reduces: bool = False
     """Its backward reduces gradients over the ranks of a process group."""
     joins: bool = False

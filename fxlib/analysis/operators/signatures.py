@@ -69,7 +69,7 @@ class Overload:
     parameters: tuple[Parameter, ...]
     names: tuple[str, ...]
     places: int
-    """How many parameters may be given by place."""
+    """Number of parameters that may be given by place."""
 
 
 @functools.cache

@@ -39,11 +39,11 @@ class Batches:
 
     groups: tuple[tuple[int, ...], ...]
     batched_by: tuple[str | None, ...]
-    """Of each group: the declared form that serves it; None: its calls run singly on the server."""
+    """The declared form that serves each group; None: its calls run singly on the server."""
     order: tuple[int, ...]
-    """Of all places; the members of a group stand next to each other."""
+    """All places in their new order; the members of a group stand next to each other."""
     dependencies: Dependencies
-    """Of the program as it was."""
+    """Dependencies of the program as it was."""
     declined: tuple[Declined, ...]
 
 

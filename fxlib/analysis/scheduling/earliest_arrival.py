@@ -15,11 +15,11 @@ from fxlib.analysis.effects.node_kinds import Part
 from fxlib.spec.profile import ServerProfile
 
 NOISE = 0.25
-"""Of a service time: repeated measurements differ by as much."""
+"""Share of a service time by which repeated measurements differ."""
 UNSURE = 0.25
-"""Of what a message saves: local work that is taken to be longer may be much longer, where its costs are guesses."""
+"""Share of what a message saves: local work that is taken to be longer may be much longer where costs are guesses."""
 _NODE_S = 1e-6
-"""What the interpreter takes for any node, whatever was measured: it bounds how far a consumer is followed."""
+"""Seconds that the interpreter takes for any node, which bound how far a consumer is followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,11 @@ class Arrival:
     """One call: when it may be issued, in seconds from the start of the step, and how long its answer takes."""
 
     place: int
-    """Of its issue in the program."""
+    """Place of its issue in the program."""
     ready_s: float
     service_s: float
     tolerance_s: float
-    """How much later it may be issued, or answered, for the sake of a shared message."""
+    """Seconds by which it may be issued, or answered, later for the sake of a shared message."""
 
     @property
     def lands_s(self) -> float:

@@ -54,7 +54,7 @@ class _Lane(IntEnum):
 
     INPUT = 0
     ISSUE = 1
-    """Of a call that may start early."""
+    """An issue of a call that may start early."""
     NEEDED = 2
     """Work that such an issue needs, and no wait in between."""
     WORK = 3
@@ -73,7 +73,7 @@ class _Priorities:
     edges: list[list[int]]
     """Places that must come before."""
     seconds: list[float]
-    """On the trainer's thread."""
+    """Seconds on the trainer's thread."""
     lanes: list[_Lane]
     tails: list[float]
     urgency: list[float]

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from torch.fx import Graph
 
 MAX_LINES = 400
-"""Of one diff; what is beyond is counted."""
+"""Lines of one diff; what is beyond is counted."""
 
 MAX_COLUMNS = 500
-"""Of one line; a call may have thousands of arguments."""
+"""Characters of one line; a call may have thousands of arguments."""
 
 MAX_ALIGNED = 10_000
 """Lines that are told apart by their place: difflib takes time with the square of those that moved."""

@@ -25,7 +25,7 @@ class Succession:
         self._graph = graph
         self._wide: dict[Node, bool] = {}
         self._waiting: dict[Node, dict[Node, Node]] = {}
-        """For wide nodes, what took the place of their inputs."""
+        """Replacements of the inputs of wide nodes."""
         self._erased: list[Node] = []
 
     def replace(self, old: Node, new: Node) -> None:
@@ -75,7 +75,7 @@ class Succession:
 
 Spliced: TypeAlias = tuple[list[Node], list[Node]]
 _KEPT = ("order", "source", "stack_trace", "nn_module_stack")
-"""What a new node takes from the one in whose place it stands: where it is in the model, and nothing of its value."""
+"""Facts that a new node takes from the one in whose place it stands: its place in the model, none of its value."""
 
 
 def splice(graph: Graph, snippet: Snippet, inputs: Mapping[Node, Any], *, before: Node, like: Node) -> Spliced:

@@ -26,9 +26,9 @@ class CoalesceCalls(GraphPass):
     """
 
     max_calls: int = 64
-    """Of one message."""
+    """The most calls of one message."""
     batch_bytes: int = 1 << 20
-    """Of one message, requests and answers together, as far as a profile tells; a larger call goes alone."""
+    """The most bytes of one message, requests and answers together, by the profile; a larger call goes alone."""
     declared: bool = True
     """Whether declared batched forms may be used: not where a profile says that they would keep the server longer."""
 

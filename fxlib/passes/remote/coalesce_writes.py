@@ -33,9 +33,9 @@ class CoalesceWrites(GraphPass):
     """
 
     max_calls: int = 64
-    """Of one message."""
+    """The most calls of one message."""
     batch_bytes: int = 1 << 20
-    """Of one message, requests and answers together, as far as a profile tells."""
+    """The most bytes of one message, requests and answers together, as far as a profile tells."""
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
@@ -106,12 +106,12 @@ class _Group:
         self._calls: list[CallCost] = []
         self._kind: Hashable = None
         self._until = 0
-        """How many of the calls there are up to the last that writes."""
+        """Number of the calls up to the last that writes."""
         self._own: set[int] = set()
         """Places of the calls and of their waits."""
         self._waits: set[Node] = set()
         self._after: set[int] = set()
-        """What comes after one of the calls, and is none of them."""
+        """Nodes that come after one of the calls, and are none of them."""
         self._work_s = 0.0
         self._apart_s = 0.0
         """When the calls would be over, each sent as soon as the program comes to it."""

@@ -22,7 +22,7 @@ from fxlib.runtime.ops.record import call_name
 _HIDDEN_SHARE = 0.1
 """A call of whose way, or of the step, no more than this is exposed counts as hidden."""
 _MOST_SHARE = 0.5
-"""What makes up so much of the exposed time is what it is blamed on."""
+"""Share of the exposed time from which a part of the call's way is taken for its limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

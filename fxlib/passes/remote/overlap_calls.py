@@ -36,11 +36,11 @@ class OverlapCalls(GraphPass):
     """
 
     memory_bytes: int | None = None
-    """Of values held at once, above what the program holds in its own order; None: no limit."""
+    """The most bytes held at once above what the program holds in its own order; None: no limit."""
     calls_in_flight: int | None = None
     """Messages under way to each destination; None: no limit."""
     bytes_in_flight: int | None = None
-    """Of arguments and results of what is under way to each destination; None: no limit."""
+    """The most bytes of arguments and results in flight to each destination; None: no limit."""
 
     def __post_init__(self) -> None:
         """Refuse limits that nothing could keep."""

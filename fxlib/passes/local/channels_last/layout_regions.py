@@ -35,9 +35,9 @@ _FLAGS = frozenset({"memory_format", "out", "return_indices"})
 _PLAIN_POOL = 6
 """Number of arguments of a pooling that does not return indices."""
 _PER_CHANGE = 2
-"""How many convolutions have to gain for each tensor whose layout changes, which takes about as long as one gains."""
+"""Convolutions that have to gain for each tensor whose layout changes, which takes about as long as one gains."""
 _TO_ONE_PIXEL = frozenset({"adaptive_avg_pool2d", "mean", "AdaptiveAvgPool2d"})
-"""What comes of them is small, and as a rule in both layouts at once."""
+"""Operators whose results are small, and as a rule in both layouts at once."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -47,13 +47,13 @@ class Region:
     nodes: list[Node] = field(default_factory=list)
     convolutions: list[Affine] = field(default_factory=list)
     entries: list[Affine] = field(default_factory=list)
-    """Those of them whose input comes from outside of the region."""
+    """The convolutions among them whose input comes from outside of the region."""
     exits: dict[Node, list[Node]] = field(default_factory=dict)
     """Values, and their users outside of it."""
     large_exits: int = 0
-    """How many of these values are of some size."""
+    """Number of these values that are of some size."""
     ranks: dict[Node, int] = field(default_factory=dict)
-    """Of inputs of the program, taken for granted."""
+    """Ranks of inputs of the program, taken for granted."""
 
     @property
     def changes(self) -> int:

@@ -54,7 +54,7 @@ class Decompose(GraphPass):
     """
 
     rules: Mapping[Any, Decomposition] | None = None
-    """What each operator is made of: functions, which do not travel."""
+    """The function that each operator is made of; functions do not travel."""
     operators: tuple[str, ...] = ()
     """Names of operators that the library knows how to take apart: gelu, hardswish, leaky_relu, mish, silu."""
 
@@ -212,4 +212,4 @@ DECOMPOSITIONS: Mapping[str, Mapping[Any, Callable[..., Any]]] = {
     "hardswish": {F.hardswish: _hardswish, torch.ops.aten.hardswish: _hardswish},
     "leaky_relu": {F.leaky_relu: _leaky_relu, torch.ops.aten.leaky_relu: _leaky_relu},
 }
-"""For each name, what it takes apart, in all its forms."""
+"""The operators that each name takes apart, in all their forms."""

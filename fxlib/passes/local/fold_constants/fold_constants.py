@@ -27,7 +27,7 @@ class FoldConstants(GraphPass):
     """
 
     max_bytes: int = 64 << 20
-    """Of all values that are computed, together."""
+    """Bytes of all values that are computed, together."""
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:

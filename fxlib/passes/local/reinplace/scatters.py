@@ -22,9 +22,9 @@ class Group:
     """What goes with the first operator that writes."""
 
     operators: Sequence[Node] = ()
-    """Those that write over its result, one after another."""
+    """Operators that write over its result, one after another."""
     scatters: Sequence[Node] = ()
-    """Those that are then needed no more."""
+    """Scatters that are then needed no more."""
 
     @property
     def joined(self) -> Sequence[Node]:

@@ -26,9 +26,9 @@ class Relaid:
     """A value and its views as they would lie, each after what it is a view of."""
 
     layouts: Mapping[Node, Layout]
-    """Of each that is one tensor; offsets count from the beginning of the storage in which the value would lie."""
+    """Layouts of values that are one tensor; offsets count from the beginning of the storage of the value."""
     views: Mapping[Node, object]
-    """Of each view, a tensor without memory that lies so, or several."""
+    """For each view, a tensor without memory that lies so, or several."""
 
 
 def relaid(value: Node, layout: Layout, places: Places) -> Relaid | None:

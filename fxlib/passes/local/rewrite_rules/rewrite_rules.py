@@ -17,7 +17,7 @@ from fxlib.utils.location import location_of
 
 _MAX_ROUNDS = 100
 _MAX_GROWTH = 100
-"""How many times its nodes a program may have in the end, where rules are applied again and again."""
+"""The factor by which a program may grow in nodes, where rules are applied again and again."""
 
 
 @register_pass("rewrite_rules", preserves="tolerance", version="2")
@@ -96,7 +96,7 @@ class _Work:
         self.changes = 0
         self.declined: dict[tuple[str, str], Declined] = {}
         self.last = ""
-        """Which rule was applied last, and where."""
+        """The rule that was applied last, and its place."""
 
     def apply(self, rule: Rule) -> None:
         """Apply a rule to the program as it is."""
