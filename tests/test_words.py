@@ -18,7 +18,7 @@ RETIRED = frozenset(
     )
     for word in row.split(", ")
 ) - {"not"}
-IN_CODE = RETIRED - {"board", "contest", "deeds", "drafts", "examiners", "fleet", "hub", "nearness", "parcel", "twins"}
+IN_CODE = RETIRED - {"board", "deeds", "examiners", "fleet", "hub", "parcel", "twins"}
 """The retired words that no identifier has any more."""
 PAGES = [
     path
