@@ -9,12 +9,12 @@ from typing import Any
 
 from fxlib import config
 from fxlib.utils.settings import CONFIG, Application
-from fxlib_service.blobs.memory import MemoryBlobStore
 from fxlib_service.config import APPLICATION as SERVICE
 from fxlib_service.config import Config
 from fxlib_service.core import make_core
-from fxlib_service.stores.memory import MemoryJobStore
 from fxlib_workers.config import APPLICATION as WORKER
+from tests.service.memory_blob_store import MemoryBlobStore
+from tests.service.memory_job_store import MemoryJobStore
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -12,6 +13,7 @@ from fxlib.errors import WireError
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import FOLDED, RANK
+from fxlib.runtime.ops.calls import ClientFunction, kinds, signature_of
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels
@@ -28,6 +30,9 @@ from fxlib.wire.targets import DATA_ATTRIBUTES, functions, registered
 from fxlib.wire.write_graph import OPCODES
 
 _OPS = {number: name for name, number in OPCODES.items()}
+_WAITS = 2
+"""The place among a client's functions of the one that waits, which takes what the issue returned."""
+
 Target = str | Callable[..., Any]
 
 
@@ -59,8 +64,8 @@ class GraphReader:
             described = [functions_of(read_client(each)) for each in graph.clients]
             callables = {label: each for functions in described for label, each in functions.items()} | callables
         self._targets = [_target(each, callables, own) for each in graph.targets]
-        self._methods = {
-            index for index, each in enumerate(graph.targets) if each.WhichOneof("kind") == "opaque_method"
+        self._signatures = {
+            index: signature for index, each in enumerate(self._targets) if (signature := _signature(each)) is not None
         }
 
     def read(self, body: pb.Body) -> Graph:
@@ -93,6 +98,8 @@ class GraphReader:
             target = read_attribute
         args = tuple([values.read(arg) for arg in message.args])
         kwargs = {each.name: values.read(each.value) for each in message.kwargs}
+        if (signature := self._signatures.get(message.target)) is not None:
+            _check_fit(signature, args, kwargs)
         hint = read_hint(message.type) if message.HasField("type") else None
         node = graph.create_node(op, target, args, kwargs, message.name, hint)
         if node.name != message.name:  # a name that torch.fx would not have chosen, such as that of a builtin
@@ -130,6 +137,22 @@ class GraphReader:
             raise fault.at("graph, pytree") from None
         info = _PyTreeInfo(list(tree.arguments), inputs, outputs)
         return GuardedCodeGen(info, read_guards(tree.guards)) if tree.HasField("guards") else _PyTreeCodeGen(info)
+
+
+def _signature(target: Target) -> inspect.Signature | None:
+    """Return the parameters of a client's function that blocks or issues; None for any other target."""
+    if isinstance(target, ClientFunction):
+        return None if target.place == _WAITS else target.__signature__
+    known = (kind for kind in kinds() if kind.is_client and target in (kind.blocking, kind.issue))
+    return next((signature_of(kind.blocking) for kind in known), None)
+
+
+def _check_fit(signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Raise Fault unless a call of a client's function gives what it takes: whatever plans by the call binds it."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise Fault(f"the client's function takes {signature}: {error}") from None
 
 
 def _target(message: pb.Target, own: Mapping[str, Callable[..., Any]], labels: Labels | None) -> Target:

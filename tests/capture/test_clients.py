@@ -281,3 +281,29 @@ def test_a_wrong_call_is_an_error_at_capture() -> None:
 
     with pytest.raises(fxlib.FxlibError, match="rows"):
         fxlib.capture(Wrong("127.0.0.1:1"))
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_received_call_that_does_not_fit_its_client_is_refused(registered: bool) -> None:
+    graph = wire.encode(fxlib.capture(Reads("host"))).graph
+    text = "tests.capture.feature_store"
+    if not registered:
+        client = graph.clients[0]
+        client.function = client.function.replace(text, "elsewhere")
+        for name in ("blocking", "issue", "wait"):
+            setattr(client, name, getattr(client, name).replace(text, "elsewhere"))
+        called = next(each for each in graph.targets if each.opaque_function)
+        called.opaque_function = called.opaque_function.replace(text, "elsewhere")
+    call = next(node for node in graph.modules[-1].graph.nodes if node.name == "get_1")
+    call.kwargs[0].name = "port"
+    says = r"node 'get_1': the client's function takes \(host.*scale.*: missing a required argument: 'host'"
+    with pytest.raises(WireError, match=says):
+        wire.decode(graph)
+
+
+def test_a_function_of_a_model_may_be_called_like_an_operator_of_fxlib() -> None:
+    graph = wire.encode(fxlib.capture(Reads("host"))).graph
+    del graph.clients[:]
+    target = next(each for each in graph.targets if each.opaque_function)
+    target.opaque_function = "fxlib.runtime.wait"
+    assert "opaque_fxlib_runtime_wait" in wire.decode(graph).code

@@ -25,12 +25,12 @@ from fxlib import wire
 from fxlib.utils.local_service import find
 from fxlib.v1 import blobs_pb2, graph_pb2, jobs_pb2, workers_pb2, workload_pb2
 from fxlib_service.blobs.base import BlobStore
-from fxlib_service.blobs.memory import MemoryBlobStore
 from fxlib_service.config import Config, Limits
 from fxlib_service.core import Core, make_core
 from fxlib_service.errors import ServiceError
 from fxlib_service.stores.base import JobStore
-from fxlib_service.stores.memory import MemoryJobStore
+from tests.service.memory_blob_store import MemoryBlobStore
+from tests.service.memory_job_store import MemoryJobStore
 
 TORCH = "2.13.0"
 

@@ -11,8 +11,8 @@ import pytest
 
 from fxlib_service.blobs.base import Blob, BlobStore
 from fxlib_service.blobs.folder import FolderBlobStore
-from fxlib_service.blobs.memory import MemoryBlobStore
 from fxlib_service.errors import Code, ServiceError
+from tests.service.memory_blob_store import MemoryBlobStore
 
 DATA = b"some bytes " * 100
 

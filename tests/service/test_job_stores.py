@@ -10,9 +10,9 @@ from fxlib_service.errors import ServiceError
 from fxlib_service.job import Failure, State
 from fxlib_service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide
 from fxlib_service.stores.base import Filter, JobStore, QueueFullError, Stats, Worker
-from fxlib_service.stores.memory import MemoryJobStore
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
+from tests.service.memory_job_store import MemoryJobStore
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from fxlib.v1 import jobs_pb2, workers_pb2
-from fxlib_service.blobs.memory import MemoryBlobStore
 from fxlib_service.core import Core
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.leases import Lease, Leases
-from fxlib_service.stores.memory import MemoryJobStore
 from tests.service.leasing import leased, pass_time, report
+from tests.service.memory_blob_store import MemoryBlobStore
+from tests.service.memory_job_store import MemoryJobStore
 from tests.service.support import (
     claim,
     complete,

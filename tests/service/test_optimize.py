@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from fxlib.v1 import jobs_pb2
-from fxlib_service.blobs.memory import MemoryBlobStore
 from fxlib_service.config import Limits
 from fxlib_service.errors import Code, ServiceError
-from fxlib_service.stores.memory import MemoryJobStore
 from tests.service.asking import profiled
+from tests.service.memory_blob_store import MemoryBlobStore
+from tests.service.memory_job_store import MemoryJobStore
 from tests.service.support import (
     claim,
     get,

@@ -15,11 +15,11 @@ from torch.fx import symbolic_trace
 from fxlib import wire
 from fxlib.v1 import jobs_pb2
 from fxlib_service.blobs.base import BlobStore
-from fxlib_service.blobs.memory import MemoryBlobStore
 from fxlib_service.core import Core
 from fxlib_service.retention import Forgotten, Retention
-from fxlib_service.stores.memory import MemoryJobStore
 from tests.service.client import running
+from tests.service.memory_blob_store import MemoryBlobStore
+from tests.service.memory_job_store import MemoryJobStore
 from tests.service.support import (
     answer,
     eventually,

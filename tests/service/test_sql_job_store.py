@@ -14,9 +14,9 @@ from fxlib.errors import FxlibError
 from fxlib_service.errors import ServiceError
 from fxlib_service.lifecycle import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
 from fxlib_service.stores.base import Filter, JobStore, QueueFullError
-from fxlib_service.stores.memory import MemoryJobStore
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
+from tests.service.memory_job_store import MemoryJobStore
 
 
 def test_a_database_keeps_what_was_stored_and_goes_on_counting(tmp_path: Path) -> None:

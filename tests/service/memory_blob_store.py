@@ -1,4 +1,4 @@
-"""Blobs in this process's memory: for tests, and for a service that need not remember."""
+"""Blobs in this process's memory, for tests: the contract suite runs over them as over the real stores."""
 
 from __future__ import annotations
 
