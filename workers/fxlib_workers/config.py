@@ -31,7 +31,7 @@ _NAME: Final = Kind(read=str, metavar="NAME")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteLimits:
-    """What the process that rewrites one graph may take.
+    """The resources that the process that rewrites one graph may take.
 
     Attributes:
         memory_bytes: the address space on top of what the libraries take.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fxlib_workers.trial.digests import digest, digest_all, leaves, results
+from fxlib_workers.trial.digests import digest, digest_all, results
 
 
 @dataclass
@@ -62,12 +62,14 @@ def test_equal_nans_are_equal() -> None:
 
 
 def test_leaves_are_named_by_their_place() -> None:
-    assert set(leaves("output", {"a": [1, (2,)], "b": 3})) == {"output['a'][0]", "output['a'][1][0]", "output['b']"}
-    assert set(leaves("output", torch.zeros(1))) == {"output"}
+    containers = "containers of output"
+    nested = results("output", {"a": [1, (2,)], "b": 3})
+    assert set(nested) == {containers, "output['a'][0]", "output['a'][1][0]", "output['b']"}
+    assert set(results("output", torch.zeros(1))) == {containers, "output"}
 
 
 def test_fields_of_dataclasses_are_leaves() -> None:
-    assert set(leaves("output", (Found(torch.zeros(1)),))) == {"output[0].logits"}
+    assert set(results("output", (Found(torch.zeros(1)),))) == {"containers of output", "output[0].logits"}
 
 
 def test_containers_of_results_count() -> None:

@@ -26,7 +26,7 @@ from fxlib_workers.trial.replay.plan import ReplayPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorConfig:
-    """What one process of a trial is, and what it may take.
+    """The configuration of one process of a trial.
 
     Attributes:
         name: the process's name in `torch.distributed.rpc`.

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch.utils import _pytree as pytree
+from torch.utils import _pytree as torch_pytree
 
-from fxlib.utils import pytree as utils_pytree
+from fxlib.utils import pytree
 
 
 def digest(value: object) -> str:
@@ -30,19 +30,14 @@ def digest_all(values: Mapping[str, torch.Tensor]) -> str:
     return total.hexdigest()
 
 
-def leaves(prefix: str, value: object) -> dict[str, object]:
-    """Return the leaves of nested containers, by path: `output`, `output[0]`, `output['loss']`."""
-    return dict(utils_pytree.leaves(value, prefix))
-
-
 def results(prefix: str, value: object) -> dict[str, object]:
-    """Return the leaves of what a program returned, by path, and the structure of its containers."""
-    return {f"containers of {prefix}": utils_pytree.structure(value), **leaves(prefix, value)}
+    """Return the leaves of what a program returned, by path (`output['loss']`), and the structure of its containers."""
+    return {f"containers of {prefix}": pytree.structure(value), **dict(pytree.leaves(value, prefix))}
 
 
 def tensors(value: object) -> list[torch.Tensor]:
-    """Return the tensors among the leaves."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    """Return the tensors among the leaves of nested containers."""
+    return [leaf for leaf in torch_pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _update(total: hashlib.blake2b, tensor: torch.Tensor) -> None:

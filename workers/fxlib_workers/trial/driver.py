@@ -24,7 +24,7 @@ Check = Callable[[], None]
 """A function that raises when the job is no longer this worker's to finish."""
 
 Plans = Mapping[str, Callable[[], object]]
-"""By program, a function that makes the candidates in its folder anew, by the profile that is there by then."""
+"""Functions, by program, that make the candidates in its folder anew, by the profile that is there by then."""
 
 _NO_PLANS: Final[Plans] = {}
 

@@ -28,7 +28,7 @@ RRefs = Mapping[str, "rpc.RRef[Any]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
-    """What graphs require of the processes that run them.
+    """The requirements of graphs on the processes that run them.
 
     Attributes:
         opaque: code that only the job has, in words.

@@ -84,7 +84,7 @@ class TrialRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What a trial found out.
+    """The result of a trial.
 
     Attributes:
         report: the answer.

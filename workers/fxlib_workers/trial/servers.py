@@ -19,7 +19,8 @@ from fxlib.errors import ContractError, WorkloadError
 from fxlib.runtime import functions
 from fxlib.spec.optimizers import build
 from fxlib.spec.workload import Optimizer, RemoteObject, Server
-from fxlib_workers.trial.digests import digest, digest_all, leaves
+from fxlib.utils.pytree import leaves
+from fxlib_workers.trial.digests import digest, digest_all
 from fxlib_workers.trial.replay import server as replay_server
 from fxlib_workers.trial.replay.server import ReplayedObject
 from fxlib_workers.trial.state import ModuleSnapshot
@@ -210,7 +211,7 @@ def _digest_of_setup(returned: object) -> str:
     if isinstance(returned, nn.Module):
         return ModuleSnapshot(returned).digest()
     if isinstance(returned, (Mapping, list, tuple, torch.Tensor)):
-        return digest([digest(leaf) for leaf in leaves("", returned).values()])
+        return digest([digest(leaf) for _, leaf in leaves(returned)])
     return UNKNOWN
 
 

@@ -60,7 +60,7 @@ def samples_in(batch: Batch) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step leaves behind.
+    """The values that a step leaves behind.
 
     Attributes:
         output: what the forward returned.

@@ -20,7 +20,7 @@ _MOST_SLOTS: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCost:
-    """What the trial's own network takes for a call, which replay subtracts from the recorded time.
+    """The cost of a call in the trial's own network, which replay subtracts from the recorded time.
 
     Attributes:
         call_s: the seconds of each call.
@@ -39,7 +39,7 @@ class NetworkCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPosition:
-    """Where a call stands in its batch.
+    """The position of a call in its batch.
 
     Attributes:
         index: the call's index in the batch.

@@ -22,7 +22,16 @@ _NOTHING: Final = Opaque()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """How one call of the program was answered when it was measured."""
+    """A call of the program, as it was answered when it was measured.
+
+    Attributes:
+        to: the name of its server.
+        returns: the structure of its result.
+        service_s: the seconds from the end of the issue to the arrival of the answer.
+        request_bytes: the size of the request.
+        response_bytes: the size of the answer.
+        takes_gradient: whether a tensor of the result took a gradient of distributed autograd on the server.
+    """
 
     to: str
     returns: Result
@@ -30,7 +39,6 @@ class RecordedCall:
     request_bytes: int
     response_bytes: int
     takes_gradient: bool = field(init=False)
-    """Whether a tensor of the result took a gradient of distributed autograd on the server."""
 
     def __post_init__(self) -> None:
         """Look at the result once, not at each answer."""
