@@ -18,7 +18,7 @@ from fxlib.protocol.dtypes import DTYPE
 from fxlib.protocol.plain import finite
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
 from fxlib.v1 import graph_pb2, workload_pb2
-from fxlib.wire.nests import read_nest, write_nest
+from fxlib.wire.nested_inputs import read_nest, write_nest
 
 _STRUCTURE = "fxlib.structure"
 """Where the header of a batch says how its inputs are nested."""

@@ -143,7 +143,7 @@ class CapturedModule(GraphModule):
         if (companions := self.__dict__.get("_fxlib")) is not None:
             companions.constants = constants_of(self.graph)
             companions.reliance.read(self, self.graph)
-            companions.shortcuts.forget()
+            companions.submodule_cache.forget()
         return code
 
     @override
@@ -288,9 +288,9 @@ class CapturedModule(GraphModule):
         stands: Any = self
         if recording is not None:
             run = recording.instrument(self, generated)
-        elif not (torch.compiler.is_dynamo_compiling() or is_compiled()):  # dynamo follows modules, not shortcuts
+        elif not (torch.compiler.is_dynamo_compiling() or is_compiled()):  # dynamo follows modules alone
             watched = () if companions.original is None else companions.conditions.unhooked  # they were just checked
-            stands = companions.shortcuts.of(self, self._graph, watched)
+            stands = companions.submodule_cache.of(self, self._graph, watched)
         outer, flight = THREAD.flight, Flight()
         THREAD.flight = flight
         try:

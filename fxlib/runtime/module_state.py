@@ -14,8 +14,8 @@ from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.guards.conditions import Conditions, Parameter
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import Reliance
-from fxlib.runtime.shortcuts import Shortcuts
 from fxlib.runtime.state import Mirror
+from fxlib.runtime.submodule_cache import SubmoduleCache
 from fxlib.runtime.variants import GraphSet
 
 Expected: TypeAlias = Sequence[Parameter] | GuardedCodeGen
@@ -39,7 +39,7 @@ class Companions:
     """What the graph takes for granted of weights and inputs."""
     graphs: GraphSet[Any] = field(default_factory=GraphSet)
     """The graphs for calls that this one does not fit, and how often each ran."""
-    shortcuts: Shortcuts = field(default_factory=Shortcuts)
+    submodule_cache: SubmoduleCache = field(default_factory=SubmoduleCache)
     """What the generated code is given in place of the module."""
     captured_with: Any = None
     """The options of the capture; None where the graph was read, or is nobody's capture."""

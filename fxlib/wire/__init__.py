@@ -3,9 +3,8 @@
 from fxlib.wire.clients import client_functions
 from fxlib.wire.decode import decode
 from fxlib.wire.encode import FORMAT, Encoded, encode
-from fxlib.wire.handles import handles_in
 from fxlib.wire.limits import Limits
-from fxlib.wire.opaque import OpaqueAttribute, OpaqueFunction, OpaqueModule, OpaqueRRef
+from fxlib.wire.opaque import OpaqueAttribute, OpaqueFunction, OpaqueModule, OpaqueRRef, handles_in
 from fxlib.wire.read_values import decode_value
 from fxlib.wire.serialize import digest, parse, serialize, values_of
 from fxlib.wire.validate import validate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -9,9 +10,9 @@ from fxlib.errors import WireError
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import leaves
 from fxlib.wire.check_graph import BodyChecker, check_target
-from fxlib.wire.check_tensors import check_storages, check_tensor
-from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.check_values import Place, check_sizes, check_value
 from fxlib.wire.clients import check_client
+from fxlib.wire.constants import DTYPES, check_device
 from fxlib.wire.contracts import check_contract
 from fxlib.wire.data_parallel import check_data_parallel
 from fxlib.wire.encode import FORMAT
@@ -19,6 +20,7 @@ from fxlib.wire.faults import Fault, excess
 from fxlib.wire.limits import DEFAULT, Limits
 from fxlib.wire.names import check_comment, check_label, check_name
 from fxlib.wire.slots import Slots, check_names
+from fxlib.wire.write_tensors import contiguous_strides
 
 T = TypeVar("T")
 _CALLS_OF_A_CHILD = {"TripletMarginWithDistanceLoss": 3}
@@ -36,8 +38,8 @@ def validate(graph: pb.Graph, limits: Limits = DEFAULT) -> None:
         hint = "Update fxlib on this side." if graph.format > FORMAT else "Was it written by fxlib?"
         raise WireError(f"version {graph.format}; this side reads version {FORMAT}", where="graph.format", hint=hint)
     _each("graph", [graph], lambda whole: _check_size(whole, limits))
-    _each("storages", [graph], lambda whole: check_storages(whole, limits))
-    _each("tensors", graph.tensors, lambda tensor: check_tensor(tensor, graph, limits))
+    _each("storages", [graph], lambda whole: _check_storages(whole, limits))
+    _each("tensors", graph.tensors, lambda tensor: _check_tensor(tensor, graph, limits))
     _each("targets", graph.targets, check_target)
     _each("contracts", graph.contracts, lambda contract: check_contract(contract, limits))
     _each("clients", graph.clients, lambda client: check_client(client, limits))
@@ -127,3 +129,44 @@ def _check_module(module: pb.Module, graph: pb.Graph, limits: Limits) -> None:
         check_value(attribute.value, place)
         if kind == "leaf" and attribute.value.WhichOneof("kind") in {"opaque", "handle"}:
             raise Fault(f"attribute {attribute.name!r} of a torch.nn module is opaque")
+
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NO_STRIDED = ("bits", "qint", "quint")
+"""Dtypes of quantized tensors, and those without a strided form."""
+
+
+def _check_storages(graph: pb.Graph, limits: Limits) -> None:
+    """Raise Fault unless all storages together are within the limits, and their blobs are named by digests."""
+    total = 0
+    for storage in graph.storages:
+        if storage.bytes < 0:
+            raise Fault(f"negative size {storage.bytes}")
+        total += storage.bytes
+        if storage.device:
+            check_device(storage.device)
+        if storage.HasField("data") and (_SHA256.fullmatch(storage.data.sha256) is None or storage.data.size < 0):
+            raise Fault(f"{storage.data.sha256[:80]!r} is no SHA-256 of a blob")
+    if total > limits.weights_bytes:
+        raise excess("bytes of all weights", total, limits.weights_bytes, "weights_bytes")
+
+
+def _check_tensor(tensor: pb.Tensor, graph: pb.Graph, limits: Limits) -> None:
+    """Raise Fault unless a tensor lies within its storage."""
+    if tensor.storage >= len(graph.storages):
+        raise Fault(f"refers to storage {tensor.storage}, of {len(graph.storages)}")
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None or tensor.dtype.startswith(_NO_STRIDED):
+        raise Fault(f"unknown dtype {tensor.dtype[:80]!r}")
+    if tensor.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+        raise Fault(f"a tensor of dtype {tensor.dtype} takes no gradient")
+    elements = check_sizes(tensor.shape, limits)
+    shape = tuple(tensor.shape)
+    strides = tuple(tensor.stride) or contiguous_strides(shape)
+    if len(strides) != len(shape) or min(strides, default=0) < 0 or tensor.offset < 0:
+        raise Fault("strides or offset do not fit the shape")
+    if any(step * max(size, 1) >= 1 << 62 for size, step in zip(shape, strides, strict=True)):
+        raise Fault("strides exceed the address space")
+    last = tensor.offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    if (elements and (last + 1) * dtype.itemsize > graph.storages[tensor.storage].bytes) or tensor.offset >= 1 << 62:
+        raise Fault(f"reaches beyond the {graph.storages[tensor.storage].bytes:,} bytes of its storage")

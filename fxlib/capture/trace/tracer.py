@@ -26,7 +26,7 @@ from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace import isinstance_rules
 from fxlib.capture.trace.checks import guarding_handler
 from fxlib.capture.trace.opened import Opened
-from fxlib.capture.trace.parameter_looks import ParameterLooks
+from fxlib.capture.trace.parameter_metadata import ParameterMetadata
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.values import CollectiveValue, StructuredValue, TracedValue
 from fxlib.errors import CaptureError
@@ -85,7 +85,7 @@ class RemoteTracer(Tracer):
         self.added: list[str] = []
         self._names: dict[int, str] | None = None
         self._constants: dict[int, Proxy] = {}
-        self._looks = ParameterLooks()
+        self._looks = ParameterMetadata()
         self.recorders: dict[object, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
 
     def forget(self) -> None:

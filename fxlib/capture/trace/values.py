@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from fxlib.capture.faults import fault
 from fxlib.capture.trace import isinstance_rules
-from fxlib.capture.trace.parameter_looks import ANSWERED
+from fxlib.capture.trace.parameter_metadata import ANSWERED
 from fxlib.errors import CaptureError
 from fxlib.runtime.ops.collectives import wait_collective
 from fxlib.spec.contract import Exactly

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import functools
-import time
 import types
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,154 +19,25 @@ import fxlib
 from fxlib.capture import api
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.errors import CaptureError, FxlibWarning
-from fxlib.runtime import CapturedModule
+from tests.capture.recording.stateful_model import (
+    HOW,
+    Base,
+    Block,
+    Config,
+    Derived,
+    Heir,
+    Mode,
+    Model,
+    Plain,
+    Run,
+    Tripled,
+    X,
+    captured,
+)
 
-X = torch.linspace(-2, 2, 12).view(3, 4)
 SCALE = 2.0
 SETTINGS: dict[str, Any] = {"scale": 2.0, "names": ["a", "b"]}
 OPTIONS = types.SimpleNamespace(scale=2.0)
-STEPS = 0
-SEEN: list[Any] = []
-MASKS: dict[int, torch.Tensor] = {}
-
-
-class Mode(enum.Enum):
-    PLAIN = 1
-    DOUBLE = 2
-
-
-@dataclasses.dataclass
-class Config:
-    scale: float = 2.0
-    mask: Any = None
-    mode: Mode = Mode.PLAIN
-    dtype: torch.dtype = torch.float32
-    bias: dataclasses.InitVar[int] = 0
-
-
-class Plain:
-    shared = 2.0
-
-    def __init__(self) -> None:
-        self.value = 2.0
-        self.parts = {"a": [1.0, 2.0]}
-        self.__dict__["hidden"] = 3.0
-
-    @property
-    def twice(self) -> float:
-        return self.value * 2
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "computed":
-            return self.hidden * 2
-        raise AttributeError(name)
-
-    def __len__(self) -> int:
-        return len(self.parts["a"])
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.value
-
-
-class Heir(Plain):
-    shared = 4.0
-
-
-class Asked:
-    """Hears of all that is asked of it."""
-
-    def __init__(self) -> None:
-        self.value = 2.0
-
-    def __getattribute__(self, name: str) -> Any:
-        return super().__getattribute__("value" if name == "factor" else name)
-
-
-class Slots:
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 2.0
-
-
-class Described:
-    """A descriptor that keeps its value under another name."""
-
-    def __get__(self, owner: Any, _: Any = None) -> Any:
-        return owner.__dict__["_kept"] if owner is not None else self
-
-
-class Tripled(Plain):
-    @property
-    def twice(self) -> float:
-        return self.value * 3
-
-
-class Base:
-    def scaled(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-
-class Derived(Base):
-    def scaled(self, x: torch.Tensor) -> torch.Tensor:
-        return super().scaled(x)
-
-
-class Block(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-
-class Model(nn.Module):
-    described = Described()
-    level = 5.0
-
-    def __init__(self, run: Callable[[Any, torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.linear, self.block = nn.Linear(4, 4), Block()
-        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-        self.register_buffer("mean", torch.full((4,), 2.0))
-        self.register_parameter("gain", None)
-        self.scale, self.name = 2.0, "scale"
-        self.plain, self.slots, self.config, self.heir, self.asked = Plain(), Slots(), Config(), Heir(), Asked()
-        self.options = type("Options", (), {})()
-        self.sizes, self.table, self.names = [1.0, 2.0], {"a": 2.0}, {"a"}
-        self.nested = {"outer": [{"inner": 2.0}]}
-        self.array, self.offset = np.array([1.0, 2.0]), torch.full((4,), 2.0)
-        self.activation, self.partial = torch.tanh, functools.partial(torch.mul, 2.0)
-        self.closed = closed(2.0)
-        self.threshold, self.graded = torch.tensor(1.0), nn.Parameter(torch.ones(4))
-        self.graded.grad = torch.ones(4)
-        self._kept, self._run = 2.0, [run]
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self._run[0](self, self.linear(x))
-
-
-class Sized(Model):
-    """A model that tracing does not take."""
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x if x.shape[0] > 1 else -x)
-
-
-def captured(run: Run, how: str) -> tuple[Model, CapturedModule]:
-    torch.manual_seed(0)
-    if how == "trace":
-        return (model := Model(run)), fxlib.capture(model, how="trace")
-    return (model := Sized(run)), fxlib.capture(model, sample_inputs=[X], how="export")
-
-
-def closed(scale: float) -> Callable[..., Any]:
-    def apply(x: torch.Tensor) -> torch.Tensor:
-        return x * scale
-
-    def change(value: float) -> None:
-        nonlocal scale
-        scale = value
-
-    apply.change = change  # type: ignore[attr-defined]
-    return apply
 
 
 def defaulted(x: torch.Tensor, factor: float = 2.0, *, more: float = 1.0) -> torch.Tensor:
@@ -231,7 +99,6 @@ def generated(m: Any, x: torch.Tensor) -> Any:
     return x * sum(value for value in m.sizes)
 
 
-Run: TypeAlias = Callable[[Any, torch.Tensor], Any]
 Change: TypeAlias = Callable[[Any], object]
 FACTS: dict[str, tuple[Run, Change]] = {
     "a number": (lambda m, x: x * m.scale, put("scale", 3.0)),
@@ -351,15 +218,12 @@ FACTS: dict[str, tuple[Run, Change]] = {
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Any:
-    state = {name: globals()[name] for name in ("SCALE", "decorated", "STEPS")}
-    settings, seen = {**SETTINGS, "names": ["a", "b"]}, list(SEEN)
-    hooks = dict(torchs._global_forward_hooks)
+    state = {name: globals()[name] for name in ("SCALE", "decorated")}
+    settings, hooks = {**SETTINGS, "names": ["a", "b"]}, dict(torchs._global_forward_hooks)
     forward, length, relu, scaled = Block.forward, Plain.__len__, nn.functional.relu, Base.scaled
     yield
     globals().update(state)
     SETTINGS.update(settings)
-    SEEN[:] = seen
-    MASKS.clear()
     OPTIONS.scale, Plain.shared, Model.level, nn.functional.relu = 2.0, 2.0, 5.0, relu
     Block.forward, Base.scaled = forward, scaled  # type: ignore[method-assign]
     Plain.__len__ = length  # type: ignore[method-assign]
@@ -370,7 +234,6 @@ def _as_it_was() -> Any:
 
 
 NOT_EXPORTED = {"a gradient that was there"}
-HOW = pytest.mark.parametrize("how", ["trace", "export"])
 
 
 @HOW
@@ -446,138 +309,6 @@ def test_a_list_of_equal_numbers_is_what_it_was_and_is_compared_by_identity_from
     assert not module._fxlib.broken(grad_enabled=True)
     assert not module._fxlib.broken(grad_enabled=True)
     assert facts._columns is not None
-
-
-@functools.lru_cache
-def cached(size: int) -> torch.Tensor:
-    return torch.ones(size).cumsum(0)
-
-
-def count_globally(_: Any, x: torch.Tensor) -> Any:
-    global STEPS  # noqa: PLW0603 - as a program may
-    STEPS += 1
-    return x * STEPS
-
-
-def remember(_: Any, x: torch.Tensor) -> Any:
-    SEEN.append(x)
-    return x
-
-
-def mask(_: Any, x: torch.Tensor) -> Any:
-    if 4 not in MASKS:
-        MASKS[4] = torch.ones(4).cumsum(0)
-    return x * MASKS[4]
-
-
-def mask_by_setdefault(_: Any, x: torch.Tensor) -> Any:
-    return x * MASKS.setdefault(4, torch.ones(4))
-
-
-def count_in_an_object(m: Any, x: torch.Tensor) -> Any:
-    m.plain.value += 1
-    return x * m.plain.value
-
-
-def count_by_name(m: Any, x: torch.Tensor) -> Any:
-    setattr(m.slots, "value", m.slots.value + 1)  # noqa: B010
-    return x * m.slots.value
-
-
-def count_in_a_class(_: Any, x: torch.Tensor) -> Any:
-    Plain.shared += 1
-    return x * Plain.shared
-
-
-def count_in_a_function(_: Any, x: torch.Tensor) -> Any:
-    defaulted.calls = getattr(defaulted, "calls", 0) + 1  # type: ignore[attr-defined]
-    return x
-
-
-def count_in_a_closure(m: Any, x: torch.Tensor) -> Any:
-    m.closed.change(3.0)
-    return m.closed(x)
-
-
-def keep_in_a_default(_: Any, x: torch.Tensor, kept: list[Any] = []) -> Any:  # noqa: B006
-    kept.append(x)
-    return x
-
-
-def write_to_an_array(m: Any, x: torch.Tensor) -> Any:
-    m.array[0] += 1
-    return x * float(m.array[0])
-
-
-def sort_in_place(m: Any, x: torch.Tensor) -> Any:
-    m.sizes.sort(reverse=True)
-    return x * m.sizes[0]
-
-
-NUMBERS = iter(range(100))
-
-
-def take_the_next(_: Any, x: torch.Tensor) -> Any:
-    return x * next(NUMBERS)
-
-
-def ask_the_clock(_: Any, x: torch.Tensor) -> Any:
-    return x * time.perf_counter()
-
-
-def make_a_generator(_: Any, x: torch.Tensor) -> Any:
-    return x * torch.rand(4, generator=torch.Generator().manual_seed(0))
-
-
-def compare_results(_: Any, x: torch.Tensor) -> Any:
-    return x if x.view(3, 4) is x else -x
-
-
-def change_what_was_sent(_: Any, x: torch.Tensor) -> Any:
-    MASKS["plain"] = x  # type: ignore[index]
-    return x
-
-
-REFUSED = [
-    count_globally, remember, mask, mask_by_setdefault, count_in_an_object, count_by_name, count_in_a_class,
-    count_in_a_function, count_in_a_closure, keep_in_a_default, write_to_an_array, sort_in_place, take_the_next,
-    ask_the_clock, make_a_generator, compare_results, change_what_was_sent,
-]  # fmt: skip
-
-
-@HOW
-@pytest.mark.parametrize("run", REFUSED, ids=lambda run: run.__name__)
-def test_what_outlives_the_forward_is_refused_with_its_line_and_undone(run: Run, how: Any) -> None:
-    torch.manual_seed(0)
-    model, fresh = Sized(run), Model(run)
-    fresh.load_state_dict(model.state_dict())
-    state = (STEPS, list(SEEN), dict(MASKS), Plain.shared, model.plain.value, model.array.tolist(), model.sizes[:])
-    with pytest.raises(CaptureError, match=r"test_facts.py:\d+"):
-        fxlib.capture(model, sample_inputs=[X], how=how)
-    assert state == (
-        STEPS, list(SEEN), dict(MASKS), Plain.shared, model.plain.value, model.array.tolist(), model.sizes,
-    )  # fmt: skip
-    assert isinstance(model(X), torch.Tensor)
-    assert count_in_a_function is not run or defaulted.__dict__.pop("calls") == 1
-
-
-CACHED: list[Run] = [
-    lambda _, x: x * cached(4),
-    lambda _, x: x * next(map(cached, [4])),
-    lambda _, x: x * functools.partial(cached, 4)(),
-]
-
-
-@HOW
-@pytest.mark.parametrize("run", CACHED)
-def test_a_helper_that_caches_what_it_makes_is_left_clean(run: Run, how: str) -> None:
-    cached.cache_clear()
-    model = Model(run)
-    with contextlib.suppress(CaptureError):
-        model, module = captured(run, how)
-        assert torch.equal(module(X), model(X))
-    assert type(cached(4)) is torch.Tensor
-    assert torch.equal(model(X), model(X))
 
 
 def test_what_a_forward_hears_of_its_own_code_is_no_change_of_it() -> None:

@@ -1,4 +1,4 @@
-"""Generated code reaches submodules by shortcuts; that they are the model's own modules, whatever becomes of these."""
+"""Generated code reaches submodules through a cache: they are the model's own modules, whatever becomes of these."""
 
 from __future__ import annotations
 

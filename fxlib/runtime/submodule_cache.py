@@ -41,15 +41,15 @@ class _Step:
         return getattr(module, name)
 
 
-class Shortcuts:
+class SubmoduleCache:
     """The modules that one graph reaches by their paths, for as long as they stay where they are."""
 
     def __init__(self) -> None:
         """Know none: they are looked up when they are asked for first."""
         self._ways: dict[bool, _Ways] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Shortcuts:
-        return Shortcuts()  # the copied module has submodules of its own
+    def __deepcopy__(self, memo: dict[int, Any]) -> SubmoduleCache:
+        return SubmoduleCache()  # the copied module has submodules of its own
 
     def of(self, module: nn.Module, graph: Graph, watched: Collection[int] = ()) -> Any:
         """Return what stands in for `module` in the code generated from `graph`.

@@ -20,7 +20,7 @@ ANSWERED = frozenset({"shape", "size", "ndim", "dim", "ndimension", "numel", "ne
 """Attributes and methods of tensors whose answers are known by these looks."""
 
 
-class ParameterLooks:
+class ParameterMetadata:
     """Follows values on tensors without memory, each once."""
 
     def __init__(self) -> None:
