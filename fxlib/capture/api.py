@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import operator
 import sys
 import threading
@@ -38,13 +39,14 @@ from fxlib.capture.trace.opened import WHOLE, Opened
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.tracer import RemoteTracer, tracer_for
 from fxlib.errors import CaptureError, FxlibError, FxlibWarning
-from fxlib.runtime import CapturedModule
+from fxlib.runtime import CapturedModule, is_call
 from fxlib.runtime.data_parallel import keep_body
 from fxlib.runtime.guards.conditions import Asked
 from fxlib.runtime.state import FunctionModel
 from fxlib.runtime.submodules import local_modules, submodule
 from fxlib.spec.contract import Contract
 
+_LOG = logging.getLogger(__name__)
 _one_at_a_time = threading.Lock()
 Model = nn.Module | Callable[..., Any]
 
@@ -105,6 +107,12 @@ def capture(
     with _one_at_a_time:
         captured = _captured(model, options, sample_inputs, dynamic_shapes, how)
     captured._fxlib.captured_with = options
+    if _LOG.isEnabledFor(logging.DEBUG):
+        nodes = list(captured.graph.nodes)
+        _LOG.debug(
+            "captured %s: %d nodes, %d remote calls, %d facts about Python's state to check before each forward",
+            *(_name(model), len(nodes), sum(map(is_call, nodes)), len(captured._fxlib.conditions.python)),
+        )
     return captured
 
 
@@ -124,11 +132,16 @@ def _captured(
         if how == "trace" or sample_inputs is None:
             raise
         refused = error
+    _LOG.debug("%s is exported, since it cannot be traced: %s", _name(model), refused)
     try:
         return _exported(model, options, sample_inputs, dynamic_shapes)
     except CaptureError as error:
         told = f"neither capture takes the forward. Tracing: {refused}\nExport: {error}"
         raise CaptureError(told, where=error.where or refused.where) from error
+
+
+def _name(model: Model) -> str:
+    return type(model).__name__ if isinstance(model, nn.Module) else str(getattr(model, "__name__", "a function"))
 
 
 def _check_call(model: Model) -> None:
@@ -150,6 +163,7 @@ def _traced(model: Model, options: Options) -> CapturedModule:
         except CaptureError as error:
             if not opened.close(error):
                 raise
+            _LOG.debug("%d modules with hooks or parametrizations stay one node each: %s", len(opened.whole), error)
 
 
 def _traced_through(model: Model, options: Options, opened: Opened) -> CapturedModule:

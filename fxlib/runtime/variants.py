@@ -8,6 +8,7 @@ call. Where none does, the original runs.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -18,6 +19,8 @@ from torch import nn
 from fxlib.errors import WorkloadError
 from fxlib.spec.report import Usage
 from fxlib.spec.variant import MAIN, MAX_VARIANTS
+
+_LOG = logging.getLogger(__name__)
 
 MAX_GRAPHS = 1 + MAX_VARIANTS
 """Graphs of one module, the main one included: each call that the last one does not fit asks them all."""
@@ -146,6 +149,8 @@ class GraphSet(Generic[M]):
             return
         counts = self._original_runs
         key = why if why in counts or len(counts) < _MAX_REASONS else OTHER_REASONS
+        if key not in counts:
+            _LOG.info("the original of %s runs: %s", type(main).__name__, why)
         counts[key] = counts.get(key, 0) + 1
         if self.unmet is not None:
             self.unmet(main, args, kwargs)
