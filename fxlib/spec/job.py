@@ -45,7 +45,8 @@ class Event:
 class Job:
     """A job's state. `report` and `graph` (the rewritten one, when there is one) are set when it succeeded.
 
-    `variant_graphs` are those of the workload's variants, by name.
+    `variant_graphs` are those of the workload's variants, by name. `asked_by` and `measured_by` are the names that the
+    service's policy has for whoever asked, and for the worker that measured.
     """
 
     id: str
@@ -66,6 +67,8 @@ class Job:
     failure: Failure | None = None
     cached: bool = False
     last_sequence: int = 0
+    asked_by: str = ""
+    measured_by: str = ""
 
     @property
     def done(self) -> bool:

@@ -287,7 +287,7 @@ class TrialOptions(_message.Message):
     def __init__(self, min_gain: _Optional[float] = ..., confidence: _Optional[float] = ..., budget_s: _Optional[float] = ..., sameness_steps: _Optional[int] = ..., step_timeout_s: _Optional[float] = ..., max_relative_error: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "request_id", "name", "namespace", "labels", "state", "phase", "attempts", "worker_id", "created_at", "started_at", "finished_at", "result", "failure", "cached", "last_sequence")
+    __slots__ = ("id", "request_id", "name", "namespace", "labels", "state", "phase", "attempts", "worker_id", "created_at", "started_at", "finished_at", "result", "failure", "cached", "last_sequence", "asked_by", "measured_by")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +311,8 @@ class Job(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ASKED_BY_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_BY_FIELD_NUMBER: _ClassVar[int]
     id: str
     request_id: str
     name: str
@@ -327,7 +329,9 @@ class Job(_message.Message):
     failure: JobFailure
     cached: bool
     last_sequence: int
-    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., attempts: _Optional[int] = ..., worker_id: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., result: _Optional[_Union[JobResult, _Mapping]] = ..., failure: _Optional[_Union[JobFailure, _Mapping]] = ..., cached: _Optional[bool] = ..., last_sequence: _Optional[int] = ...) -> None: ...
+    asked_by: str
+    measured_by: str
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., attempts: _Optional[int] = ..., worker_id: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., result: _Optional[_Union[JobResult, _Mapping]] = ..., failure: _Optional[_Union[JobFailure, _Mapping]] = ..., cached: _Optional[bool] = ..., last_sequence: _Optional[int] = ..., asked_by: _Optional[str] = ..., measured_by: _Optional[str] = ...) -> None: ...
 
 class JobFailure(_message.Message):
     __slots__ = ("code", "message")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from fxlib.errors import FxlibError
+from fxlib_service import audit
 from fxlib_service.config import APPLICATION, Address, Config
 
 
@@ -19,6 +20,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = APPLICATION.read()
+        audit.write_to(config.audit_log)
         asyncio.run(_run(config))
     except FxlibError as error:
         sys.stderr.write(f"fxlib service: {error}\n")

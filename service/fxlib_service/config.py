@@ -111,6 +111,14 @@ class Limits:
             COUNT,
         ),
     )
+    trial_s: float = field(
+        default=3600.0,
+        metadata=option("max-trial-seconds", "longest measurement that a job may ask for", SECONDS),
+    )
+    trial_processes: int = field(
+        default=64,
+        metadata=option("max-trial-processes", "most trainers and servers together that a job may ask for", COUNT),
+    )
     streams_per_connection: int = 1_000
     calls: int = 10_000
     call_timeout_s: float = 120.0
@@ -165,6 +173,15 @@ class Config:
             FILE,
             default="a new token at each start, for this user's eyes alone",
             variable=TOKEN_FILE,
+        ),
+    )
+    audit_log: Path | None = field(
+        default=None,
+        metadata=option(
+            "audit-log",
+            "file for a line about each decision of who may do what",
+            FILE,
+            default="refusals alone, in the service's own log",
         ),
     )
     ready_file: Path | None = field(

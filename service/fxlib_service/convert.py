@@ -97,7 +97,7 @@ _JOB: Final = Converter(
     # The service's own, and the answer, which is stored beside the job.
     left_out=(
         *("request_digest", "torch_version", "cache_key", "fresh", "token", "hardware", "reusable"),
-        *("asked_by", "asked_from", "measured_by", "result"),
+        *("asked_from", "result"),
     ),
 )
 _EVENT: Final = Converter(Event, jobs_pb2.JobEvent, text=None, number=None, rules={"at": _TIME, "state": _STATE})

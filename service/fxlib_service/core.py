@@ -24,6 +24,7 @@ from fxlib_service.ledger import Ledger
 from fxlib_service.metrics import Metrics
 from fxlib_service.model_figures import Figures, ModelBoard
 from fxlib_service.policy import Policy
+from fxlib_service.quotas import Quotas, StorageQuota
 from fxlib_service.retention import Retention
 from fxlib_service.servicers.blobs import BlobServicer
 from fxlib_service.servicers.optimizer import OptimizerServicer
@@ -73,7 +74,8 @@ async def make_core(config: Config, store: JobStore, blobs: BlobStore, policy: P
     )
     admission = Admission(blobs, config.limits, store)
     holdings = Holdings(ledger, admission, kept=policy is not None)
-    submit = Submit(ledger, admission, holdings, fleet, config.limits, shared=policy is None or policy.share_results)
+    submit = Submit(ledger, admission, holdings, fleet, limits=config.limits, policy=policy)
+    quotas = Quotas() if policy is None else policy.quotas
     ledger.listeners += [metrics.heard, dispatcher.heard, EqualJobs(ledger, holdings, background).heard]
     await fleet.recall()
     await dispatcher.recover()
@@ -81,7 +83,7 @@ async def make_core(config: Config, store: JobStore, blobs: BlobStore, policy: P
     registry.register(Gauges(store, fleet, hub, models))
     return Core(
         optimizer=OptimizerServicer(ledger, hub, submit, fleet, config.limits),
-        blobs=BlobServicer(blobs, holdings, config.limits),
+        blobs=BlobServicer(blobs, holdings, StorageQuota(quotas), config.limits),
         workers=WorkerServicer(dispatcher, admission, holdings, config.limits),
         dispatcher=dispatcher,
         blob_store=blobs,

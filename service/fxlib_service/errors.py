@@ -23,6 +23,7 @@ class Code(Enum):
     UPLOAD_STALLED = "an upload sent nothing for too long"
     STORAGE_FULL = "the service has no room to store this"
     REQUEST_ID_REUSED = "the request id belongs to another request"
+    QUOTA_EXCEEDED = "the namespace takes as much of the service as it may"
     QUEUE_FULL = "the namespace has as many queued jobs as it may have"
     JOB_NOT_FOUND = "there is no such job"
     SEQUENCE_AHEAD = "the job's history is shorter than that"

@@ -38,10 +38,13 @@ class Holdings:
         """Whether a blob, if it is here, exists for a namespace."""
         return not await self.missing(namespace, {sha256: 0})
 
-    async def add(self, namespace: str | None, blob: Blob) -> None:
+    async def bytes_of(self, namespace: str) -> int:
+        """Return how large the blobs of a namespace are together."""
+        return await self._ledger.read(self._ledger.store.held_bytes, namespace)
+
+    async def add(self, namespace: str, blob: Blob) -> None:
         """Note that a namespace has uploaded a blob."""
-        if namespace is not None:
-            await self._ledger.write(self._ledger.store.hold, namespace, {blob.sha256: blob.size})
+        await self._ledger.write(self._ledger.store.hold, namespace, {blob.sha256: blob.size})
 
     async def give(self, namespace: str, result: jobs_pb2.JobResult) -> None:
         """Note that an answer gives its graphs, with their weights, to a namespace; before the answer is told."""

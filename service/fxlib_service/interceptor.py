@@ -7,17 +7,21 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc_status import rpc_status
 from typing_extensions import override
 
+from fxlib_service import audit
 from fxlib_service.authentication import Gate
 from fxlib_service.errors import Code, ServiceError
+from fxlib_service.quotas import Quotas
 from fxlib_service.servicers.context import Call
 from fxlib_service.status import STATUS, to_status
+
+M = TypeVar("M", bound=Message)
 
 _OURS: Final = "/fxlib.v1."
 
@@ -39,6 +43,7 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is gene
     def __init__(self, observe: Observer, gate: Gate, *, timeout_s: float) -> None:
         self._observe = observe
         self._gate = gate
+        self._quotas = Quotas() if gate.policy is None else gate.policy.quotas
         self._timeout_s = timeout_s
 
     @override
@@ -62,56 +67,78 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is gene
 
     def _unary(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
         async def serve(raw: bytes, context: Any) -> Message:
-            async with self._edge(name, context), asyncio.timeout(self._timeout_s):
-                call = self._admit(name, context)
-                response: Message = await method(parse(raw), call)
-            return response
+            async with self._edge(name, context) as passage, asyncio.timeout(self._timeout_s):
+                request = passage.concerns(parse(raw))
+                response: Message = await method(request, passage.call)
+                return passage.concerns(response)
 
         return serve
 
     def _upload(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
         async def serve(raws: AsyncIterator[bytes], context: Any) -> Message:
-            async with self._edge(name, context):
-                call = self._admit(name, context)
-                response: Message = await method((parse(raw) async for raw in raws), call)
-            return response
+            async with self._edge(name, context) as passage:
+                response: Message = await method((passage.concerns(parse(raw)) async for raw in raws), passage.call)
+                return response
 
         return serve
 
     def _stream(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
         async def serve(raw: bytes, context: Any) -> AsyncIterator[Message]:
-            async with self._edge(name, context):
-                call = self._admit(name, context)
-                async for message in method(parse(raw), call):
+            async with self._edge(name, context) as passage:
+                async for message in method(passage.concerns(parse(raw)), passage.call):
                     yield message
 
         return serve
 
-    def _admit(self, name: str, context: Any) -> Call:
-        """Return the call with its caller.
-
-        Raises:
-            ServiceError: UNAUTHENTICATED or PERMISSION_DENIED.
-        """
-        caller = self._gate.caller(context)
-        caller.check(name)
-        return Call(caller=caller, clock=context, peer=context.peer())
-
     @asynccontextmanager
-    async def _edge(self, name: str, context: Any) -> AsyncIterator[None]:
-        began, code = time.monotonic(), "OK"
+    async def _edge(self, name: str, context: Any) -> AsyncIterator[_Passage]:
+        """Let a call in, if its caller may make it now, and turn what goes wrong into a status.
+
+        UNAUTHENTICATED, PERMISSION_DENIED and QUOTA_EXCEEDED are decided before anything is parsed.
+        """
+        began, status, code, caller = time.monotonic(), "OK", "OK", None
+        passage = _Passage()
         try:
-            yield
+            caller = self._gate.caller(context)
+            caller.check(name)
+            with self._quotas.in_flight(caller.namespace):
+                passage.call = Call(caller=caller, clock=context, peer=context.peer())
+                yield passage
         except Exception as error:  # noqa: BLE001  # whatever it is, it leaves as a status
             refusal = _as_refusal(name, error)
-            code = STATUS[refusal.code].name
-            status = rpc_status.to_status(to_status(refusal))
-            await context.abort(status.code, status.details, status.trailing_metadata)
+            status, code = STATUS[refusal.code].name, refusal.code.name
+            told = rpc_status.to_status(to_status(refusal))
+            await context.abort(told.code, told.details, told.trailing_metadata)
         except BaseException:
-            code = "CANCELLED"
+            status = code = "CANCELLED"
             raise
         finally:
-            self._observe(name, code, time.monotonic() - began)
+            self._observe(name, status, time.monotonic() - began)
+            audit.write(method=name, code=code, caller=caller, peer=context.peer(), about=passage.about)
+
+
+class _Passage:
+    """One call on its way through: `call` is what its method hears of it, `about` the job or blob that it is about."""
+
+    def __init__(self) -> None:
+        self.call: Call | None = None
+        self.about = ""
+
+    def concerns(self, message: M) -> M:
+        """Note what a message is about, if that is not known yet; return the message."""
+        self.about = self.about or _object_of(message)
+        return message
+
+
+def _object_of(message: Any) -> str:
+    named = message.DESCRIPTOR.fields_by_name
+    if "job_id" in named:
+        return str(message.job_id)
+    if "blob" in named:
+        return str(message.blob.sha256)
+    if "job" in named:
+        return str(message.job.id)
+    return str(message.lease.job_id) if "lease" in named else ""
 
 
 def _parser(deserialize: Callable[[bytes], Message]) -> Callable[[bytes], Message]:

@@ -10,18 +10,20 @@ import re
 import stat
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
 from fxlib.errors import FxlibError
 from fxlib_service.field_checks import is_namespace
+from fxlib_service.quotas import Quota, Quotas, merged
 from fxlib_service.roles import Caller, Role
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 _CERTIFICATE: Final = re.compile(r"(uri|dns|email|ip):\S{1,512}")
 _NEVER: Final = hashlib.sha256(b"").hexdigest()
+_QUOTAS: Final = frozenset(each.name for each in fields(Quota))
 _KEYS: Final = frozenset({"role", "namespace", "tokens_sha256", "certificates"})
 
 
@@ -33,11 +35,13 @@ class Policy:
         tokens: callers by the SHA-256 of their tokens, in hex.
         certificates: callers by an alternative name of their certificates, such as "dns:ads.example.org".
         share_results: whether the result cache serves all namespaces together.
+        quotas: what namespaces may take.
     """
 
     tokens: Mapping[str, Caller] = field(default_factory=dict)
     certificates: Mapping[str, Caller] = field(default_factory=dict)
     share_results: bool = False
+    quotas: Quotas = field(default_factory=Quotas)
 
     @staticmethod
     def read(path: Path) -> Policy:
@@ -59,7 +63,7 @@ class Policy:
 
 
 def _policy(table: Mapping[str, object]) -> Policy:
-    _check_keys(table, frozenset({"share_results", "principals"}), "")
+    _check_keys(table, frozenset({"share_results", "principals", "quota", "namespaces"}), "")
     shared = table.get("share_results", False)
     if not isinstance(shared, bool):
         raise _wrong("share_results", "must be true or false")
@@ -83,7 +87,32 @@ def _policy(table: Mapping[str, object]) -> Policy:
                 known[each] = caller
     if _NEVER in tokens:
         raise _wrong(f"principals.{tokens[_NEVER].name}.tokens_sha256", "one is the digest of nothing")
-    return Policy(tokens=tokens, certificates=certificates, share_results=shared)
+    quotas = _quotas(table)
+    return Policy(tokens=tokens, certificates=certificates, share_results=shared, quotas=quotas)
+
+
+def _quotas(table: Mapping[str, object]) -> Quotas:
+    general = merged(Quota(), _amounts(_table(table, "quota"), "quota"))
+    own = dict[str, Quota]()
+    for namespace, entry in _table(table, "namespaces").items():
+        where = f"namespaces.{namespace}"
+        if not is_namespace(namespace):
+            raise _wrong(where, "is no namespace: up to 63 letters, digits or ._-")
+        if not isinstance(entry, dict):
+            raise _wrong(where, "must be a table")
+        own[namespace] = merged(general, _amounts(entry, where))
+    return Quotas(general=general, own=own)
+
+
+def _amounts(entry: Mapping[str, object], where: str) -> Mapping[str, float]:
+    _check_keys(entry, _QUOTAS, where)
+    amounts = dict[str, float]()
+    for key, value in entry.items():
+        fits = isinstance(value, int) or (key == "trial_seconds" and isinstance(value, float))
+        if not fits or isinstance(value, bool) or not 0 < value < float("inf"):  # type: ignore[operator]
+            raise _wrong(f"{where}.{key}", "must be a positive number")
+        amounts[key] = value  # type: ignore[assignment]
+    return amounts
 
 
 def _caller(name: str, entry: Mapping[str, object], where: str) -> Caller:

@@ -14,7 +14,7 @@ from wsgiref.simple_server import WSGIServer
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 from sqlalchemy.exc import SQLAlchemyError
 
 from fxlib.errors import FxlibError
@@ -26,6 +26,7 @@ from fxlib_service.config import Address, Config
 from fxlib_service.core import Core, make_core
 from fxlib_service.data_lock import Ownership
 from fxlib_service.interceptor import Boundary
+from fxlib_service.metrics_page import page
 from fxlib_service.policy import Policy
 from fxlib_service.stores.sql import SqlJobStore
 from fxlib_service.tls import server_credentials
@@ -158,7 +159,7 @@ class Server:
             self._metrics = start_http_server(
                 address.port,
                 address.host,
-                core.registry,
+                CollectorRegistry(),  # empty until the page that asks for a token is in its place
                 certfile=str(tls.certificate) if tls else None,
                 keyfile=str(tls.key) if tls else None,
                 client_cafile=authority,
@@ -166,6 +167,8 @@ class Server:
             )
         except OSError as error:
             raise FxlibError(f"cannot listen on {address}: {error.strerror}", where="--metrics") from error
+        asks = self._gate.policy is not None or not (address.loopback or authority)
+        self._metrics[0].set_app(page(core.registry, self._gate if asks else None))
         return Address(host=address.host, port=self._metrics[0].server_port)
 
     async def _tidy(self, core: Core) -> None:

@@ -30,6 +30,7 @@ STATUS: Final = {
     Code.UPLOAD_STALLED: grpc.StatusCode.ABORTED,
     Code.STORAGE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Code.REQUEST_ID_REUSED: grpc.StatusCode.ALREADY_EXISTS,
+    Code.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Code.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Code.JOB_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Code.SEQUENCE_AHEAD: grpc.StatusCode.OUT_OF_RANGE,

@@ -16,6 +16,8 @@ from fxlib_service.holdings import Holdings
 from fxlib_service.job import Job, State
 from fxlib_service.ledger import Ledger
 from fxlib_service.lifecycle import Answered, Transition, decide, submit
+from fxlib_service.policy import Policy
+from fxlib_service.quotas import Quotas
 from fxlib_service.roles import Caller
 from fxlib_service.stores.base import QueueFullError
 from fxlib_service.workers import Fleet
@@ -32,16 +34,24 @@ class Submit:
         holdings: hears which namespace an answer goes to.
         fleet: the workers there are.
         limits: how many jobs may be queued.
-        shared: whether equal jobs of all namespaces have one answer, or those of one namespace each.
+        policy: tells whether equal jobs of all namespaces have one answer, and what a namespace may ask for.
     """
 
     def __init__(
-        self, ledger: Ledger, admission: Admission, holdings: Holdings, fleet: Fleet, limits: Limits, *, shared: bool
+        self,
+        ledger: Ledger,
+        admission: Admission,
+        holdings: Holdings,
+        fleet: Fleet,
+        *,
+        limits: Limits,
+        policy: Policy | None,
     ) -> None:
         self._ledger = ledger
         self._admission = admission
         self._holdings = holdings
-        self._shared = shared
+        self._shared = policy is None or policy.share_results
+        self._quotas = Quotas() if policy is None else policy.quotas
         self._fleet = fleet
         self._limits = limits
 
@@ -58,6 +68,7 @@ class Submit:
         digest = self._admission.identify(request)
         known = await self._ledger.read(self._ledger.store.find, request.namespace, request.request_id)
         if known is None:
+            self._quotas.check_trial(request, self._limits)
             job = await self._admission.examine(request, digest, caller)
             key = job.cache_key if self._shared else _scoped(job.cache_key, job.namespace)
             known = await self._enter(replace(job, cache_key=key, asked_by=caller.name, asked_from=peer), request)
@@ -73,14 +84,13 @@ class Submit:
         if not job.fresh and (answer := await self._answer_to(job)) is not None:
             cached = decide(job, answer, job.created_at)
             entry = replace(cached, job=replace(cached.job, started_at=job.created_at))
+        queue_limit = self._quotas.queued(job.namespace, self._limits)
         try:
-            return await self._ledger.submit(
-                entry, request.SerializeToString(), queue_limit=self._limits.queued_per_namespace
-            )
+            return await self._ledger.submit(entry, request.SerializeToString(), queue_limit=queue_limit)
         except QueueFullError:
             raise ServiceError(
                 Code.QUEUE_FULL,
-                f"namespace {job.namespace!r} has {self._limits.queued_per_namespace} queued jobs",
+                f"namespace {job.namespace!r} has {queue_limit} queued jobs",
                 metadata={"namespace": job.namespace},
                 retry_after_s=_RETRY_AFTER_S,
             ) from None

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,12 @@ class Authority:
     name: x509.Name
     key: ec.EllipticCurvePrivateKey
 
-    def sign(self, subject: str, key: ec.EllipticCurvePrivateKey, *, authority: bool = False) -> bytes:
+    def sign(
+        self, subject: str, key: ec.EllipticCurvePrivateKey, *, names: Sequence[str] = (), authority: bool = False
+    ) -> bytes:
         now = dt.datetime.now(dt.UTC)
-        places = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        places: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        places += [x509.UniformResourceIdentifier(each) for each in names]
         builder = (
             x509.CertificateBuilder()
             .subject_name(self.name if authority else _name(subject))
@@ -43,14 +47,14 @@ class Files:
     key: Path
 
 
-def certificates(folder: Path, subject: str) -> Files:
-    """An authority, and a certificate that it signed."""
+def certificates(folder: Path, subject: str, *names: str) -> Files:
+    """An authority, and a certificate that it signed, with more names (URIs) if they are given."""
     authority = Authority(_name(f"{subject} authority"), ec.generate_private_key(ec.SECP256R1()))
     key = ec.generate_private_key(ec.SECP256R1())
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     contents = {
         "ca": authority.sign("", authority.key, authority=True),
-        "crt": authority.sign(subject, key),
+        "crt": authority.sign(subject, key, names=names),
         "key": pem,
     }
     paths = {kind: folder / f"{subject}.{kind}" for kind in contents}

@@ -6,7 +6,7 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from typing_extensions import override
 
@@ -42,6 +42,10 @@ class MemoryBlobStore(BlobStore):
         partial += data
         self._partials[sha256, owner] = partial, time.monotonic()
         return len(partial)
+
+    @override
+    def partials(self, owner: str) -> Mapping[str, int]:
+        return {sha256: len(data) for (sha256, whose), (data, _) in list(self._partials.items()) if whose == owner}
 
     @override
     def drop(self, sha256: str, *, owner: str = "") -> None:

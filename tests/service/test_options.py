@@ -19,7 +19,8 @@ def test_every_option_reaches_the_configuration() -> None:
     options = (
         "--data d --listen 10.0.0.1:1 --metrics [::1]:2 --database sqlite:///x --tls-cert c --tls-key k --client-ca a "
         "--insecure --policy p --token-file t --ready-file r --lease-seconds 3 --max-queued 4 --max-blob-bytes 5 "
-        "--max-graph-nodes 6 --abandon-uploads-seconds 7 --keep-days 10 --shutdown-grace-seconds 8 --model-labels 9"
+        "--max-graph-nodes 6 --abandon-uploads-seconds 7 --keep-days 10 --shutdown-grace-seconds 8 --model-labels 9 "
+        "--audit-log l"
     )
     config = parse(options.split())
     assert config.listen == Address(host="10.0.0.1", port=1)

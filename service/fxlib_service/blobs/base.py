@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +52,10 @@ class BlobStore(ABC):
     @abstractmethod
     def append(self, sha256: str, data: bytes, *, owner: str = "") -> int:
         """Add to an unfinished upload, and return how many bytes it has now."""
+
+    @abstractmethod
+    def partials(self, owner: str) -> Mapping[str, int]:
+        """Return how many bytes of each unfinished upload of an owner are kept, by SHA-256."""
 
     @abstractmethod
     def drop(self, sha256: str, *, owner: str = "") -> None:

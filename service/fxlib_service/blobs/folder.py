@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -52,6 +52,16 @@ class FolderBlobStore(BlobStore):
             file.write(data)
             file.flush()
             return file.tell()
+
+    @override
+    def partials(self, owner: str) -> Mapping[str, int]:
+        found = dict[str, int]()
+        for path in self._partials.iterdir():
+            sha256, _, whose = path.name.partition(".")
+            if whose == owner:
+                with suppress(FileNotFoundError):  # completed meanwhile
+                    found[sha256] = path.stat().st_size
+        return found
 
     @override
     def drop(self, sha256: str, *, owner: str = "") -> None:

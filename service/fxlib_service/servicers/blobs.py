@@ -14,6 +14,7 @@ from fxlib_service.config import MIB, Limits
 from fxlib_service.convert import blob_from_proto
 from fxlib_service.errors import Code, ServiceError, invalid
 from fxlib_service.holdings import Holdings
+from fxlib_service.quotas import StorageQuota
 from fxlib_service.servicers.context import Context, caller_of
 from fxlib_service.uploads import Uploads
 
@@ -24,9 +25,10 @@ _MAX_REFS: Final = 10_000
 class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
     """Blobs over gRPC."""
 
-    def __init__(self, store: BlobStore, holdings: Holdings, limits: Limits) -> None:
+    def __init__(self, store: BlobStore, holdings: Holdings, quota: StorageQuota, limits: Limits) -> None:
         self._store = store
         self._holdings = holdings
+        self._quota = quota
         self._limits = limits
         self._uploads = Uploads(store, idle_s=limits.upload_idle_s)
 
@@ -67,9 +69,13 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
             raise invalid("blob", "nothing was sent")
         blob = self._checked(first.blob, "blob")
         namespace = caller_of(context).namespace
-        known = await self._holdings.has(namespace, blob.sha256)
-        committed = await self._uploads.write(blob, first, request_iterator, owner=namespace or "", known=known)
-        if committed == blob.size and not known:
+        if namespace is None or await self._holdings.has(namespace, blob.sha256):
+            return blobs_pb2.WriteResponse(committed_bytes=await self._uploads.write(blob, first, request_iterator))
+        held = await self._holdings.bytes_of(namespace)
+        unfinished = await asyncio.to_thread(self._store.partials, namespace)
+        with self._quota.uploading(namespace, blob, held=held, unfinished=unfinished):
+            committed = await self._uploads.write(blob, first, request_iterator, owner=namespace, known=False)
+        if committed == blob.size:
             await self._holdings.add(namespace, blob)
         return blobs_pb2.WriteResponse(committed_bytes=committed)
 

@@ -1,0 +1,60 @@
+"""The page of metrics over HTTP, and who may read how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import Metric
+from typing_extensions import override
+
+from fxlib_service.authentication import Gate
+from fxlib_service.errors import ServiceError
+from fxlib_service.roles import Role
+
+App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+_OF_MODELS: Final = "fxlib_model_"
+_SCHEME: Final = "bearer "
+_PLAIN: Final = ("Content-Type", "text/plain")
+
+
+def page(registry: CollectorRegistry, gate: Gate | None) -> App:
+    """Return the page: all of it for whoever reaches it, or, with a gate, for operators.
+
+    A viewer of all namespaces reads it without the figures that name models; nobody else reads it.
+    """
+    everything: App = make_wsgi_app(registry)
+    if gate is None:
+        return everything
+    nameless: App = make_wsgi_app(_WithoutModels(registry))
+
+    def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        shown = environ.get("HTTP_AUTHORIZATION", "")
+        token = shown[len(_SCHEME) :].strip() if shown.lower().startswith(_SCHEME) else ""
+        try:
+            caller = gate.bearer(token)
+        except ServiceError:
+            start_response("401 Unauthorized", [_PLAIN, ("WWW-Authenticate", "Bearer")])
+            return [b"Show the token of an operator or a viewer.\n"]
+        if Role.OPERATOR in caller.roles:
+            return everything(environ, start_response)
+        if Role.VIEWER in caller.roles and caller.namespace is None:
+            return nameless(environ, start_response)
+        start_response("403 Forbidden", [_PLAIN])
+        return [b"Metrics are for operators, and viewers of all namespaces.\n"]
+
+    return guarded
+
+
+class _WithoutModels(CollectorRegistry):
+    """What another registry collects, without figures that carry a model's name."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._all = registry
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield from (metric for metric in self._all.collect() if not metric.name.startswith(_OF_MODELS))

@@ -1,0 +1,145 @@
+"""What a namespace may take: places in the queue, stored bytes, requests in flight, and the size of a trial."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from fxlib.v1 import jobs_pb2
+from fxlib_service.blobs.base import Blob
+from fxlib_service.config import Limits
+from fxlib_service.errors import Code, ServiceError, Violation
+
+_SOON_S: Final = 1.0
+_LATER_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What one namespace may take; None: as much as the service's own limits allow.
+
+    Attributes:
+        queued_jobs: jobs that wait for a worker.
+        stored_bytes: bytes of the blobs that it has, and of its unfinished uploads.
+        requests_in_flight: calls under way at once, streams included.
+        trial_seconds: longest measurement that a job may ask for.
+        trial_processes: most trainers and servers together that a job may ask for.
+    """
+
+    queued_jobs: int | None = None
+    stored_bytes: int | None = None
+    requests_in_flight: int | None = None
+    trial_seconds: float | None = None
+    trial_processes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quotas:
+    """The quotas of all namespaces.
+
+    Attributes:
+        general: what a namespace may take that has no quota of its own.
+        own: quotas by namespace.
+    """
+
+    general: Quota = Quota()
+    own: Mapping[str, Quota] = field(default_factory=dict)
+    _in_flight: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
+
+    def of(self, namespace: str | None) -> Quota:
+        """Return the quota of a namespace; a caller of none has no bounds but the service's."""
+        return Quota() if namespace is None else self.own.get(namespace, self.general)
+
+    def queued(self, namespace: str, limits: Limits) -> int:
+        """Return how many queued jobs a namespace may have."""
+        own = self.of(namespace).queued_jobs
+        return limits.queued_per_namespace if own is None else min(own, limits.queued_per_namespace)
+
+    @contextmanager
+    def in_flight(self, namespace: str | None) -> Iterator[None]:
+        """Count a call for the length of the block.
+
+        Raises:
+            ServiceError: QUOTA_EXCEEDED; the call may be made again soon.
+        """
+        if namespace is None:
+            yield
+            return
+        allowed = self.of(namespace).requests_in_flight
+        if allowed is not None and self._in_flight[namespace] >= allowed:
+            raise exceeded(namespace, "requests_in_flight", allowed, retry_after_s=_SOON_S)
+        self._in_flight[namespace] += 1
+        try:
+            yield
+        finally:
+            self._in_flight[namespace] -= 1
+            if not self._in_flight[namespace]:
+                del self._in_flight[namespace]
+
+    def check_trial(self, request: jobs_pb2.OptimizeRequest, limits: Limits) -> None:
+        """Refuse a job that asks for a longer or larger trial than its namespace may.
+
+        Raises:
+            ServiceError: INVALID_REQUEST, with every field at fault.
+        """
+        own = self.of(request.namespace)
+        seconds = min(limits.trial_s, own.trial_seconds or limits.trial_s)
+        processes = min(limits.trial_processes, own.trial_processes or limits.trial_processes)
+        asked = request.workload.trainers + len(request.workload.servers)
+        violations = []
+        if request.trial.budget_s > seconds:
+            violations.append(Violation(field="trial.budget_s", problem=f"must be at most {seconds:g} seconds here"))
+        if asked > processes:
+            problem = f"has {asked} trainers and servers, and may have {processes} here"
+            violations.append(Violation(field="workload", problem=problem))
+        if violations:
+            raise ServiceError(Code.INVALID_REQUEST, violations=violations)
+
+
+class StorageQuota:
+    """The uploads that are open, each counted as large as it was announced."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+        self._open: defaultdict[str, dict[object, tuple[str, int]]] = defaultdict(dict)
+
+    @contextmanager
+    def uploading(self, namespace: str, blob: Blob, *, held: int, unfinished: Mapping[str, int]) -> Iterator[None]:
+        """Count an upload for the length of the block.
+
+        Args:
+            namespace: who uploads.
+            blob: what was announced.
+            held: bytes of the blobs that the namespace has.
+            unfinished: bytes of its unfinished uploads, by SHA-256.
+
+        Raises:
+            ServiceError: QUOTA_EXCEEDED.
+        """
+        allowed, opened, mine = self._quotas.of(namespace).stored_bytes, self._open[namespace], object()
+        pending = {**unfinished, **dict(opened.values()), blob.sha256: blob.size}
+        if allowed is not None and held + sum(pending.values()) > allowed:
+            raise exceeded(namespace, "stored_bytes", allowed, retry_after_s=_LATER_S)
+        opened[mine] = blob.sha256, blob.size
+        try:
+            yield
+        finally:
+            del opened[mine]
+            if not opened:
+                self._open.pop(namespace, None)
+
+
+def exceeded(namespace: str, quota: str, allowed: float, *, retry_after_s: float) -> ServiceError:
+    """The namespace has as much as it may have."""
+    message = f"namespace {namespace!r} has as much as its quota {quota} = {allowed:g} allows"
+    return ServiceError(
+        Code.QUOTA_EXCEEDED, message, metadata={"namespace": namespace, "quota": quota}, retry_after_s=retry_after_s
+    )
+
+
+def merged(general: Quota, own: Mapping[str, float]) -> Quota:
+    """Return the general quota with what a namespace says otherwise."""
+    return replace(general, **own)  # type: ignore[arg-type]  # the policy's reader has checked names and kinds

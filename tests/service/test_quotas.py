@@ -1,0 +1,152 @@
+"""A namespace takes no more of the service than its quota, and learns when to come back; another notices nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from fxlib.errors import FxlibError
+from fxlib.v1 import blobs_pb2, jobs_pb2
+from fxlib_service.config import Limits
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.policy import Policy
+from fxlib_service.quotas import Quota, Quotas
+from tests.service.principals import bearer, write_policy
+from tests.service.support import fields, make_service, ref, request, submit
+from tests.service.test_roles import guarded
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str, str, float]:
+    """Return status, code, quota and the seconds after which to come back."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    metadata: Any = caught.value.trailing_metadata()
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    for each in status_pb2.Status.FromString(dict(metadata)["grpc-status-details-bin"]).details:
+        for kind in (info, retry):
+            if each.Is(kind.DESCRIPTOR):
+                each.Unpack(kind)
+    return caught.value.code(), info.reason, info.metadata["quota"], retry.retry_delay.ToMilliseconds() / 1e3
+
+
+FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_stored_bytes_are_bounded_with_those_of_unfinished_uploads(tmp_path: Path) -> None:
+    async with guarded(tmp_path, "[namespaces.ads]\nstored_bytes = 1000") as service:
+        await service.put("ads", bytes(400))
+        unfinished = b"u" * 500
+        part = blobs_pb2.WriteRequest(blob=ref(unfinished), data=unfinished[:300])
+        await service.blobs.Write(iter([part]), metadata=bearer("ads"))
+        assert await refused(service.put("ads", b"x" * 400)) == (FULL, "QUOTA_EXCEEDED", "stored_bytes", 60.0)
+        await service.put("ads", b"x" * 300)
+        await service.put("ads", bytes(400))  # what one has, costs nothing more
+        await service.put("web", b"w" * 5000)
+
+
+async def test_uploads_that_are_open_count_as_large_as_they_were_announced(tmp_path: Path) -> None:
+    async with guarded(tmp_path, "[quota]\nstored_bytes = 1000") as service:
+        opened, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slowly() -> AsyncIterator[blobs_pb2.WriteRequest]:
+            yield blobs_pb2.WriteRequest(blob=ref(b"s" * 900), data=b"s" * 10)
+            opened.set()
+            await go_on.wait()
+            yield blobs_pb2.WriteRequest(offset=10, data=b"s" * 890)
+
+        uploading = asyncio.ensure_future(service.blobs.Write(slowly(), metadata=bearer("ads")))
+        await opened.wait()
+        asked = blobs_pb2.QueryWriteRequest(blob=ref(b"s" * 900))
+        while not (await service.blobs.QueryWrite(asked, metadata=bearer("ads"))).committed_bytes:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert (await refused(service.put("ads", b"x" * 200)))[1] == "QUOTA_EXCEEDED"
+        go_on.set()
+        assert (await uploading).committed_bytes == 900
+
+
+async def test_requests_in_flight_are_bounded(tmp_path: Path) -> None:
+    async with guarded(tmp_path, "[quota]\nrequests_in_flight = 2") as service:
+        job = await service.submit("ads", fresh=True)
+        asked = jobs_pb2.WatchJobRequest(job_id=job.id)
+        watching = [service.jobs.WatchJob(asked, metadata=bearer("ads")) for _ in range(2)]
+        for each in watching:
+            await each.read()
+        again = service.jobs.GetCapabilities(jobs_pb2.GetCapabilitiesRequest(), metadata=bearer("ads"))
+        assert await refused(again) == (FULL, "QUOTA_EXCEEDED", "requests_in_flight", 1.0)
+        await service.submit("web", fresh=True)
+        watching[0].cancel()
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await service.jobs.ListPasses(jobs_pb2.ListPassesRequest(), metadata=bearer("ads"))
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.01)
+                else:
+                    break
+
+
+async def test_queued_jobs_are_bounded_by_namespace(tmp_path: Path) -> None:
+    async with guarded(tmp_path, "[namespaces.ads]\nqueued_jobs = 1") as service:
+        await service.submit("ads", fresh=True)
+        status, code, _, retry_s = await refused(service.submit("ads", fresh=True))
+        assert (status, code) == (FULL, "QUEUE_FULL")
+        assert retry_s > 0
+        await service.submit("web", fresh=True)
+        await service.submit("web", fresh=True)
+
+
+async def test_a_trial_larger_than_the_quota_is_refused_by_its_fields(tmp_path: Path) -> None:
+    async with guarded(tmp_path, "[quota]\ntrial_seconds = 90.5\ntrial_processes = 1") as service:
+        await service.submit("ads", fresh=True)
+        asked = request(fresh=True)
+        asked.trial.budget_s = 91
+        asked.workload.trainers = 2
+        status, code, _, _ = await refused(service.jobs.Optimize(asked, metadata=bearer("ads")))
+        assert (status, code) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
+
+
+async def test_a_service_bounds_the_trials_of_everybody() -> None:
+    asked = request()
+    asked.trial.budget_s = 61
+    asked.workload.trainers = 9
+    async with make_service(limits=Limits(trial_s=60.0, trial_processes=8)) as core:
+        with pytest.raises(ServiceError) as caught:
+            await submit(core, asked)
+    assert caught.value.code is Code.INVALID_REQUEST
+    assert fields(caught.value) == ["trial.budget_s", "workload"]
+
+
+def test_a_namespace_s_own_quota_changes_what_it_names(tmp_path: Path) -> None:
+    text = "[quota]\nqueued_jobs = 5\nstored_bytes = 10\n[namespaces.ads]\nqueued_jobs = 50"
+    quotas = Policy.read(write_policy(tmp_path, text)).quotas
+    assert quotas.of("ads") == Quota(queued_jobs=50, stored_bytes=10)
+    assert quotas.of("web") == Quota(queued_jobs=5, stored_bytes=10)
+    assert quotas.of(None) == Quota()
+    assert quotas.queued("ads", Limits(queued_per_namespace=20)) == 20
+
+
+def test_without_quotas_nothing_is_bounded() -> None:
+    assert Quotas().of("ads") == Quota()
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("[quota]\nqueued = 1", "quota.queued: is unknown here"),
+        ("[quota]\nqueued_jobs = 0", "quota.queued_jobs: must be a positive number"),
+        ("[quota]\nqueued_jobs = 1.5", "quota.queued_jobs: must be a positive number"),
+        ("[quota]\nqueued_jobs = true", "quota.queued_jobs: must be a positive number"),
+        ("[quota]\ntrial_seconds = inf", "quota.trial_seconds: must be a positive number"),
+        ("[namespaces.ads]\nstored_bytes = 'all'", "namespaces.ads.stored_bytes: must be a positive number"),
+        ("[namespaces.'a b']\nstored_bytes = 1", "namespaces.a b: is no namespace"),
+        ("namespaces = {ads = 1}", "namespaces.ads: must be a table"),
+    ],
+)
+def test_a_quota_that_is_none_is_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(FxlibError) as caught:
+        Policy.read(write_policy(tmp_path, text))
+    assert says in str(caught.value)
