@@ -13,7 +13,7 @@ from fxlib.v1 import graph_pb2, jobs_pb2
 from fxlib.wire import parse
 from fxlib_service import content_checks
 from fxlib_service.blobs.base import Blob, BlobStore
-from fxlib_service.check_pool import Examiners
+from fxlib_service.check_pool import CheckPool
 from fxlib_service.config import Limits
 from fxlib_service.convert import blob_from_proto
 from fxlib_service.errors import Code, ServiceError, Violation
@@ -33,7 +33,7 @@ class Admission:
         self._store = store
         self._limits = limits
         self.graph_limits = wire.Limits(nodes=limits.graph_nodes, graph_bytes=limits.graph_bytes)
-        self._examiners = Examiners()
+        self._checks = CheckPool()
 
     def identify(self, request: jobs_pb2.OptimizeRequest) -> str:
         """Fill in the name if it was left out, and return the digest that tells a repeated request from another.
@@ -51,7 +51,7 @@ class Admission:
         Raises:
             ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
         """
-        return await self._examiners.run(self._examine, request, digest, caller)
+        return await self._checks.run(self._examine, request, digest, caller)
 
     async def check_graph(self, ref: graph_pb2.BlobRef, field: str) -> None:
         """Check that a blob is there and a valid graph.
@@ -59,15 +59,15 @@ class Admission:
         Raises:
             ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
         """
-        await self._examiners.run(self._check_graph, ref, field, OWNER)
+        await self._checks.run(self._check_graph, ref, field, OWNER)
 
     async def still_there(self, ref: graph_pb2.BlobRef) -> bool:
         """Whether a graph that was checked before is there, with all of its weights; it counts as a use of them."""
-        return await self._examiners.run(self._still_there, blob_from_proto(ref))
+        return await self._checks.run(self._still_there, blob_from_proto(ref))
 
     async def blobs_of_answer(self, result: jobs_pb2.JobResult) -> dict[str, int]:
         """Return the sizes of the graphs that an answer names, and of their weights, by SHA-256."""
-        return await self._examiners.run(self._blobs_of_answer, result)
+        return await self._checks.run(self._blobs_of_answer, result)
 
     def _blobs_of_answer(self, result: jobs_pb2.JobResult) -> dict[str, int]:
         found = dict[str, int]()

@@ -15,7 +15,7 @@ _PLACES: Final = 2
 """A check holds the interpreter: two at a time leave the event loop its turn."""
 
 
-class Examiners:
+class CheckPool:
     """Runs functions on threads of its own, at most two at a time.
 
     A caller that leaves takes its answer with it, and not the place: that is free when the thread ends. The threads

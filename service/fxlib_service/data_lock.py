@@ -9,7 +9,7 @@ from pathlib import Path
 from fxlib.errors import FxlibError
 
 
-class Ownership:
+class DataLock:
     """A lock on a folder, that ends with the process, however that ends.
 
     Raises:

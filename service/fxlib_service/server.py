@@ -24,7 +24,7 @@ from fxlib_service.authentication import Gate
 from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.config import Address, Config
 from fxlib_service.core import Core, make_core
-from fxlib_service.data_lock import Ownership
+from fxlib_service.data_lock import DataLock
 from fxlib_service.interceptor import Boundary
 from fxlib_service.metrics_page import page
 from fxlib_service.policy import Policy
@@ -51,7 +51,7 @@ class Server:
         self._owner_token = read_token(config.token_file) if config.token_file is not None else new_token()
         self._gate = _gate(config, self._owner_token)
         self._local: LocalService | None = None
-        self._ownership = Ownership(config.data)
+        self._data_lock = DataLock(config.data)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
         self._tasks: list[asyncio.Task[None]] = []
         self._core: Core | None = None
@@ -102,7 +102,7 @@ class Server:
             thread.join()
         if self._core is not None:
             await self._core.close()
-        self._ownership.release()
+        self._data_lock.release()
 
     async def _listen(self, core: Core) -> Address:
         config, limits = self._config, self._config.limits

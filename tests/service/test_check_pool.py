@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fxlib_service.admission import Admission
-from fxlib_service.check_pool import Examiners
+from fxlib_service.check_pool import CheckPool
 from tests.service.support import make_service, request, submit
 
 
@@ -19,33 +19,33 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-async def abandoned(examiners: Examiners, function: Callable[[], object]) -> None:
+async def abandoned(checks: CheckPool, function: Callable[[], object]) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await examiners.run(function)
+            await checks.run(function)
 
 
 async def test_a_place_is_free_when_its_thread_ends_and_not_when_its_caller_leaves(gate: threading.Event) -> None:
-    examiners, began = Examiners(), list[int]()
+    checks, began = CheckPool(), list[int]()
 
     def long() -> None:
         began.append(1)
         gate.wait()
 
     for _ in range(5):
-        await abandoned(examiners, long)
+        await abandoned(checks, long)
     async with asyncio.timeout(60):
         while len(began) < 2:  # noqa: ASYNC110  # nothing tells
             await asyncio.sleep(0.01)
     gate.set()
     async with asyncio.timeout(60):
-        assert await examiners.run(lambda: "answer") == "answer"
+        assert await checks.run(lambda: "answer") == "answer"
     assert len(began) == 2
 
 
 async def test_what_a_check_raises_reaches_its_caller() -> None:
     with pytest.raises(ZeroDivisionError):
-        await Examiners().run(lambda: 1 // 0)
+        await CheckPool().run(lambda: 1 // 0)
 
 
 async def test_checks_without_end_leave_the_rest_of_the_service_alone(

@@ -1,1 +1,4 @@
-"""The gRPC services: thin, each method converts and calls. They raise `ServiceError`; interceptors do the rest."""
+"""The gRPC services of launchers, workers and blobs: each method checks its fields, converts, and calls.
+
+What is decided lies in the modules that they call; how an error becomes a status, in `interceptor`.
+"""
