@@ -97,12 +97,13 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is gene
         UNAUTHENTICATED, PERMISSION_DENIED and QUOTA_EXCEEDED are decided before anything is parsed.
         """
         began, status, code, caller = time.monotonic(), "OK", "OK", None
+        peer = context.peer()  # asked for now: gRPC lets go of a call that its client has left
         passage = _Passage()
         try:
             caller = self._gate.caller(context)
             caller.check(name)
             with self._quotas.in_flight(caller.namespace):
-                passage.call = Call(caller=caller, clock=context, peer=context.peer())
+                passage.call = Call(caller=caller, clock=context, peer=peer)
                 yield passage
         except Exception as error:  # noqa: BLE001  # whatever it is, it leaves as a status
             refusal = _as_refusal(name, error)
@@ -114,7 +115,7 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is gene
             raise
         finally:
             self._observe(name, status, time.monotonic() - began)
-            audit.write(method=name, code=code, caller=caller, peer=context.peer(), about=passage.about)
+            audit.write(method=name, code=code, caller=caller, peer=peer, about=passage.about)
 
 
 class _Passage:

@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fxlib.v1 import blobs_pb2, jobs_pb2, jobs_pb2_grpc, workers_pb2
+from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc, workers_pb2
 from tests.client.real import real_service
 from tests.service.principals import bearer, token
-from tests.service.support import answer, graph_bytes, ref
+from tests.service.support import answer, graph_bytes, local, ref, request
 from tests.service.test_roles import Guarded, guarded
 
 
@@ -78,6 +78,19 @@ def test_a_file_has_every_line_and_is_nobody_else_s(tmp_path: Path) -> None:
     [line] = path.read_text().splitlines()
     told = json.loads(line)
     assert (told["level"], told["call"]["code"]) == ("WARNING", "UNAUTHENTICATED")
+
+
+def test_callers_that_leave_in_the_middle_of_a_call_do_not_end_the_service(tmp_path: Path) -> None:
+    with real_service(tmp_path) as address, grpc.insecure_channel(local(address)) as channel:
+        jobs, blobs = jobs_pb2_grpc.OptimizerServiceStub(channel), blobs_pb2_grpc.BlobServiceStub(channel)
+        chunk = blobs_pb2.WriteRequest(blob=ref(graph_bytes()), data=graph_bytes())
+        blobs.Write(iter([chunk]), timeout=60)
+        job = jobs.Optimize(request(fresh=True), timeout=60).job
+        for _ in range(100):
+            watching = jobs.WatchJob(jobs_pb2.WatchJobRequest(job_id=job.id), timeout=60)
+            next(watching)
+            watching.cancel()
+        assert jobs.GetJob(jobs_pb2.GetJobRequest(job_id=job.id), timeout=60).job.id == job.id
 
 
 async def scraped(service: Guarded, who: str) -> tuple[int, str]:
