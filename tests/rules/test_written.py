@@ -138,3 +138,20 @@ def test_a_graph_is_a_pattern_and_its_modules_are_functions() -> None:
 def test_the_tracer_of_the_program_does_not_matter() -> None:
     graph = Tracer().trace(Activated())
     assert found(ruled(GraphModule(Activated(), graph), ONCE)) == 2
+
+
+class Doubled(nn.Module):
+    """Multiplies by a number, which `torch.export` writes as a call of an overload for tensors."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * 2 + y
+
+
+def test_a_number_in_an_exported_program_is_a_number() -> None:
+    model = Doubled()
+    twice = Rule(lambda x: x * 2, lambda x: x + x, name="twice")
+    exported = fxlib.capture(model, sample_inputs=(X, Y), how="export")
+    assert torch.ops.aten.mul.Tensor in {node.target for node in exported.graph.nodes}
+    rewrite = ruled(exported, twice)
+    assert found(rewrite) == 1
+    assert fxlib.verify(model, rewrite.module, [X, Y])

@@ -141,8 +141,14 @@ def form_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form
     if kwargs.get("out") is not None:
         return _itself(target, args, kwargs)
     if isinstance(target, torch._ops.OpOverload):
-        is_aten = target.namespace == "aten"
-        return _bound(overload_of(target), args, kwargs) if is_aten else _itself(target, args, kwargs)
+        if target.namespace != "aten":
+            return _itself(target, args, kwargs)
+        overload = overload_of(target)
+        form = _bound(overload, args, kwargs)
+        if form is None and any(type(each) in _LITERALS["number"] for each in (*args, *kwargs.values())):
+            # torch.export writes x * 2 as aten.mul.Tensor(x, 2): torch wraps the number, as aten.mul.Scalar does.
+            form = _by_schema(overload.operator, args, kwargs)
+        return form
     function = getattr(torch.Tensor, target, None) if isinstance(target, str) else target
     found = facts_of(target)
     if found is None or not _is_torchs(function):
