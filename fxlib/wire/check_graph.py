@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from fxlib.runtime.ops.registry import BY_LABEL, OPERATORS
 from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire.argument_rules import check_arguments
 from fxlib.wire.check_values import Place, check_value
 from fxlib.wire.faults import Fault
 from fxlib.wire.guards import check_guards
 from fxlib.wire.hints import check_hint
 from fxlib.wire.limits import Limits
+from fxlib.wire.memory_safety import WAY_OUT, reason
 from fxlib.wire.names import (
     check_atom,
     check_comment,
@@ -24,7 +26,7 @@ from fxlib.wire.names import (
 )
 from fxlib.wire.operators import check_operator
 from fxlib.wire.slots import Slots
-from fxlib.wire.targets import METHODS_WITHHELD, functions, methods
+from fxlib.wire.targets import METHODS_WITHHELD, candidates, functions, methods
 
 _KINDS: dict[int, frozenset[str]] = {
     pb.OPCODE_PLACEHOLDER: frozenset({"path"}),
@@ -34,6 +36,8 @@ _KINDS: dict[int, frozenset[str]] = {
     pb.OPCODE_CALL_FUNCTION: frozenset({"function", "operator", "opaque_function"}),
     pb.OPCODE_CALL_METHOD: frozenset({"method", "opaque_method"}),
 }
+_TORCH = {"function": "", "operator": "", "method": "torch.Tensor."}
+"""What to write before targets to find the rules for their arguments."""
 _LONGEST_PATH = 10_000
 _RESOLVE = "fxlib.runtime.functions.resolve"
 _BATCH, _ITEM = "fxlib.runtime.issue_batch", "fxlib.runtime.wait_item"
@@ -51,19 +55,25 @@ def check_target(target: pb.Target) -> None:
     """Raise Fault unless a function, operator or method is on its allow-list."""
     kind = target.WhichOneof("kind")
     if kind == "function" and target.function not in functions():
-        raise Fault(f"function {target.function[:80]!r} is not on the allow-list")
+        raise _refusal("function", target.function, target.function)
     if kind == "path" and len(target.path) > _LONGEST_PATH:
         raise Fault(f"a path of {len(target.path):,} characters is too long", f"{_LONGEST_PATH:,} are allowed.")
     if kind == "operator":
         check_operator(target.operator)
     elif kind == "method" and target.method not in methods():
-        raise Fault(f"method {target.method[:80]!r} is not on the allow-list")
+        raise _refusal("method", target.method, f"torch.Tensor.{target.method}")
     elif kind == "opaque_function":
         check_label(target.opaque_function)
     elif kind == "opaque_method":
         check_name(target.opaque_method, "method")
     elif kind is None:
         raise Fault("is empty, or of a kind that this version does not know")
+
+
+def _refusal(what: str, name: str, spelled: str) -> Fault:
+    if spelled not in candidates():
+        return Fault(f"{what} {name[:80]!r} is not on the allow-list")
+    return Fault(f"{what} {name[:80]!r} may not travel: {reason(spelled)}", WAY_OUT)
 
 
 class BodyChecker:
@@ -127,6 +137,9 @@ class BodyChecker:
         # What the client calls may go by the name of an operator of ours, and is none.
         if node.op != pb.OPCODE_CALL_FUNCTION or kind == "function":
             _SHAPES[node.op](self, index, node, target)
+        if kind in _TORCH:
+            self._field = ""
+            check_arguments(_TORCH[kind] + target, node)
         self._check_arguments(index, node, kind, target)
         if node.HasField("type"):
             self._field = "type"

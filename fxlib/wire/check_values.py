@@ -64,6 +64,8 @@ def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
     elif kind in _NAMES:
         if (name := getattr(value, kind)) not in _NAMES[kind]:
             raise Fault(f"unknown {kind} {name[:80]!r}")
+        if kind == "layout" and name != "strided":
+            raise Fault(f"layout {name} may not travel: such a tensor holds indices that operators of torch trust")
     elif kind in _PLAIN:
         _PLAIN[kind](getattr(value, kind), place)
     else:

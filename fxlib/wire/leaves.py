@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fxlib.wire.faults import Fault
+from fxlib.wire.memory_safety import reached_outside
 from fxlib.wire.names import is_dunder
 
 _OWN_STATE = frozenset(vars(nn.Module()))
@@ -32,6 +33,12 @@ _RNN_NAMES = ("_flat_weights_names", "_all_weights")
 
 @cache
 def classes() -> Mapping[str, type[nn.Module]]:
+    """Classes of torch.nn by name that stay inside of their tensors whatever their attributes are."""
+    return {name: cls for name, cls in candidates().items() if not reached_outside(f"torch.nn.modules.{name}")}
+
+
+@cache
+def candidates() -> Mapping[str, type[nn.Module]]:
     """Classes of torch.nn by name, without those that choose their own class when they first run."""
     found = [cls for cls in vars(nn).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
     return {
@@ -99,6 +106,30 @@ def finish(module: nn.Module) -> None:
             module._init_flat_weights()
         except Exception as error:  # noqa: BLE001 - whatever it stumbles over is a fault of the names
             raise Fault(f"the recurrent module does not fit its weights: {error}") from None
+        if not _fits(module):
+            raise Fault("the weights of a recurrent module do not have the sizes that its attributes say")
+
+
+_GATES: Mapping[type, int] = {nn.LSTM: 4, nn.GRU: 3}
+"""How many gates a recurrent module's weights hold below each other; all others: one."""
+
+
+def _fits(module: nn.RNNBase) -> bool:
+    """Whether each weight has its size, and stands in its place: torch cuts them into gates unchecked."""
+    sizes: tuple[object, ...] = (module.input_size, module.hidden_size, module.num_layers, module.proj_size)
+    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        return False
+    if module.proj_size and not isinstance(module, nn.LSTM):
+        return False
+    gates, directions = _GATES.get(type(module), 1) * module.hidden_size, 2 if module.bidirectional else 1
+    out = module.proj_size or module.hidden_size
+    expected: list[tuple[int, ...]] = []
+    for layer in range(min(module.num_layers, len(module._flat_weights))):
+        width = module.input_size if layer == 0 else out * directions
+        for _ in range(directions):
+            expected += [(gates, width), (gates, out), *([(gates,)] * 2 if module.bias else ())]
+            expected += [(out, module.hidden_size)] if module.proj_size else []
+    return [weight is not None and tuple(weight.shape) for weight in module._flat_weights] == expected
 
 
 def _is_weight(module: nn.Module, name: object) -> bool:

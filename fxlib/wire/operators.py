@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from fxlib.wire.faults import Fault
+from fxlib.wire.memory_safety import WAY_OUT, reached_outside, reason, safe
 
 NAMESPACES = frozenset(
     {
@@ -36,9 +38,12 @@ def operator_name(operator: OpOverload | OpOverloadPacket) -> str | None:
 
 
 def check_operator(name: str) -> None:
-    """Raise Fault unless the name belongs to an operator that is registered here and allowed."""
-    if not _allowed(name):
+    """Raise Fault unless the name belongs to an operator that is registered here and stays inside of its tensors."""
+    if _allowed(name):
+        return
+    if not _known(name):
         raise Fault(f"operator {name[:80]!r} is not on the allow-list of torch.ops")
+    raise Fault(f"operator {name[:80]!r} may not travel: {reason(name)}", WAY_OUT)
 
 
 def find_operator(name: str) -> OpOverload | OpOverloadPacket:
@@ -53,19 +58,27 @@ def find_operator(name: str) -> OpOverload | OpOverloadPacket:
 
 
 def _allowed(name: str) -> bool:
-    namespace, _, rest = name.partition("::")
-    packet = name.partition(".")[0]
-    if namespace not in NAMESPACES or packet in _WITHHELD or not rest:
+    if not _known(name):
         return False
-    overloads = _registered().get(packet)
-    return overloads is not None and (name == packet or name.partition(".")[2] in overloads)
+    if "." in name:
+        return name in safe()
+    # A packet picks one of its overloads when it is called.
+    overloads = {f"{name}.{each}" for each in registered()[name]}
+    return not overloads.isdisjoint(safe()) and not any(reached_outside(each) for each in overloads)
+
+
+def _known(name: str) -> bool:
+    packet, _, overload = name.partition(".")
+    overloads = registered().get(packet)
+    return overloads is not None and (name == packet or overload in overloads)
 
 
 @cache
-def _registered() -> dict[str, frozenset[str]]:
-    """Overloads of each operator that the dispatcher knows, "default" for the unnamed one."""
+def registered() -> Mapping[str, frozenset[str]]:
+    """Overloads of each operator of the namespaces, "default" for the unnamed one, but for those withheld."""
     found: dict[str, set[str]] = {}
     for name in torch._C._dispatch_get_all_op_names():
         packet, _, overload = name.partition(".")
-        found.setdefault(packet, set()).add(overload or "default")
+        if name.partition("::")[0] in NAMESPACES and packet not in _WITHHELD:
+            found.setdefault(packet, set()).add(overload or "default")
     return {packet: frozenset(overloads) for packet, overloads in found.items()}

@@ -24,6 +24,7 @@ from torch.overrides import get_overridable_functions
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.ops import calls
 from fxlib.runtime.ops.registry import BY_LABEL
+from fxlib.wire import memory_safety
 
 Function = Callable[..., Any]
 
@@ -85,9 +86,15 @@ DATA_ATTRIBUTES = frozenset(
 _METHOD_EXTRAS = (
     *("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros", "stride", "unflatten"),
     *("to_padded_tensor", "to_sparse_bsc", "to_sparse_bsr", "to_sparse_coo", "to_sparse_csc", "to_sparse_csr"),
-    # Of sequences, dicts, futures and RRefs.
-    *("count", "get", "items", "keys", "done", "value", "wait", "is_owner", "owner", "owner_name", "to_here"),
 )
+_OF_OTHERS = frozenset(
+    {
+        # Of sequences, dicts, futures and RRefs.
+        *("count", "get", "items", "keys", "done", "value", "wait", "is_owner", "owner", "owner_name", "to_here"),
+    }
+)
+NO_TENSORS = ("torch.futures.", "torch._C.", "torch.amp.", "torch.distributed.")
+"""Modules of functions that reach into no tensor."""
 _ARITHMETIC = (
     *("add", "and", "div", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow", "rshift", "sub", "truediv"),
     "xor",
@@ -105,6 +112,12 @@ _DUNDERS = frozenset(
 @cache
 def methods() -> frozenset[str]:
     """Names that a `call_method` node may have."""
+    spelled = {"__pow__": "pow", "__ipow__": "pow_"}
+    safe = memory_safety.safe()
+    return frozenset(name for name in _methods() if f"torch.Tensor.{spelled.get(name, name)}" in safe) | _OF_OTHERS
+
+
+def _methods() -> frozenset[str]:
     tensor = {getattr(function, "__name__", "") for function in get_overridable_functions()[torch.Tensor]}
     plain = {
         name for name in tensor if not name.startswith("_") and inspect.isroutine(getattr(torch.Tensor, name, None))
@@ -115,7 +128,17 @@ def methods() -> frozenset[str]:
 @cache
 def functions() -> Mapping[str, Function]:
     """Functions that a `call_function` node may name."""
+    return {name: function for name, function in candidates().items() if _travels(name)}
+
+
+@cache
+def candidates() -> Mapping[str, Function]:
+    """Functions that may travel if they stay inside of their tensors."""
     return dict(_functions())
+
+
+def _travels(name: str) -> bool:
+    return not name.startswith("torch.") or name.startswith(NO_TENSORS) or name in memory_safety.safe()
 
 
 def function_name(function: object) -> str | None:
@@ -167,7 +190,7 @@ def _functions() -> Iterator[tuple[str, Function]]:
     for name in ("linalg", "fft", "special"):
         yield from _of(getattr(torch, name), f"torch.{name}", _overridable(getattr(torch, name)))
     # torch.fx renders torch.Tensor.__pow__ as torch._tensor.pow, which does not exist.
-    yield from _of(torch.Tensor, "torch.Tensor", sorted(methods() - {"__pow__", "__ipow__"}))
+    yield from _of(torch.Tensor, "torch.Tensor", sorted(_methods() - {"__pow__", "__ipow__"}))
     yield from _of(torch.futures, "torch.futures", ("collect_all", "wait_all"))
     # Blocks of a grad mode or of autocast, as capture records them.
     yield from _of(torch._C, "torch._C", ("_set_grad_enabled",))

@@ -31,7 +31,7 @@ VALUES: list[Any] = [
     {"a": 1, 2: "b", None: 3, (1, "x"): 4, 1.5: 5, True: 6}, slice(None), slice(1, None, -1),
     range(0), range(5, -5, -2),
     torch.float32, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.device("cpu"), torch.device("cuda", 1),
-    torch.strided, torch.sparse_coo, torch.channels_last, torch.preserve_format, torch.per_tensor_affine,
+    torch.strided, torch.strided, torch.channels_last, torch.preserve_format, torch.per_tensor_affine,
     torch.per_channel_symmetric, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default, torch.int64,
 ]  # fmt: skip
 

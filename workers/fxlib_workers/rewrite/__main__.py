@@ -16,7 +16,7 @@ import psutil
 from fxlib import wire
 from fxlib.protocol import check_weights, recipe_from_proto, trial_from_proto
 from fxlib.reasons import Reason
-from fxlib.runtime import functions, is_call, is_issue
+from fxlib.runtime import bounds, functions, is_call, is_issue
 from fxlib.spec.report import Report
 from fxlib_workers import logs
 from fxlib_workers.config import REWRITE_JOB, REWRITE_LIMITS, REWRITE_MODULES, RewriteLimits
@@ -30,6 +30,7 @@ from fxlib_workers.rewrite.make_candidates import make_candidates
 def main() -> int:
     """Rewrite each time the worker asks, and answer `done`, or `failed` with the exception in words."""
     logs.set_up()
+    bounds.install()
     channel = Channel.inherited()
     folder = JobFolder(Path(os.environ.pop(REWRITE_JOB)))
     for module in json.loads(os.environ.pop(REWRITE_MODULES)):

@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from torch.distributed import rpc
 
-from fxlib.runtime import functions
+from fxlib.runtime import bounds, functions
 from fxlib.spec.workload import Optimizer, RemoteObject, Server
 from fxlib_workers.process.exceptions import returns_exceptions
 from fxlib_workers.process.limits import limit_files, limit_processes
@@ -64,6 +64,7 @@ class TrialActor:
 
     def __init__(self, config: ActorConfig) -> None:
         self._config = config
+        bounds.install()
         torch.set_num_threads(min(config.threads, psutil.cpu_count() or 1))
         for module in config.allowed_modules:
             functions.allow_module(module)

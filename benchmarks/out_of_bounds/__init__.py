@@ -1,0 +1,1 @@
+"""Calls of operators aimed outside of their tensors, in processes where such a reach is seen."""

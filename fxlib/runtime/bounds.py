@@ -1,0 +1,95 @@
+"""Checks of values on which operators of torch rely, for processes that run the graphs of others.
+
+Some operators read offsets and lengths out of tensors and take them for right. No rule about a graph says what a tensor
+will hold, so the values are checked when the operator is called, in front of its kernel, whichever way it was reached.
+A process that runs only graphs of its own needs none of it, and pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_INCLUDES_LAST = 4
+"""Where, behind the offsets, `include_last_offset` stands."""
+
+
+@cache
+def install() -> torch.library.Library:
+    """Check these operators in this process from now on; the checks stay as long as the process.
+
+    An operator that is called out of bounds raises IndexError, as those do that check themselves.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    for name, check in CHECKS.items():
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload)
+        library.impl(operator, _checked(operator, check), "BackendSelect", with_keyset=True)
+    return library
+
+
+def _checked(operator: Any, check: Callable[..., None]) -> Callable[..., Any]:
+    below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        check(*args)
+        return operator.redispatch(keyset & below, *args, **kwargs)
+
+    return kernel
+
+
+def _check_bags(_: Tensor, indices: Tensor, offsets: Tensor, *rest: Any) -> None:
+    _within(offsets, indices.numel(), "offsets of an embedding bag")
+    ends = len(rest) > _INCLUDES_LAST and rest[_INCLUDES_LAST] and offsets.device.type == "cpu" and offsets.numel()
+    if ends and int(offsets[-1]) != indices.numel():  # what is left would belong to a bag that its gradient lacks
+        raise IndexError(f"the last offset of embedding bags is {int(offsets[-1])}, and not {indices.numel()}")
+
+
+def _check_alignment(scores: Tensor, targets: Tensor, scored: Any, wanted: Any, *_: Any) -> None:
+    _within(targets, scores.shape[-1] - 1, "targets of a CTC loss")
+    steps, classes = _list(scored), _list(wanted)
+    batch = scores.shape[1] if scores.dim() == 3 else 1
+    fits = len(steps) == len(classes) == batch and all(0 <= each <= scores.shape[0] for each in steps)
+    if targets.dim() == 2:  # a row for each sequence, or else all of them one after the other
+        fits = fits and targets.shape[0] == batch and all(0 <= each <= targets.shape[1] for each in classes)
+    else:
+        fits = fits and min(classes, default=0) >= 0 and sum(classes) <= targets.numel()
+    if not fits:
+        raise IndexError("the lengths of a CTC loss do not fit its scores and targets")
+
+
+def _check_statistics(values: Tensor, *rest: Any) -> None:
+    if values.dim() < 2 or any(tuple(each.shape) != (values.shape[1],) for each in rest if isinstance(each, Tensor)):
+        raise IndexError("weights and statistics of a batch norm are not as many as its channels")
+
+
+def _check_own_statistics(values: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, *_: Any) -> None:
+    _check_statistics(values, weight, bias)
+    if not training:
+        raise IndexError("a batch norm without statistics uses those of its batch, in training alone")
+
+
+def _within(values: Tensor, last: int, what: str) -> None:
+    if values.device.type == "cpu" and values.numel():
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high > last:
+            raise IndexError(f"{what} reach from {low} to {high}, and may from 0 to {last}")
+
+
+def _list(lengths: Tensor | Sequence[int]) -> list[int]:
+    return lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+
+
+CHECKS: Mapping[str, Callable[..., None]] = {
+    **dict.fromkeys(("_embedding_bag.default", "_embedding_bag_forward_only.default"), _check_bags),
+    **dict.fromkeys(("_ctc_loss.default", "_ctc_loss.Tensor"), _check_alignment),
+    "_native_batch_norm_legit.default": _check_statistics,
+    "_native_batch_norm_legit_functional.default": _check_statistics,
+    "_native_batch_norm_legit_no_training.default": _check_statistics,
+    "_native_batch_norm_legit.no_stats": _check_own_statistics,
+}
+"""Operators of `torch.ops.aten` that are checked. What `torch.batch_norm` calls is not among them: it checks itself."""

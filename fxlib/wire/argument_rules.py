@@ -1,0 +1,156 @@
+"""Arguments with which operators of torch would reach outside of their tensors, and may therefore not travel.
+
+- An operator of `torch.ops` takes any integer for a dtype, a layout or a memory format, and looks it up in tables of
+  its own without asking whether it is in them. So these are constants of a graph.
+- A tensor of another layout than strided holds indices that its operators trust. So no graph makes one.
+- What is written to `out=` is tried as an operator of its own: where that one is refused, so is the argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+
+from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire import memory_safety
+from fxlib.wire.constants import DTYPES, LAYOUTS, MEMORY_FORMATS
+from fxlib.wire.faults import Fault
+from fxlib.wire.operators import registered
+
+T = TypeVar("T")
+_CONSTANTS = {"ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat": torch.memory_format}
+"""Classes by the types of a schema for which torch takes any integer."""
+NODE = object()
+"""A value that only a run of the graph has: a tensor, or a number that it computes."""
+Check = Callable[[object], str]
+"""Returns what is wrong with an argument, or ""."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What one argument must be."""
+
+    name: str
+    """The argument's keyword."""
+    positions: frozenset[int]
+    """Where it stands if it has none."""
+    check: Check
+
+    def values(self, args: Sequence[T], kwargs: Mapping[str, T]) -> list[T]:
+        """Return what the argument is in a call, if it is given."""
+        found = [args[position] for position in self.positions if position < len(args)]
+        if self.name in kwargs:
+            found.append(kwargs[self.name])
+        return found
+
+
+def _small(value: object) -> str:
+    if value is None or (isinstance(value, int) and 0 <= value < 1 << 40):
+        return ""
+    return "must be a constant from 0 to 2 ** 40: torch adds it to an address unchecked"
+
+
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(
+        (
+            *("aten::as_strided.default", "aten::as_strided_.default", "torch.as_strided", "torch.Tensor.as_strided"),
+            *(
+                "torch.as_strided_",
+                "torch.Tensor.as_strided_",
+                "torch.as_strided_copy",
+                "aten::as_strided_copy.default",
+            ),
+        ),
+        (Rule(name="storage_offset", positions=frozenset({3}), check=_small),),
+    ),
+}
+"""Rules of operators that stay inside of their tensors under them alone, as trials have shown."""
+
+
+def check_arguments(name: str, node: pb.Node) -> None:
+    """Raise Fault if an argument of an operator or function of torch is one that a rule refuses."""
+    kwargs = {each.name: each.value for each in node.kwargs} if node.kwargs else {}
+    for rule in rules_of(name):
+        for value in rule.values(node.args, kwargs):
+            if wrong := rule.check(_plain(value)):
+                raise Fault(f"{name} may not travel as it is called: argument {rule.name!r} {wrong}")
+
+
+def broken(rules: Iterable[Rule], args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether a rule refuses the arguments of a call."""
+    return any(rule.check(value) for rule in rules for value in rule.values(args, kwargs))
+
+
+@cache
+def rules_of(name: str) -> tuple[Rule, ...]:
+    """Return the rules for the arguments of an operator ("aten::add.Tensor") or function ("torch.add")."""
+    return (*RULES.get(name, ()), *_rules(name))
+
+
+def _plain(value: pb.Value) -> object:
+    kind = value.WhichOneof("kind")
+    match kind:
+        case "none":
+            return None
+        case "boolean" | "integer" | "real" | "text":
+            return getattr(value, kind)
+        case "dtype":
+            return DTYPES.get(value.dtype, NODE)
+        case "layout":
+            return LAYOUTS.get(value.layout, NODE)
+        case "memory_format":
+            return MEMORY_FORMATS.get(value.memory_format, NODE)
+        case "list" | "tuple":
+            return [_plain(each) for each in getattr(value, kind).items]
+    return NODE
+
+
+def _rules(name: str) -> Iterator[Rule]:
+    if "::" in name:
+        constants: dict[tuple[str, str], set[int]] = {}
+        for schema in _schemas(name):
+            for position, each in enumerate(schema.arguments):
+                kind = str(each.real_type).removeprefix("Optional[").removesuffix("]")
+                if kind in _CONSTANTS:
+                    constants.setdefault((each.name, kind), set()).update(() if each.kwarg_only else (position,))
+        for (argument, kind), positions in constants.items():
+            yield Rule(name=argument, positions=frozenset(positions), check=_constant(_CONSTANTS[kind]))
+    if not _may_write_out(name):
+        yield Rule(name="out", positions=frozenset(), check=_absent)
+
+
+def _schemas(name: str) -> list[Any]:
+    space, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    packet: Any = getattr(getattr(torch.ops, space), base)
+    return [getattr(packet, each)._schema for each in ([overload] if overload else packet.overloads())]
+
+
+def _constant(kind: type) -> Check:
+    def check(value: object) -> str:
+        if value is None or isinstance(value, kind):
+            return ""
+        return f"must be a constant of {kind.__name__}: torch would look any number up, unchecked"
+
+    return check
+
+
+def _absent(value: object) -> str:
+    return "" if value is None else "may not be written to. Use copy_ on the result"
+
+
+def _may_write_out(name: str) -> bool:
+    """Whether all variants of a function that write to what they are given were tried."""
+    if "::" in name and "." in name:
+        return True  # it is one of them, or has no such argument
+    packet = name if "::" in name else "aten::" + _SPACES.get(name.rpartition(".")[0], "") + name.rpartition(".")[2]
+    overloads = [f"{packet}.{each}" for each in registered().get(packet, ())]
+    outs = [each for each in overloads if any(argument.is_out for argument in _schemas(each)[0].arguments)]
+    return bool(outs) and all(each in memory_safety.safe() for each in outs)
+
+
+_SPACES = {"torch.special": "special_", "torch.linalg": "linalg_", "torch.fft": "fft_"}

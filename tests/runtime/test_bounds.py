@@ -1,0 +1,43 @@
+"""Operators that rely on values in tensors are checked in front of their kernels, in a process that asked for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import torch
+from torch.nn import functional as F
+from fxlib.runtime import bounds
+
+weight, indices = torch.rand(10, 3, requires_grad=True), torch.tensor([1, 2, 3, 4])
+scores, targets = torch.rand(8, 2, 5).log_softmax(2), torch.randint(1, 5, (2, 3))
+image, ones = torch.rand(2, 3, 4), torch.ones(3)
+plain = F.embedding_bag(indices, weight, torch.tensor([0, 2])), F.ctc_loss(scores, targets, (8, 8), (3, 3))
+bounds.install()
+bounds.install()
+checked = F.embedding_bag(indices, weight, torch.tensor([0, 2])), F.ctc_loss(scores, targets, (8, 8), (3, 3))
+assert all(map(torch.equal, plain, checked))
+checked[0].sum().backward()
+assert weight.grad.count_nonzero() == 12
+
+wrong = [
+    lambda: F.embedding_bag(indices, weight, torch.tensor([0, -1000])),
+    lambda: F.embedding_bag(indices, weight, torch.tensor([0, 2]), include_last_offset=True),
+    lambda: F.ctc_loss(scores, targets + (1 << 20), (8, 8), (3, 3)),
+    lambda: F.ctc_loss(scores, targets, torch.tensor([8, 8]), torch.tensor([3, 300])),
+    lambda: torch.ops.aten._native_batch_norm_legit(image, ones, ones, ones[:1], ones, True, 0.1, 1e-5),
+    lambda: torch.ops.aten._native_batch_norm_legit.no_stats(image, ones, ones, False, 0.1, 1e-5),
+]
+for call in wrong:
+    try:
+        call()
+    except (IndexError, RuntimeError) as error:
+        print(type(error).__name__)
+"""
+
+
+def test_checked_operators_give_the_same_and_refuse_what_leads_outside() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split().count("IndexError") >= 4
+    assert len(done.stdout.split()) == 6
