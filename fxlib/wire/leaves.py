@@ -104,9 +104,10 @@ def finish(module: nn.Module) -> None:
             raise Fault("the names of a recurrent module's weights are not those of its parameters")
         try:
             module._init_flat_weights()
+            fits = _fits(module)
         except Exception as error:  # noqa: BLE001 - whatever it stumbles over is a fault of the names
             raise Fault(f"the recurrent module does not fit its weights: {error}") from None
-        if not _fits(module):
+        if not fits:
             raise Fault("the weights of a recurrent module do not have the sizes that its attributes say")
 
 
