@@ -54,14 +54,16 @@ _SPACES = {"torch.special": "special_", "torch.linalg": "linalg_", "torch.fft": 
 def build(trials: Iterable[Trial]) -> dict[str, Any]:
     """Return the table: a name is tried if some call ran and none reached outside of its tensors."""
     merged: dict[str, Trial] = {}
+    known = candidates()
     for each in trials:
+        if each.name not in known:
+            continue
         found = merged.setdefault(each.name, Trial(name=each.name))
         found.calls += each.calls
         found.valid += each.valid
         found.refused += each.refused
         found.slow += each.slow
         found.deaths += each.deaths
-    known = candidates()
     untried = sorted(name for name in known if name in _WITHOUT_INDICES or name.startswith(_COLLECTIVES))
     for name in known:
         merged.setdefault(name, Trial(name=name))
