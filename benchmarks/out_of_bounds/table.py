@@ -30,6 +30,19 @@ def candidates() -> list[str]:
     return sorted(overloads) + sorted(functions) + sorted(modules.names())
 
 
+_BACKWARD = re.compile(r"_backward|^torch\.batch_norm_")
+"""Operators that autograd calls with what their forward saved, and that trust it; no graph of a model names them."""
+_PRIVATE = re.compile(r"::_(?!_)")
+_PRIVATE_USED = frozenset(
+    {
+        # What torch.export and its decompositions put into the graphs of models.
+        *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_assert_tensor_metadata", "_cdist_forward", "_conj"),
+        *("_embedding_bag", "_embedding_bag_forward_only", "_local_scalar_dense", "_log_softmax", "_softmax"),
+        *("_native_batch_norm_legit", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
+        *("_to_copy", "_trilinear", "_unsafe_index", "_unsafe_index_put", "_unsafe_view", "_weight_norm"),
+        *("_weight_norm_interface", "_ctc_loss", "_assert_async", "_assert_scalar", "_is_all_true", "_shape_as_tensor"),
+    }
+)
 _WITHOUT_INDICES = frozenset(
     {
         *(
@@ -78,6 +91,10 @@ def build(trials: Iterable[Trial]) -> dict[str, Any]:
     for name, trial in sorted(merged.items()):
         if NOT_STRIDED.search(name):
             refused[name] = "its tensors hold indices that operators trust"
+        elif _BACKWARD.search(name):
+            refused[name] = "it trusts what its forward saved"
+        elif _PRIVATE.search(name) and name.partition("::")[2].partition(".")[0] not in _PRIVATE_USED:
+            refused[name] = "it is private to torch, and no model names it"
         elif trial.deaths:
             refused[name] = trial.deaths[0][:160]
         elif (

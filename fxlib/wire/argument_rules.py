@@ -71,10 +71,10 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
 """Rules of operators that stay inside of their tensors under them alone, as trials have shown."""
 
 
-def check_arguments(name: str, node: pb.Node) -> None:
+def check_arguments(rules: Iterable[Rule], name: str, node: pb.Node) -> None:
     """Raise Fault if an argument of an operator or function of torch is one that a rule refuses."""
     kwargs = {each.name: each.value for each in node.kwargs} if node.kwargs else {}
-    for rule in rules_of(name):
+    for rule in rules:
         for value in rule.values(node.args, kwargs):
             if wrong := rule.check(_plain(value)):
                 raise Fault(f"{name} may not travel as it is called: argument {rule.name!r} {wrong}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fxlib.runtime.ops.registry import BY_LABEL, OPERATORS
 from fxlib.v1 import graph_pb2 as pb
-from fxlib.wire.argument_rules import check_arguments
+from fxlib.wire.argument_rules import Rule, check_arguments, rules_of
 from fxlib.wire.check_values import Place, check_value
 from fxlib.wire.faults import Fault
 from fxlib.wire.guards import check_guards
@@ -70,6 +70,12 @@ def check_target(target: pb.Target) -> None:
         raise Fault("is empty, or of a kind that this version does not know")
 
 
+def _rules_of_target(kind: str, target: str) -> tuple[tuple[Rule, ...], bool]:
+    """Return the rules for the arguments of a target, and whether they ask for arguments without a keyword."""
+    rules = rules_of(_TORCH[kind] + target) if kind in _TORCH else ()
+    return rules, any(rule.positions for rule in rules)
+
+
 def _refusal(what: str, name: str, spelled: str) -> Fault:
     if spelled not in candidates():
         return Fault(f"{what} {name[:80]!r} is not on the allow-list")
@@ -98,6 +104,7 @@ class BodyChecker:
         self._targets = [
             (str(kind), getattr(each, kind)) for each in graph.targets if (kind := each.WhichOneof("kind"))
         ]
+        self._rules = [_rules_of_target(kind, target) for kind, target in self._targets]
         self._names: set[str] = set()
         self._parameters: set[str] = set()
         self._paths: dict[str, int | None] = {}
@@ -137,9 +144,10 @@ class BodyChecker:
         # What the client calls may go by the name of an operator of ours, and is none.
         if node.op != pb.OPCODE_CALL_FUNCTION or kind == "function":
             _SHAPES[node.op](self, index, node, target)
-        if kind in _TORCH:
+        rules, positional = self._rules[node.target]
+        if rules and (positional or node.kwargs):
             self._field = ""
-            check_arguments(_TORCH[kind] + target, node)
+            check_arguments(rules, target, node)
         self._check_arguments(index, node, kind, target)
         if node.HasField("type"):
             self._field = "type"
