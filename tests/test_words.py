@@ -18,7 +18,7 @@ RETIRED = frozenset(
     )
     for word in row.split(", ")
 ) - {"not"}
-IN_CODE = RETIRED - {"board", "deeds", "fleet", "hub", "parcel", "twins"}
+IN_CODE = RETIRED - {"board", "parcel"}
 """The retired words that no identifier has any more."""
 PAGES = [
     path

@@ -25,11 +25,11 @@ def on_copy(transform: Callable[[GraphModule], object]) -> Stock:
     """Return one that works on a deep copy in place, or returns another module."""
 
     def prepare(module: GraphModule, _: Sequence[torch.Tensor]) -> Run:
-        twin = copy.deepcopy(module)
+        copied = copy.deepcopy(module)
 
         def run() -> GraphModule:
-            made = transform(twin)
-            return made if isinstance(made, GraphModule) else twin
+            made = transform(copied)
+            return made if isinstance(made, GraphModule) else copied
 
         return run
 
@@ -38,8 +38,8 @@ def on_copy(transform: Callable[[GraphModule], object]) -> Stock:
 
 def reinplace(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
     """`torch.fx.passes.reinplace`, which propagates shapes first."""
-    twin = copy.deepcopy(module)
-    return lambda: torch_reinplace.reinplace(twin, *inputs)
+    copied = copy.deepcopy(module)
+    return lambda: torch_reinplace.reinplace(copied, *inputs)
 
 
 def common_subexpressions(module: GraphModule) -> GraphModule:

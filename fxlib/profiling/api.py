@@ -167,9 +167,9 @@ def _sequence(batches: object) -> Sequence[object]:
 def _sibling(captured: GraphModule) -> CapturedModule:
     """Return a module over the same state with a tape of its own: what it tracks is never pushed."""
     graph = torch.fx.Graph(tracer_cls=captured.graph._tracer_cls)
-    twins: dict[torch.fx.Node, torch.fx.Node] = {}
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in captured.graph.nodes:
-        twins[node] = graph.node_copy(node, twins.__getitem__)
+        copies[node] = graph.node_copy(node, copies.__getitem__)
     graph._codegen = captured.graph._codegen
     return CapturedModule(captured, graph, class_name=type(captured).__name__)
 

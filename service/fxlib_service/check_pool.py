@@ -49,5 +49,5 @@ class CheckPool:
             with suppress(RuntimeError):  # the loop is closed: the service has ended
                 loop.call_soon_threadsafe(leave, result, failure)
 
-        Thread(target=work, name="fxlib-examine", daemon=True).start()
+        Thread(target=work, name="fxlib-check", daemon=True).start()
         return await answer

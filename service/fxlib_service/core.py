@@ -16,13 +16,13 @@ from fxlib_service.background import Background
 from fxlib_service.blobs.base import BlobStore
 from fxlib_service.config import Config
 from fxlib_service.dispatch import Dispatcher
-from fxlib_service.events import Hub
+from fxlib_service.events import EventBroker
 from fxlib_service.gauges import Gauges
 from fxlib_service.holdings import Holdings
 from fxlib_service.leases import Leases
 from fxlib_service.ledger import Ledger
 from fxlib_service.metrics import Metrics
-from fxlib_service.model_figures import Figures, ModelBoard
+from fxlib_service.model_figures import Figures, ModelFigures
 from fxlib_service.policy import Policy
 from fxlib_service.quotas import Quotas, StorageQuota
 from fxlib_service.retention import Retention
@@ -31,7 +31,7 @@ from fxlib_service.servicers.optimizer import OptimizerServicer
 from fxlib_service.servicers.workers import WorkerServicer
 from fxlib_service.stores.base import JobStore
 from fxlib_service.submit import EqualJobs, Submit
-from fxlib_service.workers import Fleet
+from fxlib_service.workers import Workers
 
 _REMEMBERED_PER_LABEL = 4
 _DAY_S = 24 * 3600.0
@@ -47,7 +47,7 @@ class Core:
     dispatcher: Dispatcher
     blob_store: BlobStore
     retention: Retention | None
-    hub: Hub
+    broker: EventBroker
     ledger: Ledger
     metrics: Metrics
     registry: CollectorRegistry
@@ -55,7 +55,7 @@ class Core:
     async def close(self) -> None:
         """End waiting calls, finish what was begun, and close the store."""
         self.dispatcher.close()
-        self.hub.close()
+        self.broker.close()
         await self.ledger.close()
 
 
@@ -64,31 +64,31 @@ async def make_core(config: Config, store: JobStore, blobs: BlobStore, policy: P
 
     With a policy, namespaces are kept apart: each has its own blobs and, unless the policy shares them, answers.
     """
-    hub, background, registry = Hub(), Background(), _registry()
-    models = ModelBoard(shown=config.model_labels)
+    broker, background, registry = EventBroker(), Background(), _registry()
+    models = ModelFigures(shown=config.model_labels)
     metrics = Metrics(registry, models, [each.name for each in catalogue_to_proto().passes])
-    ledger = Ledger(store, hub, background)
-    fleet = Fleet(ledger, live_s=config.limits.claim_wait_s + config.lease_s)
+    ledger = Ledger(store, broker, background)
+    workers = Workers(ledger, live_s=config.limits.claim_wait_s + config.lease_s)
     dispatcher = Dispatcher(
-        ledger, fleet, Leases(duration_s=config.lease_s), background, on_expiry=metrics.lease_expired
+        ledger, workers, Leases(duration_s=config.lease_s), background, on_expiry=metrics.lease_expired
     )
     admission = Admission(blobs, config.limits, store)
     holdings = Holdings(ledger, admission, kept=policy is not None)
-    submit = Submit(ledger, admission, holdings, fleet, limits=config.limits, policy=policy)
+    submit = Submit(ledger, admission, holdings, workers, limits=config.limits, policy=policy)
     quotas = Quotas() if policy is None else policy.quotas
     ledger.listeners += [metrics.heard, dispatcher.heard, EqualJobs(ledger, holdings, background).heard]
-    await fleet.recall()
+    await workers.recall()
     await dispatcher.recover()
     await _recall_figures(models, ledger, _REMEMBERED_PER_LABEL * config.model_labels)
-    registry.register(Gauges(store, fleet, hub, models))
+    registry.register(Gauges(store, workers, broker, models))
     return Core(
-        optimizer=OptimizerServicer(ledger, hub, submit, fleet, config.limits),
+        optimizer=OptimizerServicer(ledger, broker, submit, workers, config.limits),
         blobs=BlobServicer(blobs, holdings, StorageQuota(quotas), config.limits),
         workers=WorkerServicer(dispatcher, admission, holdings, config.limits),
         dispatcher=dispatcher,
         blob_store=blobs,
         retention=_retention(config, ledger, blobs, metrics) if config.keep_days else None,
-        hub=hub,
+        broker=broker,
         ledger=ledger,
         metrics=metrics,
         registry=registry,
@@ -105,7 +105,7 @@ def _retention(config: Config, ledger: Ledger, blobs: BlobStore, metrics: Metric
     )
 
 
-async def _recall_figures(models: ModelBoard, ledger: Ledger, limit: int) -> None:
+async def _recall_figures(models: ModelFigures, ledger: Ledger, limit: int) -> None:
     for job in reversed(await ledger.read(ledger.store.recent_answers, limit)):
         result = await ledger.read(ledger.store.result_of, job.id)
         if result is not None:

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,8 +19,7 @@ from fxlib_service.leases import Lease, Leases
 from fxlib_service.ledger import Ledger
 from fxlib_service.lifecycle import Claimed, Completed, Failed, LeaseExpired, Released, Reported, Transition
 from fxlib_service.stores.base import Head, Worker
-from fxlib_service.wakeups import Wakeups
-from fxlib_service.workers import Fleet
+from fxlib_service.workers import Workers
 
 _SWEEP_S: Final = 0.5
 _LATE_S: Final = 1.0
@@ -36,14 +36,66 @@ class Grant:
     request: bytes
 
 
+class Waiter:
+    """One worker that waits."""
+
+    def __init__(self) -> None:
+        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.looked = False
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait to be woken, and then look; False when the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self.woken)
+        except TimeoutError:
+            return False
+        self.looked = True
+        return True
+
+
+class Wakeups:
+    """The workers that wait for jobs of one kind.
+
+    A worker registers first (`waiting`), looks for a job, then waits: a job that is queued after the look wakes it. A
+    worker that was woken and leaves without looking wakes the next one.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Waiter] = deque()
+
+    def wake_one(self) -> None:
+        """Wake the worker that has waited longest."""
+        if self._waiting:
+            self._waiting.popleft().woken.set_result(None)
+
+    def wake_all(self) -> None:
+        """Wake all workers."""
+        while self._waiting:
+            self.wake_one()
+
+    @contextmanager
+    def waiting(self) -> Iterator[Waiter]:
+        """Register a waiter for the length of the block."""
+        waiter = Waiter()
+        self._waiting.append(waiter)
+        try:
+            yield waiter
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove(waiter)
+            if waiter.woken.done() and not waiter.looked:
+                self.wake_one()
+
+
 class Dispatcher:
     """Who works on what. Fair: the namespace that runs least is served first, then the one served longest ago."""
 
     def __init__(
-        self, ledger: Ledger, fleet: Fleet, leases: Leases, background: Background, on_expiry: Callable[[], None]
+        self, ledger: Ledger, workers: Workers, leases: Leases, background: Background, on_expiry: Callable[[], None]
     ) -> None:
         self._ledger = ledger
-        self._fleet = fleet
+        self._workers = workers
         self.leases = leases
         self._background = background
         self._on_expiry = on_expiry
@@ -75,7 +127,7 @@ class Dispatcher:
 
     async def claim(self, worker: Worker, *, wait_s: float, principal: str = "") -> Grant | None:
         """Return a job under a lease, waiting for one up to `wait_s`; None if there was none."""
-        await self._fleet.see(worker)
+        await self._workers.see(worker)
         wakeups, deadline = self._wakeups[worker.torch_version], time.monotonic() + wait_s
         while True:
             with wakeups.waiting() as waiter:
@@ -94,7 +146,7 @@ class Dispatcher:
         """
         lease = self.leases.extend(job_id, token)
         if lease is not None:
-            self._fleet.touch(lease.worker_id)
+            self._workers.touch(lease.worker_id)
             return True
         job = await self._ledger.get(job_id)
         if job.token == token and job.state is State.CANCELLED:
@@ -109,7 +161,7 @@ class Dispatcher:
         """
         lease = self.leases.extend(job_id, said.token)
         if lease is not None:
-            self._fleet.touch(lease.worker_id)
+            self._workers.touch(lease.worker_id)
         return await self._ledger.apply(job_id, said)
 
     async def complete(self, job_id: str, said: Completed) -> None:

@@ -32,7 +32,7 @@ class Subscription:
         return await self._events.get()
 
 
-class Hub:
+class EventBroker:
     """All watchers, by job."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What is, for Prometheus: read from the store and the fleet at every scrape, so that a restart changes nothing."""
+"""What is, for Prometheus: read from the store and the workers at every scrape, so that a restart changes nothing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from fxlib_service.events import Hub
+from fxlib_service.events import EventBroker
 from fxlib_service.job import State
-from fxlib_service.model_figures import ModelBoard
+from fxlib_service.model_figures import ModelFigures
 from fxlib_service.stores.base import JobStore
-from fxlib_service.workers import Fleet
+from fxlib_service.workers import Workers
 
 _TORCH_VERSIONS: Final = 20
 
@@ -23,17 +23,17 @@ _TORCH_VERSIONS: Final = 20
 class Gauges(Collector):
     """Collects on the thread of the scrape."""
 
-    def __init__(self, store: JobStore, fleet: Fleet, hub: Hub, models: ModelBoard) -> None:
+    def __init__(self, store: JobStore, workers: Workers, broker: EventBroker, models: ModelFigures) -> None:
         self._store = store
-        self._fleet = fleet
-        self._hub = hub
+        self._workers = workers
+        self._broker = broker
         self._models = models
 
     @override
     def collect(self) -> Iterator[Metric]:
         yield from self._queue()
-        yield from self._workers()
-        yield GaugeMetricFamily("fxlib_watchers", "Streams that follow a job", value=self._hub.watchers)
+        yield from self._live_workers()
+        yield GaugeMetricFamily("fxlib_watchers", "Streams that follow a job", value=self._broker.watchers)
         yield from self._figures()
 
     def _queue(self) -> Iterator[Metric]:
@@ -49,8 +49,8 @@ class Gauges(Collector):
             "fxlib_oldest_queued_age_seconds", "Time for which the oldest queued job has waited", value=age
         )
 
-    def _workers(self) -> Iterator[Metric]:
-        live = Counter(worker.torch_version for worker in self._fleet.live())
+    def _live_workers(self) -> Iterator[Metric]:
+        live = Counter(worker.torch_version for worker in self._workers.live())
         workers = GaugeMetricFamily(
             "fxlib_workers_live", "Workers heard of in the last minute and a half", labels=["torch_version"]
         )

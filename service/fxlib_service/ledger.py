@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from fxlib_service.background import Background
 from fxlib_service.errors import Code, ServiceError
-from fxlib_service.events import Hub
+from fxlib_service.events import EventBroker
 from fxlib_service.job import Job
 from fxlib_service.lifecycle import Input, Transition, decide
 from fxlib_service.stores.base import JobStore
@@ -26,17 +26,17 @@ class Ledger:
 
     Args:
         store: where jobs are kept; `close` closes it.
-        hub: hears every event.
+        broker: hears every event.
         background: where what was begun is finished, if its caller leaves: what is stored must be announced.
 
     Attributes:
         listeners: hear every transition that changed a job, on the event loop's thread.
     """
 
-    def __init__(self, store: JobStore, hub: Hub, background: Background) -> None:
+    def __init__(self, store: JobStore, broker: EventBroker, background: Background) -> None:
         self.store = store
         self.listeners: list[Callable[[Transition], None]] = []
-        self._hub = hub
+        self._broker = broker
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="fxlib-store-write")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="fxlib-store-read")
         self._background = background
@@ -101,7 +101,7 @@ class Ledger:
 
     def _tell(self, transition: Transition) -> None:
         if transition.event is not None:
-            self._hub.publish(transition.job.id, transition.event)
+            self._broker.publish(transition.job.id, transition.event)
             for listener in self.listeners:
                 listener(transition)
 

@@ -12,7 +12,7 @@ from fxlib.v1 import jobs_pb2
 from fxlib_service.field_checks import PHASES
 from fxlib_service.job import Job, State
 from fxlib_service.lifecycle import Transition
-from fxlib_service.model_figures import Figures, ModelBoard
+from fxlib_service.model_figures import Figures, ModelFigures
 from fxlib_service.retention import Forgotten
 
 OTHER: Final = "other"
@@ -33,7 +33,7 @@ class Metrics:
         passes: names of the passes that are counted by themselves.
     """
 
-    def __init__(self, registry: CollectorRegistry, models: ModelBoard, passes: Collection[str]) -> None:
+    def __init__(self, registry: CollectorRegistry, models: ModelFigures, passes: Collection[str]) -> None:
         self._models = models
         self._passes = frozenset(passes)
         self._rpc_s = Histogram(

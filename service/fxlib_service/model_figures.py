@@ -32,7 +32,7 @@ class Figures:
         )
 
 
-class ModelBoard:
+class ModelFigures:
     """Figures by model name: the names answered most often by themselves, the rest under one name.
 
     Args:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -22,14 +24,12 @@ from fxlib.utils.local_service import LocalService, make_folder, new_token, read
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
 from fxlib_service.authentication import Gate
 from fxlib_service.blobs.folder import FolderBlobStore
-from fxlib_service.config import Address, Config
+from fxlib_service.config import Address, Config, Tls
 from fxlib_service.core import Core, make_core
-from fxlib_service.data_lock import DataLock
 from fxlib_service.interceptor import Boundary
 from fxlib_service.metrics_page import page
 from fxlib_service.policy import Policy
 from fxlib_service.stores.sql import SqlJobStore
-from fxlib_service.tls import server_credentials
 
 SERVICES: Final = ("fxlib.v1.OptimizerService", "fxlib.v1.BlobService", "fxlib.v1.WorkerService")
 _TIDY_S: Final = 600.0
@@ -51,7 +51,7 @@ class Server:
         self._owner_token = read_token(config.token_file) if config.token_file is not None else new_token()
         self._gate = _gate(config, self._owner_token)
         self._local: LocalService | None = None
-        self._data_lock = DataLock(config.data)
+        self._data_lock = _DataLock(config.data)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
         self._tasks: list[asyncio.Task[None]] = []
         self._core: Core | None = None
@@ -86,7 +86,7 @@ class Server:
         await self._health.enter_graceful_shutdown()
         if self._core is not None:
             self._core.dispatcher.close()
-            self._core.hub.close()
+            self._core.broker.close()
         if self._grpc is not None:
             await self._grpc.stop(self._config.shutdown_grace_s)
         if self._local is not None:
@@ -129,7 +129,7 @@ class Server:
             if config.tls is None:
                 port = server.add_insecure_port(str(config.listen))
             else:
-                port = server.add_secure_port(str(config.listen), server_credentials(config.tls))
+                port = server.add_secure_port(str(config.listen), _server_credentials(config.tls))
         except RuntimeError as error:
             raise FxlibError(f"cannot listen on {config.listen}", where="--listen", hint="Is it in use?") from error
         self._local = LocalService(folder=self._folder, port=port)
@@ -197,3 +197,42 @@ def _gate(config: Config, owner_token: str) -> Gate:
         owner_tokens=frozenset({hashlib.sha256(owner_token.encode()).hexdigest()}),
         certificates_own=config.policy is None and config.tls is not None and config.tls.client_ca is not None,
     )
+
+
+class _DataLock:
+    """A lock on a folder, that ends with the process, however that ends.
+
+    Raises:
+        FxlibError: another service has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise FxlibError(f"another service uses {folder}", where="--data", hint="Give each its own.") from None
+
+    def release(self) -> None:
+        """Let another service have the folder."""
+        os.close(self._descriptor)
+
+
+def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Read the files.
+
+    Raises:
+        FxlibError: one cannot be read.
+    """
+    pair = _read(tls.key, "--tls-key"), _read(tls.certificate, "--tls-cert")
+    authority = _read(tls.client_ca, "--client-ca") if tls.client_ca else None
+    return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
+
+
+def _read(path: Path, option: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FxlibError(f"cannot read {path}: {error.strerror}", where=option) from error

@@ -20,7 +20,7 @@ from fxlib_service.policy import Policy
 from fxlib_service.quotas import Quotas
 from fxlib_service.roles import Caller
 from fxlib_service.stores.base import QueueFullError
-from fxlib_service.workers import Fleet
+from fxlib_service.workers import Workers
 
 _RETRY_AFTER_S: Final = 10.0
 
@@ -32,7 +32,7 @@ class Submit:
         ledger: where jobs are kept.
         admission: checks requests.
         holdings: hears which namespace an answer goes to.
-        fleet: the workers there are.
+        workers: the workers there are.
         limits: how many jobs may be queued.
         policy: tells whether equal jobs of all namespaces have one answer, and what a namespace may ask for.
     """
@@ -42,7 +42,7 @@ class Submit:
         ledger: Ledger,
         admission: Admission,
         holdings: Holdings,
-        fleet: Fleet,
+        workers: Workers,
         *,
         limits: Limits,
         policy: Policy | None,
@@ -52,7 +52,7 @@ class Submit:
         self._holdings = holdings
         self._shared = policy is None or policy.share_results
         self._quotas = Quotas() if policy is None else policy.quotas
-        self._fleet = fleet
+        self._workers = workers
         self._limits = limits
 
     async def accept(self, received: jobs_pb2.OptimizeRequest, caller: Caller, *, peer: str = "") -> Job:
@@ -97,7 +97,7 @@ class Submit:
 
     async def _answer_to(self, job: Job) -> Answered | None:
         store = self._ledger.store
-        found = await self._ledger.read(store.answer, job.cache_key, self._fleet.hardware(job.torch_version))
+        found = await self._ledger.read(store.answer, job.cache_key, self._workers.hardware(job.torch_version))
         result = await self._ledger.read(store.result_of, found.id) if found else None
         if found is None or result is None:
             return None
@@ -109,7 +109,7 @@ class Submit:
         return Answered(job_id=found.id, result=result, measured_by=found.measured_by)
 
     def _greeting(self, job: Job) -> str:
-        live = {worker.torch_version for worker in self._fleet.live()}
+        live = {worker.torch_version for worker in self._workers.live()}
         return "queued" if job.torch_version in live else f"no worker with torch {job.torch_version} is here yet"
 
 
@@ -138,7 +138,7 @@ class EqualJobs:
             self._background.entrust(self._end(job.cache_key, answer), "ending equal jobs")
 
     async def _end(self, cache_key: str, answer: Answered) -> None:
-        for twin in await self._ledger.read(self._ledger.store.twins, cache_key):
+        for duplicate in await self._ledger.read(self._ledger.store.duplicates, cache_key):
             if answer.result is not None:
-                await self._holdings.give(twin.namespace, jobs_pb2.JobResult.FromString(answer.result))
-            await self._ledger.apply(twin.id, answer)
+                await self._holdings.give(duplicate.namespace, jobs_pb2.JobResult.FromString(answer.result))
+            await self._ledger.apply(duplicate.id, answer)

@@ -14,7 +14,7 @@ _FORGET_S: Final = 7 * 24 * 3600.0
 _STORE_EVERY_S: Final = 60.0
 
 
-class Fleet:
+class Workers:
     """Workers by their id, remembered over restarts.
 
     Args:

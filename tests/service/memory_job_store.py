@@ -146,7 +146,7 @@ class MemoryJobStore(JobStore):
             return self._in(State.RUNNING)
 
     @override
-    def twins(self, cache_key: str) -> Sequence[Job]:
+    def duplicates(self, cache_key: str) -> Sequence[Job]:
         with self._lock:
             return [job for job in self._in(State.QUEUED) if job.cache_key == cache_key and not job.fresh]
 

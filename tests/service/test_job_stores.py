@@ -135,12 +135,12 @@ def test_the_head_of_each_namespace_is_its_oldest_job_for_that_torch(store: JobS
 
 
 def test_a_job_waits_while_an_equal_one_runs_unless_it_must_be_fresh(store: JobStore) -> None:
-    first, twin, fresh = add(store), add(store), add(store, namespace="b", fresh=True)
+    first, duplicate, fresh = add(store), add(store), add(store, namespace="b", fresh=True)
     happen(store, first.id, claimed())
     assert heads(store) == [fresh.id]
-    assert [each.id for each in store.twins("k")] == [twin.id]
+    assert [each.id for each in store.duplicates("k")] == [duplicate.id]
     happen(store, first.id, Cancelled())
-    assert heads(store) == sorted([twin.id, fresh.id])
+    assert heads(store) == sorted([duplicate.id, fresh.id])
 
 
 def test_running_jobs_are_known(store: JobStore) -> None:

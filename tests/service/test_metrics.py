@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 
 from fxlib.v1 import jobs_pb2
 from fxlib_service.core import Core
-from fxlib_service.model_figures import Figures, ModelBoard
+from fxlib_service.model_figures import Figures, ModelFigures
 from tests.service.memory_blob_store import MemoryBlobStore
 from tests.service.memory_job_store import MemoryJobStore
 from tests.service.support import answer, claim, make_service, request, submit, work, worker
@@ -99,26 +99,26 @@ async def test_no_client_makes_the_metrics_grow_without_bound() -> None:
 
 
 def test_the_names_answered_most_often_are_shown_and_the_rest_share_one() -> None:
-    board = ModelBoard(shown=2)
+    models = ModelFigures(shown=2)
     for name in ("a", "a", "b", "b", "c", "d"):
-        board.record(name, figures())
-    board.record("a", figures(0.9))
-    rows = dict(board.rows())
+        models.record(name, figures())
+    models.record("a", figures(0.9))
+    rows = dict(models.rows())
     assert sorted(rows) == ["a", "b", "other"]
     assert rows["a"].gain == answer(gain=0.9).gain
 
 
 def test_a_board_remembers_a_bounded_number_of_names() -> None:
-    board = ModelBoard(shown=2)
+    models = ModelFigures(shown=2)
     for number in range(1000):
-        board.record(f"m{number}", figures())
-    assert len(board._rows) == 20
+        models.record(f"m{number}", figures())
+    assert len(models._rows) == 20
 
 
 def test_a_model_called_other_is_one_of_the_others() -> None:
-    board = ModelBoard(shown=2)
-    board.record("other", figures())
-    assert [name for name, _ in board.rows()] == ["other"]
+    models = ModelFigures(shown=2)
+    models.record("other", figures())
+    assert [name for name, _ in models.rows()] == ["other"]
 
 
 @pytest.mark.parametrize("missing", ["qps_original", "qps_optimized", "gain"])

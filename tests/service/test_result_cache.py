@@ -75,7 +75,7 @@ async def test_an_answer_holds_only_for_the_hardware_that_it_was_measured_on() -
     async with make_service() as core:
         await submit(core)
         await work(core, who=worker("w1", hardware="cpu-a"))
-        core.optimizer._fleet._workers.clear()
+        core.optimizer._workers._workers.clear()
         await claim(core, worker("w2", hardware="cpu-b"))
         assert states([await submit(core)]) == ["queued"]
         await claim(core, worker("w1", hardware="cpu-a"), wait_s=0)

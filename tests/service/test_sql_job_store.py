@@ -141,7 +141,7 @@ def _view(store: JobStore, ids: list[str]) -> list[object]:
         [(store.get(each), list(store.events(each, after=0, limit=99)), store.result_of(each)) for each in ids],
         store.page(Filter(), before=None, limit=99),
         sorted(store.heads("2.13.0"), key=lambda head: head.number),
-        [list(store.twins(key)) for key in ("k1", "k2")],
+        [list(store.duplicates(key)) for key in ("k1", "k2")],
         [store.answer(key, {"cpu"}) for key in ("k1", "k2")],
         sorted(each.id for each in store.running()),
         store.stats(),

@@ -76,7 +76,7 @@ async def test_live_events_are_told_as_they_happen_to_all_who_watch() -> None:
         await complete(core, lease)
         histories = await asyncio.gather(*watchers)
         assert histories == [list(range(after + 1, 24)) for after in (0, 1) * 50]
-        assert core.hub.watchers == 0
+        assert core.broker.watchers == 0
 
 
 async def test_a_slow_watcher_misses_nothing() -> None:
@@ -124,13 +124,13 @@ async def test_a_watcher_that_leaves_is_forgotten() -> None:
         async with aclosing(watch(core, job.id)) as events:
             await anext(events)
         watcher = asyncio.create_task(history(core, job.id))
-        while not core.hub.watchers:  # noqa: ASYNC110  # nothing tells
+        while not core.broker.watchers:  # noqa: ASYNC110  # nothing tells
             await asyncio.sleep(0.01)
         watcher.cancel()
         await asyncio.wait([watcher])
         await asyncio.sleep(0)
-        assert core.hub.watchers == 0
-        assert core.hub._subscriptions == {}
+        assert core.broker.watchers == 0
+        assert core.broker._subscriptions == {}
 
 
 async def test_watching_goes_on_over_a_restart() -> None:
@@ -140,7 +140,7 @@ async def test_watching_goes_on_over_a_restart() -> None:
         lease = await claim(core)
         assert lease is not None
         watcher = asyncio.create_task(history(core, job.id))
-        while not core.hub.watchers:  # noqa: ASYNC110  # nothing tells
+        while not core.broker.watchers:  # noqa: ASYNC110  # nothing tells
             await asyncio.sleep(0.01)
     with pytest.raises(ServiceError) as caught:
         await watcher

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
@@ -13,29 +14,30 @@ from fxlib.protocol import catalogue_to_proto
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc
 from fxlib_service.config import Limits
 from fxlib_service.convert import event_to_proto, filter_from_proto, job_to_line, job_to_proto, worker_to_proto
-from fxlib_service.events import Hub
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.events import EventBroker, Subscription
 from fxlib_service.field_checks import check_listing
-from fxlib_service.job import Job, State
+from fxlib_service.job import Event, Job, State
 from fxlib_service.ledger import Ledger, job_not_found
 from fxlib_service.lifecycle import Cancelled
 from fxlib_service.servicers.context import Context, caller_of
 from fxlib_service.stores.base import Filter
 from fxlib_service.submit import Submit
-from fxlib_service.watch import watch
-from fxlib_service.workers import Fleet
+from fxlib_service.workers import Workers
 
 _PAGE: Final = 50
 _MAX_PAGE: Final = 500
+_EVENTS_PAGE: Final = 500
 
 
 class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     """The launcher's side."""
 
-    def __init__(self, ledger: Ledger, hub: Hub, submit: Submit, fleet: Fleet, limits: Limits) -> None:
+    def __init__(self, ledger: Ledger, broker: EventBroker, submit: Submit, workers: Workers, limits: Limits) -> None:
         self._ledger = ledger
-        self._hub = hub
+        self._broker = broker
         self._submit = submit
-        self._fleet = fleet
+        self._workers = workers
         self._limits = limits
 
     @override
@@ -55,7 +57,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     ) -> AsyncIterator[jobs_pb2.WatchJobResponse]:
         """Tell a job's history as it happens."""
         await self._seen(request.job_id, context)
-        async for event in watch(self._ledger, self._hub, request.job_id, after=request.after_sequence):
+        async for event in _watch(self._ledger, self._broker, request.job_id, after=request.after_sequence):
             yield jobs_pb2.WatchJobResponse(event=event_to_proto(event))
 
     @override
@@ -82,7 +84,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         self, request: jobs_pb2.GetCapabilitiesRequest, context: Context
     ) -> jobs_pb2.GetCapabilitiesResponse:
         """Tell what can be asked for now."""
-        workers = self._fleet.live()
+        workers = self._workers.live()
         return jobs_pb2.GetCapabilitiesResponse(
             fxlib_version=__version__,
             torch_versions=sorted({worker.torch_version for worker in workers}),
@@ -120,3 +122,43 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     async def _with_result(self, job: Job) -> jobs_pb2.Job:
         result = await self._ledger.read(self._ledger.store.result_of, job.id) if job.state is State.SUCCEEDED else None
         return job_to_proto(job, result)
+
+
+async def _watch(ledger: Ledger, broker: EventBroker, job_id: str, *, after: int) -> AsyncIterator[Event]:
+    """Yield the events whose sequence is greater than `after`, and end with the one that finishes the job.
+
+    Raises:
+        ServiceError: JOB_NOT_FOUND; SEQUENCE_AHEAD; SHUTTING_DOWN, after which watching can be resumed.
+    """
+    job = await ledger.get(job_id)
+    if after > job.last_sequence:
+        raise ServiceError(Code.SEQUENCE_AHEAD, f"job {job_id} has {job.last_sequence} events, not {after}")
+    if job.state.finished and after == job.last_sequence:
+        return
+    with broker.subscribe(job_id) as subscription:
+        while True:
+            if broker.closed:
+                raise ServiceError(Code.SHUTTING_DOWN, "the service ends; watch again", retry_after_s=1.0)
+            async with aclosing(_stored_then_live(ledger, subscription, job_id, after)) as events:
+                async for event in events:
+                    after = event.sequence
+                    yield event
+                    if event.state.finished:
+                        return
+
+
+async def _stored_then_live(
+    ledger: Ledger, subscription: Subscription, job_id: str, after: int
+) -> AsyncGenerator[Event]:
+    """Yield until something was missed."""
+    full = True
+    while full:
+        page = await ledger.read(ledger.store.events, job_id, after=after, limit=_EVENTS_PAGE)
+        full = len(page) == _EVENTS_PAGE
+        for event in page:
+            after = event.sequence
+            yield event
+    while (live := await subscription.next()) is not None and live.sequence <= after + 1:
+        if live.sequence == after + 1:
+            after = live.sequence
+            yield live

@@ -131,7 +131,7 @@ class JobStore(ABC):
         """Return all running jobs."""
 
     @abstractmethod
-    def twins(self, cache_key: str) -> Sequence[Job]:
+    def duplicates(self, cache_key: str) -> Sequence[Job]:
         """Return the queued jobs with this key that take another job's answer."""
 
     @abstractmethod

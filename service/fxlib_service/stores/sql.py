@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Final
 
 import sqlalchemy as sa
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry
 from typing_extensions import override
 
 from fxlib.errors import FxlibError
@@ -13,8 +16,14 @@ from fxlib_service.job import Event, Job, State
 from fxlib_service.lifecycle import Transition
 from fxlib_service.stores import schema
 from fxlib_service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Worker
-from fxlib_service.stores.engine import make_engine
 from fxlib_service.stores.schema import event_from_row, event_to_row, job_from_row, job_to_row
+
+_PRAGMAS: Final = (
+    "journal_mode = WAL",  # readers do not wait for the writer
+    "synchronous = FULL",  # a commit is on the disk when it returns
+    "foreign_keys = ON",
+    "busy_timeout = 10000",
+)
 
 _JOBS = schema.jobs
 
@@ -28,7 +37,7 @@ class SqlJobStore(JobStore):
         Raises:
             FxlibError: the database cannot be used, or its tables are of another version of the service.
         """
-        self._write = make_engine(url)
+        self._write = _make_engine(url)
         self._read = self._write.execution_options(read_only=True)
         try:
             self._prepare()
@@ -160,7 +169,7 @@ class SqlJobStore(JobStore):
             return _all(db, sa.select(_JOBS).where(_JOBS.c.state == State.RUNNING))
 
     @override
-    def twins(self, cache_key: str) -> Sequence[Job]:
+    def duplicates(self, cache_key: str) -> Sequence[Job]:
         equal = sa.and_(_JOBS.c.cache_key == cache_key, _JOBS.c.state == State.QUEUED, _JOBS.c.fresh.is_(False))
         with self._read.begin() as db:
             return _all(db, sa.select(_JOBS).where(equal).order_by(_JOBS.c.number))
@@ -252,14 +261,14 @@ _ANSWERED = (
 
 def _heads_query() -> sa.Select[int, str, str, int]:
     """The oldest claimable job of each namespace, with the number of jobs that the namespace runs."""
-    twin, other = _JOBS.alias("twin"), _JOBS.alias("other")
-    running_twin = sa.exists().where(
-        twin.c.cache_key == _JOBS.c.cache_key, twin.c.state == State.RUNNING, twin.c.fresh.is_(False)
+    duplicate, other = _JOBS.alias("duplicate"), _JOBS.alias("other")
+    running_duplicate = sa.exists().where(
+        duplicate.c.cache_key == _JOBS.c.cache_key, duplicate.c.state == State.RUNNING, duplicate.c.fresh.is_(False)
     )
     oldest = (
         sa.select(sa.func.min(_JOBS.c.number))
         .where(_JOBS.c.state == State.QUEUED, _JOBS.c.torch_version == sa.bindparam("torch_version"))
-        .where(sa.or_(_JOBS.c.fresh.is_(True), ~running_twin))
+        .where(sa.or_(_JOBS.c.fresh.is_(True), ~running_duplicate))
         .group_by(_JOBS.c.namespace)
     )
     running = (
@@ -313,3 +322,34 @@ def _all(db: sa.Connection, query: sa.Select[*tuple[object, ...]]) -> list[Job]:
 
 def _count(db: sa.Connection, condition: sa.ColumnElement[bool]) -> int:
     return db.execute(sa.select(sa.func.count()).select_from(_JOBS).where(condition)).scalar_one()
+
+
+def _make_engine(url: str) -> sa.Engine:
+    """Return an engine for a database URL; `sqlite:///FILE` gets write-ahead logging and synced commits.
+
+    Raises:
+        FxlibError: it is no URL, or names a driver that is not installed.
+    """
+    try:
+        engine = sa.create_engine(url)
+    except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
+        raise FxlibError(f"the database cannot be used: {error}", where="--database") from error
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", _configure_sqlite)
+        sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _configure_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    # Transactions are begun by `_begin_sqlite`, not by Python's driver, which begins them only at the first write.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in _PRAGMAS:
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    read_only = connection.get_execution_options().get("read_only", False)
+    # A writer takes its lock at once: one that reads first and locks later can fail on another's write.
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
