@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from fxlib.recipes.recipes import optimize
     from fxlib.render.html import write_report
     from fxlib.rules import Rule, register_guard
+    from fxlib.runtime.graph_set import usage
     from fxlib.runtime.ops.clients import register_call
     from fxlib.runtime.push_gradients import drop_gradients, push_gradients
-    from fxlib.runtime.variants import usage
     from fxlib.serialization.files import load, save
     from fxlib.serialization.package import to_folder
     from fxlib.spec.contract import Contract, Exactly, remote
@@ -114,7 +114,7 @@ _HOMES = {
     "fxlib.spec.report": ("Result", "Usage"),
     "fxlib.rules": ("Rule", "register_guard"),
     "fxlib.runtime.ops.clients": ("register_call",),
-    "fxlib.runtime.variants": ("usage",),
+    "fxlib.runtime.graph_set": ("usage",),
     "fxlib.spec.trial": ("TrialOptions",),
     "fxlib.equivalence.verify": ("verify",),
     "fxlib.spec.workload": (

@@ -23,7 +23,6 @@ from torch.nn.parameter import is_lazy
 
 from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
-from fxlib.capture.faults import fault, unswallowed
 from fxlib.capture.intercept import Interception, is_capturing, leave_logging_alone
 from fxlib.capture.metadata import annotate
 from fxlib.capture.recording import bytecode
@@ -35,13 +34,14 @@ from fxlib.capture.state import unchanged
 from fxlib.capture.trace.checks import protect_old_values, refuse_out
 from fxlib.capture.trace.eager import EagerCalls
 from fxlib.capture.trace.hooks import install
-from fxlib.capture.trace.opened import WHOLE, Opened
 from fxlib.capture.trace.remote import RemoteCalls
+from fxlib.capture.trace.traced_through import WHOLE, TracedThrough
 from fxlib.capture.trace.tracer import RemoteTracer, tracer_for
+from fxlib.capture.unswallowed import capture_error, unswallowed
 from fxlib.errors import CaptureError, FxlibError, FxlibWarning
 from fxlib.runtime import CapturedModule, is_call
 from fxlib.runtime.data_parallel import keep_body
-from fxlib.runtime.guards.conditions import Asked
+from fxlib.runtime.guards.conditions import FixedAnswers
 from fxlib.runtime.state import FunctionModel
 from fxlib.runtime.submodules import local_modules, submodule
 from fxlib.spec.contract import Contract
@@ -156,20 +156,22 @@ def _check_call(model: Model) -> None:
 
 
 def _traced(model: Model, options: Options) -> CapturedModule:
-    opened = Opened()
+    traced_through = TracedThrough()
     while True:
         try:
-            return _traced_through(model, options, opened)
+            return _traced_through(model, options, traced_through)
         except CaptureError as error:
-            if not opened.close(error):
+            if not traced_through.keep_whole(error):
                 raise
-            _LOG.debug("%d modules with hooks or parametrizations stay one node each: %s", len(opened.whole), error)
+            _LOG.debug(
+                "%d modules with hooks or parametrizations stay one node each: %s", len(traced_through.whole), error
+            )
 
 
-def _traced_through(model: Model, options: Options, opened: Opened) -> CapturedModule:
+def _traced_through(model: Model, options: Options, traced_through: TracedThrough) -> CapturedModule:
     forward = type(model).forward if isinstance(model, nn.Module) else model
     declarations = Declarations(options.contracts or {}, forward)
-    return _seen_whole(model, lambda recorder: _traced_once(model, options, declarations, recorder, opened))
+    return _seen_whole(model, lambda recorder: _traced_once(model, options, declarations, recorder, traced_through))
 
 
 def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> CapturedModule:
@@ -218,13 +220,20 @@ def _collecting_nothing() -> Iterator[None]:
 
 
 def _traced_once(
-    model: Model, options: Options, declarations: Declarations, recorder: Recorder, opened: Opened
+    model: Model, options: Options, declarations: Declarations, recorder: Recorder, traced_through: TracedThrough
 ) -> CapturedModule:
     tracer = tracer_for(options.tracer_class)
     module = model if isinstance(model, nn.Module) else None
     places = RRefPlaces(nn.Module() if module is None else module)
     calls = RemoteCalls(tracer, declarations)
-    tracer.prepare(calls, places, frozenset(options.leaf_modules), sys._getframe(), recorder=recorder, opened=opened)
+    tracer.prepare(
+        calls,
+        places,
+        frozenset(options.leaf_modules),
+        sys._getframe(),
+        recorder=recorder,
+        traced_through=traced_through,
+    )
     try:
         graph = _trace(tracer, model, dict(options.concrete_args) if options.concrete_args else None, options.wrap)
         for name in declarations.unused():
@@ -234,7 +243,7 @@ def _traced_once(
         fixed = _name_fixed_arguments(graph, options.concrete_args or {})
         captured = _finish(tracer, graph, model)
         for node in graph.find_nodes(op="call_module"):
-            if (why := opened.whole.get(submodule(tracer.root, str(node.target)))) is not None:
+            if (why := traced_through.whole.get(submodule(tracer.root, str(node.target)))) is not None:
                 node.meta[WHOLE] = why
         captured._fxlib.conditions.fixed = fixed
     finally:
@@ -307,8 +316,8 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
         # Generated code would otherwise wrap the function again at every recompile, and for good.
         node.meta.pop("is_wrapped", None)
     facts = tracer.recorder.facts(graph)
-    asked = Asked(
-        grad_mode=tracer.recorder.asked_grad_mode, requires_grad=tracer.asked_gradients, looks=tracer.answered
+    asked = FixedAnswers(
+        grad_mode=tracer.recorder.asked_grad_mode, requires_grad=tracer.asked_gradients, tensor_metadata=tracer.answered
     )
     if not isinstance(model, nn.Module):
         name = getattr(model, "__name__", None)
@@ -349,7 +358,7 @@ def _check(model: Model, how: str, sample_inputs: object) -> None:
             hint="Capture with Python 3.11, 3.12 or 3.13.",
         )
     if is_capturing():
-        raise fault("a forward cannot capture a model", hint="Capture it before.")
+        raise capture_error("a forward cannot capture a model", hint="Capture it before.")
     if isinstance(model, CapturedModule):
         where = type(model).__name__
         raise CaptureError("the model is captured already", where=where, hint="Capture the original model.")

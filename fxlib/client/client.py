@@ -21,8 +21,8 @@ from fxlib.client.discovery import Discovery
 from fxlib.client.group_consensus import Turn, ask_together, withdraw
 from fxlib.client.handle import Handle
 from fxlib.client.progress import Progress, Silent, display
-from fxlib.client.rendezvous import Board, Group
-from fxlib.client.request import Asked, Prepared, Question, captured_of, prepare
+from fxlib.client.rendezvous import Group, Rendezvous
+from fxlib.client.request import Prepared, Question, RequestOptions, captured_of, prepare
 from fxlib.client.sample_run import run_sample
 from fxlib.client.session import Inquiry, Outcome, ask, kept
 from fxlib.client.unserved import check_measurable
@@ -102,7 +102,7 @@ class Client:
         *,
         progress: bool = True,
         group: Group | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RequestOptions],
     ) -> Result:
         """Ask for a faster module, and wait for it.
 
@@ -124,9 +124,9 @@ class Client:
             TypeError, WorkloadError: the arguments make no sense.
             Exception: whatever the model, or the loss, raises on a batch of the workload; see `run_sample`.
         """
-        board = _board_of(group)
-        _, run = self._begin(model, workload, asked, board)
-        shows = progress and not disabled() and (board is None or board.rank == 0)
+        rendezvous = _rendezvous_of(group)
+        _, run = self._begin(model, workload, asked, rendezvous)
+        shows = progress and not disabled() and (rendezvous is None or rendezvous.rank == 0)
         with display() if shows else nullcontext(Silent()) as shown:
             outcome = run(shown)
         if outcome.problem:
@@ -140,7 +140,7 @@ class Client:
         *,
         group: Group | None = None,
         discover: bool = False,
-        **asked: Unpack[Asked],
+        **asked: Unpack[RequestOptions],
     ) -> Handle:
         """Ask for a faster module, and return at once: train with the original, and `swap` between two steps.
 
@@ -166,17 +166,17 @@ class Client:
                 where="submit(discover=)",
                 hint="Name the variants in the workload, or leave group= out.",
             )
-        board = _board_of(group)
-        module, run = self._begin(model, workload, asked, board)
+        rendezvous = _rendezvous_of(group)
+        module, run = self._begin(model, workload, asked, rendezvous)
         discovery = Discovery(self._asking(asked), Question(**asked), workload) if discover else None
         return Handle(
             model if isinstance(model, nn.Module) else module,
             lambda: run(Silent()),
-            None if board is None else Turn(board),
+            None if rendezvous is None else Turn(rendezvous),
             None if disabled() else discovery,
         )
 
-    def _asking(self, asked: Asked) -> Callable[[Prepared], Outcome]:
+    def _asking(self, asked: RequestOptions) -> Callable[[Prepared], Outcome]:
         """Return what asks one further question, in the time that the first one has."""
         limit_s = Question(**asked).deadline_s
         return lambda prepared: ask(self._connection, prepared, Deadline(limit_s), self._patience_s, Silent())
@@ -263,7 +263,7 @@ class Client:
         return deadline
 
     def _begin(
-        self, model: Model, workload: Workload, asked: Asked, board: Board | None
+        self, model: Model, workload: Workload, asked: RequestOptions, rendezvous: Rendezvous | None
     ) -> tuple[nn.Module, Callable[[Progress], Outcome]]:
         """Do what needs the caller's thread and the model at rest.
 
@@ -274,21 +274,21 @@ class Client:
             deadline = Deadline(question.deadline_s)
             own = _question_of(model, workload, question)
         except Exception as error:
-            if board is not None:
-                withdraw(board, str(error))
+            if rendezvous is not None:
+                withdraw(rendezvous, str(error))
             raise
         module: nn.Module = own.captured if isinstance(own, Prepared) else own.result.module
-        if board is not None:
+        if rendezvous is not None:
             return module, lambda progress: ask_together(
-                board, own, deadline, Inquiry(self._connection, deadline, self._patience_s, progress).answer
+                rendezvous, own, deadline, Inquiry(self._connection, deadline, self._patience_s, progress).answer
             )
         if isinstance(own, Outcome):
             return module, lambda _: own
         return module, lambda progress: ask(self._connection, own, deadline, self._patience_s, progress)
 
 
-def _board_of(group: Group | None) -> Board | None:
-    """Return the board of the ranks that ask together; None where this process asks alone, or is not to ask.
+def _rendezvous_of(group: Group | None) -> Rendezvous | None:
+    """Return the rendezvous of the ranks that ask together; None where this process asks alone, or is not to ask.
 
     Raises:
         WorkloadError: there are no such ranks.
@@ -296,10 +296,10 @@ def _board_of(group: Group | None) -> Board | None:
     if group is None:
         return None
     if not disabled():
-        return Board(group)
+        return Rendezvous(group)
     if dist.is_initialized():
         with suppress(WorkloadError, RuntimeError):  # disabled, it shall not fail
-            withdraw(Board(group), f"{DISABLE} is set")
+            withdraw(Rendezvous(group), f"{DISABLE} is set")
     return None
 
 

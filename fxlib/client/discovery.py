@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxlib.capture.variants import capture_variant
+from fxlib.capture.capture_variant import capture_variant
 from fxlib.client.request import Prepared, Question, prepare
 from fxlib.client.session import Outcome
 from fxlib.client.variant_exchange import collectives_of, profile_of

@@ -1,7 +1,8 @@
 """Several trainers, one question: rank 0 asks the service, and all ranks adopt its answer, or none does.
 
-All notices stand on a `Board`: each rank says what it would ask about, rank 0 says what the service answered, each rank
-says whether it could bind that to its own module, and rank 0 counts the votes and says what holds.
+All ranks write to one `Rendezvous` and read from it: each rank writes what it would ask about, rank 0 writes what the
+service answered, each rank writes whether it could bind that to its own module, and rank 0 counts the votes and writes
+the result.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 from fxlib import protocol, wire
 from fxlib.client.deadline import Deadline
-from fxlib.client.rendezvous import Board
+from fxlib.client.rendezvous import Rendezvous
 from fxlib.client.request import Prepared
 from fxlib.client.session import Answer, Outcome, conclude, kept
 from fxlib.errors import FxlibError, RemoteError
@@ -29,7 +30,7 @@ class DisagreementError(RemoteError):
 
 
 def ask_together(
-    board: Board,
+    rendezvous: Rendezvous,
     own: Prepared | Outcome,
     deadline: Deadline,
     inquire: Callable[[Prepared], Answer],
@@ -37,36 +38,36 @@ def ask_together(
     """Take part in a question that all ranks ask at the same time; raise nothing.
 
     Args:
-        board: that of the ranks.
+        rendezvous: the rendezvous of the ranks.
         own: this rank's question; or why it has none, in which case no rank adopts anything.
         deadline: for the service's answer.
         inquire: asks the service; called on rank 0 alone.
     """
     original = own.captured if isinstance(own, Prepared) else own.result.module
     try:
-        board.write("question", _described(own))
-        if board.rank == 0:
-            board.write("answer", _answer(board, own, deadline, inquire))
-        answer = _read_answer(board, deadline)
+        rendezvous.write("question", _described(own))
+        if rendezvous.rank == 0:
+            rendezvous.write("answer", _answer(rendezvous, own, deadline, inquire))
+        answer = _read_answer(rendezvous, deadline)
         assert isinstance(own, Prepared)  # noqa: S101 - else rank 0 would have said no
         outcome = _bind(own, answer)
-        board.write("vote", _NO + outcome.problem.encode() if outcome.problem else _YES)
-        if board.rank == 0:
-            board.write("verdict", _verdict(board, Deadline(deadline.left_s + _SETTLE_S)))
-            board.take_down(["answer"])
-        _check(board.read(0, "verdict", Deadline(deadline.left_s + 2 * _SETTLE_S)))
+        rendezvous.write("vote", _NO + outcome.problem.encode() if outcome.problem else _YES)
+        if rendezvous.rank == 0:
+            rendezvous.write("verdict", _verdict(rendezvous, Deadline(deadline.left_s + _SETTLE_S)))
+            rendezvous.take_down(["answer"])
+        _check(rendezvous.read(0, "verdict", Deadline(deadline.left_s + 2 * _SETTLE_S)))
     except Exception as error:  # noqa: BLE001 - promised: whatever happens on the way, the job trains
         known = isinstance(own, Outcome) and (own.problem or own.result.reason is not None)
         return own if isinstance(own, Outcome) and known else kept(original, error)
     return outcome
 
 
-def withdraw(board: Board, why: str) -> None:
+def withdraw(rendezvous: Rendezvous, why: str) -> None:
     """Let the other ranks know that this one will not take part, so that none waits for it."""
     notice = _NO + why.encode()
-    board.write("question", notice)
-    if board.rank == 0:
-        board.write("answer", notice)
+    rendezvous.write("question", notice)
+    if rendezvous.rank == 0:
+        rendezvous.write("answer", notice)
 
 
 class Turn:
@@ -76,8 +77,8 @@ class Turn:
     at the same step.
     """
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
         self._lock = threading.Lock()
         self._made = 0
         self._told = False
@@ -92,10 +93,10 @@ class Turn:
         """
         with self._lock:
             self._told = True
-            self._board.write("swaps", str(self._made).encode())
+            self._rendezvous.write("swaps", str(self._made).encode())
         first = float("inf")
         try:
-            first = 1 + max(map(int, self._board.read_all("swaps", Deadline(_SETTLE_S))))
+            first = 1 + max(map(int, self._rendezvous.read_all("swaps", Deadline(_SETTLE_S))))
         finally:
             self._first = first
             self._known.set()
@@ -128,9 +129,11 @@ def _digest(data: bytes) -> bytes:
     return hashlib.sha256(wire.serialize(graph)).digest()
 
 
-def _answer(board: Board, own: Prepared | Outcome, deadline: Deadline, inquire: Callable[[Prepared], Answer]) -> bytes:
+def _answer(
+    rendezvous: Rendezvous, own: Prepared | Outcome, deadline: Deadline, inquire: Callable[[Prepared], Answer]
+) -> bytes:
     try:
-        questions = board.read_all("question", deadline)
+        questions = rendezvous.read_all("question", deadline)
         for rank, question in enumerate(questions):
             if not question.startswith(_YES):
                 raise DisagreementError(_text(question), where=f"rank {rank}")
@@ -150,8 +153,8 @@ def _answer(board: Board, own: Prepared | Outcome, deadline: Deadline, inquire: 
     return _YES + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
-def _read_answer(board: Board, deadline: Deadline) -> Answer:
-    notice = board.read(0, "answer", Deadline(deadline.left_s + _SETTLE_S))
+def _read_answer(rendezvous: Rendezvous, deadline: Deadline) -> Answer:
+    notice = rendezvous.read(0, "answer", Deadline(deadline.left_s + _SETTLE_S))
     _check(notice)
     parts, begin = list[bytes](), len(_YES)
     while begin < len(notice):
@@ -176,9 +179,9 @@ def _bind(own: Prepared, answer: Answer) -> Outcome:
         return kept(own.captured, error, job_id=answer.job.id)
 
 
-def _verdict(board: Board, deadline: Deadline) -> bytes:
+def _verdict(rendezvous: Rendezvous, deadline: Deadline) -> bytes:
     try:
-        for rank, vote in enumerate(board.read_all("vote", deadline)):
+        for rank, vote in enumerate(rendezvous.read_all("vote", deadline)):
             if not vote.startswith(_YES):
                 return _NO + f"rank {rank} cannot take the answer: {_text(vote)}".encode()
     except RemoteError as error:

@@ -1,4 +1,4 @@
-"""A notice board for the ranks of a process group: what one of them writes, all can read.
+"""A rendezvous for the ranks of a process group: what one of them writes, all can read.
 
 It lives in the key-value store in which the ranks have met, and so needs no collective, whose order a training loop
 would have to leave room for, and no particular backend. What is written are bytes; nothing is pickled.
@@ -26,11 +26,11 @@ _used: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
-class Board:
-    """One board of a group, the next at each call: all ranks must open their boards in the same order.
+class Rendezvous:
+    """One rendezvous of a group, the next at each call: all ranks must open their rendezvous in the same order.
 
     Args:
-        group: the group whose ranks share the board; "world" is the default group.
+        group: the group whose ranks share the rendezvous; "world" is the default group.
 
     Raises:
         WorkloadError: `torch.distributed` is not initialized, or this process is no member of the group.

@@ -26,7 +26,7 @@ _MAX_SENT_NODES = 50_000
 """Nodes of a profile that are sent: a few megabytes of a message that may have eight."""
 
 
-class Asked(TypedDict, total=False):
+class RequestOptions(TypedDict, total=False):
     """The keyword arguments of `Client.optimize` and `Client.submit`; see `Question`."""
 
     recipe: protocol.RecipeLike

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxlib import protocol, wire
 from fxlib.analysis.effects.process_groups import groups_of, own_code_in
-from fxlib.capture.trace.opened import WHOLE
+from fxlib.capture.trace.traced_through import WHOLE
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
 from fxlib.client.request import Prepared

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from fxlib import protocol, wire
 from fxlib.analysis.effects.resources import COLLECTIVES, function_name, speaks_to
-from fxlib.capture.variants import capture_variant, mode_of
+from fxlib.capture.capture_variant import capture_variant, mode_of
 from fxlib.client.answer_policy import screen
 from fxlib.errors import FxlibError, FxlibWarning, WireError
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops

@@ -63,13 +63,13 @@ def _generator(found: Mapping[str, object]) -> torch.Tensor:
 
 
 def _widened(module: nn.Module) -> nn.Module:
-    twin = copy.deepcopy(module)
-    originals = [twin._fxlib.original] if isinstance(twin, CapturedModule) else []
-    twin._apply(lambda each: each.to(_WIDE.get(each.dtype, each.dtype)))
-    for root in (twin, *(each for each in originals if each is not None)):
+    copied = copy.deepcopy(module)
+    originals = [copied._fxlib.original] if isinstance(copied, CapturedModule) else []
+    copied._apply(lambda each: each.to(_WIDE.get(each.dtype, each.dtype)))
+    for root in (copied, *(each for each in originals if each is not None)):
         for _, each in local_modules(root):
             vars(each).update({name: _wide(value) for name, value in vars(each).items() if _is_tensor(value)})
-    return twin
+    return copied
 
 
 def _is_tensor(value: object) -> bool:

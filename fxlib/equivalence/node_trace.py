@@ -19,7 +19,7 @@ from fxlib.equivalence.snapshot import Batch, backward
 from fxlib.equivalence.visible_outputs import formed
 from fxlib.errors import PassError
 from fxlib.runtime.preserve_state import copied, state_kept
-from fxlib.runtime.tracking.forward_context import THREAD, Flight
+from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.utils.location import location_of
 from fxlib.utils.pytree import leaves
 
@@ -58,8 +58,8 @@ def follow(module: GraphModule, batch: Batch, *, grad: bool) -> Steps:
     Raises:
         PassError: the graph does not take these arguments.
     """
-    steps, outer = Steps(), THREAD.flight
-    THREAD.flight = Flight()
+    steps, outer = Steps(), THREAD.forward
+    THREAD.forward = ForwardContext()
     try:
         with state_kept(module), torch.set_grad_enabled(grad):
             output = _run(module, copied(batch), steps)
@@ -69,7 +69,7 @@ def follow(module: GraphModule, batch: Batch, *, grad: bool) -> Steps:
                 except Exception as error:  # noqa: BLE001 - for the caller to compare
                     steps.error = error
     finally:
-        THREAD.flight = outer
+        THREAD.forward = outer
         for hook in steps.hooks:
             hook.remove()
     return steps

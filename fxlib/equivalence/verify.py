@@ -167,12 +167,12 @@ def stands_in(module: nn.Module, batches: Sequence[Batch] = (), *, grad: bool) -
     """Return why a captured module runs its original in place of its graph, in words; empty if it does not."""
     if not isinstance(module, CapturedModule) or module._fxlib.original is None:
         return ""
-    companions, codegen = module._fxlib, module.graph._codegen
-    why = companions.broken(grad_enabled=grad) or companions.conditions.other_looks()
-    if why := why or companions.stale(module, grad_enabled=grad):
+    state, codegen = module._fxlib, module.graph._codegen
+    why = state.broken(grad_enabled=grad) or state.conditions.changed_metadata()
+    if why := why or state.stale(module, grad_enabled=grad):
         return why
     expected = codegen if isinstance(codegen, GuardedCodeGen) else parameters_of(type(module).forward)
-    return next(filter(None, (companions.misfit(expected, *batch) for batch in batches)), "")
+    return next(filter(None, (state.misfit(expected, *batch) for batch in batches)), "")
 
 
 def _compare(first: dict[str, object], second: dict[str, object], tolerance: Tolerance) -> Iterator[Difference]:

@@ -9,7 +9,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from fxlib.client import connect
-from fxlib.client.request import Asked
+from fxlib.client.request import RequestOptions
 from fxlib.errors import WorkloadError
 from fxlib.runtime.push_gradients import drop_gradients, push_gradients
 from fxlib.spec.report import Result
@@ -29,7 +29,7 @@ class Training:
         WorkloadError: `part` is empty: a loop holds its own model, which nobody can replace.
     """
 
-    def __init__(self, part: str, workload: Workload, address: str, **asked: Unpack[Asked]) -> None:
+    def __init__(self, part: str, workload: Workload, address: str, **asked: Unpack[RequestOptions]) -> None:
         if not part:
             raise WorkloadError(
                 "a training loop holds its model itself",

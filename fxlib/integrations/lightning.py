@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from fxlib.client.request import Asked
+from fxlib.client.request import RequestOptions
 from fxlib.integrations import Training
 from fxlib.spec.workload import Workload
 
@@ -18,7 +18,7 @@ def callback(
     address: str = "localhost:8470",
     *,
     package: str = "lightning.pytorch",
-    **asked: Unpack[Asked],
+    **asked: Unpack[RequestOptions],
 ) -> Any:
     """Return a callback: `Trainer(callbacks=[fxlib.integrations.lightning.callback("net", workload)])`.
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from fxlib.client.request import Asked
+from fxlib.client.request import RequestOptions
 from fxlib.integrations import Training
 from fxlib.spec.workload import Workload
 
 
-def callback(part: str, workload: Workload, address: str = "localhost:8470", **asked: Unpack[Asked]) -> Any:
+def callback(part: str, workload: Workload, address: str = "localhost:8470", **asked: Unpack[RequestOptions]) -> Any:
     """Return a callback: `Trainer(..., callbacks=[fxlib.integrations.transformers.callback("net", workload)])`.
 
     Args:

@@ -20,7 +20,7 @@ from fxlib.runtime.ops.batches import is_batch
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import TRACKERS
-from fxlib.runtime.tracking.forward_context import Tracked, current_flight
+from fxlib.runtime.tracking.forward_context import Tracked, current_forward
 from fxlib.runtime.tracking.ownership import as_it_is
 
 _CALIBRATION = 1_000
@@ -80,18 +80,18 @@ class Instrumented:
             if reset and node.op != "placeholder":
                 graph.call_function(self._clock.reset)
                 reset = False
-            copied[node] = twin = graph.node_copy(node, copied.__getitem__)
+            copied[node] = replacement = graph.node_copy(node, copied.__getitem__)
             is_remote = is_call(node) or is_issue(node) or is_wait(node)
             if is_call(node):
-                twin.target = self._calling(node)
+                replacement.target = self._calling(node)
             elif is_remote:
-                twin.target = timed(node, self._forward, self.made)
+                replacement.target = timed(node, self._forward, self.made)
             elif node.target in TRACKERS:
-                twin.target = self._tracking(node)
+                replacement.target = self._tracking(node)
             if is_remote:
                 graph.call_function(self._clock.reset)
             elif node.op not in {"placeholder", "output"}:
-                graph.call_function(self._clock.tick, (node.name, twin))
+                graph.call_function(self._clock.tick, (node.name, replacement))
         return graph
 
     def _calling(self, node: Node) -> Callable[..., Any]:
@@ -112,14 +112,14 @@ class Instrumented:
         name = call_name(origin) if isinstance(origin, Node) else node.name
 
         def track(*args: Any) -> Any:
-            flight = current_flight()
-            before = 0 if flight is None else len(flight.tracked)
+            forward = current_forward()
+            before = 0 if forward is None else len(forward.tracked)
             # Never the operator whose pushes travel together: each is measured alone.
             result = ops.track_gradient(*args)
-            if flight is not None and len(flight.tracked) > before:
-                self._watch(name, flight.tracked[-1], result)
+            if forward is not None and len(forward.tracked) > before:
+                self._watch(name, forward.tracked[-1], result)
                 if self.replays:  # a gradient of what no server returned goes nowhere
-                    flight.tracked.pop()
+                    forward.tracked.pop()
             return result
 
         return track

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from torch.fx import Graph, GraphModule
 
 from fxlib.analysis.effects.resources import function_name, speaks_to
+from fxlib.capture.capture_variant import capture_variant, mode_of
 from fxlib.capture.coerce import Model, as_graph
-from fxlib.capture.variants import capture_variant, mode_of
 from fxlib.config import disabled
 from fxlib.errors import CaptureError, PassError
 from fxlib.passes import (
@@ -37,7 +37,7 @@ from fxlib.passes.infra.base import Preserves
 from fxlib.passes.infra.context import Context
 from fxlib.passes.infra.copy import differs, draft_of
 from fxlib.passes.infra.diff import code_of, diff_of
-from fxlib.passes.infra.invariants import Conduct
+from fxlib.passes.infra.invariants import Invariants
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.guards.folded_weights import relies_on_weights
@@ -209,11 +209,11 @@ def _rewrite(module: GraphModule, recipe: Recipe, request: PlanningRequest, *, d
     assumptions = annotate(working.graph, request.contracts, request.assume)
     reports: list[PassReport] = []
     calls: dict[str, CallReport] = {each.node: each for each in _unscheduled(working.graph)}
-    conduct: Conduct | None = None
+    invariants: Invariants | None = None
     code = code_of(working.graph) if diffs else []
     for step in recipe.passes:
-        run = step(working, context, before=conduct)
-        working, conduct = run.result.module, run.conduct
+        run = step(working, context, before=invariants)
+        working, invariants = run.result.module, run.invariants
         before, code = code, code_of(working.graph) if diffs else []
         reports.append(replace(run.report, diff=diff_of(before, code, name=step.name)))
         calls |= {each.node: each for each in run.result.calls}

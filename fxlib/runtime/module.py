@@ -23,20 +23,20 @@ from fxlib.runtime import failure
 from fxlib.runtime.compilers import break_at, is_compiled, skip
 from fxlib.runtime.gradients.plain_forward import tracked_calls
 from fxlib.runtime.gradients.tape import Tape
+from fxlib.runtime.graph_set import GraphSet, Hindrance
 from fxlib.runtime.guards.capture_facts import Facts
-from fxlib.runtime.guards.conditions import Asked, Conditions, Entry, parameters_of
+from fxlib.runtime.guards.conditions import Conditions, Entry, FixedAnswers, parameters_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import Mark
-from fxlib.runtime.module_state import Companions, Expected
+from fxlib.runtime.module_state import Expected, ModuleState
 from fxlib.runtime.ops.calls import is_issue, is_wait
 from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
 from fxlib.runtime.submodules import local_modules, remote_modules
-from fxlib.runtime.tracking.forward_context import THREAD, Flight
+from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import keep_gradients
-from fxlib.runtime.variants import GraphSet, Hindrance
 
 
 class CapturedModule(GraphModule):
@@ -63,7 +63,7 @@ class CapturedModule(GraphModule):
         *,
         original: nn.Module | None = None,
         facts: Facts | None = None,
-        asked: Asked | None = None,
+        asked: FixedAnswers | None = None,
         entries: Sequence[Entry] = (),
         class_name: str | None = None,
     ) -> None:
@@ -82,22 +82,26 @@ class CapturedModule(GraphModule):
         else:
             enabled = torch.is_grad_enabled()
             conditions = Conditions(
-                self, original, grad_enabled=enabled, facts=Facts() if facts is None else facts, asked=asked or Asked()
+                self,
+                original,
+                grad_enabled=enabled,
+                facts=Facts() if facts is None else facts,
+                asked=asked or FixedAnswers(),
             )
             conditions.fix_entries(entries)
-        companions = Companions(conditions, original, constants=constants_of(graph))
+        state = ModuleState(conditions, original, constants=constants_of(graph))
         if isinstance(root, CapturedModule):
-            companions.reliance = root._fxlib.reliance.twin()
-            companions.captured_with = root._fxlib.captured_with
-        companions.reliance.read(self, graph)
+            state.reliance = root._fxlib.reliance.copied()
+            state.captured_with = root._fxlib.captured_with
+        state.reliance.read(self, graph)
         if original is not None:
-            companions.mirror = Mirror(original)
+            state.mirror = Mirror(original)
         # Not through `__setattr__`, which looks for modules among the values.
-        self.__dict__["_fxlib"] = companions
+        self.__dict__["_fxlib"] = state
         if original is not None:
             del self.__dict__["_is_full_backward_hook"]  # what the original says holds for the hooks of both
 
-    _fxlib: Companions
+    _fxlib: ModuleState
     _program: _Program
 
     def with_graph(self, graph: Graph) -> CapturedModule:
@@ -140,10 +144,10 @@ class CapturedModule(GraphModule):
         cls.forward = _guard(cls._program)
         # GraphModule's own `__call__` prints failures of generated code and cuts their tracebacks off.
         del cls.__call__
-        if (companions := self.__dict__.get("_fxlib")) is not None:
-            companions.constants = constants_of(self.graph)
-            companions.reliance.read(self, self.graph)
-            companions.submodule_cache.forget()
+        if (state := self.__dict__.get("_fxlib")) is not None:
+            state.constants = constants_of(self.graph)
+            state.reliance.read(self, self.graph)
+            state.submodule_cache.forget()
         return code
 
     @override
@@ -155,19 +159,19 @@ class CapturedModule(GraphModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            companions = self.__dict__.get("_fxlib")
-            if companions is None or companions.original is None or name.startswith("__"):
+            state = self.__dict__.get("_fxlib")
+            if state is None or state.original is None or name.startswith("__"):
                 raise
-            return getattr(companions.original, name)
+            return getattr(state.original, name)
 
     @override
     def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
-        twin: CapturedModule = type(self).__new__(type(self))
-        type(twin).__name__ = type(self).__name__
-        memo[id(self)] = twin
-        twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
-        twin.graph = twin.__dict__["_graph"]
-        return twin
+        copied: CapturedModule = type(self).__new__(type(self))
+        type(copied).__name__ = type(self).__name__
+        memo[id(self)] = copied
+        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        copied.graph = copied.__dict__["_graph"]
+        return copied
 
     @override
     def __copy__(self) -> CapturedModule:
@@ -183,30 +187,28 @@ class CapturedModule(GraphModule):
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
-        companions = self.__dict__.get("_fxlib")
-        # A draft of a pass has the companions of the module that it was made from.
-        if companions is None or companions.mirror is None or companions.conditions.module is not self:
+        state = self.__dict__.get("_fxlib")
+        # A copy that a pass works on has the state of the module that it was made from.
+        if state is None or state.mirror is None or state.conditions.module is not self:
             super().__setattr__(name, value)
             return
-        held = companions.original.__dict__
+        held = state.original.__dict__
         known = name in self.__dict__ or isinstance(getattr(type(self), name, None), property)
         if name in held and not known:
-            companions.mirror.replace(name, value)
+            state.mirror.replace(name, value)
             return
         super().__setattr__(name, value)
-        if name in companions.constants or any(
-            name in held[table] for table in ("_parameters", "_buffers", "_modules")
-        ):
-            companions.mirror.replace(name, value)
+        if name in state.constants or any(name in held[table] for table in ("_parameters", "_buffers", "_modules")):
+            state.mirror.replace(name, value)
 
     @override
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self._follow()
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
-        companions = self._fxlib
-        if companions.original is not None and companions.mirror is not None:
-            lend_state(self, companions.original)
-            companions.mirror.note()
+        state = self._fxlib
+        if state.original is not None and state.mirror is not None:
+            lend_state(self, state.original)
+            state.mirror.note()
         return self
 
     @override
@@ -244,27 +246,27 @@ class CapturedModule(GraphModule):
                 yield ".".join(filter(None, (prefix, path))), module
 
     def _follow(self) -> None:
-        companions = self._fxlib
-        if companions.mirror is not None:
-            companions.mirror.follow(self, companions.constants)
+        state = self._fxlib
+        if state.mirror is not None:
+            state.mirror.follow(self, state.constants)
 
     def _hindrance(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool) -> Hindrance | None:
         """Return why the graph may not run for this call; None if it may."""
-        companions, program = self._fxlib, self._program
-        if broken := companions.broken(grad_enabled=grad_enabled):
+        state, program = self._fxlib, self._program
+        if broken := state.broken(grad_enabled=grad_enabled):
             return Hindrance(broken)
-        if changed := companions.conditions.other_looks():
+        if changed := state.conditions.changed_metadata():
             return Hindrance(changed, told=True)
-        if stale := companions.stale(self, grad_enabled=grad_enabled):
+        if stale := state.stale(self, grad_enabled=grad_enabled):
             return Hindrance(stale, told=not grad_enabled)
-        if misfit := companions.misfit(program.expected, args, kwargs):
+        if misfit := state.misfit(program.expected, args, kwargs):
             return Hindrance(misfit, told=True)
         if program.reordered and grad_enabled:
             given = (*args, *kwargs.values())
-            if reordered := companions.conditions.reordered(given):
+            if reordered := state.conditions.reordered(given):
                 return Hindrance(reordered)
             if program.reorders_backward and not torch.compiler.is_compiling():
-                shows = companions.conditions.backward_shows(given)
+                shows = state.conditions.backward_shows(given)
                 return Hindrance(shows, told=True) if shows else None
         return None
 
@@ -282,21 +284,21 @@ class CapturedModule(GraphModule):
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool) -> Any:
         """Run the graph; what is raised is what the blocking program would have raised."""
-        companions, generated = self._fxlib, self._program.generated
+        state, generated = self._fxlib, self._program.generated
         recording = current_recording()
         run: Callable[..., Any] = generated
         stands: Any = self
         if recording is not None:
             run = recording.instrument(self, generated)
         elif not (torch.compiler.is_dynamo_compiling() or is_compiled()):  # dynamo follows modules alone
-            watched = () if companions.original is None else companions.conditions.unhooked  # they were just checked
-            stands = companions.submodule_cache.of(self, self._graph, watched)
-        outer, flight = THREAD.flight, Flight()
-        THREAD.flight = flight
+            watched = () if state.original is None else state.conditions.unhooked  # they were just checked
+            stands = state.submodule_cache.of(self, self._graph, watched)
+        outer, forward = THREAD.forward, ForwardContext()
+        THREAD.forward = forward
         try:
             result = run(stands, *args, **kwargs)
-            if flight.refused:  # a call that could not be issued, and that nobody waited for
-                raise flight.refused[0]
+            if forward.refused:  # a call that could not be issued, and that nobody waited for
+                raise forward.refused[0]
         except BaseException as error:
             stop = failure.locate(self, generated.__code__, error)
             # An interrupt is the program's at once: nothing is waited for.
@@ -308,20 +310,27 @@ class CapturedModule(GraphModule):
                 raise earlier from None
             raise
         finally:
-            THREAD.flight = outer
-        if grad_enabled is not companions.conditions.grad_enabled:  # the graph's blocks end in the mode of its capture
+            THREAD.forward = outer
+        if grad_enabled is not state.conditions.grad_enabled:  # the graph's blocks end in the mode of its capture
             torch.set_grad_enabled(grad_enabled)
-        if flight.tracked:
-            if self._program.returns_tracked and not flight.is_deaf:
+        if forward.tracked:
+            if self._program.returns_tracked and not forward.is_deaf:
                 keep_gradients(result)
-            companions.tape.add(flight.tracked, flight.backward, returned=self._program.returns_tracked)
+            state.tape.add(forward.tracked, forward.backward, returned=self._program.returns_tracked)
         if self._program.reorders_backward and grad_enabled and not torch.compiler.is_compiling():
-            companions.conditions.backward_order.watch(result)
+            state.conditions.backward_order.watch(result)
         return result
 
 
 skip(CapturedModule._run.__code__, inner=False)
-for _each in (CapturedModule._follow, GraphSet.fitting, current_recording, Tape.add, keep_gradients, Flight.__init__):
+for _each in (
+    CapturedModule._follow,
+    GraphSet.fitting,
+    current_recording,
+    Tape.add,
+    keep_gradients,
+    ForwardContext.__init__,
+):
     skip(_each.__code__)
 _TABLES = ("_parameters", "_modules", "_buffers")
 
@@ -366,18 +375,18 @@ def _is_tracked(node: Node) -> bool:
 def _guard(program: _Program) -> Callable[..., Any]:
     @functools.wraps(program.generated)
     def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
-        grad_enabled, companions = torch.is_grad_enabled(), self._fxlib
-        if companions.original is None:
+        grad_enabled, state = torch.is_grad_enabled(), self._fxlib
+        if state.original is None:
             _check_alone(self, program.guarded, args, kwargs)
             return self._run(args, kwargs, grad_enabled=grad_enabled)
         self._follow()
-        runs = companions.graphs.fitting(self, args, kwargs, grad_enabled=grad_enabled)
+        runs = state.graphs.fitting(self, args, kwargs, grad_enabled=grad_enabled)
         if isinstance(runs, CapturedModule):
             return runs._run(args, kwargs, grad_enabled=grad_enabled)
         if runs.told:
-            companions.tell_of_original(type(self).__name__, runs.reason)
-        companions.graphs.original_runs(self, runs.reason, args, kwargs)
-        return _run_original(self, companions.original, runs.reason, args, kwargs)
+            state.tell_of_original(type(self).__name__, runs.reason)
+        state.graphs.original_runs(self, runs.reason, args, kwargs)
+        return _run_original(self, state.original, runs.reason, args, kwargs)
 
     made: Any = forward
     break_at(made)  # what dynamo compiles begins in the generated code
@@ -389,11 +398,11 @@ def _check_alone(
     self: CapturedModule, guarded: GuardedCodeGen | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Say what a graph without an original is not for: inputs are refused, and of weights it is warned."""
-    companions, name = self._fxlib, type(self).__name__
+    state, name = self._fxlib, type(self).__name__
     if guarded is not None and (misfit := guarded.misfit(args, kwargs)):
         raise CaptureError(misfit, where=name, hint="The graph was exported for other inputs.")
-    if stale := companions.stale(self, grad_enabled=False):
-        companions.warn_once(f"{name} has no original to run, and goes on as it was: {stale}")
+    if stale := state.stale(self, grad_enabled=False):
+        state.warn_once(f"{name} has no original to run, and goes on as it was: {stale}")
 
 
 def _run_original(

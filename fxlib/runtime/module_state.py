@@ -1,4 +1,4 @@
-"""What a captured module keeps beside its graph and its state, and by which it is told whether the graph may run."""
+"""What a captured module keeps besides its graph and its weights, and the checks of whether the graph may run."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from torch import nn
 
 from fxlib.errors import FxlibWarning
 from fxlib.runtime.gradients.tape import Tape
+from fxlib.runtime.graph_set import GraphSet
 from fxlib.runtime.guards.conditions import Conditions, Parameter
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import Reliance
 from fxlib.runtime.state import Mirror
 from fxlib.runtime.submodule_cache import SubmoduleCache
-from fxlib.runtime.variants import GraphSet
 
 Expected: TypeAlias = Sequence[Parameter] | GuardedCodeGen
 """The parameters of a forward, or the guards on what it is given."""
 
 
 @dataclass(slots=True)
-class Companions:
-    """All of it, under the one name that a model will not use. The questions are answered in words, "" for no."""
+class ModuleState:
+    """Everything that a captured module keeps, in its attribute `_fxlib`: a model has no attribute of that name.
+
+    The methods answer in words; an empty string means that nothing is wrong.
+    """
 
     conditions: Conditions
     original: nn.Module | None

@@ -220,8 +220,8 @@ class Result(Report):
     @property
     def usage(self) -> Usage:
         """How often each graph of `module` has run by now, and the original, and why."""
-        companions = self.module.__dict__.get("_fxlib")
-        return Usage() if companions is None else companions.graphs.usage()
+        state = self.module.__dict__.get("_fxlib")
+        return Usage() if state is None else state.graphs.usage()
 
     @property
     def adopted(self) -> bool:

@@ -64,7 +64,7 @@ def structure(value: object) -> str:
 def mapped(function: Callable[[Any], Any], value: T, is_leaf: IsLeaf | None = None) -> T:
     """Return a nest of the same containers, with what a function makes of each leaf."""
 
-    def twin(leaf: Any) -> Any:
+    def copied(leaf: Any) -> Any:
         if not _is_container(leaf) or (is_leaf is not None and is_leaf(leaf)):
             return function(leaf)
         other = copy.copy(leaf)
@@ -72,7 +72,7 @@ def mapped(function: Callable[[Any], Any], value: T, is_leaf: IsLeaf | None = No
             object.__setattr__(other, name, mapped(function, getattr(leaf, name), is_leaf))  # a frozen one, too
         return other
 
-    nest: T = pytree.tree_map(twin, value, is_leaf=is_leaf)
+    nest: T = pytree.tree_map(copied, value, is_leaf=is_leaf)
     return nest
 
 

@@ -14,7 +14,7 @@ from fxlib.errors import WireError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.data_parallel import described
 from fxlib.runtime.guards.capture_facts import Facts, names_grad_mode
-from fxlib.runtime.guards.conditions import Asked, Entry
+from fxlib.runtime.guards.conditions import Entry, FixedAnswers
 from fxlib.runtime.submodules import local_modules
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import leaves
@@ -32,8 +32,8 @@ from fxlib.wire.write_values import ValueWriter
 _MISSING = object()
 
 
-def _asked(own: nn.Module) -> Asked:
-    return Asked(grad_mode=names_grad_mode(each for _, each in local_modules(own)), looks=True)
+def _asked(own: nn.Module) -> FixedAnswers:
+    return FixedAnswers(grad_mode=names_grad_mode(each for _, each in local_modules(own)), tensor_metadata=True)
 
 
 class ModuleReader:

@@ -176,18 +176,18 @@ class Counter(nn.Module):
 
 
 def test_buffers_are_read_and_written_when_the_module_runs() -> None:
-    model, twin = Counter(), Counter()
+    model, copied = Counter(), Counter()
     captured = fxlib.capture(model)
     assert model.count.item() == 0
 
     for _ in range(3):
         x = torch.randn(4, 3)
-        assert torch.equal(captured(x), twin(x))
-    twin.scale.fill_(3.0)
+        assert torch.equal(captured(x), copied(x))
+    copied.scale.fill_(3.0)
     model.scale.fill_(3.0)
-    assert torch.equal(captured(x), twin(x))
-    assert all(torch.equal(a, b) for a, b in zip(captured.buffers(), twin.buffers(), strict=True))
-    assert captured.state_dict().keys() == twin.state_dict().keys()
+    assert torch.equal(captured(x), copied(x))
+    assert all(torch.equal(a, b) for a, b in zip(captured.buffers(), copied.buffers(), strict=True))
+    assert captured.state_dict().keys() == copied.state_dict().keys()
 
 
 def test_grad_mode_outlives_neither_capture_nor_an_error() -> None:
@@ -280,12 +280,12 @@ STEPS: list[Callable[[list[Any], Any, Any], None]] = [
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9), st.integers(0, 9)), max_size=12))
 def test_random_programs_are_captured_as_they_are(steps: list[tuple[int, int, int]]) -> None:
     model = Program(steps)
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     captured = fxlib.capture(model)
 
     for seed in range(2):
         results = []
-        for each in (captured, twin):
+        for each in (captured, copied):
             torch.manual_seed(seed)
             results.append((each(torch.randn(4, 4)), each.state.clone()))
         assert_same(*results)

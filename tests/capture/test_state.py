@@ -111,14 +111,14 @@ class Secretive(nn.Module):
 
 @pytest.mark.parametrize("how", [replace_a_buffer, count_behind_the_back, draw_from_its_own, draw_from_its_own_array])
 def test_state_that_a_forward_keeps_behind_the_back_is_refused_and_undone(how: Callable[[nn.Module], None]) -> None:
-    model, twin = Secretive(how), Secretive(how)
+    model, copied = Secretive(how), Secretive(how)
     mean = model.mean
     with pytest.raises(CaptureError, match="one step would depend on the last"):
         fxlib.capture(model)
     assert model.mean is mean
     assert model.steps == 0
-    assert model.dice.random() == twin.dice.random()
-    assert model.numbers.random() == twin.numbers.random()
+    assert model.dice.random() == copied.dice.random()
+    assert model.numbers.random() == copied.numbers.random()
 
 
 def test_a_property_that_is_computed_once_is_no_state() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 import fxlib
 from fxlib import Client, Workload, wire
-from fxlib.capture.variants import capture_variant, mode_of
+from fxlib.capture.capture_variant import capture_variant, mode_of
 from fxlib.errors import WorkloadError
 from fxlib.runtime import CapturedModule
 from fxlib.spec.variant import Variant

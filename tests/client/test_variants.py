@@ -12,7 +12,7 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib import Client, Server, Table, Variant, Workload, ps, wire
-from fxlib.capture.variants import capture_variant, mode_of
+from fxlib.capture.capture_variant import capture_variant, mode_of
 from fxlib.client.request import Question, prepare
 from fxlib.client.variant_exchange import profile_of
 from fxlib.errors import CaptureError, FxlibWarning, WorkloadError

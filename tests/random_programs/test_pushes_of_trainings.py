@@ -59,7 +59,7 @@ def test_random_trainings_send_messages_fail_and_deviate() -> None:
     """Else their sameness would say nothing."""
     failed, deviated = 0, set()
     with (
-        mock.patch.object(pushes.Parcel, "_send", autospec=True, side_effect=pushes.Parcel._send) as sent,
+        mock.patch.object(pushes.PushMessage, "_send", autospec=True, side_effect=pushes.PushMessage._send) as sent,
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", FxlibWarning)
@@ -80,14 +80,19 @@ def _in_order_of_arrival() -> AbstractContextManager[object]:
 
 def _unchained() -> AbstractContextManager[object]:
     def all_at_once(self: pushes._Round) -> Any:
-        sent = [pushes.Parcel([push], None) for parcels in self._to_come.values() for each in parcels for push in each]
-        return {push: outcome for parcel in sent for push, outcome in parcel.outcomes().items()}
+        sent = [
+            pushes.PushMessage([push], None)
+            for messages in self._to_come.values()
+            for each in messages
+            for push in each
+        ]
+        return {push: outcome for message in sent for push, outcome in message.outcomes().items()}
 
     return mock.patch.object(pushes._Round, "outcomes", all_at_once)
 
 
 def _not_waited_for() -> AbstractContextManager[object]:
-    return mock.patch.object(pushes.Parcel, "outcomes", lambda self: dict.fromkeys(self.pushes))
+    return mock.patch.object(pushes.PushMessage, "outcomes", lambda self: dict.fromkeys(self.pushes))
 
 
 def _each_server_by_itself() -> AbstractContextManager[object]:

@@ -14,7 +14,7 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib import ps
-from fxlib.capture.variants import capture_variant
+from fxlib.capture.capture_variant import capture_variant
 from fxlib.recipes.recipes import with_variants
 from fxlib.runtime import CapturedModule
 from fxlib.spec.workload import Server, Table, Variant, Workload

@@ -16,7 +16,7 @@ import fxlib
 from fxlib.errors import FxlibError
 from fxlib.runtime import CapturedModule, functions, ops
 from fxlib.runtime.gradients.tape import Tape
-from fxlib.runtime.module_state import Companions
+from fxlib.runtime.module_state import ModuleState
 from fxlib.spec.contract import contract_of
 from tests.random_programs import simulation
 from tests.random_programs.simulation import SERVERS
@@ -230,7 +230,7 @@ def run(training: Training, module: GraphModule, servers: AbstractContextManager
                     break
                 tensors = world.snapshot() | dict(module.state_dict())
                 trace |= {f"{step} {name}": _bits(tensor) for name, tensor in tensors.items()}
-            _companions(module).tape = Tape()
+            _state(module).tape = Tape()
     finally:
         with torch.no_grad():
             for name, tensor in module.state_dict(keep_vars=True).items():
@@ -239,7 +239,7 @@ def run(training: Training, module: GraphModule, servers: AbstractContextManager
     return trace
 
 
-def _companions(module: GraphModule) -> Companions:
+def _state(module: GraphModule) -> ModuleState:
     assert isinstance(module, CapturedModule)
     return module._fxlib
 

@@ -117,12 +117,12 @@ def test_torchs_own_rewriter_takes_longer(step: Callable[[Graph, Node, Node], No
     program = _program(step, 450)
 
     def taken_s(rewrite: Callable[[GraphModule], object]) -> float:
-        twin = copy.deepcopy(program)
+        copied = copy.deepcopy(program)
         start = time.thread_time()
-        rewrite(twin)
+        rewrite(copied)
         return time.thread_time() - start
 
-    ours, stock = lambda twin: RewriteRules(rules=(rule,)).run(twin, Context(twin)), partial(_stock, rule)
+    ours, stock = lambda copied: RewriteRules(rules=(rule,)).run(copied, Context(copied)), partial(_stock, rule)
 
     def least_s() -> tuple[float, float]:
         pairs = [(taken_s(ours), taken_s(stock)) for _ in range(3)]

@@ -160,13 +160,13 @@ def test_hooks_of_the_model_run_once() -> None:
 
 def test_a_deep_copy_shares_nothing_and_is_complete() -> None:
     module = captured()
-    twin = copy.deepcopy(module)
+    copied = copy.deepcopy(module)
     own = {id(tensor) for tensor in [*module.parameters(), *module.buffers()]}
-    assert not own & {id(tensor) for tensor in [*twin.parameters(), *twin.buffers()]}
-    assert twin.block.linear.bias is twin.block.unused.bias
-    assert original_of(twin).block is twin.block
-    assert torch.equal(twin.eval()(X), module.eval()(X))
-    assert original_of(twin).eager_forwards == original_of(module).eager_forwards
+    assert not own & {id(tensor) for tensor in [*copied.parameters(), *copied.buffers()]}
+    assert copied.block.linear.bias is copied.block.unused.bias
+    assert original_of(copied).block is copied.block
+    assert torch.equal(copied.eval()(X), module.eval()(X))
+    assert original_of(copied).eager_forwards == original_of(module).eager_forwards
 
 
 def test_a_sibling_runs_another_graph_over_the_same_state() -> None:

@@ -48,12 +48,12 @@ def test_a_copy_runs_on_modules_of_its_own() -> None:
     model = Deep().eval()
     captured, x = fxlib.capture(model), torch.randn(4, 3)
     before = captured(x)
-    twin = copy.deepcopy(captured)
+    copied = copy.deepcopy(captured)
     with torch.no_grad():
-        for parameter in twin.parameters():
+        for parameter in copied.parameters():
             parameter.add_(1.0)
     assert torch.equal(captured(x), before)
-    assert not torch.equal(twin(x), before)
+    assert not torch.equal(copied(x), before)
 
 
 def test_hooks_of_a_submodule_see_the_submodule() -> None:

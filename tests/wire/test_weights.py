@@ -61,7 +61,7 @@ def test_blobs_are_safetensors_files_named_by_their_digest() -> None:
 
 
 def test_equal_tensors_share_a_blob_and_stay_apart() -> None:
-    class Twins(nn.Module):
+    class Duplicates(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
@@ -69,7 +69,7 @@ def test_equal_tensors_share_a_blob_and_stay_apart() -> None:
         def forward(self, x: Any) -> Any:
             return self.a * x + self.b
 
-    module = symbolic_trace(Twins())
+    module = symbolic_trace(Duplicates())
     assert len(wire.encode(module, weights=True).blobs) == 1
     decoded = round_trip(module)
     assert decoded.a.data_ptr() != decoded.b.data_ptr()

@@ -64,42 +64,42 @@ def gradients(order: Iterable[Node], costs: Costs) -> list[Gradient]:
     return [gradient for _, gradient in sorted(found, key=_place)]
 
 
-def parcels_of(group: Iterable[Gradient]) -> list[list[Gradient]]:
+def grouped_in_messages(group: Iterable[Gradient]) -> list[list[Gradient]]:
     """Put neighbours that travel in one message into one list each; all are for one server."""
-    parcels: list[list[Gradient]] = []
+    messages: list[list[Gradient]] = []
     is_open = False
     for gradient in group:
         if gradient.batchable and is_open:
-            parcels[-1].append(gradient)
+            messages[-1].append(gradient)
         else:
-            parcels.append([gradient])
+            messages.append([gradient])
         is_open = gradient.batchable
-    return parcels
+    return messages
 
 
-def issue_s(parcel: Sequence[Gradient]) -> float:
+def issue_s(message: Sequence[Gradient]) -> float:
     """Return what sending a message takes."""
-    return max(each.push.issue_s for each in parcel) + ITEM_S * (len(parcel) - 1)
+    return max(each.push.issue_s for each in message) + ITEM_S * (len(message) - 1)
 
 
-def service_s(parcel: Sequence[Gradient], server: ServerProfile) -> float:
+def service_s(message: Sequence[Gradient], server: ServerProfile) -> float:
     """Return what passes from there to its answer: one round trip, all bytes, and the work on the server."""
     chains: dict[Hashable, list[float]] = {}
-    in_order = any(each.part is None for each in parcel)
-    costs = [each.cost for each in parcel]
+    in_order = any(each.part is None for each in message)
+    costs = [each.cost for each in message]
     works = [work_s(cost, server) for cost in costs]
-    for gradient, seconds in zip(parcel, works, strict=True):
+    for gradient, seconds in zip(message, works, strict=True):
         chains.setdefault(None if in_order else gradient.part, []).append(seconds)
-    transfers = [transfer_s([each], server) for each in parcel]
+    transfers = [transfer_s([each], server) for each in message]
     ways = [
         max(cost.service_s - transfer - work, 0.0) for cost, transfer, work in zip(costs, transfers, works, strict=True)
     ]
     return max(ways) + sum(transfers) + batch_work_s([sum(each) for each in chains.values()], server, serial=False)
 
 
-def transfer_s(parcel: Iterable[Gradient], server: ServerProfile) -> float:
+def transfer_s(message: Iterable[Gradient], server: ServerProfile) -> float:
     """Return what of that the bytes spend on the server's link."""
-    return sum(each.push.request_bytes for each in parcel) / server.bytes_per_s
+    return sum(each.push.request_bytes for each in message) / server.bytes_per_s
 
 
 def _place(found: tuple[object, Gradient]) -> int:

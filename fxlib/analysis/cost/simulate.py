@@ -16,7 +16,14 @@ from operator import attrgetter
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.cost.costs import Costs, issue_of
-from fxlib.analysis.cost.gradient_messages import Gradient, gradients, issue_s, parcels_of, service_s, transfer_s
+from fxlib.analysis.cost.gradient_messages import (
+    Gradient,
+    gradients,
+    grouped_in_messages,
+    issue_s,
+    service_s,
+    transfer_s,
+)
 from fxlib.analysis.cost.memory import peak_bytes
 from fxlib.analysis.cost.network import Network, Trip
 from fxlib.spec.profile import Profile
@@ -176,22 +183,22 @@ class _Step:
         by_server: dict[str, list[Gradient]] = {}
         for each in group:
             by_server.setdefault(each.call.to, []).append(each)
-        to_come = {to: deque(parcels_of(each)) for to, each in by_server.items()}
+        to_come = {to: deque(grouped_in_messages(each)) for to, each in by_server.items()}
         under_way: deque[tuple[str, float]] = deque()
         link_free_s = 0.0
         fastest = max(servers[to].bytes_per_s for to in by_server)
 
         def send(to: str) -> None:
             nonlocal link_free_s
-            parcel, server = to_come[to].popleft(), servers[to]
-            self.now_s += issue_s(parcel)
-            carried_s = transfer_s(parcel, server)
+            message, server = to_come[to].popleft(), servers[to]
+            self.now_s += issue_s(message)
+            carried_s = transfer_s(message, server)
             link_free_s = max(self.now_s, link_free_s) + carried_s * server.bytes_per_s / fastest
-            arrives_s = max(self.now_s, link_free_s - carried_s) + service_s(parcel, server)
+            arrives_s = max(self.now_s, link_free_s - carried_s) + service_s(message, server)
             under_way.append((to, arrives_s))
             self.spans.extend(
                 Span(kind="in_flight", name=each.call.call, to=to, start_s=self.now_s, end_s=arrives_s)
-                for each in parcel
+                for each in message
             )
 
         for to in to_come:

@@ -14,8 +14,8 @@ def records_gradients(module: GraphModule) -> bool:
     Values that a pass computed from weights which take a gradient leave it out, and the original runs where one is
     wanted. Those computed from buffers alone leave nothing out.
     """
-    companions = getattr(module, "_fxlib", None)
-    recorded = companions is None or companions.conditions.grad_enabled
+    state = getattr(module, "_fxlib", None)
+    recorded = state is None or state.conditions.grad_enabled
     weights = {name for node in module.graph.nodes for name in node.meta.get(FOLDED, ())}
     return recorded and not any(_takes_gradient(module, name) for name in weights)
 

@@ -16,7 +16,7 @@ class _Load:
     size: int = 0
 
 
-class Flights:
+class InFlight:
     """Messages between their issues and their waits."""
 
     def __init__(self, costs: Costs, limits: Limits, held_bytes: int | None) -> None:

@@ -43,7 +43,7 @@ from fxlib.analysis.cost.memory import peak_bytes
 from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.model import NodeEffects
 from fxlib.analysis.effects.node_kinds import Part
-from fxlib.analysis.scheduling.in_flight import UNLIMITED, Flights, Limits
+from fxlib.analysis.scheduling.in_flight import UNLIMITED, InFlight, Limits
 from fxlib.analysis.scheduling.reordering import Pair
 
 _NEVER = -1.0
@@ -183,7 +183,7 @@ def closed(order: Sequence[int], pairs: Iterable[Pair], dependencies: Dependenci
 def _planned(
     priorities: _Priorities, dependencies: Dependencies, costs: Costs, limits: Limits, held_bytes: int | None
 ) -> Schedule:
-    planner = _Planner(priorities, dependencies, costs, Flights(costs, limits, held_bytes))
+    planner = _Planner(priorities, dependencies, costs, InFlight(costs, limits, held_bytes))
     planner.run()
     if len(planner.order) < len(priorities.lanes):  # what is held back waits for what waits for it
         return Schedule(order=list(range(len(priorities.lanes))), held=frozenset(_issues(priorities)), kept=True)
@@ -197,11 +197,11 @@ def _issues(priorities: _Priorities) -> Sequence[int]:
 class _Planner:
     """The clock, and the heaps of what is ready."""
 
-    def __init__(self, priorities: _Priorities, dependencies: Dependencies, costs: Costs, flights: Flights) -> None:
+    def __init__(self, priorities: _Priorities, dependencies: Dependencies, costs: Costs, in_flight: InFlight) -> None:
         index = dependencies.effects.index
         self._lanes, self._seconds = priorities.lanes, priorities.seconds
         self._tails, self._urgency = priorities.tails, priorities.urgency
-        self._flights = flights
+        self._in_flight = in_flight
         self._messages = {index[node]: message for node, message in costs.messages.items()}
         self._issue_of = {index[node]: index[issue_of(node)] for node in costs.results}
         handling_s = sum(self._seconds[place] for place in {*self._messages, *self._issue_of})
@@ -308,7 +308,7 @@ class _Planner:
 
     def _is_admitted(self, place: int) -> bool:
         message = self._messages.get(place)
-        return message is None or self._flights.admits(message)
+        return message is None or self._in_flight.admits(message)
 
     def _is_worth_waiting(self) -> bool:
         """Whether to stand still for the next answer that holds something up, in place of working until it is there."""
@@ -327,12 +327,12 @@ class _Planner:
         seconds = self._seconds[place]
         if place in self._messages:
             self._now_s += seconds
-            self._expected[place] = self._flights.send(place, self._messages[place], self._now_s)
+            self._expected[place] = self._in_flight.send(place, self._messages[place], self._now_s)
             self._retry()
         if place in self._issue_of:
             issue = self._issue_of[place]
             self._now_s = max(self._now_s, self._expected[issue]) + seconds
-            self._flights.land(issue)
+            self._in_flight.land(issue)
             self._retry()
         elif place not in self._messages:
             self._now_s += seconds * self._stretch

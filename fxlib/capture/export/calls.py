@@ -21,10 +21,10 @@ from torch.fx.node import has_side_effect, map_arg
 from torch.utils import _pytree as pytree
 from typing_extensions import override
 
-from fxlib.capture.faults import fault
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace.remote import METHOD_ARGUMENTS, RemoteCalls
 from fxlib.capture.trace.values import FutureValue, RRefCalls
+from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime import is_wait, ops
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.submodules import local_modules
@@ -109,7 +109,7 @@ class ExportRecorder(Tracer):
         if isinstance(a, (torch.Tensor, torch.SymInt)):
             return self._slot(a)
         if isinstance(a, _SYMBOLS):
-            raise fault("a remote call is given a number that only a run knows", hint="Send a tensor.")
+            raise capture_error("a remote call is given a number that only a run knows", hint="Send a tensor.")
         if isinstance(a, rpc.PyRRef):
             return self.rref(a).node
         if isinstance(a, rpc.WorkerInfo):
@@ -181,7 +181,7 @@ class ExportRecorder(Tracer):
         leaves, self.specs[node] = pytree.tree_flatten(found)
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, Undeclared)) and type(leaf) not in _PLAIN:
-                raise fault(
+                raise capture_error(
                     f"the contract of {self.calls.called(node) or node.name} declares a {type(leaf).__name__}",
                     hint="returns= makes tensors, numbers, flags, strings, None, and nests of them.",
                 )
@@ -243,7 +243,7 @@ def _made(returns: Callable[..., Any], function: str, args: Any, kwargs: Any) ->
     try:
         return returns(*args, **kwargs)
     except Exception as error:
-        raise fault(
+        raise capture_error(
             f"returns= of the contract of {function} fails: {type(error).__name__}: {error}",
             hint="It is called with the arguments of the call, tensors without values among them.",
         ) from error
@@ -266,7 +266,7 @@ class Undeclared:
 
     def refuse(self, *_: object, **__: object) -> NoReturn:
         """Refuse to be used."""
-        raise fault(
+        raise capture_error(
             f"the forward uses the result of {self._function}, of which no contract says what it is",
             hint="Declare it with returns=, a function of the same arguments that makes tensors like the result: "
             "@fxlib.remote(returns=lambda table, rows: torch.empty(*rows.shape, 8)).",

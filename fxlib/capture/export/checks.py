@@ -24,10 +24,10 @@ from typing_extensions import override
 
 from fxlib.capture import source
 from fxlib.capture.export.value_checks import ValueQuestions
-from fxlib.capture.faults import fault
 from fxlib.capture.intercept import Call, Interception, is_capturing
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.trace.values import ARITHMETIC
+from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 
 _DETACH = "Use detach(), which shares the memory, too."
@@ -76,16 +76,16 @@ class Questions(TorchFunctionMode):
 
     def _check(self, method: str, name: str, args: Any, kwargs: Any) -> None:
         if name == "data":
-            raise fault("the forward uses .data of a tensor, which export cannot record", hint=_DETACH)
+            raise capture_error("the forward uses .data of a tensor, which export cannot record", hint=_DETACH)
         if name in _HISTORY:
-            raise fault(
+            raise capture_error(
                 f"the forward asks for .{name} of a tensor, which export cannot answer as a run does",
                 hint="Keep it out of the forward.",
             )
         if method == "__get__":
             self.asked = True
         elif (args[1] if len(args) > 1 else kwargs.get("requires_grad", True)) is not args[0].requires_grad:
-            raise fault(
+            raise capture_error(
                 "the forward sets requires_grad of a tensor, which export would lose",
                 hint="Set it before the forward.",
             )
@@ -113,7 +113,7 @@ def refuse_writes(graph: Graph, constants: Collection[str]) -> None:
 
 
 def _kept(where: str = "") -> CaptureError:
-    return fault(
+    return capture_error(
         "the forward writes to a tensor that is neither an argument, nor a parameter, nor a buffer",
         hint="Register it as a buffer of the model.",
         where=where,

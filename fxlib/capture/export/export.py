@@ -31,7 +31,6 @@ from fxlib.capture.export.object_state import with_states
 from fxlib.capture.export.sizes import guards_of
 from fxlib.capture.export.stand_ins import StandIns, let_go, state_of
 from fxlib.capture.export.value_checks import ValueQuestions
-from fxlib.capture.faults import unswallowed
 from fxlib.capture.intercept import Interception, leave_logging_alone
 from fxlib.capture.metadata import annotate
 from fxlib.capture.recording.recorder import Recorder
@@ -40,9 +39,10 @@ from fxlib.capture.samples import Samples
 from fxlib.capture.state import equal_copies, unchanged
 from fxlib.capture.trace.checks import refuse_out
 from fxlib.capture.trace.remote import RemoteCalls
+from fxlib.capture.unswallowed import unswallowed
 from fxlib.errors import CaptureError, FxlibError
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.guards.conditions import Asked
+from fxlib.runtime.guards.conditions import FixedAnswers
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.state import FunctionModel
 from fxlib.runtime.submodules import local_modules
@@ -83,7 +83,9 @@ def export(
         refuse_writes(graph, constants)
         refuse_out(graph, grad_enabled=torch.is_grad_enabled())
         class_name = None if isinstance(model, nn.Module) else getattr(model, "__name__", None)
-        asked = Asked(grad_mode=recorder.asked_grad_mode, requires_grad=questions.asked, looks=True, strides=True)
+        asked = FixedAnswers(
+            grad_mode=recorder.asked_grad_mode, requires_grad=questions.asked, tensor_metadata=True, strides=True
+        )
         facts, entries = recorder.facts(graph), remote.places.ways()
         return CapturedModule(
             module, graph, original=module, facts=facts, asked=asked, entries=entries, class_name=class_name

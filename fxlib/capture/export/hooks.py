@@ -15,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.capture import source
 from fxlib.capture.export.calls import ExportRecorder
-from fxlib.capture.faults import fault
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.recording.observers import original_code
 from fxlib.capture.trace import refusals
 from fxlib.capture.trace.hooks import METHODS, STYLES, hide_remote_modules
 from fxlib.capture.trace.remote import Style
 from fxlib.capture.trace.values import CollectedFutures
+from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime.ops.calls import kinds
 
 
@@ -101,7 +101,7 @@ def _assignment(original: Call) -> Call:
         if before is None or not isinstance(value, torch.Tensor):
             original(module, name, value)
         elif value is not before:
-            raise fault(
+            raise capture_error(
                 f"the forward replaces the buffer {type(module).__name__}.{name}, so one step would depend on the last",
                 hint="Write to the buffer in place, with copy_().",
             )
@@ -126,7 +126,7 @@ def _fused_attention(_: Call) -> Call:
     """Refuse where a run takes the fused kernel of attention for inference, as all else has been asked already."""
 
     def refuse() -> NoReturn:
-        raise fault(
+        raise capture_error(
             "nn.MultiheadAttention uses a fused kernel here, which export cannot record, and others round otherwise",
             hint='Capture with how="trace", or after torch.backends.mha.set_fastpath_enabled(False).',
         )
@@ -136,7 +136,9 @@ def _fused_attention(_: Call) -> Call:
 
 def _client(name: str) -> Replace:
     def refuse(*_: object, **__: object) -> None:
-        raise fault(f"the forward calls the client {name!r}, which export cannot record", hint="Make it traceable.")
+        raise capture_error(
+            f"the forward calls the client {name!r}, which export cannot record", hint="Make it traceable."
+        )
 
     return lambda _: refuse
 
@@ -145,7 +147,7 @@ def _lost(what: str) -> Callable[[Call], Call]:
     def replace(original: Call) -> Call:
         def replacement(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() and source.asked_by_users(sys._getframe(3)):
-                raise fault(
+                raise capture_error(
                     f"the forward uses {what}", hint="Move it out of the forward, or capture without grad mode."
                 )
             return original(*args, **kwargs)

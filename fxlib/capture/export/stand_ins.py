@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.capture import source
-from fxlib.capture.faults import fault
 from fxlib.capture.intercept import Call, Interception, is_capturing
 from fxlib.capture.recording.recorder import Recorder
+from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime.submodules import local_modules
 
 
@@ -66,7 +66,7 @@ class StandIns(TorchFunctionMode):
         if torch.is_grad_enabled() and self._recorder.active and is_capturing():
             for each in pytree.tree_leaves((args, kwargs)):
                 if type(each) in (torch.Tensor, nn.Parameter) and each.requires_grad and id(each) not in self._own:
-                    raise fault(
+                    raise capture_error(
                         "the forward uses a tensor that takes a gradient, and is neither an argument nor a parameter "
                         "of the model: export would lose the gradient",
                         hint="Register it, or the module that holds it, with the model (nn.ModuleList, nn.Parameter).",
@@ -88,7 +88,7 @@ class StandIns(TorchFunctionMode):
         if known[0] is known[1] or (
             isinstance(one, FakeTensor) and isinstance(other, FakeTensor) and _alike(one, other)
         ):
-            raise fault(
+            raise capture_error(
                 "two traced values are compared by identity, and only a run knows whether they are one",
                 hint="Move the decision out of the forward.",
             )
@@ -103,7 +103,7 @@ class StandIns(TorchFunctionMode):
     def asked_for_class(tensor: torch.Tensor) -> None:
         """Refuse to tell the class by an attribute, which is that of the stand-in."""
         if isinstance(tensor, FakeTensor):
-            raise fault("the forward asks for __class__ of a tensor", hint="Ask by type() or isinstance().")
+            raise capture_error("the forward asks for __class__ of a tensor", hint="Ask by type() or isinstance().")
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

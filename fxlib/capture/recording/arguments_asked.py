@@ -10,9 +10,9 @@ import torch
 from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import Attribute
 
-from fxlib.capture.faults import fault
 from fxlib.capture.recording.observers import is_a
 from fxlib.capture.recording.record import Record
+from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime.guards.capture_facts import ArgumentFact
 
 _WRITING_METHODS = frozenset(
@@ -47,7 +47,7 @@ class ArgumentsAsked:
     def _apart(self, one: Proxy, other: Proxy) -> None:
         paths = _path_of(one), _path_of(other)
         if paths[0] is None or paths[1] is None:
-            raise fault(
+            raise capture_error(
                 "two traced values are compared by identity, and only a run knows whether they are one",
                 hint="Move the decision out of the forward.",
             )
@@ -113,7 +113,7 @@ class ArgumentsAsked:
         for path, test, value, other in self._asked:
             for each in filter(None, (path, other)):
                 if each[2] in written:
-                    raise fault(
+                    raise capture_error(
                         f"the argument {each[0]} is written to, and a part of it decides which way the program goes",
                         hint="Decide by a value that the forward does not change.",
                     )
@@ -122,7 +122,9 @@ class ArgumentsAsked:
                 name=path[0], steps=path[1], test=test, value=value, other=None if other is None else other[:2]
             )
             if not fact.name and (broken := fact.broken({"": self._model})):
-                raise fault(broken, hint="Decide it before the capture, and keep it as an attribute of the model.")
+                raise capture_error(
+                    broken, hint="Decide it before the capture, and keep it as an attribute of the model."
+                )
             facts[key] = fact
         yield from facts.values()
 

@@ -29,7 +29,6 @@ from torch import nn
 from torch.fx import Proxy
 
 from fxlib.capture import source
-from fxlib.capture.faults import fault
 from fxlib.capture.intercept import suspended
 from fxlib.capture.recording.arguments_asked import ArgumentsAsked
 from fxlib.capture.recording.observations import Observations, is_torch
@@ -44,6 +43,7 @@ from fxlib.capture.recording.observers import (
     is_observed,
 )
 from fxlib.capture.recording.record import STATELESS, VALUES, Record
+from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime.guards.capture_facts import GRAD_MODE, Kind, attributes_of
 from fxlib.runtime.guards.dict_entries import Mark
 
@@ -205,7 +205,7 @@ class Calls:
             elif not kind.__flags__ & HEAP_TYPE or not is_observed(code_of(kind.__init__)):
                 self._observations.deep(each)
         if kind is torch.Generator:
-            raise fault(
+            raise capture_error(
                 "the forward makes a random generator, which a graph would not make anew at each run",
                 hint="Make it before, and keep it as an attribute of the model.",
             )
@@ -238,7 +238,7 @@ class Calls:
             if not is_a(owner, CONTAINERS) or name not in _SHALLOW_METHODS:
                 self._observations.deep(owner)
         if is_a(owner, torch.Generator) and name in ("manual_seed", "seed", "set_state"):
-            raise fault(
+            raise capture_error(
                 "the forward seeds a random generator, which a graph would not do at each run",
                 hint="Seed it before the forward.",
             )
@@ -260,7 +260,7 @@ class Calls:
         if module.partition(".")[0] in _OTHER_AT_EACH_RUN and name not in _CONSTANT_OS and "path" not in module:
             self._other_at_each_run(f"{module}.{name}")
         if function in _RUNS_TEXT:
-            raise fault(
+            raise capture_error(
                 f"the forward calls {name}(), and what the text reads is not seen",
                 hint="Write it as a function, or make what calls it a leaf with wrap=.",
             )
@@ -310,7 +310,7 @@ class Calls:
     @staticmethod
     def _refuse_unseen(value: Any) -> None:
         if type(value) is LRU_CACHE:
-            raise fault(
+            raise capture_error(
                 "the forward hands a function that caches its results to one that is written in C, and what the cache "
                 "answers is not seen",
                 hint="Call it in the forward, as in [cached(each) for each in values].",
@@ -336,7 +336,7 @@ class Calls:
 
     @staticmethod
     def _other_at_each_run(name: str) -> None:
-        raise fault(
+        raise capture_error(
             f"the forward calls {name}, whose answer may be another at each run, and a graph keeps one",
             hint="Call it before the forward, or make what calls it a leaf with wrap=.",
         )
@@ -406,6 +406,6 @@ class Memos:
 
 def _key_of(cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the key under which a cache keeps the result for these arguments: a cache like it tells."""
-    twin = functools.lru_cache(maxsize=None, typed=cache.cache_parameters()["typed"])(lambda *_, **__: None)
-    twin(*args, **kwargs)
-    return next(iter(entries_of(twin)))
+    copied = functools.lru_cache(maxsize=None, typed=cache.cache_parameters()["typed"])(lambda *_, **__: None)
+    copied(*args, **kwargs)
+    return next(iter(entries_of(copied)))

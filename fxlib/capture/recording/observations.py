@@ -26,7 +26,6 @@ import torch
 from torch import nn
 
 from fxlib.capture import source
-from fxlib.capture.faults import fault
 from fxlib.capture.intercept import suspended
 from fxlib.capture.recording.arguments_asked import ArgumentsAsked
 from fxlib.capture.recording.observers import (
@@ -39,6 +38,7 @@ from fxlib.capture.recording.observers import (
     is_observed,
 )
 from fxlib.capture.recording.record import METHOD_WRAPPER, STATELESS, VALUES, Record
+from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime.guards.capture_facts import Fact, Kind, attributes_of, computed, contents_of, is_array, is_container
 from fxlib.runtime.guards.dict_entries import Mark
 
@@ -288,7 +288,7 @@ class Observations:
                 held = tuple((key, self._record.or_mark(each)) for key, each in held)
             return self._record.look_into(value, held)
         if hasattr(type(value), "__next__"):
-            raise fault(
+            raise capture_error(
                 f"the forward takes elements from a {type(value).__name__} that was there before, and changes it",
                 hint="Make it in the forward, or take the elements before.",
             )
@@ -379,7 +379,7 @@ class Observations:
         self._functions.discover_class(type(manager))
         caught = attributes_of(manager)["_exceptions"] if is_a(manager, contextlib.suppress) else ()
         if not _ELSEWHERE.issuperset(caught):
-            raise fault(
+            raise capture_error(
                 "errors are suppressed here, and a graph cannot catch what only a run raises",
                 hint="Check before what may fail, or catch it outside of the forward.",
             )

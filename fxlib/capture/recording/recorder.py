@@ -19,13 +19,13 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxlib.capture import source
-from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing, suspended
 from fxlib.capture.recording.arguments_asked import ArgumentsAsked
 from fxlib.capture.recording.called import Calls
 from fxlib.capture.recording.observations import Observations
 from fxlib.capture.recording.observers import ObservedFunctions, all_functions, functions_in, is_a
 from fxlib.capture.recording.record import ExportedTensors, Record, Tracer, modules_of
+from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 from fxlib.runtime.guards.capture_facts import Fact, Facts, Kind
 
@@ -157,7 +157,7 @@ class Recorder:
             if self.active and is_a(container, (list, dict)) and not self._is_running():
                 if self._record.knows(container) or id(container) in self._returned:
                     twice = "twice" if id(container) in self._returned else "that was there before"
-                    raise fault(
+                    raise capture_error(
                         f"the forward returns a {type(container).__name__} {twice}, and a graph would return a copy",
                         where=source.of_definition(next(iter(self._roots))),
                         hint="Return a copy of it, or a tuple.",

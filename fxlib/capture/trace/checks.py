@@ -18,8 +18,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fxlib.capture import source
-from fxlib.capture.faults import fault
 from fxlib.capture.trace.values import IN_PLACE
+from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime.ops.registry import TRACKERS
 
 _NOT_OF_TENSORS = frozenset(
@@ -116,7 +116,7 @@ def refuse_out(graph: Graph, *, grad_enabled: bool) -> None:
         written: list[Node] = []
         map_arg(node.kwargs["out"], written.append)
         for tracked in filter(None, map(_tracked_behind, written)):
-            raise fault(
+            raise capture_error(
                 f"out= of {node.name} is a remote result whose gradient is to be pushed by {tracked.args[2]!r}, and "
                 "torch writes by out= to nothing that takes a gradient",
                 hint="Write with copy_ or another method that works in place, or to a new tensor.",

@@ -17,10 +17,10 @@ from torch.fx import Proxy
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from typing_extensions import override
 
-from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing
 from fxlib.capture.trace.tracer import RemoteTracer
 from fxlib.capture.trace.values import TracedValue, value_of
+from fxlib.capture.unswallowed import capture_error
 
 _VALUES = frozenset(
     {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}
@@ -145,7 +145,7 @@ class KnownTensor(TracedValue):
             CaptureError: it may have been written to since it was made.
         """
         if self.node.users:
-            raise fault(
+            raise capture_error(
                 f"{self.node.name} decides which way the program goes, and may have been written to since it was made",
                 hint="Decide it with Python's own numbers.",
             )

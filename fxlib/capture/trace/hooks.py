@@ -17,12 +17,12 @@ from torch.fx import Proxy
 from torch.utils import _pytree as pytree
 
 from fxlib.capture import source
-from fxlib.capture.faults import fault
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.trace import clients, collectives, refusals
 from fxlib.capture.trace.remote import Style
 from fxlib.capture.trace.tracer import RemoteTracer
 from fxlib.capture.trace.values import CollectedFutures
+from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 
 STYLES: dict[Call, Style] = {rpc.rpc_sync: "sync", rpc.rpc_async: "async", rpc.remote: "remote"}
@@ -58,7 +58,7 @@ def _scripted(tracer: RemoteTracer) -> Replace:
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
             leaves = pytree.tree_leaves((args, kwargs))
             if any(isinstance(each, Proxy) and each.tracer is tracer for each in leaves):
-                raise fault(
+                raise capture_error(
                     f"the forward calls {function.name}, a function of TorchScript",
                     hint="Call the Python function that it was scripted from, or give sample_inputs=.",
                 )
@@ -133,7 +133,7 @@ def _install_autocast(interception: Interception, tracer: RemoteTracer) -> None:
     def ask(original: Call) -> Call:
         def replacement(*args: Any, **kwargs: Any) -> Any:
             if not entered and source.is_users(sys._getframe(2).f_code):
-                raise fault(
+                raise capture_error(
                     "the forward asks for the mode of autocast around it, and runs may differ in it",
                     hint="Make what asks a leaf with wrap=, or enter autocast in the forward.",
                 )

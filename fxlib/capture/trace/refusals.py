@@ -13,10 +13,10 @@ from torch.distributed import rpc
 from torch.fx import Proxy
 
 from fxlib.capture import source
-from fxlib.capture.faults import fault
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.trace.tracer import RemoteTracer
 from fxlib.capture.trace.values import IN_PLACE
+from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 
 _ISSUE = "Issue calls with rpc_async instead."
@@ -60,7 +60,7 @@ def install_everywhere(interception: Interception, *, users: bool = False) -> No
 
 def _refusal(problem: str, hint: str) -> Replace:
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise fault(f"{problem}, which no graph can hold", hint=hint)
+        raise capture_error(f"{problem}, which no graph can hold", hint=hint)
 
     return lambda _: refuse
 
@@ -69,7 +69,7 @@ def _users_refusal(problem: str, hint: str) -> Replace:
     def replace(original: Call) -> Call:
         def refuse(*args: Any, **kwargs: Any) -> Any:
             if source.asked_by_users(sys._getframe(3)):  # beyond the two of the interception
-                raise fault(f"{problem}, which no graph can hold", hint=hint)
+                raise capture_error(f"{problem}, which no graph can hold", hint=hint)
             return original(*args, **kwargs)
 
         return refuse
@@ -106,7 +106,7 @@ def _saved_tensors(original: Call) -> Call:
     def enter(block: object) -> Any:
         if type(block).__module__ == "torch.utils.checkpoint":  # recomputes the same values, so may go
             return original(block)
-        raise fault(
+        raise capture_error(
             "the forward sets hooks on the tensors saved for backward, which no graph can hold",
             hint="Set them around the whole forward, or keep this part whole with leaf_modules= or wrap=.",
         )
@@ -118,7 +118,7 @@ def _construction(original: Call) -> Call:
     def construct(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
             problem = "the forward makes an RRef to a traced value, which no graph can hold"
-            raise fault(problem, hint="Send the value itself.")
+            raise capture_error(problem, hint="Send the value itself.")
         return original(*args, **kwargs)
 
     return construct
@@ -127,7 +127,7 @@ def _construction(original: Call) -> Call:
 def _legacy_tensor(original: Call) -> Call:
     def construct(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):  # which it would take for a tensor
-            raise fault("the forward calls Variable, which no graph can hold", hint="Use the tensor itself.")
+            raise capture_error("the forward calls Variable, which no graph can hold", hint="Use the tensor itself.")
         return original(*args, **kwargs)
 
     return construct
@@ -154,7 +154,7 @@ def _assign_for_torch(tracer: RemoteTracer, original: Call, module: nn.Module, n
     is_new = not hasattr(module, name)
     if not is_new and module in getattr(tracer, "submodule_paths", ()) and getattr(module, name) is not value:
         if name == "training":
-            raise fault(
+            raise capture_error(
                 f"the forward switches the training mode of {type(module).__name__}, which no graph can hold",
                 hint="Call train() or eval() before the forward.",
             )
@@ -165,7 +165,7 @@ def _assign_for_torch(tracer: RemoteTracer, original: Call, module: nn.Module, n
 
 
 def _kept(module: nn.Module, name: str) -> CaptureError:
-    return fault(
+    return capture_error(
         f"the forward assigns {type(module).__name__}.{name}, so one step would depend on the last",
         hint="Return the value instead, or write to a buffer in place.",
     )

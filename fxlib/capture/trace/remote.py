@@ -15,10 +15,10 @@ from torch.fx import Node, Proxy
 from torch.fx.node import map_aggregate
 
 from fxlib.capture.declarations import Declarations
-from fxlib.capture.faults import fault
 from fxlib.capture.intercept import suspended
 from fxlib.capture.trace.checks import guarding_handler
 from fxlib.capture.trace.values import FutureValue, RRefCalls, StructuredValue, TracedValue, value_of
+from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import functions, is_wait, ops
 from fxlib.runtime.ops.calls import CallKind, kind_of
@@ -191,7 +191,7 @@ class RemoteCalls:
             CaptureError: an `except` clause of the user's guards it.
         """
         if place := guarding_handler(sys._getframe(1), self._tracer.end):
-            raise fault(
+            raise capture_error(
                 "an except clause guards a remote call, and a graph cannot catch",
                 where=place,
                 hint="Handle errors around the whole forward, or keep this part whole with leaf_modules= or wrap=.",
@@ -218,7 +218,7 @@ class RemoteCalls:
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, str) and "Proxy(" in value:
-            raise fault(
+            raise capture_error(
                 f"the text {value!r} was made from a traced value, whose run-time value is not in it",
                 hint="Send the value itself, or make the text before the capture.",
             )
@@ -255,7 +255,7 @@ _PLAIN = (
 
 
 def _refused(what: str, error: ContractError) -> CaptureError:
-    return fault(f"{what}: {str(error).removesuffix(f' {error.hint}')}", hint=error.hint)
+    return capture_error(f"{what}: {str(error).removesuffix(f' {error.hint}')}", hint=error.hint)
 
 
 def _named(node: Node) -> str | None:
@@ -274,7 +274,7 @@ def _sequence(args: Any) -> tuple[Any, ...]:
         return ()
     if isinstance(args, (tuple, list)) or (isinstance(args, StructuredValue) and args.is_sequence):
         return tuple(args)
-    raise fault(
+    raise capture_error(
         f"the arguments of a remote call are a {type(args).__name__}, whose length only a run knows",
         hint="Write args=(first, second, ...).",
     )
@@ -297,7 +297,7 @@ def _unfold(
     if getattr(function, "__fx_already_patched", False):  # torch.fx.wrap, for the time of the trace
         return function.__wrapped__, args, kwargs
     if isinstance(function, Proxy) or not callable(function):
-        raise fault(
+        raise capture_error(
             "the remote function is not known before the model runs",
             hint="Name it in the program.",
         )

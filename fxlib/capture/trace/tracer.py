@@ -19,16 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from fxlib.capture import source
-from fxlib.capture.faults import fault
 from fxlib.capture.intercept import is_capturing
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace import isinstance_rules
 from fxlib.capture.trace.checks import guarding_handler
-from fxlib.capture.trace.opened import Opened
 from fxlib.capture.trace.parameter_metadata import ParameterMetadata
 from fxlib.capture.trace.remote import RemoteCalls
+from fxlib.capture.trace.traced_through import TracedThrough
 from fxlib.capture.trace.values import CollectiveValue, StructuredValue, TracedValue
+from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.tracking import result_structure
@@ -56,7 +56,7 @@ class RemoteTracer(Tracer):
     calls: RemoteCalls
     recorder: Recorder
     places: RRefPlaces
-    opened: Opened
+    traced_through: TracedThrough
     leaves: Collection[object] = ()
     depth = 0
     """Above zero while the tracer itself works, so that its own computations are not recorded."""
@@ -75,17 +75,17 @@ class RemoteTracer(Tracer):
         end: FrameType,
         *,
         recorder: Recorder,
-        opened: Opened,
+        traced_through: TracedThrough,
     ) -> None:
         """Set up one capture; `end` is the frame at which the user's frames end."""
         self.recorder = recorder
         recorder.use(self)
         self.tensor_attrs = {}
-        self.calls, self.places, self.leaves, self.end, self.opened = calls, places, leaves, end, opened
+        self.calls, self.places, self.leaves, self.end, self.traced_through = calls, places, leaves, end, traced_through
         self.added: list[str] = []
         self._names: dict[int, str] | None = None
         self._constants: dict[int, Proxy] = {}
-        self._looks = ParameterMetadata()
+        self._parameter_metadata = ParameterMetadata()
         self.recorders: dict[object, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
 
     def forget(self) -> None:
@@ -114,12 +114,14 @@ class RemoteTracer(Tracer):
 
         None where that is not known.
         """
-        if not self.opened.computing:
+        if not self.traced_through.computing:
             return None
         if name == "device":
-            seen: Any = self._looks.device_of(proxy.node, self.root)
+            seen: Any = self._parameter_metadata.device_of(proxy.node, self.root)
         else:
-            seen = None if (found := self._looks.of(proxy.node, self.root)) is None else getattr(found, name)
+            seen = (
+                None if (found := self._parameter_metadata.of(proxy.node, self.root)) is None else getattr(found, name)
+            )
         self.answered |= seen is not None
         return seen
 
@@ -170,7 +172,7 @@ class RemoteTracer(Tracer):
         """Refuse work whose errors the program handles: a graph cannot catch what only a run raises."""
         reads = kind == "call_method" or target in (getattr, operator.getitem)
         if place := guarding_handler(sys._getframe(1), self.end, of_tensors=not reads):
-            raise fault(
+            raise capture_error(
                 "an except guards what is computed here, and a graph cannot catch what only a run raises",
                 where=place,
                 hint="Check before what may fail, or catch it outside of the forward.",
@@ -223,7 +225,7 @@ class RemoteTracer(Tracer):
     def _dict_of_a_class(self, given: dict[Any, Any]) -> Node:
         """Return the node that makes an ordered dict; torch.fx would make a plain one of any."""
         if type(given) is not OrderedDict:
-            raise fault(
+            raise capture_error(
                 f"the forward hands on a {type(given).__name__}, which tracing would turn into a dict",
                 hint="Give sample_inputs=, for torch.export, which keeps classes that torch's pytree knows.",
             )
@@ -237,8 +239,8 @@ class RemoteTracer(Tracer):
             return self.calls.method_call("sync", m.module_rref, "forward", args, kwargs)
         if isinstance(m, CapturedModule) and m._fxlib.original is not None:
             return m._fxlib.original.forward(*args, **kwargs)
-        if self.opened.opens(m):
-            with self.opened.inside(m):
+        if self.traced_through.includes(m):
+            with self.traced_through.inside(m):
                 return super().call_module(m, forward, args, kwargs)
         return super().call_module(m, forward, args, kwargs)
 
@@ -249,9 +251,9 @@ class RemoteTracer(Tracer):
         hooked = bool(m._backward_hooks or m._backward_pre_hooks)
         # Its forward prepares its reducer for the backward of this very step.
         parallel = isinstance(m, DistributedDataParallel)
-        if named or hooked or parallel or m in self.opened.whole:
+        if named or hooked or parallel or m in self.traced_through.whole:
             return True
-        return super().is_leaf_module(m, module_qualified_name) and not self.opened.opens(m)
+        return super().is_leaf_module(m, module_qualified_name) and not self.traced_through.includes(m)
 
     @override
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
@@ -331,7 +333,7 @@ class RemoteTracer(Tracer):
             CaptureError: always.
         """
         remote = "call" in proxy.node.meta
-        raise fault(
+        raise capture_error(
             f"{problem}: {proxy.node.name} = {proxy.node.format_node()}",
             where=source.here(self.end),
             hint=_DECLARE if remote else _DECIDE,

@@ -12,9 +12,9 @@ from torch.fx import Node, Proxy
 from torch.fx.proxy import Attribute, TracerBase
 from typing_extensions import override
 
-from fxlib.capture.faults import fault
 from fxlib.capture.trace import isinstance_rules
 from fxlib.capture.trace.parameter_metadata import ANSWERED
+from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 from fxlib.runtime.ops.collectives import wait_collective
 from fxlib.spec.contract import Exactly
@@ -179,7 +179,7 @@ class StructuredValue(TracedValue):
         try:
             return value_of(item, self.structure[key])
         except (KeyError, IndexError, TypeError) as error:
-            raise fault(
+            raise capture_error(
                 f"the declared structure {self.structure!r} has no element {key!r}",
                 hint="Correct returns= in the remote function's contract.",
             ) from error
@@ -290,4 +290,4 @@ class RRefCalls:
 
 
 def _undecidable(problem: str, hint: str = "Decide it before the capture, or on the server.") -> CaptureError:
-    return fault(problem, hint=hint)
+    return capture_error(problem, hint=hint)

@@ -16,7 +16,7 @@ from typing_extensions import dataclass_transform
 
 from fxlib.errors import PassError
 from fxlib.passes.infra.context import Context
-from fxlib.passes.infra.invariants import Conduct
+from fxlib.passes.infra.invariants import Invariants
 from fxlib.reasons import Declined
 from fxlib.spec.report import CallReport, PassReport
 
@@ -74,13 +74,13 @@ class GraphPass(ABC):
     def ensures(self, module: GraphModule) -> None:  # noqa: B027 - most promises are declared, and checked for all
         """Raise PassError if the pass broke its own promise on its output."""
 
-    def __call__(self, module: GraphModule, context: Context | None = None, *, before: Conduct | None = None) -> Run:
+    def __call__(self, module: GraphModule, context: Context | None = None, *, before: Invariants | None = None) -> Run:
         """Run the pass, time it, and hold it to what it declares.
 
         Args:
             module: what to transform.
             context: that of the recipe; None: one of its own, without profile and workload.
-            before: the module's conduct, where the caller knows it already.
+            before: the module's invariants, where the caller knows them already.
 
         Raises:
             PassError: the pass does not apply, or its output breaks the pass's declaration.
@@ -88,7 +88,7 @@ class GraphPass(ABC):
         if "eval_mode" in self.needs and module.training:
             raise PassError("needs a module in eval mode", where=self.name, hint="Call module.eval() before capture.")
         self.requires(module)
-        before = Conduct.of(module) if before is None else before
+        before = Invariants.of(module) if before is None else before
         start = time.perf_counter()
         context = _bound(context, module)
         result = self.run(module, context)
@@ -106,7 +106,7 @@ class GraphPass(ABC):
         self.ensures(result.module)
         report = PassReport(name=self.name, changes=result.changes, seconds=seconds, declined=result.declined)
         _log(type(self), report)
-        return Run(result=result, report=report, conduct=after)
+        return Run(result=result, report=report, invariants=after)
 
 
 def _log(kind: type[GraphPass], report: PassReport) -> None:
@@ -129,11 +129,11 @@ def _bound(context: Context | None, module: GraphModule) -> Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of a pass that kept its promises; `conduct` is that of the module it made."""
+    """One run of a pass that kept its promises; `invariants` are those of the module that it made."""
 
     result: PassResult
     report: PassReport
-    conduct: Conduct
+    invariants: Invariants
 
 
 def register_pass(

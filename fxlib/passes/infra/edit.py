@@ -17,7 +17,7 @@ _WIDE = 32
 """Nodes with more inputs are given their new ones together: each of them alone would cost all of them."""
 
 
-class Succession:
+class Replacements:
     """Replacements in one graph. All users are told at once, but inputs of wide nodes stand until `settle`."""
 
     def __init__(self, graph: Graph) -> None:

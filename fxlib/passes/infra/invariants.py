@@ -1,4 +1,4 @@
-"""How a module meets the world, seen from outside: what no pass may change beyond its declaration."""
+"""What of a module can be seen from outside, and what no pass may change beyond its declaration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MERGED = "merged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conduct:
+class Invariants:
     """A module's signature, state and effects, taken before a pass and compared after it."""
 
     signature: tuple[Hashable, ...]
@@ -32,7 +32,7 @@ class Conduct:
     nodes: list[tuple[object, ...]]
 
     @classmethod
-    def of(cls, module: GraphModule) -> Conduct:
+    def of(cls, module: GraphModule) -> Invariants:
         """Look at a module, in linear time."""
         nodes, lookup = list(module.graph.nodes), Behaviours(module)
         calls: list[str] = []
@@ -58,14 +58,14 @@ class Conduct:
             nodes=_nodes(module),
         )
 
-    def after(self, module: GraphModule, *, changes: int) -> Conduct:
+    def after(self, module: GraphModule, *, changes: int) -> Invariants:
         """Look at the module that a pass made of this one, briefly where the pass did nothing."""
         if not changes and self.nodes == _nodes(module) and self.state == _state(module):
             return self
-        return Conduct.of(module)
+        return Invariants.of(module)
 
-    def broken_by(self, after: Conduct, *, changes: int, may_change_weights: bool, same_effects: bool) -> str:
-        """Say which rule the change from this conduct to `after` breaks; empty if none."""
+    def broken_by(self, after: Invariants, *, changes: int, may_change_weights: bool, same_effects: bool) -> str:
+        """Say which rule the change from these invariants to `after` breaks; empty if none."""
         if after.signature != self.signature:
             return "the pass changed the module's inputs"
         if not may_change_weights and after.state != self.state:

@@ -163,8 +163,8 @@ def _hands_on(node: Node) -> bool:
 
 def _without_grad(module: GraphModule, nodes: Iterable[Node]) -> set[Node]:
     """Return the nodes that run while no gradients are recorded."""
-    companions = getattr(module, "_fxlib", None)
-    enabled = companions is None or companions.conditions.grad_enabled
+    state = getattr(module, "_fxlib", None)
+    enabled = state is None or state.conditions.grad_enabled
     found: set[Node] = set()
     for node in nodes:
         if node.target is torch._C._set_grad_enabled:

@@ -29,7 +29,7 @@ from fxlib.runtime import functions
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.ops import contract_lookup, operators
 from fxlib.runtime.ops.method_callers import method_called
-from fxlib.runtime.tracking.forward_context import THREAD, Flight
+from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import keep_gradients
 from fxlib.spec.contract import Contract, contract_of
 
@@ -64,7 +64,7 @@ class _Thread(threading.local):
         """Return the watch of the forward that runs; one that an interrupt ended has been left behind."""
         while self.watch is not None and self.watch.caller is not None and not _is_running(self.watch.caller):
             _RUNNING.pop(id(self.watch), None)
-            THREAD.flight, self.watch = self.open.pop()
+            THREAD.forward, self.watch = self.open.pop()
         return self.watch
 
 
@@ -92,7 +92,10 @@ class AsWritten:
         for each in self.pending:
             if each not in running:
                 each.note()
-                each.caller, each.flight = None, Flight()  # the frame holds what the forward made, and autograd's nodes
+                each.caller, each.forward = (
+                    None,
+                    ForwardContext(),
+                )  # the frame holds what the forward made, and autograd's nodes
         self.pending = running
 
     def tell(self) -> None:
@@ -119,7 +122,7 @@ class _Watch:
     """What one forward, which runs as it was written, calls."""
 
     def __init__(self, tape: Tape, contracts: Mapping[str, Contract], calls: dict[str, bool] | None = None) -> None:
-        self.flight = Flight()
+        self.forward = ForwardContext()
         self._tape = tape
         self._contracts = contracts
         self.calls = {} if calls is None else calls
@@ -135,20 +138,20 @@ class _Watch:
         """Watch this thread from now on."""
         _observe()
         _thread.current()
-        _thread.open.append((THREAD.flight, _thread.watch))
-        THREAD.flight, _thread.watch = self.flight, self
+        _thread.open.append((THREAD.forward, _thread.watch))
+        THREAD.forward, _thread.watch = self.forward, self
 
     def end(self, *, completed: bool) -> None:
         """Stop watching; note what is to be pushed, if the forward came to its end."""
-        THREAD.flight, _thread.watch = _thread.open.pop()
+        THREAD.forward, _thread.watch = _thread.open.pop()
         _RUNNING.pop(id(self), None)
         if completed:
             self.note()
 
     def note(self) -> None:
         """Note what is to be pushed."""
-        if self.flight.tracked:
-            self._tape.add(self.flight.tracked, self.flight.backward)
+        if self.forward.tracked:
+            self._tape.add(self.forward.tracked, self.forward.backward)
 
     def answer(self, future: Any, call: _Call) -> Any:
         """Return the future of a call; one that tracks the result where a gradient is to be pushed for it."""
@@ -164,7 +167,7 @@ class _Watch:
         limit = None if timeout == UNSET_RPC_TIMEOUT else timeout
         self._index += 1
         push = (to, contract.gradient, tuple(args or ()), dict(kwargs or {}), limit, self._index - 1)
-        return _Answer(future, push, self.flight)
+        return _Answer(future, push, self.forward)
 
     def described(self, call: _Call) -> tuple[str, Contract | None, Any, Any, Any]:
         """Return the name of what is called, its contract, on whom, and with which arguments."""
@@ -196,19 +199,19 @@ class _Watch:
 class _Answer:
     """The future of a blocking call, whose result takes a gradient."""
 
-    def __init__(self, future: Any, push: tuple[Any, ...], flight: Flight) -> None:
+    def __init__(self, future: Any, push: tuple[Any, ...], forward: ForwardContext) -> None:
         self._future = future
         self._push = push
-        self._flight = flight
+        self._forward = forward
 
     def wait(self) -> Any:
         """Wait for the result, and track it; a program that pushes by itself finds its `grad` all the same."""
         answered = self._future.wait()
-        outer, THREAD.flight = THREAD.flight, self._flight
+        outer, THREAD.forward = THREAD.forward, self._forward
         try:
             result = operators.track_gradient(answered, *self._push)
         finally:
-            THREAD.flight = outer
+            THREAD.forward = outer
         keep_gradients(result)
         return result
 
@@ -335,7 +338,7 @@ def _observe() -> None:
             watch = _of_direct_call()
             if watch is None and _RUNNING:
                 _note_elsewhere(call)
-        elif THREAD.flight is not watch.flight:
+        elif THREAD.forward is not watch.forward:
             return future
         return future if watch is None else watch.answer(future, call)
 

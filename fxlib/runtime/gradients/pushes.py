@@ -136,7 +136,7 @@ class _Round:
         by_server: dict[str, list[Push]] = {}
         for push in pushes:
             by_server.setdefault(push.server, []).append(push)
-        self._to_come = {server: deque(parcels_of(each)) for server, each in by_server.items()}
+        self._to_come = {server: deque(grouped_in_messages(each)) for server, each in by_server.items()}
         self._recording = recording
         self._outcomes: dict[Push, Any] = {}
 
@@ -144,19 +144,19 @@ class _Round:
         """Return the outcomes of the pushes that were made."""
         under_way = deque(filter(None, map(self._next, self._to_come)))
         while under_way:
-            parcel = under_way.popleft()
-            self._land(parcel)
-            if (following := self._next(parcel.server)) is not None:
+            message = under_way.popleft()
+            self._land(message)
+            if (following := self._next(message.server)) is not None:
                 under_way.append(following)
         return self._outcomes
 
-    def _next(self, server: str) -> Parcel | None:
+    def _next(self, server: str) -> PushMessage | None:
         """Send a server's next message, if there is one."""
         to_come = self._to_come[server]
         while to_come:
             pushes = to_come.popleft()
             try:
-                return Parcel(pushes, self._recording)
+                return PushMessage(pushes, self._recording)
             except Exception as error:  # noqa: BLE001 - whatever it is, the program's push raises it
                 if len(pushes) > 1:  # one of them is to blame, and those before it are not
                     to_come.extendleft([push] for push in reversed(pushes))
@@ -164,11 +164,11 @@ class _Round:
                     self._note({pushes[0]: Raised(error)})
         return None
 
-    def _land(self, parcel: Parcel) -> None:
-        if outcomes := parcel.outcomes():
+    def _land(self, message: PushMessage) -> None:
+        if outcomes := message.outcomes():
             self._note(outcomes)
         else:
-            self._to_come[parcel.server].extendleft([push] for push in reversed(parcel.pushes))
+            self._to_come[message.server].extendleft([push] for push in reversed(message.pushes))
 
     def _note(self, outcomes: Mapping[Push, Any]) -> None:
         self._outcomes |= outcomes
@@ -187,7 +187,7 @@ def _raise(outcome: Any) -> None:
     batch.result(outcome)
 
 
-def parcels_of(pushes: Iterable[Push]) -> Iterator[list[Push]]:
+def grouped_in_messages(pushes: Iterable[Push]) -> Iterator[list[Push]]:
     """Put neighbours that may share a message into one list each; all are for one server."""
     for batchable, group in groupby(pushes, key=attrgetter("batchable")):
         if batchable:
@@ -196,7 +196,7 @@ def parcels_of(pushes: Iterable[Push]) -> Iterator[list[Push]]:
             yield from ([push] for push in group)
 
 
-class Parcel:
+class PushMessage:
     """Pushes to one server in one message: those to different parts of its state side by side, others in order.
 
     Args:

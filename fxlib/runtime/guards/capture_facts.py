@@ -482,13 +482,13 @@ class Facts:
     def __deepcopy__(self, memo: dict[int, Any]) -> Facts:
         """Return the same facts about whatever was copied already, and about the rest as it is."""
 
-        def twin(value: Any) -> Any:
+        def copied(value: Any) -> Any:
             return memo.get(id(value), value)
 
         facts = [copy.copy(each) for each in self._facts]
         for each in facts:
-            each.owner = twin(each.owner)
-            each.value = _renamed(each.value, twin)
+            each.owner = copied(each.owner)
+            each.value = _renamed(each.value, copied)
         return Facts(facts, (*self.arguments, *self._state))
 
 
@@ -508,10 +508,10 @@ def _asserts(node: Node) -> bool:
     return getattr(node.target, "__name__", "") in ("_assert", "_assert_is_none")
 
 
-def _renamed(value: Any, twin: Callable[[Any], Any]) -> Any:
+def _renamed(value: Any, copied: Callable[[Any], Any]) -> Any:
     if type(value) is tuple:
-        return tuple(_renamed(each, twin) for each in value)
-    return twin(value)
+        return tuple(_renamed(each, copied) for each in value)
+    return copied(value)
 
 
 def _has_tensors(items: Iterable[tuple[Any, Any]]) -> bool:

@@ -19,7 +19,7 @@ from fxlib.runtime.guards.backward_order import BackwardOrder
 from fxlib.runtime.guards.capture_facts import Facts
 from fxlib.runtime.guards.dict_entries import DictEntries, Mark
 from fxlib.runtime.guards.tensor_metadata import TensorMetadata
-from fxlib.runtime.guards.tied_parameters import Ties
+from fxlib.runtime.guards.tied_parameters import TiedParameters
 from fxlib.runtime.submodules import local_modules
 
 Parameter = inspect.Parameter
@@ -36,14 +36,14 @@ _ALWAYS = frozenset({"inplace", "max_norm"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class FixedAnswers:
     """What a forward has asked of torch, so that the graph has the answer fixed."""
 
     grad_mode: bool = False
     """Whether gradients are recorded, or it has set that."""
     requires_grad: bool = False
     """Which parameters take a gradient."""
-    looks: bool = False
+    tensor_metadata: bool = False
     """Dtypes, devices and shapes of parameters and buffers."""
     strides: bool = False
     """Their strides, too."""
@@ -105,7 +105,7 @@ class Conditions:
     """
 
     def __init__(
-        self, module: nn.Module, original: nn.Module | None, *, grad_enabled: bool, facts: Facts, asked: Asked
+        self, module: nn.Module, original: nn.Module | None, *, grad_enabled: bool, facts: Facts, asked: FixedAnswers
     ) -> None:
         """Note the present state of `original`, for which `module` stands in; without it, nothing is ever checked.
 
@@ -142,11 +142,11 @@ class Conditions:
             if asked.requires_grad
             for name, value in _parameters(each)
         ]
-        self._ties = Ties(module, original)
+        self._tied_parameters = TiedParameters(module, original)
         self.backward_order = BackwardOrder()
         self._metadata: TensorMetadata | None = None
         self._watched: _Watched | None = None
-        if asked.looks and original is not None:
+        if asked.tensor_metadata and original is not None:
             self._metadata = TensorMetadata(module, original, strides=asked.strides)
         self._entries: Sequence[Entry] = ()
 
@@ -164,32 +164,34 @@ class Conditions:
 
     def rebased(self, module: nn.Module) -> Conditions:
         """Return the same conditions for another module that stands in for the same original."""
-        twin = copy.copy(self)
-        twin.module, twin._watched = module, None
-        twin._ties = self._ties.rebased(module)
-        twin._metadata = None if self._metadata is None else self._metadata.rebased(module)
+        copied = copy.copy(self)
+        copied.module, copied._watched = module, None
+        copied._tied_parameters = self._tied_parameters.rebased(module)
+        copied._metadata = None if self._metadata is None else self._metadata.rebased(module)
         if self._facts:
-            twin._facts = [_Fact(module, "", "training", self._facts[0].value), *self._facts[1:]]
-        return twin
+            copied._facts = [_Fact(module, "", "training", self._facts[0].value), *self._facts[1:]]
+        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Conditions:
-        twin = copy.copy(self)
-        memo[id(self)] = twin
-        twin.module = copy.deepcopy(self.module, memo)
-        twin._ties, twin._metadata = copy.deepcopy((self._ties, self._metadata), memo)
-        twin._original = copy.deepcopy(self._original, memo)  # before the facts, which look for copies in the memory
-        twin.python = copy.deepcopy(self.python, memo)
-        twin._watched = None  # a copied module has tables of its own, which may not be there yet
-        twin._parts = copy.deepcopy(self._parts, memo)
-        twin._facts = [
+        copied = copy.copy(self)
+        memo[id(self)] = copied
+        copied.module = copy.deepcopy(self.module, memo)
+        copied._tied_parameters, copied._metadata = copy.deepcopy((self._tied_parameters, self._metadata), memo)
+        copied._original = copy.deepcopy(self._original, memo)  # before the facts, which look for copies in the memory
+        copied.python = copy.deepcopy(self.python, memo)
+        copied._watched = None  # a copied module has tables of its own, which may not be there yet
+        copied._parts = copy.deepcopy(self._parts, memo)
+        copied._facts = [
             _Fact(copy.deepcopy(each.owner, memo), each.table, each.name, copy.deepcopy(each.value, memo))
             for each in self._facts
         ]
-        twin._hooks = [(copy.deepcopy(each, memo), name, copy.deepcopy(held, memo)) for each, name, held in self._hooks]
-        twin._tied = [(copy.deepcopy(a, memo), b, c, copy.deepcopy(d, memo), e, f) for a, b, c, d, e, f in self._tied]
-        twin._recurrent = copy.deepcopy(self._recurrent, memo)
-        twin._gradients = [(copy.deepcopy(each, memo), name, flag) for each, name, flag in self._gradients]
-        return twin
+        copied._hooks = [
+            (copy.deepcopy(each, memo), name, copy.deepcopy(held, memo)) for each, name, held in self._hooks
+        ]
+        copied._tied = [(copy.deepcopy(a, memo), b, c, copy.deepcopy(d, memo), e, f) for a, b, c, d, e, f in self._tied]
+        copied._recurrent = copy.deepcopy(self._recurrent, memo)
+        copied._gradients = [(copy.deepcopy(each, memo), name, flag) for each, name, flag in self._gradients]
+        return copied
 
     @property
     def unhooked(self) -> Collection[int]:
@@ -231,19 +233,19 @@ class Conditions:
                 return f"requires_grad of {type(each).__name__}.{name} is {not flag}, and was {flag} at capture"
         return ""
 
-    def other_looks(self) -> str:
+    def changed_metadata(self) -> str:
         """Return which parameter or buffer does not look as the graph has it, in words; empty if all do."""
         return "" if self._metadata is None else self._metadata.changed()
 
     def reordered(self, arguments: Iterable[Any]) -> str:
         """Return why gradients may add up in another order than a rewrite kept; empty if they do not."""
-        if self._ties.broken():
+        if self._tied_parameters.broken():
             return "parameters that were one at capture are not, or are one that were not"
         return shared_gradient(arguments)
 
     def backward_shows(self, arguments: Iterable[Any]) -> str:
         """Return why the program can tell in which order backward runs; empty if it cannot."""
-        return self.backward_order.shows(itertools.chain(arguments, self._ties.parameters()))
+        return self.backward_order.shows(itertools.chain(arguments, self._tied_parameters.parameters()))
 
     def misfit(self, parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return which argument is not what it was fixed to, or not what the graph takes it for; empty if none is."""

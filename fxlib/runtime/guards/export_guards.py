@@ -96,7 +96,7 @@ class GuardedCodeGen(_PyTreeCodeGen):
         self.guards = guards
         self._flatten = _flattener(info.in_spec)
         self._fitted: set[Any] = set()
-        """What is known of leaves that fitted: see `_looks`. Conditions on values are asked at each call."""
+        """What is known of leaves that fitted: see `_metadata_of`. Conditions on values are asked at each call."""
 
     def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return what about these arguments the graph was not made for, in words; empty if it was made for them."""
@@ -115,18 +115,18 @@ class GuardedCodeGen(_PyTreeCodeGen):
             leaves, found = pytree.tree_flatten(nest)
             if not _alike(found, spec):
                 return f"the arguments are nested otherwise than at capture: {found} and not {spec}"
-        looks = _looks(leaves)
-        if looks is None or looks not in self._fitted:
+        metadata = _metadata_of(leaves)
+        if metadata is None or metadata not in self._fitted:
             try:
                 problem = self._unlike(leaves)
             except ZeroDivisionError:
                 problem = "a size is 0 that others were divided by at capture"
             if problem:
                 return problem
-            if looks is not None:
+            if metadata is not None:
                 if len(self._fitted) >= _LOOKS:
                     self._fitted.clear()
-                self._fitted.add(looks)
+                self._fitted.add(metadata)
         return next((problem for each in self.guards.values if (problem := each.misfit(leaves))), "")
 
     def _unlike(self, leaves: Sequence[Any]) -> str:
@@ -159,7 +159,7 @@ class GuardedCodeGen(_PyTreeCodeGen):
         return str(index)
 
 
-def _looks(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
+def _metadata_of(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return all that guards ask of leaves, but for conditions on values; None where that is not simply told."""
     found: list[Any] = []
     for leaf in leaves:

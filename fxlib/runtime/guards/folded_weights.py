@@ -77,11 +77,11 @@ class Mark:
         """Note a tensor as it is now."""
         return cls(tensor, _version(tensor), tensor.data_ptr(), StorageWeakRef(tensor.untyped_storage()))
 
-    def twin(self, memo: dict[int, Any]) -> Mark:
+    def copied(self, memo: dict[int, Any]) -> Mark:
         """Return the mark of the tensor's deep copy."""
         held = (self.version, self.address) == (_version(self.tensor), self.tensor.data_ptr())
-        twin = Mark.of(copy.deepcopy(self.tensor, memo))
-        return twin if held and not self.memory.expired() else replace(twin, version=_GONE)
+        copied = Mark.of(copy.deepcopy(self.tensor, memo))
+        return copied if held and not self.memory.expired() else replace(copied, version=_GONE)
 
 
 class Reliance:
@@ -156,16 +156,16 @@ class Reliance:
         """Whether the graph relies on the rank of an input."""
         return bool(self._ranks)
 
-    def twin(self, memo: dict[int, Any] | None = None) -> Reliance:
+    def copied(self, memo: dict[int, Any] | None = None) -> Reliance:
         """Return the same for a sibling over the same weights, or, with a deep copy's memory, over their copies."""
-        twin = copy.copy(self)
+        copied = copy.copy(self)
         marks = self._noted.items()
-        twin._noted = dict(marks) if memo is None else {name: mark.twin(memo) for name, mark in marks}
-        twin._watched = None
-        return twin
+        copied._noted = dict(marks) if memo is None else {name: mark.copied(memo) for name, mark in marks}
+        copied._watched = None
+        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reliance:
-        return self.twin(memo)
+        return self.copied(memo)
 
     def _watch(self, module: nn.Module) -> tuple[Sequence[Any], ...]:
         places = [_place(module, name) for name in self._weights]

@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 
 from fxlib.runtime.submodules import local_modules
 
-_look = attrgetter("dtype", "device", "shape")
+_metadata_of = attrgetter("dtype", "device", "shape")
 
 
 class TensorMetadata:
-    """What the parameters and buffers of a model look like, noted as they are now.
+    """The metadata of the parameters and buffers of a model, noted as they are now.
 
     Args:
         module: stands in for `original`, and has tables of its own for the root's tensors.
@@ -42,17 +42,17 @@ class TensorMetadata:
 
     def rebased(self, module: nn.Module) -> TensorMetadata:
         """Return the same for another module that stands in for the same original."""
-        twin = copy.copy(self)
-        twin._root, twin._tables, twin._slots = module, [], []
-        return twin
+        copied = copy.copy(self)
+        copied._root, copied._tables, copied._slots = module, [], []
+        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorMetadata:
-        twin = self.rebased(copy.deepcopy(self._root, memo))
-        twin._parts = copy.deepcopy(self._parts, memo)
-        return twin
+        copied = self.rebased(copy.deepcopy(self._root, memo))
+        copied._parts = copy.deepcopy(self._parts, memo)
+        return copied
 
     def changed(self) -> str:
-        """Return which tensor looks otherwise now, in words; empty if none does."""
+        """Return which tensor has other metadata now, in words; empty if none does."""
         now = self._now()
         if now == self._known:
             return ""
@@ -71,10 +71,10 @@ class TensorMetadata:
     def _now(self) -> list[Any]:
         tensors = self._tensors()
         try:
-            looks: list[Any] = list(map(_look, tensors))
+            metadata: list[Any] = list(map(_metadata_of, tensors))
         except AttributeError:  # one is None now
             return tensors
-        return [*zip(looks, map(_strides, tensors), strict=True)] if self._strides else looks
+        return [*zip(metadata, map(_strides, tensors), strict=True)] if self._strides else metadata
 
 
 def _tensors(module: nn.Module, table: str) -> list[tuple[str, torch.Tensor]]:

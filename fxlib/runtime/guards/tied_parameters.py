@@ -11,7 +11,7 @@ from torch import nn
 from fxlib.runtime.submodules import local_modules
 
 
-class Ties:
+class TiedParameters:
     """The parameters that a model has under several names, noted as they are now.
 
     Args:
@@ -29,16 +29,16 @@ class Ties:
         self._known = self._identities()
         self._pattern = _pattern(self._known)
 
-    def rebased(self, module: nn.Module) -> Ties:
-        """Return the same ties for another module that stands in for the same original."""
-        twin = copy.copy(self)
-        twin._root, twin._tables, twin._slots, twin._known = module, [], [], []
-        return twin
+    def rebased(self, module: nn.Module) -> TiedParameters:
+        """Return the same record for another module that stands in for the same original."""
+        copied = copy.copy(self)
+        copied._root, copied._tables, copied._slots, copied._known = module, [], [], []
+        return copied
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Ties:
-        twin = self.rebased(copy.deepcopy(self._root, memo))
-        twin._parts = copy.deepcopy(self._parts, memo)
-        return twin
+    def __deepcopy__(self, memo: dict[int, Any]) -> TiedParameters:
+        copied = self.rebased(copy.deepcopy(self._root, memo))
+        copied._parts = copy.deepcopy(self._parts, memo)
+        return copied
 
     def broken(self) -> bool:
         """Whether parameters are one now that were not then, or no more."""

@@ -18,7 +18,7 @@ from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
 from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.runtime.ops.operators import Future, is_this_process, remote_call, server_name
-from fxlib.runtime.tracking.forward_context import current_credits
+from fxlib.runtime.tracking.forward_context import current_flow_control
 
 NamedCall: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
 """A remote function by its name, its positional arguments, and its keyword arguments."""
@@ -144,11 +144,11 @@ class _Raised:
 
 
 def _admitted(to: Any, calls: Sequence[NamedCall], timeout: float | None, batched_by: str | None) -> Future:
-    credits_ = current_credits()
-    if credits_ is None:
+    flow_control = current_flow_control()
+    if flow_control is None:
         return _start(to, calls, timeout, batched_by)
     functions_, sent = "+".join(name for name, _, _ in calls), [each[1:] for each in calls]
-    return credits_.start(server_name(to), functions_, sent, lambda: _start(to, calls, timeout, batched_by))
+    return flow_control.start(server_name(to), functions_, sent, lambda: _start(to, calls, timeout, batched_by))
 
 
 def _start(to: Any, calls: Sequence[NamedCall], timeout: float | None, batched_by: str | None) -> Future:

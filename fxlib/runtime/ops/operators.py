@@ -21,8 +21,8 @@ from torch.distributed.rpc import rref_proxy
 from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
 from fxlib.runtime.ops.deadlines import DEADLINES
-from fxlib.runtime.tracking.flow_control import Credits
-from fxlib.runtime.tracking.forward_context import current_credits, current_flight
+from fxlib.runtime.tracking.flow_control import FlowControl
+from fxlib.runtime.tracking.forward_context import current_flow_control, current_forward
 from fxlib.runtime.tracking.track import Destination, track
 
 # `rpc_async` returns a `torch._C.Future`, of which `torch.futures.Future` is a subclass.
@@ -61,8 +61,8 @@ def issue_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: floa
     def issue() -> Future:
         return _issue(to, timeout, lambda limit: _start(_rpc_async, to, function, args, kwargs, limit=limit))
 
-    credits_ = current_credits()
-    future = issue() if credits_ is None else credits_.start(server_name(to), function, (args, kwargs), issue)
+    flow_control = current_flow_control()
+    future = issue() if flow_control is None else flow_control.start(server_name(to), function, (args, kwargs), issue)
     if is_this_process(to):
         with contextlib.suppress(Exception):  # the wait raises it
             future.wait()
@@ -163,8 +163,8 @@ def limit_in_flight(calls: int | None, size: int | None) -> None:
 
     Bytes are those of tensors: of a call's arguments, and of the largest result that its function has returned so far.
     """
-    if (flight := current_flight()) is not None:
-        flight.credits = Credits(calls, size)
+    if (forward := current_forward()) is not None:
+        forward.flow_control = FlowControl(calls, size)
 
 
 def server_name(to: Any) -> str:
@@ -245,6 +245,6 @@ def _completed(value: Any) -> Future:
 def _refused(error: Exception) -> Future:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_exception(error)
-    if (flight := current_flight()) is not None:
-        flight.refused.append(error)
+    if (forward := current_forward()) is not None:
+        forward.refused.append(error)
     return future

@@ -42,7 +42,7 @@ class _Server:
     size: int = 0
 
 
-class Credits:
+class FlowControl:
     """What one forward has in flight. Owned by its thread."""
 
     def __init__(self, calls: int | None, size: int | None) -> None:

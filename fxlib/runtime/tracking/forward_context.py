@@ -12,7 +12,7 @@ import torch
 
 from fxlib import batch
 from fxlib.runtime.tracking.autograd_node import Backward, Slot
-from fxlib.runtime.tracking.flow_control import Credits
+from fxlib.runtime.tracking.flow_control import FlowControl
 from fxlib.runtime.tracking.result_structure import mapped
 
 
@@ -50,14 +50,14 @@ def _gradient(each: Any) -> torch.Tensor | None:
 
 
 @dataclass
-class Flight:
+class ForwardContext:
     """What operators note while one forward runs."""
 
     tracked: list[Tracked] = field(default_factory=list)
     refused: list[Exception] = field(default_factory=list)
     """Errors of calls that could not be issued, kept for their waits."""
     backward: Backward = field(default_factory=Backward)
-    credits: Credits | None = None
+    flow_control: FlowControl | None = None
     """What the forward may have in flight; None: anything."""
 
     @functools.cached_property
@@ -67,18 +67,18 @@ class Flight:
 
 
 class _Thread(threading.local):
-    flight: Flight | None = None
+    forward: ForwardContext | None = None
 
 
 THREAD = _Thread()
 
 
-def current_flight() -> Flight | None:
+def current_forward() -> ForwardContext | None:
     """Return the forward that this thread runs, the innermost of nested ones."""
-    return THREAD.flight
+    return THREAD.forward
 
 
-def current_credits() -> Credits | None:
+def current_flow_control() -> FlowControl | None:
     """Return the limits of the forward that this thread runs; None if it has none."""
-    flight = current_flight()
-    return None if flight is None else flight.credits
+    forward = current_forward()
+    return None if forward is None else forward.flow_control

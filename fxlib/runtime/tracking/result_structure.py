@@ -82,7 +82,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_make"):
         return value._make([mapped(each, change) for each in value])
     if isinstance(value, dict):
-        twin = copy.copy(value)
-        twin.update((key, mapped(each, change)) for key, each in value.items())
-        return twin
+        copied = copy.copy(value)
+        copied.update((key, mapped(each, change)) for key, each in value.items())
+        return copied
     return change(value)

@@ -9,7 +9,7 @@ import torch
 
 from fxlib.errors import ContractError
 from fxlib.runtime.tracking.autograd_node import Slot, is_tracked, tracked
-from fxlib.runtime.tracking.forward_context import Flight, Tracked, current_flight
+from fxlib.runtime.tracking.forward_context import ForwardContext, Tracked, current_forward
 from fxlib.runtime.tracking.ownership import as_it_is
 from fxlib.runtime.tracking.result_structure import mapped
 from fxlib.utils.pytree import leaves
@@ -27,21 +27,21 @@ def track(result: Any, push: Destination, *, together: bool) -> Any:
     """
     if not torch.is_grad_enabled():
         return result
-    flight = current_flight() or Flight()  # of which nobody asks, then
+    forward = current_forward() or ForwardContext()  # of which nobody asks, then
     if type(result) is torch.Tensor:
         if not _may_take_a_gradient(result):
             return result
-        output, slot = tracked(result, flight.backward, is_deaf=flight.is_deaf)
-        _note(flight, slot, (slot,), push, together=together)
+        output, slot = tracked(result, forward.backward, is_deaf=forward.is_deaf)
+        _note(forward, slot, (slot,), push, together=together)
         return output
     found = _tensors(result, where=push[1])
     taking = {key: each for key, each in found.items() if _may_take_a_gradient(each)}
     if not taking:
         return result
-    made = {key: tracked(each, flight.backward, is_deaf=flight.is_deaf) for key, each in taking.items()}
+    made = {key: tracked(each, forward.backward, is_deaf=forward.is_deaf) for key, each in taking.items()}
     outputs = {key: output for key, (output, _) in made.items()}
     slots = {key: slot for key, (_, slot) in made.items()}
-    _note(flight, mapped(result, lambda each: slots.get(id(each))), tuple(slots.values()), push, together=together)
+    _note(forward, mapped(result, lambda each: slots.get(id(each))), tuple(slots.values()), push, together=together)
     return mapped(result, lambda each: outputs.get(id(each), each))
 
 
@@ -72,9 +72,9 @@ def _tensors(result: Any, where: str) -> dict[int, torch.Tensor]:
     return found
 
 
-def _note(flight: Flight, value: Any, slots: Sequence[Slot], push: Destination, *, together: bool) -> None:
+def _note(forward: ForwardContext, value: Any, slots: Sequence[Slot], push: Destination, *, together: bool) -> None:
     to, gradient, args, kwargs, timeout_s, index = push
-    flight.tracked.append(
+    forward.tracked.append(
         Tracked(
             value=value,
             slots=slots,

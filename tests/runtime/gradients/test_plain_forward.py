@@ -227,9 +227,9 @@ def test_a_program_that_pushes_by_itself_finds_the_gradients_of_its_rows() -> No
 
 def test_a_copy_of_a_refused_model_is_an_ordinary_module() -> None:
     model = refused(Weighs())
-    twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
-    assert not twin(ROWS).detach().equal(torch.zeros(2))
-    twin(ROWS).sum().backward()
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert not copied(ROWS).detach().equal(torch.zeros(2))
+    copied(ROWS).sum().backward()
     model(ROWS).sum().backward()
     push_gradients(model)
     assert pushed() == ["a [2.0, 2.0]", "b [3.0, 3.0]"]

@@ -114,10 +114,10 @@ def test_a_hook_that_was_there_may_stay_but_not_leave() -> None:
 
 def test_a_copy_has_conditions_of_its_own() -> None:
     module = captured(Model())
-    twin = copy.deepcopy(module)
-    twin.block.power = 3
+    copied = copy.deepcopy(module)
+    copied.block.power = 3
     assert graph_runs(module, X)
-    assert not graph_runs(twin, X)
+    assert not graph_runs(copied, X)
 
 
 @pytest.mark.parametrize("arguments, fits", [((X, X), True), ((X,), False), ((X, None), False)])
@@ -215,12 +215,12 @@ def test_a_rewritten_module_runs_the_original_for_one_tensor_as_two_inputs() -> 
     sine, exponential, _ = [node for node in graph.nodes if node.op == "call_method"]
     exponential.append(sine)  # as a rewrite may, which takes x and y for two tensors
     rewritten = captured.with_graph(graph)
-    x, twin = (torch.linspace(-2, 2, 99).requires_grad_() for _ in range(2))
+    x, copied = (torch.linspace(-2, 2, 99).requires_grad_() for _ in range(2))
     captured(x, x).sum().backward()
-    rewritten(twin, twin).sum().backward()
+    rewritten(copied, copied).sum().backward()
     assert x.grad is not None
-    assert twin.grad is not None
-    assert torch.equal(twin.grad, x.grad)
+    assert copied.grad is not None
+    assert torch.equal(copied.grad, x.grad)
 
 
 class Layers(nn.Module):

@@ -113,11 +113,11 @@ def test_frozen_weights_give_inputs_their_gradient(model: nn.Module) -> None:
 
 def test_a_deep_copy_relies_on_its_own_weights(model: nn.Module) -> None:
     fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
-    twin = copy.deepcopy(fast)
+    copied = copy.deepcopy(fast)
     with torch.no_grad():
         expected = fast(X)
         _write(model)
-        assert torch.equal(twin(X), expected)
+        assert torch.equal(copied(X), expected)
 
 
 def test_new_memory_at_an_old_address_is_not_what_was_there() -> None:

@@ -73,13 +73,13 @@ def test_the_original_runs(case: str, how: Any, rewritten: bool) -> None:
     model = kind()
     captured: Any = fxlib.capture(model, sample_inputs=[X] if how == "export" else None, how=how)
     used = fxlib.optimize(captured, recipe="training") if rewritten else captured
-    twin = copy.deepcopy(used)
+    copied = copy.deepcopy(used)
     before = used(X)
     torch.manual_seed(2)
     change(model)
     assert torch.equal(used(X), model(X))
     assert not torch.equal(used(X), before)
-    assert torch.equal(twin(X), before)
+    assert torch.equal(copied(X), before)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import torch
 
 from fxlib.runtime import limit_in_flight
 from fxlib.runtime.ops.deadlines import Deadlines
-from fxlib.runtime.tracking.flow_control import Credits, tensor_bytes
-from fxlib.runtime.tracking.forward_context import THREAD, Flight
+from fxlib.runtime.tracking.flow_control import FlowControl, tensor_bytes
+from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 
 
 class Future:
@@ -44,7 +44,7 @@ def issue(log: list[str], name: str, result: object = None) -> Callable[[], Futu
 
 def test_an_issue_waits_until_an_earlier_call_to_its_server_has_landed() -> None:
     log: list[str] = []
-    found = Credits(2, None)
+    found = FlowControl(2, None)
     for name in ("a", "b", "c"):
         found.start("ps0", "f", (), issue(log, name))
     found.start("ps1", "f", (), issue(log, "elsewhere"))
@@ -53,7 +53,7 @@ def test_an_issue_waits_until_an_earlier_call_to_its_server_has_landed() -> None
 
 def test_a_call_that_has_landed_gives_its_credit_back_in_whatever_order() -> None:
     log: list[str] = []
-    found = Credits(2, None)
+    found = FlowControl(2, None)
     found.start("ps0", "f", (), issue(log, "a"))
     second = found.start("ps0", "f", (), issue(log, "b"))
     second.complete = True
@@ -63,7 +63,7 @@ def test_a_call_that_has_landed_gives_its_credit_back_in_whatever_order() -> Non
 
 def test_bytes_are_those_of_arguments_and_of_the_largest_result_so_far() -> None:
     log: list[str] = []
-    found, sent = Credits(None, 100), (torch.zeros(10),)
+    found, sent = FlowControl(None, 100), (torch.zeros(10),)
     found.start("ps0", "of a test", sent, issue(log, "a", result=[torch.zeros(20)]))
     found.start("ps0", "of a test", sent, issue(log, "b"))
     assert log == ["a", "b"]
@@ -73,7 +73,7 @@ def test_bytes_are_those_of_arguments_and_of_the_largest_result_so_far() -> None
 
 def test_a_call_larger_than_the_limit_goes_alone() -> None:
     log: list[str] = []
-    found = Credits(None, 10)
+    found = FlowControl(None, 10)
     for name in ("a", "b"):
         found.start("ps0", "large", (torch.zeros(100),), issue(log, name))
     assert log == ["a", "a waited for", "b"]
@@ -81,7 +81,7 @@ def test_a_call_larger_than_the_limit_goes_alone() -> None:
 
 def test_the_error_of_a_call_that_lands_meanwhile_stays_with_its_own_wait() -> None:
     log: list[str] = []
-    found = Credits(1, None)
+    found = FlowControl(1, None)
     first = found.start("ps0", "f", (), issue(log, "a", result=ValueError("broken")))
     found.start("ps0", "f", (), issue(log, "b"))
     with pytest.raises(ValueError, match="broken"):
@@ -101,22 +101,22 @@ def test_sparse_tensors_count_by_what_they_hold(layout: torch.layout) -> None:
 
 
 @contextmanager
-def forward() -> Iterator[Flight]:
-    outer, flight = THREAD.flight, Flight()
-    THREAD.flight = flight
+def forward() -> Iterator[ForwardContext]:
+    outer, forward = THREAD.forward, ForwardContext()
+    THREAD.forward = forward
     try:
-        yield flight
+        yield forward
     finally:
-        THREAD.flight = outer
+        THREAD.forward = outer
 
 
 def test_a_forward_sets_its_own_limits() -> None:
     limit_in_flight(1, None)  # outside of a forward there is nothing to limit
     with forward() as one:
         limit_in_flight(1, None)
-        assert one.credits is not None
+        assert one.flow_control is not None
     with forward() as other:
-        assert other.credits is None
+        assert other.flow_control is None
 
 
 def test_a_call_has_the_time_of_those_before_it_until_they_have_landed() -> None:

@@ -51,9 +51,9 @@ def test_samples_are_counted_by_the_first_dimension() -> None:
 
 def test_a_copy_shares_no_storage() -> None:
     batch = Batch(inputs=(torch.zeros(2),), kwargs={"y": torch.zeros(2)})
-    twin = copy_of(batch)
-    twin.inputs[0].add_(1)
-    twin.kwargs["y"].add_(1)
+    copied = copy_of(batch)
+    copied.inputs[0].add_(1)
+    copied.kwargs["y"].add_(1)
     assert batch.inputs[0].sum() == 0
     assert batch.kwargs["y"].sum() == 0
 

@@ -22,7 +22,7 @@ from fxlib.analysis.effects.records_gradients import records_gradients
 from fxlib.analysis.effects.sharing import Sharing
 from fxlib.analysis.operators.canonical import as_function
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.edit import Succession, place_of, splice
+from fxlib.passes.infra.edit import Replacements, place_of, splice
 from fxlib.passes.local.decompose.retracing import Retraced, Retracing
 from fxlib.reasons import Declined, Reason
 from fxlib.utils.location import location_of
@@ -94,7 +94,7 @@ class _Work:
         self._motion = Motion(module, effects, keep_gradients=False)
         held = (*module.named_parameters(), *module.named_buffers())
         self._retracing = Retracing({id(tensor): name for name, tensor in held})
-        self._succession = Succession(module.graph)
+        self._replacements = Replacements(module.graph)
         self._gone: set[Node] = set()
         self.declined: list[Declined] = []
 
@@ -113,7 +113,7 @@ class _Work:
                     changes += 1
             if reason is not None:
                 self.declined.append(Declined(node=node.name, reason=reason))
-        self._succession.settle()
+        self._replacements.settle()
         return changes
 
     def _call(self, node: Node) -> tuple[Decomposition, tuple[Any, ...], dict[str, Any]] | None:
@@ -160,11 +160,11 @@ class _Work:
             new = outputs[place or 0]
             if new not in made.values:
                 self._sharing.stand_in(new, old)
-            self._succession.replace(old, new)
-            self._succession.erase(old)
+            self._replacements.replace(old, new)
+            self._replacements.erase(old)
             self._gone.add(old)
         if made.several:
-            self._succession.erase(node)
+            self._replacements.erase(node)
 
     def _input(self, node: Node, value: Node | str) -> Node:
         """Return a value of the program, or read a parameter or buffer for the place of a node."""

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, Preserves, register_pass
-from fxlib.passes.infra.edit import Succession, splice
+from fxlib.passes.infra.edit import Replacements, splice
 from fxlib.passes.local.rewrite_rules.legality import Legality, insertion, is_used
 from fxlib.passes.local.rewrite_rules.matching import Bound, Program, Search, match_of
 from fxlib.reasons import Declined, Reason
@@ -90,7 +90,7 @@ class _Work:
 
     def __init__(self, module: GraphModule, *, bitwise: bool) -> None:
         self._module, self._bitwise = module, bitwise
-        self._succession = Succession(module.graph)
+        self._replacements = Replacements(module.graph)
         self._program: Program | None = None
         self._legality: Legality | None = None
         self.changes = 0
@@ -122,7 +122,7 @@ class _Work:
                     hindrances.append(Declined(node=node.name, reason=Reason.MATCH_AMBIGUOUS, detail=rule.name))
                 self.declined.update({(rule.name, each.node): each for each in hindrances[:1]})
         if self.changes > before:
-            self._succession.settle()
+            self._replacements.settle()
             self._program = self._legality = None
 
     def _known(self) -> Legality:
@@ -136,12 +136,12 @@ class _Work:
         outputs, made = splice(graph, rule.gives, inputs, before=before, like=match.nodes[-1])
         self._known().note(match, rule, outputs, made, before)
         for old, new in zip(match.outputs, outputs, strict=True):
-            self._succession.replace(old, new)
+            self._replacements.replace(old, new)
             program.replace(old, new)
         for old in reversed(match.nodes):
             if old not in match.outputs:
                 program.replace(old, None)
-            self._succession.erase(old)
+            self._replacements.erase(old)
         for new in reversed(made):
             if not new.users:
                 graph.erase_node(new)

@@ -23,8 +23,8 @@ WHOLE = "whole"
 _OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
-class Opened:
-    """Which of these modules one capture traces through: at first all, and then those that let it."""
+class TracedThrough:
+    """The modules of torch's own classes that one capture traces through: at first all, then those that can be."""
 
     def __init__(self) -> None:
         self.whole: dict[nn.Module, str] = {}
@@ -34,7 +34,7 @@ class Opened:
         self.computing = 0
         """Above zero while parameters are computed by their parametrizations."""
 
-    def opens(self, module: nn.Module) -> bool:
+    def includes(self, module: nn.Module) -> bool:
         """Whether to trace through a module of torch's own."""
         return module not in self.whole and (_runs_hooks(module) or _is_parametrized(module))
 
@@ -52,11 +52,11 @@ class Opened:
         finally:
             self.computing -= computes
 
-    def close(self, error: CaptureError) -> bool:
-        """Keep modules whole after a capture that failed; False if none is left to be kept.
+    def keep_whole(self, error: CaptureError) -> bool:
+        """Choose modules that stay one node when a failed capture is tried again; return whether there are any.
 
-        The module in which it failed, and those that run the same code. Where it failed elsewhere, because of what the
-        forward leaves behind, those with hooks, and then all others.
+        They are the module in which the capture failed and those that run the same code. Where it failed outside of
+        them, because of what the forward leaves behind, they are those with hooks, and the next time all others.
         """
         failed, met = self._failed, [each for each in self._met if each not in self.whole]
         self._failed, self._met = None, {}

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations as P
 from torch.nn.utils import parametrize
 
 import fxlib
-from fxlib.capture.trace.opened import WHOLE
+from fxlib.capture.trace.traced_through import WHOLE
 from fxlib.recipes import recipes
 from tests.capture.servers import lookup
 from tests.wire.support import round_trip
@@ -103,11 +103,11 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
 def test_they_train_bit_for_bit_here_rewritten_and_in_another_process(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), MODELS[name]())
-    twins = [copy.deepcopy(model) for _ in range(3)]
+    copies = [copy.deepcopy(model) for _ in range(3)]
 
-    captured = fxlib.capture(twins[0])
-    rewritten = recipes.apply(fxlib.capture(twins[1]), "training").module
-    elsewhere = round_trip(fxlib.capture(twins[2]))
+    captured = fxlib.capture(copies[0])
+    rewritten = recipes.apply(fxlib.capture(copies[1]), "training").module
+    elsewhere = round_trip(fxlib.capture(copies[2]))
 
     expected = trained(model)
     for each in (captured, rewritten, elsewhere):
@@ -136,7 +136,7 @@ def counts(module: nn.Module, given: Any, made: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "make, why",
     [
-        (lambda: hooked(lambda each: each.register_forward_hook(keeps)), "test_opened.py"),
+        (lambda: hooked(lambda each: each.register_forward_hook(keeps)), "test_traced_through.py"),
         (lambda: hooked(lambda each: each.register_forward_hook(counts)), "changes what a list holds"),
         (lambda: hooked(lambda each: each.register_forward_hook(lambda *_: None), nn.BatchNorm1d(4)), "decides"),
         (lambda: hooked(lambda each: each.register_full_backward_hook(lambda *_: None)), None),
@@ -146,14 +146,14 @@ def counts(module: nn.Module, given: Any, made: torch.Tensor) -> torch.Tensor:
 def test_what_cannot_be_traced_stays_whole_and_says_why(make: Callable[[], nn.Module], why: str | None) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(P.weight_norm(nn.Linear(4, 4)), make())
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
 
     captured = fxlib.capture(model)
     COUNT[0] = 0
     made = trained(captured)
     COUNT[0] = 0
 
-    assert all(map(torch.equal, made, trained(twin)))
+    assert all(map(torch.equal, made, trained(copied)))
     (whole,) = captured.graph.find_nodes(op="call_module")
     assert whole.target == "1"
     assert (why or "") in whole.meta.get(WHOLE, "")

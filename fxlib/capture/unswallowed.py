@@ -12,7 +12,7 @@ from fxlib.errors import CaptureError
 _thread = threading.local()
 
 
-def fault(problem: str, *, hint: str, where: str = "") -> CaptureError:
+def capture_error(problem: str, *, hint: str, where: str = "") -> CaptureError:
     """Make the error to be raised; `where` is by default the user's statement that is running.
 
     It is noted, too: an `except` of the user's might catch it, and the program would go on as it never does in a run.

@@ -79,10 +79,10 @@ class GraphSet(Generic[M]):
         copied with the module."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphSet[M]:
-        twin = GraphSet[M]()
+        copied = GraphSet[M]()
         for each in self._variants:
-            twin._variants.append(_Variant(each.name, copy.deepcopy(each.module, memo)))
-        return twin
+            copied._variants.append(_Variant(each.name, copy.deepcopy(each.module, memo)))
+        return copied
 
     def __bool__(self) -> bool:
         return bool(self._variants)
@@ -158,8 +158,8 @@ class GraphSet(Generic[M]):
 
 def usage(module: nn.Module) -> Usage:
     """Return how often each graph of a captured module has run, and its original; none of any other module."""
-    companions = module.__dict__.get("_fxlib")
-    return Usage() if companions is None else companions.graphs.usage()
+    state = module.__dict__.get("_fxlib")
+    return Usage() if state is None else state.graphs.usage()
 
 
 def _count(variant: _Variant[Any]) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 import fxlib
 from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.variants import MAX_GRAPHS
+from fxlib.runtime.graph_set import MAX_GRAPHS
 
 X, MASK = torch.randn(3, 4), torch.tensor([1.0, 0.0, 1.0, 1.0])
 
@@ -108,14 +108,14 @@ def test_what_is_replaced_on_the_module_all_its_graphs_see() -> None:
 def test_a_copy_has_graphs_of_its_own_and_counts_anew() -> None:
     module = with_variants()
     module(X)
-    twin = copy.deepcopy(module)
+    copied = copy.deepcopy(module)
     with torch.no_grad():
         module.gain.add_(1.0)
-    twin.eval()
+    copied.eval()
     with torch.no_grad():
-        expected = nn.functional.linear(X, twin.linear.weight, twin.linear.bias) * MASK
-        assert torch.equal(twin(X, MASK), expected)
-    assert fxlib.usage(twin).graphs == {"main": 0, "no mask": 0, "evaluation": 1}
+        expected = nn.functional.linear(X, copied.linear.weight, copied.linear.bias) * MASK
+        assert torch.equal(copied(X, MASK), expected)
+    assert fxlib.usage(copied).graphs == {"main": 0, "no mask": 0, "evaluation": 1}
     assert fxlib.usage(module).graphs["no mask"] == 1
 
 
