@@ -1,4 +1,4 @@
-"""Measured steps of a program as a `fxlib.spec.profile.Profile`: made in a live world, kept in files, told in words."""
+"""Measured steps of a program as a `fxlib.spec.profile.Profile`: how they are taken, saved and described."""
 
 from fxlib.profiling.api import profile
 from fxlib.profiling.file import load_profile, save_profile

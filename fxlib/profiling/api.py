@@ -1,4 +1,4 @@
-"""Profiling a model in the user's own live world, and leaving all as it was."""
+"""Profile a model in the user's own live RPC world, and leave everything as it was."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _STEPS_THAT_WRITE = 1
 def profile(
     model: Model, batches: Sequence[object] | Workload, *, steps: int | None = None, pushes: bool = False
 ) -> Profile:
-    """Run a few steps of a model inside this process's live RPC world, and return what they took and what travelled.
+    """Run a few steps of a model in this process's live RPC world; return what they took and what travelled.
 
-    Nothing is changed, but for what `pushes` asks for: no gradient is pushed, the optimizer makes its steps on copies,
-    and parameters, buffers, gradients, training flags and random generators are put back. Of the model's own remote
-    calls, those that write do so, once for each step run, as the program would; such a model is run for two steps, the
-    first of which warms up, and the profile's notes say so. Then calls that are declared to change nothing are
-    repeated, many at once, to see what their servers can do. It takes memory for one copy of the parameters, and
-    seconds rather than minutes.
+    Nothing is changed, except for what `pushes` asks for: no gradient is pushed, the optimizer makes its steps on
+    copies, and parameters, buffers, gradients, training flags and random generators are put back. Of the model's own
+    remote calls, those that write do so, once for each step run, as the program would; such a model is run for two
+    steps, the first of which warms up, and the profile's notes say so. Then calls that are declared to change nothing
+    are repeated, many at once, to measure how their servers answer. Profiling takes memory for one copy of the
+    parameters, and seconds rather than minutes.
 
     Args:
         model: a module, captured or not, a graph of torch.fx, or an exported program. What cannot be traced is
@@ -81,7 +81,7 @@ def profile(
     warmups = 1 if writing else WARMUPS
     module = _sibling(captured)
     with state_kept(captured):
-        # What writes is not run more often than the notes say.
+        # Calls that write are not made more often than the notes say.
         inputs = _inputs(described, batches_of(count, warmups, calibrates=not writing))
         step = _Step(module, captured, inputs, workload, pushes=pushes)
         found = measure(
@@ -112,9 +112,9 @@ def profile(
 
 
 class _Step:
-    """Forward, loss and backward, as far as the workload has them, and pushes if they are asked for.
+    """Runs one step: forward, loss and backward, as far as the workload has them, and pushes if they are asked for.
 
-    Nothing else lasts. `pushed` counts the steps that had gradients to push.
+    Nothing but pushes outlasts a step. `pushed` counts the steps that had gradients to push.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ def accelerators_of(module: GraphModule) -> list[str]:
 
 
 def calls_that_may_write(module: GraphModule, workload: Workload) -> list[str]:
-    """Return the calls that may change something on a server, as far as anybody has said."""
+    """Return the calls that may change something on a server: all whose contract does not say otherwise."""
     found = []
     for node in module.graph.nodes:
         if not (is_call(node) or is_issue(node) or node.target is ops.create):
@@ -239,7 +239,7 @@ _REPEATS = 5
 
 
 def optimizer_s(module: nn.Module, described: Optimizer) -> float:
-    """Return the seconds of one optimizer step over copies of the parameters that hold a gradient."""
+    """Return the seconds that one optimizer step takes on copies of the parameters that hold a gradient."""
     copies = []
     for parameter in parameters_in(module):
         if parameter.grad is not None:

@@ -1,8 +1,8 @@
-"""What other processes took of the cores while steps were measured, and the steps without it.
+"""The time that other processes took from measured steps, and the steps as they are without it.
 
-While another process has the trainer's core, time passes, and none of it is the trainer's thread's own. So each piece
-of local work counts with the processor time of that thread, and with the least that any repetition of it took longer
-than that: what is always there (sleeping, reading a file, waiting for threads of one's own) is the program's.
+While another process has the trainer's core, time passes in which the trainer's thread does nothing. So each piece of
+local work counts as the processor time of that thread, plus the least time by which any repetition of it took longer
+than that: a delay that every repetition has (sleeping, reading a file, waiting for other threads) is the program's own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from fxlib.profiling.samples import CallSample, Forward, StepSample
 
 NOTEWORTHY = 0.1
-"""Share of the local work's time that others take from which it is told."""
+"""The share of the local work's time from which on a profile's notes say that other processes took it."""
 
 
 def own_s(passed_s: Sequence[float], cpu_s: Sequence[float]) -> list[float]:
@@ -28,7 +28,7 @@ def own_s(passed_s: Sequence[float], cpu_s: Sequence[float]) -> list[float]:
 
 
 def undisturbed(steps: Sequence[StepSample]) -> tuple[list[StepSample], float]:
-    """Return steps as they would have been, and the share of the time of their local work that others took."""
+    """Return steps as they are without other processes, and the share of their local work that these took."""
     if not steps or any(len(step.forwards) != len(steps[0].forwards) for step in steps):
         return list(steps), 0.0
     forwards = [forward for step in steps for forward in step.forwards]
@@ -62,7 +62,7 @@ def undisturbed(steps: Sequence[StepSample]) -> tuple[list[StepSample], float]:
 
 
 def handling_s(samples: Sequence[CallSample]) -> tuple[list[float], list[float]]:
-    """Return what issuing one call and waiting for its answer took the trainer's thread, each time it was made."""
+    """Return the seconds that issuing a call and waiting for it took the trainer's thread, each time it was made."""
     issues = own_s([each.issue_s for each in samples], [each.issue_cpu_s for each in samples])
     told = [each for each in samples if each.wait_cpu_s is not None]
     waits = own_s([each.wait_s for each in told], [each.wait_cpu_s or 0.0 for each in told])

@@ -14,7 +14,7 @@ from fxlib.spec.profile import Profile
 from fxlib.v1 import profile_pb2
 
 MARK = b"\x93FXP\r\n\x1a\n"
-"""Begins every file; see `fxlib.serialization.files.MARK`."""
+"""The bytes at the beginning of every file; see `fxlib.serialization.files.MARK`."""
 
 MAX_BYTES = 64 << 20
 

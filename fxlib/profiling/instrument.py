@@ -1,4 +1,4 @@
-"""A module's own code with a clock between its nodes, and each call alone in flight."""
+"""The code of a module with a clock between its nodes, and with one call in flight at a time."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Instrumented:
     """Stands in for the generated code of a module.
 
     `forwards` grows by one with each run; `made` holds what each call's operator was last called with, by its name.
-    Where `replays` is set, a call makes none, and returns what it returned last: what is left is the local work. The
-    code is generated from the same graph, by the same code generator, so that signature, order and the moments at
+    Where `replays` is set, no call is made; each returns what it returned last, so that only the local work is left.
+    The code is generated from the same graph, by the same code generator, so that signature, order and the moments at
     which values are freed are those of the module's own.
 
     Raises:
-        FxlibError: the graph holds calls that travel as one, whose single times nobody could tell.
+        FxlibError: the graph holds batches of calls, in which the time of a single call cannot be told.
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -144,7 +144,7 @@ def _again(kept: Any, takes_gradient: bool) -> Any:
 
 
 class _Clock:
-    """Measures from mark to mark. Its functions are called by generated code."""
+    """Measures the time from one node to the next; the generated code calls its functions."""
 
     def __init__(self) -> None:
         self._last = self._last_cpu = 0.0
@@ -174,7 +174,7 @@ class _Clock:
         return reset, tick
 
     def _calibrated(self) -> tuple[float, float]:
-        """Return what the clock adds to each reading, of the time that passes and of the thread's."""
+        """Return the seconds that the clock itself adds to each reading, of wall-clock and of processor time."""
         self.start(forward := Forward())
         for each in range(_CALIBRATION):
             self.tick(str(each), None)

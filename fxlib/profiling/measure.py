@@ -1,4 +1,4 @@
-"""Measuring whole steps of a module in a live world, whoever runs them."""
+"""Measure whole steps of a module in a live RPC world; the caller says how one step is run."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def measure(
     calibrates: bool = False,
     recorded: bool = False,
 ) -> Profile:
-    """Run whole steps, and return what they say of the module; then try its servers out by repeating its own reads.
+    """Run whole steps and return the profile of the module; then probe its servers by repeating the module's own reads.
 
-    While they run, each call is alone in flight, so they take as long as those of a blocking program.
+    While they run, one call is in flight at a time, so that they take as long as the steps of a blocking program.
 
     Args:
         module: the captured module, with no batches of calls in it.
         step: runs one step, `module`'s forward among it. It tells its parts apart by spans "loss" and "backward" of the
             current recording; `push_gradients` tells "push" by itself.
-        steps: that are measured.
-        warmups: steps before these.
-        contracts: of remote functions that declare none, by name.
-        probing_s: after so long, in seconds, no further server is tried out.
+        steps: number of steps that are measured.
+        warmups: number of steps before these, which are not measured.
+        contracts: the contracts of remote functions that declare none, by name.
+        probing_s: seconds after which no further server is probed.
         calibrates: run further steps, on the batches that `fxlib.profiling.runs.batches_of` tells: whole ones as they
             are, and others whose calls return what they returned last. They tell local work apart from what standing
             still in calls adds to it.
@@ -81,7 +81,7 @@ def contract_of(call: Node, contracts: Mapping[str, Contract]) -> Contract | Non
 
 
 def _with_local_work(found: Profile, runs: Runs) -> Profile:
-    """Add what the step takes besides its calls: of steps that made none, where there are any."""
+    """Add the local work of the step; it is taken from the steps that made no call, where there are any."""
     local, others = undisturbed(runs.local or runs.whole)
     whole, _ = undisturbed(runs.whole)
     # A backward that servers take part in is only whole where they do.
@@ -101,7 +101,7 @@ def _with_local_work(found: Profile, runs: Runs) -> Profile:
 
 
 def _calibrated(found: Profile, runs: Runs) -> Profile:
-    """Add what standing still in calls costs the local work, and how little of it was seen at least."""
+    """Add what waiting in calls costs the local work that follows, and the least local work that was measured."""
     if not runs.calibrates or any(len(sample.forwards) != 1 for sample in runs.whole):
         return found
     # Once more, since whatever else the machine does comes in bursts.
@@ -115,7 +115,7 @@ def _calibrated(found: Profile, runs: Runs) -> Profile:
 
 
 def _parts_s(found: Profile) -> float:
-    """Return what the parts of a step add up to, each call made and awaited in its place."""
+    """Return the sum of a step's parts in seconds, with each call made and awaited in its place."""
     calls_s = sum(call.issue_s + call.service_s.median + call.wait_s for call in found.calls)
     return sum(node.seconds for node in found.nodes) + calls_s + found.loss_s + found.backward_s + found.rest_s
 

@@ -1,4 +1,4 @@
-"""What travels, described: the bytes of arguments and results, and the structure of a result."""
+"""The sizes of messages: the bytes of arguments and results, and the structure of a result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENVELOPE_BYTES = 256
 """Bytes of a message besides tensors and texts: names, structure, headers, as `torch.distributed.rpc` adds them."""
 
 _MAX_TEXT = 1_000
-"""Characters of a text that is kept as it was."""
+"""The largest number of characters of a text that is kept unchanged."""
 
 
 def message_bytes(value: object) -> int:
@@ -45,7 +45,7 @@ def structure_of(value: object) -> Result:
 
 
 def is_told(value: object) -> bool:
-    """Whether `structure_of` tells all of a result but the values of its tensors."""
+    """Whether `structure_of` describes all of a result except the values of its tensors."""
     match value:
         case tuple() | list():
             return type(value) in {tuple, list, torch.Size} and all(map(is_told, value))
@@ -60,7 +60,7 @@ def is_told(value: object) -> bool:
 
 
 def _plain(number: float) -> float:
-    """Return a number without its own class: that of an enum or of numpy cannot travel."""
+    """Return a number as one of Python's own types: an enum's or NumPy's cannot be sent."""
     return next(each(number) for each in (bool, int, float) if isinstance(number, each))
 
 

@@ -1,4 +1,4 @@
-"""Running steps of a module to see what they take: with a clock between its nodes, without calls, and as they are."""
+"""Run steps of a module to measure them: with a clock between its nodes, without calls, and unchanged."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Stopwatch(Recording):
 STEPS = 10
 WARMUPS = 2
 _BETWEEN = 2
-"""Steps between those after which further ones are run."""
+"""Number of measured steps after which further ones are run."""
 _LOCAL_STEPS = 3
-"""Further steps that make no call, one after another."""
+"""Number of further steps without calls that are run in a row."""
 
 _PARTS = ("loss", "backward", "push")
 
@@ -61,10 +61,11 @@ class Runs:
         calibrates: whether further steps are run among those that are measured.
 
     Attributes:
-        whole: of the steps that were asked for.
-        local: of further steps, whose calls return what they returned last.
-        cold: the first of each few of those: it finds what standing still has left behind, in caches and clocks.
-        unclocked_s: of further steps that ran as they are, the seconds that passed, and those of the thread.
+        whole: samples of the steps that were asked for.
+        local: samples of further steps, whose calls return what they returned last.
+        cold: samples of the first of each row of those: it runs with the caches and clock frequencies that waiting has
+            left.
+        unclocked_s: seconds of further steps that ran unchanged: wall-clock time, and the thread's processor time.
 
     Raises:
         FxlibError: the graph holds batches.
@@ -86,7 +87,7 @@ class Runs:
         return self._instrumented.made
 
     def run(self, steps: int, warmups: int) -> None:
-        """Run so many steps that count, after those that warm up.
+        """Run this number of measured steps, after those that warm up.
 
         Raises:
             FxlibError: the module's own code did not run in a step.
@@ -143,7 +144,7 @@ class Runs:
 def batches_of(steps: int, warmups: int, *, calibrates: bool) -> list[int]:
     """Return for each step that is run, in order, which batch it takes, by number.
 
-    A further step takes that of the step before it: what its calls return may only fit that one.
+    A further step takes the batch of the step before it, since the results that its calls repeat may fit no other.
     """
     further = (1 + _LOCAL_STEPS) if calibrates else 0
     numbers = list(range(warmups))

@@ -1,4 +1,4 @@
-"""What one measured step leaves behind, before it is summed up."""
+"""The measurements of one step, before a profile sums them up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxlib.spec.profile import Result
 
 @dataclass(slots=True, kw_only=True)
 class CallSample:
-    """One call that was alone in flight; times in seconds."""
+    """The times of one call that was alone in flight, in seconds."""
 
     node: Node
     """The call's node in the module that is measured: its blocking form, or its issue."""
@@ -20,15 +20,15 @@ class CallSample:
     request_bytes: int
     issue_s: float
     issue_cpu_s: float = 0.0
-    """Processor time of the trainer's thread in the issue."""
+    """Seconds of processor time that the trainer's thread spent in the issue."""
     service_s: float = 0.0
     wait_s: float = 0.0
     wait_cpu_s: float | None = None
-    """Processor time of the trainer's thread in the wait; None where that is not told apart from the service."""
+    """Seconds of processor time that the trainer's thread spent in the wait; None where that is not known."""
     response_bytes: int = 0
     returns: Result | None = None
     told: bool = True
-    """Whether `returns` says all of the result but the values of its tensors."""
+    """Whether `returns` describes all of the result except the values of its tensors."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class PushSample:
     call: str
     function: str
     index: int
-    """Its place in program order."""
+    """The call's index in program order."""
     request_bytes: int
     ready_s: float | None = None
     """Seconds from the start of backward to the arrival of the gradient; None: none arrived."""
@@ -51,10 +51,10 @@ class Forward:
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of local work, by node."""
     cpu_s: dict[str, float] = field(default_factory=dict)
-    """Processor time of the trainer's thread in the same work."""
+    """Seconds of processor time that the trainer's thread spent in the same work, by node."""
     output_bytes: dict[str, int] = field(default_factory=dict)
     calls: dict[str, CallSample] = field(default_factory=dict)
-    """Calls by their name as captured."""
+    """The calls, by their name as captured."""
     pushes: list[PushSample] = field(default_factory=list)
     graph_s: float = 0.0
     """Seconds from the first node to the last, calls among them."""
@@ -63,16 +63,16 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSample:
-    """One step."""
+    """The measurements of one step."""
 
     forwards: tuple[Forward, ...]
     step_s: float
     spans_s: Mapping[str, float]
-    """Seconds of the step's parts, by the kind of their spans: "loss", "backward", "push"."""
+    """Seconds of each part of the step, by the kind of its span: "loss", "backward", "push"."""
     pushed_s: tuple[float, ...]
     """Seconds of each push that the step made, in order."""
     step_cpu_s: float = 0.0
-    """Processor time of the trainer's thread in the step, and in its parts."""
+    """Seconds of processor time that the trainer's thread spent in the step, its parts included."""
     spans_cpu_s: Mapping[str, float] = field(default_factory=dict)
 
     @property

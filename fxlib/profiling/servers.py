@@ -1,6 +1,6 @@
-"""What a destination can do, tried out: an empty call, a large transfer, equal reads together, reads in a batch.
+"""Probe a server: with an empty call, a large transfer, equal reads at the same time, and reads in a batch.
 
-Nothing is called but functions of `fxlib.batch` and reads that the program itself makes, with its own arguments.
+Only functions of `fxlib.batch`, and reads that the program itself makes, are called, the reads with its own arguments.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from fxlib.runtime import functions, ops
 from fxlib.spec.profile import CallProfile, ServerProfile
 
 TOGETHER = (2, 4, 8, 16, 32)
-"""Number of equal reads that are sent at once."""
+"""Numbers of equal reads that are sent at the same time."""
 IN_A_BATCH = 8
 PAYLOAD_BYTES = (1 << 18, 1 << 20, 1 << 22, 1 << 24)
-"""Bytes of large transfers; the first one that takes long enough counts."""
+"""Sizes of large transfers, in bytes; the first that takes long enough is used."""
 ASSUMED_BYTES_PER_S = 1e9
-"""Bandwidth where no transfer was large enough to tell."""
+"""The bandwidth that is assumed where no transfer was large enough to measure it."""
 
 _REPEATS = 5
 _PAIRS = 9
 _MAX_NOTE = 200
 _LONG_ENOUGH_S = 5e-3
 _PATIENCE_S = 1.0
-"""Reads that take longer together are not sent in still greater numbers."""
+"""Seconds: reads that take longer than this together are not sent in greater numbers."""
 _SAMPLE_S = 0.5
-"""Seconds after which a measurement is not repeated: of what takes long, single times tell enough."""
+"""Seconds after which a measurement is not repeated: a long one is accurate enough alone."""
 _SATURATED = 0.6
 _OVERHEAD = 0.25
-"""The largest part of a read's service that is taken for work of this process."""
+"""The largest share of a read's service time that is attributed to this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,24 +60,24 @@ class Read:
     response_bytes: int = 0
 
     def issue(self) -> Any:
-        """Start it once more."""
+        """Issue the call again."""
         return ops.issue_call(self.to, self.function, self.args, self.kwargs, self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """A destination, and what could not be found out about it."""
+    """The profile of a server, and notes on what could not be measured of it."""
 
     server: ServerProfile
     notes: tuple[str, ...]
 
 
 def probe(name: str, calls: list[CallProfile], read: Read | None, *, recorded: bool = False) -> Probed:
-    """Try a destination out, for less than a few seconds.
+    """Probe a server, which takes a few seconds at most.
 
     Args:
-        name: of the worker.
-        calls: the calls that reached it, measured alone.
+        name: the RPC name of the server.
+        calls: the measured calls to it, each alone in flight.
         read: one of them that changes nothing, the longest; None if there is none.
         recorded: whether distributed autograd records the program's calls.
     """
@@ -116,7 +116,7 @@ def probe(name: str, calls: list[CallProfile], read: Read | None, *, recorded: b
 
 
 def unprobed(name: str, calls: list[CallProfile], why: str) -> Probed:
-    """Describe a destination by the calls alone."""
+    """Describe a server from the measured calls alone."""
     server = ServerProfile(
         name=name,
         round_trip_s=min((call.service_s.least for call in calls), default=0.0),
@@ -127,7 +127,7 @@ def unprobed(name: str, calls: list[CallProfile], why: str) -> Probed:
 
 
 def _told(probing: Callable[[], Any], notes: list[str], what: str) -> Any:
-    """Return a figure, or note why there is none: a server need not have fxlib, nor bear more calls than usual."""
+    """Return a figure, or note why there is none: a server may lack fxlib, or fail under more calls than usual."""
     try:
         return probing()
     except Exception as error:  # noqa: BLE001 - whatever a server answers, the profile goes on
@@ -162,8 +162,8 @@ def _bytes_per_s(name: str, round_trip_s: float) -> float:
 def _concurrency(read: Read) -> int:
     """Return how many equal reads the server works on at once.
 
-    What each further read costs this process, and is no matter of the server, is told from two together: they take
-    hardly longer than one wherever the server works on two.
+    The time that each further read costs this process, not the server, is found from two reads at the same time: where
+    the server works on both at once, they take hardly longer than one.
     """
     alone_s = _least_s(lambda: _together_s(read, 1), _REPEATS)
     overhead_s, most = 0.0, 1.0
@@ -180,9 +180,9 @@ def _concurrency(read: Read) -> int:
 
 
 def _per_item_s(name: str, read: Read, bytes_per_s: float, *, in_turn: bool = False) -> float:
-    """Return what a read adds to a batch, the transfer of its bytes left out.
+    """Return the seconds that one more read adds to a batch, without the transfer of its bytes.
 
-    Its calls run side by side; or else one after another, in the declared batched form of their function if it has one.
+    The reads of the batch run in parallel, or else one after another, in the batched form that their function declares.
     """
     function = functions.resolve(read.function)
     alone_s = _together_s(read, 1)
@@ -209,7 +209,7 @@ def _serving(read: Read) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def _per_call_s(name: str, size: int, bytes_per_s: float, *, recorded: bool) -> float:
-    """Return what a call adds that does nothing but carry the usual result there and back, others in flight with it.
+    """Return the seconds that a call adds that only carries the usual result there and back, beside others in flight.
 
     The transfer itself is left out; both ways are busy at once. Where distributed autograd records calls, on both sides
     and in whichever thread brings the answer, that is part of it.
@@ -235,7 +235,7 @@ def _together_s(read: Read, count: int) -> float:
 
 
 def _least_s(measure: Callable[[], float], repeats: int) -> float:
-    """Return the least of so many measurements, or of fewer where they take long."""
+    """Return the least of several measurements, or of fewer where one takes long."""
     least_s, spent_s = math.inf, 0.0
     for _ in range(repeats):
         found_s = measure()
@@ -246,7 +246,7 @@ def _least_s(measure: Callable[[], float], repeats: int) -> float:
 
 
 def _usual_difference_s(one: Callable[[], object], other: Callable[[], object]) -> float:
-    """Return by how much the other takes longer: the median of pairs, for what disturbs a machine disturbs both."""
+    """Return by how many seconds the second takes longer: the median over pairs, since a disturbance affects both."""
     one(), other()
     found: list[float] = []
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One call alone in flight: what issuing takes, what its answer takes, and what waiting for it takes after that."""
+"""Time one call alone in flight: its issue, the time to its answer, and the wait after that."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fxlib.runtime.tracking.ownership import as_it_is
 
 
 def timed(node: Node, forward: Callable[[], Forward], made: dict[str, tuple[Any, ...]]) -> Callable[..., Any]:
-    """Return what stands in for the operator of a call, an issue or a wait, and notes its times in `forward()`.
+    """Return a function that replaces the operator of a call, an issue or a wait, and notes its times in `forward()`.
 
-    `made` is told what each call was last called with.
+    It also notes in `made` the arguments with which each call was last made.
 
     A call in its blocking form is issued and waited for. The answer of one that the program issues itself is awaited at
     the issue, so that nothing else is ever in flight.
@@ -61,7 +61,7 @@ def _waited(
     if sample is not None:
         if tells:
             sample.wait_s, sample.wait_cpu_s = seconds, cpu_s
-        else:  # nobody says when its answer is there, so all of the wait is taken for service
+        else:  # nothing tells when its answer arrives, so all of the wait counts as service
             sample.service_s = seconds
         sample.response_bytes, sample.returns = message_bytes(result), structure_of(result)
         sample.told = is_told(result)
@@ -69,7 +69,7 @@ def _waited(
 
 
 def arrival(started: Any) -> float | None:
-    """Block until an issued call is complete and return the time of that; None if what was issued does not tell."""
+    """Block until an issued call is complete, and return the time of its completion; None if its future cannot tell."""
     if not hasattr(started, "add_done_callback"):
         return None
     at: list[float] = []

@@ -1,4 +1,4 @@
-"""From steps to a profile: medians of what was repeated, kept consistent with the whole."""
+"""Sum measured steps up in a profile: medians over steps, scaled so that the parts add up to the whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nodes_of(forwards: Sequence[Forward]) -> tuple[NodeProfile, ...]:
 
 
 def calls_of(steps: Sequence[StepSample], local: Sequence[StepSample], notes: list[str]) -> tuple[CallProfile, ...]:
-    """Return every call, with the push of its result's gradient where there is one, which is ready as in `local`."""
+    """Return every call, with the push of its gradient if there is one; `local` tells when that is ready."""
     forwards = [forward for step in steps for forward in step.forwards]
     pushes, ready = _pushes(steps), _pushes(local)
     return tuple(
@@ -42,7 +42,7 @@ def calls_of(steps: Sequence[StepSample], local: Sequence[StepSample], notes: li
 
 
 def least_share(local: Sequence[StepSample], further: Sequence[StepSample]) -> float:
-    """Return the least that was seen of each part of the local work, as a share of what `local` usually takes."""
+    """Return the least time of each part of the local work, as a share of what that part usually takes in `local`."""
     names = local[0].forwards[0].seconds
 
     def parts(steps: Sequence[StepSample]) -> list[list[float]]:
@@ -56,7 +56,7 @@ def least_share(local: Sequence[StepSample], further: Sequence[StepSample]) -> f
 
 
 def waking(calls: Sequence[CallProfile], missing_s: float) -> tuple[CallProfile, ...]:
-    """Share out what a whole step takes longer than its parts: the program stands still once in each of its calls."""
+    """Divide among the calls what a step takes longer than its parts: the program waits once in each call."""
     wake_s = max(0.0, missing_s / len(calls)) if calls else 0.0
     return tuple(replace(call, wake_s=wake_s) for call in calls)
 
@@ -85,7 +85,7 @@ def _call(
 
 
 def _with_push(call: CallProfile, pushes: Sequence[tuple[PushSample, float | None]]) -> CallProfile:
-    """Add the push; where none was sent, it is taken to need what the call needs."""
+    """Add the push of a call's gradient; where none was sent, its cost is taken from the call."""
     last = pushes[-1][0]
     own_s = call.issue_s + call.wait_s
     sent = [max(0.0, seconds - own_s) for _, seconds in pushes if seconds is not None]
@@ -106,7 +106,7 @@ def _ready(call: CallProfile, ready_s: Sequence[float]) -> CallProfile:
 
 
 def _pushes(steps: Iterable[StepSample]) -> dict[str, list[tuple[PushSample, float | None]]]:
-    """Return what became of each call's gradient, step by step, with the seconds of its push if one was made."""
+    """Return the push sample of each call's gradient in each step, with the seconds of its push if one was made."""
     found: dict[str, list[tuple[PushSample, float | None]]] = {}
     for step in steps:
         due = [

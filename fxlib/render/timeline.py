@@ -36,8 +36,8 @@ def lanes(timeline: Timeline) -> list[Lane]:
     outer = [span for span in thread if span.kind in {"forward", "loss", "backward", "optimizer"}]
     inner = [span for span in thread if span.kind not in {"forward", "loss", "backward", "optimizer"}]
     # A blocking call is in flight for as long as it blocks.
-    flights = [replace(span, kind=IN_FLIGHT) for span in timeline.spans if span.kind in {IN_FLIGHT, "call"}]
-    remote = {to: pack([span for span in flights if span.to == to]) for to in sorted({span.to for span in flights})}
+    in_flight = [replace(span, kind=IN_FLIGHT) for span in timeline.spans if span.kind in {IN_FLIGHT, "call"}]
+    remote = {to: pack([span for span in in_flight if span.to == to]) for to in sorted({span.to for span in in_flight})}
     return [
         Lane(name="trainer", rows=[row for row in (outer, inner) if row]),
         *(Lane(name=to or "remote", rows=rows) for to, rows in remote.items()),

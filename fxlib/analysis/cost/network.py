@@ -71,14 +71,14 @@ class Network:
         heapq.heappush(self._answers, (trip.served_s, next(self._numbers), trip))
         return trip
 
-    def land(self, trip: Trip) -> float:
-        """Return when a message's answer is there, once everything that was issued before that is known."""
+    def arrival_s(self, trip: Trip) -> float:
+        """Return when the answer to a message arrives, in seconds; everything issued before that time must be known."""
         while trip.arrived_s is None:
             self._answer(heapq.heappop(self._answers)[-1])
         return trip.arrived_s
 
-    def landed_by(self, now_s: float) -> Iterator[Trip]:
-        """Let all answers come that were served by now, and yield their messages."""
+    def answered_by(self, now_s: float) -> Iterator[Trip]:
+        """Deliver all answers that were served by now, and yield their messages."""
         while self._answers and self._answers[0][0] <= now_s:
             trip = heapq.heappop(self._answers)[-1]
             self._answer(trip)

@@ -147,7 +147,7 @@ class _Step:
     def _block(self, node: Node, trip: Trip, issue_from_s: float, *, blocking: bool) -> None:
         self._steal()
         call, start = self._costs.results[node], self.now_s
-        arrived = self._network.land(trip)
+        arrived = self._network.arrival_s(trip)
         self.now_s = max(start, arrived) + (call.wake_s if arrived > start else 0.0) + call.wait_s
         self.calls.append(
             SimulatedCall(
@@ -174,7 +174,7 @@ class _Step:
 
     def _steal(self) -> None:
         """Give answers that came while the thread worked their share of its time."""
-        for trip in self._network.landed_by(self.now_s):
+        for trip in self._network.answered_by(self.now_s):
             self.now_s += STOLEN_SHARE * trip.message.intake_s
 
     def _push_side_by_side(self, group: Sequence[Gradient]) -> None:
@@ -184,7 +184,7 @@ class _Step:
         for each in group:
             by_server.setdefault(each.call.to, []).append(each)
         to_come = {to: deque(grouped_in_messages(each)) for to, each in by_server.items()}
-        under_way: deque[tuple[str, float]] = deque()
+        in_flight: deque[tuple[str, float]] = deque()
         link_free_s = 0.0
         fastest = max(servers[to].bytes_per_s for to in by_server)
 
@@ -195,7 +195,7 @@ class _Step:
             carried_s = transfer_s(message, server)
             link_free_s = max(self.now_s, link_free_s) + carried_s * server.bytes_per_s / fastest
             arrives_s = max(self.now_s, link_free_s - carried_s) + service_s(message, server)
-            under_way.append((to, arrives_s))
+            in_flight.append((to, arrives_s))
             self.spans.extend(
                 Span(kind="in_flight", name=each.call.call, to=to, start_s=self.now_s, end_s=arrives_s)
                 for each in message
@@ -203,8 +203,8 @@ class _Step:
 
         for to in to_come:
             send(to)
-        while under_way:
-            to, arrives_s = under_way.popleft()
+        while in_flight:
+            to, arrives_s = in_flight.popleft()
             call = by_server[to][0].call
             self.now_s = max(self.now_s, arrives_s + call.wake_s) + call.wait_s
             if to_come[to]:

@@ -178,5 +178,5 @@ def _over_s(messages: Sequence[Message], server: ServerProfile) -> float:
         now_s += message.issue_s
         trips.append(network.send(message, now_s))
     for trip in trips:
-        now_s = max(now_s, network.land(trip)) + trip.message.calls[0].wait_s
+        now_s = max(now_s, network.arrival_s(trip)) + trip.message.calls[0].wait_s
     return now_s

@@ -10,7 +10,7 @@ from fxlib.analysis.cost.network import Network
 
 @dataclass(slots=True)
 class _Load:
-    """What is under way to one destination, or to all."""
+    """What is in flight to one destination, or to all of them."""
 
     calls: int = 0
     size: int = 0
@@ -20,7 +20,7 @@ class InFlight:
     """Messages between their issues and their waits."""
 
     def __init__(self, costs: Costs, limits: Limits, held_bytes: int | None) -> None:
-        """Begin with nothing in flight; results under way may take `held_bytes` together, if that is given."""
+        """Begin with nothing in flight; results in flight may take `held_bytes` together, if that is given."""
         self._network = Network(costs.servers)
         self._limits = limits
         self._held_bytes = held_bytes
@@ -48,8 +48,8 @@ class InFlight:
             load.size += _size(message)
         return expected
 
-    def land(self, place: int) -> None:
-        """Note that somebody has waited for a message; more waits for it change nothing."""
+    def remove(self, place: int) -> None:
+        """Remove a message that was waited for; further waits for it change nothing."""
         found = self._expected.pop(place, None)
         if found is None:
             return
@@ -67,11 +67,11 @@ class Limits:
     """Hard limits; None is no limit. A single message larger than a limit goes alone."""
 
     memory_bytes: int | None = None
-    """Memory of values held at once, above what the program holds in the order in which it was written."""
+    """Bytes of values held at once, beyond what the program holds in the order in which it was written."""
     calls_in_flight: int | None = None
-    """Messages under way to each destination."""
+    """Number of messages in flight to each destination."""
     bytes_in_flight: int | None = None
-    """Arguments and results of what is under way to each destination."""
+    """Bytes of arguments and results in flight to each destination."""
 
     @property
     def any(self) -> bool:

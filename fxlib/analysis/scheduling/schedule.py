@@ -332,7 +332,7 @@ class _Planner:
         if place in self._issue_of:
             issue = self._issue_of[place]
             self._now_s = max(self._now_s, self._expected[issue]) + seconds
-            self._in_flight.land(issue)
+            self._in_flight.remove(issue)
             self._retry()
         elif place not in self._messages:
             self._now_s += seconds * self._stretch

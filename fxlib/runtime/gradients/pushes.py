@@ -129,7 +129,7 @@ def _push_side_by_side(pushes: Sequence[Push], recording: Recording | None) -> N
 class _Round:
     """Pushes to several servers, those to each in messages that are sent when the one before has succeeded.
 
-    At the first failure, no message is sent any more, and those under way are waited for.
+    At the first failure, no message is sent any more, and those in flight are waited for.
     """
 
     def __init__(self, pushes: Sequence[Push], recording: Recording | None) -> None:
@@ -142,12 +142,12 @@ class _Round:
 
     def outcomes(self) -> dict[Push, Any]:
         """Return the outcomes of the pushes that were made."""
-        under_way = deque(filter(None, map(self._next, self._to_come)))
-        while under_way:
-            message = under_way.popleft()
-            self._land(message)
+        in_flight = deque(filter(None, map(self._next, self._to_come)))
+        while in_flight:
+            message = in_flight.popleft()
+            self._receive(message)
             if (following := self._next(message.server)) is not None:
-                under_way.append(following)
+                in_flight.append(following)
         return self._outcomes
 
     def _next(self, server: str) -> PushMessage | None:
@@ -164,7 +164,7 @@ class _Round:
                     self._note({pushes[0]: Raised(error)})
         return None
 
-    def _land(self, message: PushMessage) -> None:
+    def _receive(self, message: PushMessage) -> None:
         if outcomes := message.outcomes():
             self._note(outcomes)
         else:
@@ -211,9 +211,9 @@ class PushMessage:
         self.pushes = pushes
         self.server = pushes[0].server
         self._chains = _chains(pushes)
-        self._landings: list[Callable[[], None]] = []
+        self._end_flights: list[Callable[[], None]] = []
         if recording is not None:
-            self._landings = [recording.take_off(each.call.gradient, self.server) for each in pushes]
+            self._end_flights = [recording.begin_flight(each.call.gradient, self.server) for each in pushes]
         self._future: Any = self._send()
 
     def outcomes(self) -> dict[Push, Any]:
@@ -230,8 +230,8 @@ class PushMessage:
             return {self.pushes[0]: Raised(error)}
         finally:
             DEADLINES.forget(self._future)
-            for landing in self._landings:
-                landing()
+            for end_flight in self._end_flights:
+                end_flight()
         if len(self.pushes) == 1:
             return {self.pushes[0]: answer}
         if len(self._chains) == len(self.pushes):

@@ -39,8 +39,8 @@ _WORDS: Mapping[str, str] = {
 }  # fmt: skip
 _DEVICES = ("cpu", "cuda")
 _PLAIN = frozenset({bool, int, float, str, type(None)})
-_LOOKS = 64
-"""Number of different shapes, strides, kinds and plain values of all arguments that are remembered to fit."""
+_MAX_FITTED = 64
+"""Number of combinations of shapes, strides, kinds and plain values of the arguments that are remembered to fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class GuardedCodeGen(_PyTreeCodeGen):
             if problem:
                 return problem
             if metadata is not None:
-                if len(self._fitted) >= _LOOKS:
+                if len(self._fitted) >= _MAX_FITTED:
                     self._fitted.clear()
                 self._fitted.add(metadata)
         return next((problem for each in self.guards.values if (problem := each.misfit(leaves))), "")

@@ -88,13 +88,13 @@ class BatchInFlight:
     def result(self, index: int) -> Any:
         """Return one result, or raise what the single call would have raised."""
         if not self._outcomes:
-            self._outcomes = self._land()
+            self._outcomes = self._receive()
         outcome = self._outcomes[min(index, len(self._outcomes) - 1)]
         if isinstance(outcome, _Raised):
             raise outcome.error
         return batch.result(outcome)
 
-    def _land(self) -> list[Any]:
+    def _receive(self) -> list[Any]:
         """Return the outcomes; the last stands for all after it.
 
         A batch as a whole fails where one of its arguments or functions cannot travel, or its server has no

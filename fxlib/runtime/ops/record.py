@@ -34,13 +34,13 @@ class _InFlight:
 
 
 class Recording:
-    """Spans of one thread's run. `timeline` is complete once the recording has ended."""
+    """The spans of one thread's run; its `timeline` is complete once the recording has ended."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
         self._lock = threading.Lock()
         self._spans: list[Span] = []
-        self._airborne: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._step_s: float | None = None
 
     @property
@@ -66,8 +66,8 @@ class Recording:
             if self._step_s is None:
                 self._spans.append(Span(kind=kind, name=name, to=to, start_s=start_s, end_s=end))
 
-    def take_off(self, name: str, to: str) -> Callable[[], None]:
-        """Note that something is in flight from now until what is returned is called, from any thread."""
+    def begin_flight(self, name: str, to: str) -> Callable[[], None]:
+        """Begin a span in flight; the function that is returned ends it, and may be called on any thread."""
         start = self._now()
         return lambda: self.note("in_flight", name, to, start)
 
@@ -96,22 +96,22 @@ class Recording:
             with self.span(role, name, to):
                 result = operator(*args, **kwargs)
             if role == "issue":
-                self._take_off(result, _InFlight(names=_calls_in(node), to=to, start_s=start))
+                self._note_issued(result, _InFlight(names=_calls_in(node), to=to, start_s=start))
             elif role == "wait" and args:
-                self._land(id(args[0]))
+                self._note_answered(id(args[0]))
             return result
 
         return timed
 
-    def _take_off(self, future: Any, flight: _InFlight) -> None:
+    def _note_issued(self, future: Any, flight: _InFlight) -> None:
         key = id(future)  # alive until its wait, so no other has the same
-        self._airborne[key] = flight
+        self._in_flight[key] = flight
         if hasattr(future, "add_done_callback"):
-            future.add_done_callback(lambda _: self._land(key))
+            future.add_done_callback(lambda _: self._note_answered(key))
 
-    def _land(self, key: int) -> None:
+    def _note_answered(self, key: int) -> None:
         # At completion, or at the return of the wait, whichever comes first: callbacks run in a thread of their own.
-        if (flight := self._airborne.pop(key, None)) is not None:
+        if (flight := self._in_flight.pop(key, None)) is not None:
             for name in flight.names:
                 self.note("in_flight", name, flight.to, flight.start_s)
 

@@ -1,8 +1,8 @@
-"""Limits on what one forward has in flight to each server, kept as it runs.
+"""Limits on what one forward has in flight to each server, enforced while it runs.
 
-A schedule keeps them by its order, by what it knew of sizes. Here each issue is held back until enough of the earlier
-calls to its server have landed. Calls land by themselves, so that an issue is never held forever; one that is larger
-than the limit goes alone.
+A schedule keeps the limits by its order, as far as sizes were known when it was made. Here each issue is held back
+until enough of the earlier calls to its server have been answered. Answers arrive without the forward's help, so no
+issue is held forever; a call that is larger than the limit goes alone.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 
-class Landing(Protocol):
-    """What a future tells."""
+class Future(Protocol):
+    """A call in flight, as far as flow control asks it."""
 
     def done(self) -> bool:
-        """Whether it is complete."""
+        """Whether the call has been answered."""
 
     def wait(self) -> Any:
-        """Block until it is."""
+        """Block until the call has been answered, and return its result."""
 
 
-InFlight = TypeVar("InFlight", bound=Landing)
+InFlight = TypeVar("InFlight", bound=Future)
 
 
 @dataclass(slots=True)
 class _Call:
     function: str
     size: int
-    future: Landing
+    future: Future
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Server:
 
 
 class FlowControl:
-    """What one forward has in flight. Owned by its thread."""
+    """What one forward has in flight to each server, and its limits; only the thread of the forward uses it."""
 
     def __init__(self, calls: int | None, size: int | None) -> None:
         """Begin with nothing in flight."""
@@ -93,7 +93,7 @@ def tensor_bytes(value: object) -> int:
 
 
 def _sparse_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the values, and of their indices as in the COO format: near enough for the others."""
+    """Return the bytes of the values and of their indices in the COO format, which is near enough for other formats."""
     values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
     return values.nbytes + 8 * tensor._nnz() * tensor.ndim
 
