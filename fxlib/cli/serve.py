@@ -82,7 +82,8 @@ def run(arguments: Sequence[str]) -> int:
     if settled is None:
         return 2
     if not options.no_worker:
-        if _settled("fxlib_workers", _worker_arguments(options, settled)) is None:
+        worker_settled = _settled("fxlib_workers", _worker_arguments(options, settled))
+        if worker_settled is None:
             return 2
         if settled["client-ca"]:
             raise FxlibError(

@@ -176,13 +176,15 @@ class Dispatcher:
             if stored != said.result:
                 raise ServiceError(Code.LEASE_LOST, f"job {job_id} has ended with another answer")
 
-    async def request_of(self, job_id: str) -> bytes:
-        """Return the request that a job was made for.
+    async def request_of(self, job_id: str, token: str) -> bytes:
+        """Return the request that a job was made for, to whom its last lease was given.
 
         Raises:
-            ServiceError: JOB_NOT_FOUND.
+            ServiceError: JOB_NOT_FOUND or LEASE_LOST.
         """
-        await self._ledger.get(job_id)
+        job = await self._ledger.get(job_id)
+        if not job.token or job.token != token:
+            raise ServiceError(Code.LEASE_LOST, f"job {job_id} is not leased under this token")
         return await self._ledger.read(self._ledger.store.request_of, job_id)
 
     async def sweep(self) -> None:

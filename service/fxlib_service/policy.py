@@ -117,7 +117,7 @@ def _amounts(entry: Mapping[str, object], where: str) -> Mapping[str, float]:
 
 def _caller(name: str, entry: Mapping[str, object], where: str) -> Caller:
     role, namespace = entry.get("role"), entry.get("namespace")
-    if role not in set(Role):
+    if role not in list(Role):  # not a set: what stands there may be a list
         raise _wrong(f"{where}.role", f"must be one of {', '.join(Role)}")
     if role == Role.CLIENT and namespace is None:
         raise _wrong(f"{where}.namespace", "is missing: a client belongs to one")

@@ -139,3 +139,15 @@ async def test_a_worker_cannot_answer_under_another_s_lease(tmp_path: Path) -> N
         beat = workers_pb2.HeartbeatRequest(job_id=job.id, token=lease.token)
         assert await refusal(service.workers.Heartbeat(beat, metadata=bearer("worker-2"))) == "LEASE_LOST"
         await service.workers.Complete(done, metadata=bearer("worker"))
+
+
+async def test_a_worker_without_the_lease_gives_a_namespace_no_graph(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as service:
+        graph = graph_bytes(9)
+        await service.put("web", graph)
+        job = await service.submit("ads", fresh=True)
+        result = answer()
+        result.graph.CopyFrom(ref(graph))
+        forged = workers_pb2.CompleteRequest(job_id=job.id, token="guessed", result=result)
+        assert await refusal(service.workers.Complete(forged, metadata=bearer("worker"))) == "LEASE_LOST"
+        assert await missing(service, "ads", graph)

@@ -36,6 +36,7 @@ def test_a_principal_may_have_certificates_as_well(tmp_path: Path) -> None:
         ("share_results = 1", "share_results: must be true or false"),
         ("principals = 1", "principals: must be a table"),
         ("[principals.a]\ntokens_sha256 = ['D']", "principals.a.role: must be one of client, viewer, worker, operator"),
+        ("[principals.a]\nrole = ['viewer']\ntokens_sha256 = ['D']", "principals.a.role: must be one of client"),
         ("[principals.a]\nrole = 'client'\ntokens_sha256 = ['D']", "principals.a.namespace: is missing"),
         ("[principals.a]\nrole = 'worker'\nnamespace = 'x'\ntokens_sha256 = ['D']", "means nothing to a worker"),
         ("[principals.a]\nrole = 'viewer'\nnamespace = '../x'\ntokens_sha256 = ['D']", "a.namespace: must be up to 63"),

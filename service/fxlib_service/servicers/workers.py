@@ -88,7 +88,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         match request.WhichOneof("outcome"):
             case "result":
-                await self._check_result(request.job_id, request.result)
+                await self._check_result(request)
                 said = Completed(
                     token=request.token,
                     result=request.result.SerializeToString(deterministic=True),
@@ -122,8 +122,10 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             attempt=grant.job.attempts,
         )
 
-    async def _check_result(self, job_id: str, result: jobs_pb2.JobResult) -> None:
-        asked = jobs_pb2.OptimizeRequest.FromString(await self._dispatcher.request_of(job_id))
+    async def _check_result(self, request: workers_pb2.CompleteRequest) -> None:
+        """Check an answer, and that it comes under the job's lease: only then does its namespace get the graphs."""
+        asked = jobs_pb2.OptimizeRequest.FromString(await self._dispatcher.request_of(request.job_id, request.token))
+        result = request.result
         check_result(result, asked.trial)
         if (told := [each.name for each in result.variants]) != [each.name for each in asked.variants]:
             raise invalid("result.variants", f"must be those of the request, and are {', '.join(told) or 'none'}")
