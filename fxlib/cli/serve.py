@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -81,20 +82,21 @@ def run(arguments: Sequence[str]) -> int:
     settled = _settled("fxlib_service", given)
     if settled is None:
         return 2
-    if not options.no_worker:
-        worker_settled = _settled("fxlib_workers", _worker_arguments(options, settled))
-        if worker_settled is None:
-            return 2
-        if settled["client-ca"]:
-            raise FxlibError(
-                "a worker needs a certificate of its own",
-                where="--client-ca",
-                hint="Say --no-worker, and start it with fxlib worker.",
-            )
+    own = {} if options.no_worker else _settled("fxlib_workers", _worker_arguments(options, settled))
+    if own is None:
+        return 2
+    if settled["client-ca"] and not options.no_worker:
+        raise FxlibError(
+            "a worker needs a certificate of its own",
+            where="--client-ca",
+            hint="Say --no-worker, and start it with fxlib worker.",
+        )
     stop = Stop()
-    ready_file = Path(settled["ready-file"] or _made(settled["data"]) / "ready")
-    ready_file.unlink(missing_ok=True)
     with _ending(stop), ExitStack() as children:
+        # Not in the data folder, where one that another service has would be overwritten.
+        folder = children.enter_context(TemporaryDirectory(prefix="fxlib-serve-"))
+        ready_file = Path(settled["ready-file"] or Path(folder) / "ready")
+        ready_file.unlink(missing_ok=True)
         children.callback(ready_file.unlink, missing_ok=True)
         service = children.enter_context(Child("fxlib_service", [*given, "--ready-file", str(ready_file)]))
         addresses = _addresses(service, ready_file, stop)
@@ -107,7 +109,7 @@ def run(arguments: Sequence[str]) -> int:
         )
         if options.no_worker:
             return _attend(service, stop)
-        met = ["--service", _reached(addresses["listen"]), *_shown(addresses, settled)]
+        met = ["--service", _reached(addresses["listen"]), *_shown(addresses, settled, own)]
         return _attend_with_worker(service, [*met, *_worker_arguments(options, settled)], stop)
 
 
@@ -158,15 +160,6 @@ def _settled(application: str, arguments: Sequence[str]) -> dict[str, Any] | Non
     return {name: each["value"] for name, each in json.loads(told.stdout).items()}
 
 
-def _made(folder: str) -> Path:
-    """Make the data folder, for this user's eyes alone."""
-    try:
-        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise FxlibError(error.strerror or str(error), where=f"--data {folder}") from error
-    return Path(folder)
-
-
 def _worker_arguments(options: argparse.Namespace, settled: Mapping[str, Any]) -> list[str]:
     arguments = []
     for module in options.allow_module:
@@ -189,11 +182,15 @@ def _reached(listen: str) -> str:
     return f"localhost:{port}" if everywhere else listen
 
 
-def _shown(addresses: Mapping[str, str], settled: Mapping[str, Any]) -> list[str]:
-    """Return what tells the worker the owner's token; on loopback, it finds that by itself."""
-    if _reached(addresses["listen"]).startswith(("127.", "localhost:", "[::1]:")):
-        return []
-    return ["--token-file", addresses["token_file"], *(["--insecure"] if settled["insecure"] else [])]
+def _shown(addresses: Mapping[str, str], settled: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Return what tells the worker the owner's token, unless its own options name one.
+
+    On loopback it finds by itself the token that the service made, but not one of a file that the service was given.
+    """
+    on_loopback = _reached(addresses["listen"]).startswith(("127.", "localhost:", "[::1]:"))
+    found = own["token-file"] or (on_loopback and not settled["token-file"])
+    token = [] if found else ["--token-file", addresses["token_file"]]
+    return [*token, *(["--insecure"] if settled["insecure"] and not on_loopback else [])]
 
 
 @contextmanager

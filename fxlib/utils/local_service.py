@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from fxlib.errors import FxlibError
 
@@ -48,7 +49,8 @@ class LocalService:
     @property
     def target(self) -> str:
         """The socket, as gRPC names it; "" if its path is longer than a socket's may be."""
-        return f"unix:{self.socket}" if len(os.fsencode(self.socket)) <= _MAX_SOCKET_PATH else ""
+        path = os.fsencode(self.socket)
+        return f"unix:{quote(path)}" if len(path) <= _MAX_SOCKET_PATH else ""
 
     def answers(self) -> bool:
         """Whether somebody listens on the socket; a service that was killed leaves it behind."""

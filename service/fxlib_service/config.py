@@ -66,7 +66,15 @@ _URL: Final = Kind(read=str, metavar="URL")
 
 
 def _data_folder() -> Path:
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "fxlib"
+    """Return the default data folder.
+
+    Raises:
+        OptionError: this user has no home.
+    """
+    try:
+        return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "fxlib"
+    except RuntimeError as error:
+        raise OptionError("this user has no home to put it into", option="data", hint="Name a folder.") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from sqlalchemy.exc import SQLAlchemyError
 
 from fxlib.errors import FxlibError
-from fxlib.utils.local_service import LocalService, make_folder, new_token, read_token
+from fxlib.utils.local_service import RUNTIME_DIR, LocalService, make_folder, new_token, read_token
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
 from fxlib_service.authentication import Gate
 from fxlib_service.blobs.folder import FolderBlobStore
@@ -87,10 +87,10 @@ class Server:
         if self._core is not None:
             self._core.dispatcher.close()
             self._core.broker.close()
+        if self._local is not None:
+            self._local.remove()  # while the port is this service's: afterwards they may be another one's
         if self._grpc is not None:
             await self._grpc.stop(self._config.shutdown_grace_s)
-        if self._local is not None:
-            self._local.remove()
         for task in self._tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -132,25 +132,35 @@ class Server:
                 port = server.add_secure_port(str(config.listen), _server_credentials(config.tls))
         except RuntimeError as error:
             raise FxlibError(f"cannot listen on {config.listen}", where="--listen", hint="Is it in use?") from error
-        self._local = LocalService(folder=self._folder, port=port)
-        self._meet_locally(server, self._local)
+        self._meet_locally(server, LocalService(folder=self._folder, port=port))
         await server.start()
         return Address(host=config.listen.host, port=port)
 
     def _meet_locally(self, server: grpc.aio.Server, local: LocalService) -> None:
         """Leave the owner's token in the folder, and listen on a socket there, too, unless TLS was asked for.
 
-        The port is this service's by now: what lies there was left by one that was killed.
+        Raises:
+            FxlibError: the files are those of another service, which has the same port of another address.
         """
-        local.remove()
+        if local.answers():
+            raise FxlibError(
+                "another service of this user's listens there",
+                where=str(local.socket),
+                hint=f"Give each a port, or a {RUNTIME_DIR}, of its own.",
+            )
+        self._local = local
+        local.remove()  # what lies there was left by one that was killed
         if self._config.token_file is None:
             local.write_token(self._owner_token)
         if self._config.tls is not None:
             return
-        if local.target:
-            server.add_insecure_port(local.target)
-        else:
+        if not local.target:
             logger.warning("%s is too long a path for a socket: there is the port alone", local.socket)
+            return
+        try:
+            server.add_insecure_port(local.target)
+        except RuntimeError:  # a file system may have no sockets
+            logger.warning("cannot listen on %s: there is the port alone", local.socket)
 
     def _serve_metrics(self, core: Core) -> Address:
         address, tls = self._config.metrics, self._config.tls
@@ -203,12 +213,15 @@ class _DataLock:
     """A lock on a folder, that ends with the process, however that ends.
 
     Raises:
-        FxlibError: another service has it.
+        FxlibError: another service has it, or it cannot be made or written.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise FxlibError(f"cannot use {folder}: {error.strerror}", where="--data") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

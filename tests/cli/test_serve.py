@@ -36,7 +36,7 @@ PROGRAM = """
 import json, os, pathlib, signal, sys, time
 if "--print-options" in sys.argv:
     data = sys.argv[sys.argv.index("--data") + 1] if "--data" in sys.argv else None
-    options = {"data": data, "ready-file": None, "tls-cert": None, "client-ca": None}
+    options = dict.fromkeys(("ready-file", "tls-cert", "client-ca", "insecure", "token-file")) | {"data": data}
     print(json.dumps({name: {"value": value, "from": "default"} for name, value in options.items()}))
     sys.exit()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -210,6 +210,42 @@ def test_a_file_gives_options_to_the_service_and_to_its_worker(tmp_path: Path) -
         port = serving.address().rpartition(":")[2]
         until(lambda: len(serving.starts()) == 1)
         assert serving.starts()[0].endswith(f" --service localhost:{port} --config {file}")
+
+
+def test_a_worker_is_told_the_file_of_a_token_that_the_service_was_given(tmp_path: Path) -> None:
+    token = tmp_path / "some.token"
+    token.write_text("a-secret")
+    with serve(tmp_path, "--token-file", str(token)) as serving:
+        address = serving.address()
+        until(lambda: len(serving.starts()) == 1)
+        assert serving.starts()[0].endswith(f" --service {address} --token-file {token}")
+
+
+@pytest.mark.parametrize(
+    "listen, given, own, shown",
+    [
+        ("127.0.0.1:1", None, None, []),
+        ("0.0.0.0:1", "given.token", None, ["--token-file", "told.token"]),
+        ("0.0.0.0:1", "given.token", "own.token", []),
+        ("10.0.0.1:1", None, None, ["--token-file", "told.token", "--insecure"]),
+        ("10.0.0.1:1", None, "own.token", ["--insecure"]),
+    ],
+)
+def test_a_worker_with_a_token_of_its_own_keeps_it(
+    listen: str, given: str | None, own: str | None, shown: list[str]
+) -> None:
+    addresses = {"listen": listen, "token_file": "told.token"}
+    assert command._shown(addresses, {"token-file": given, "insecure": True}, {"token-file": own}) == shown
+
+
+def test_a_second_one_on_the_same_data_folder_leaves_the_first_alone(tmp_path: Path) -> None:
+    with serve(tmp_path, "--no-worker", stand_ins=()) as first:
+        address = first.address()
+        with serve(tmp_path, "--no-worker", stand_ins=()) as second:
+            assert second.process.wait(200) == 1
+            assert "another service uses" in second.errors()
+        with fxlib.connect(address, patience_s=60) as client:
+            assert client.jobs() == []
 
 
 def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from tests.client.models import Clicks, workload
 from tests.client.real import real_service
 from tests.service.certificates import certificates
 from tests.service.principals import token, write_policy
+from tests.service.support import refused
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,26 @@ def test_what_a_killed_service_left_is_replaced_by_the_next_one(tmp_path: Path, 
     with real_service(tmp_path, "--listen", address), fxlib.connect(address, patience_s=60) as client:
         assert client.jobs() == []
         assert read_token(here.token) != "of one that was killed"
+
+
+def test_a_folder_may_be_named_with_signs_that_mean_something_in_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "a%41 b#c?d"))
+    with real_service(tmp_path) as address:
+        target, _ = choose(address, token_file=None, tls=None, insecure=False)
+        assert target.startswith("unix:")
+        with fxlib.connect(address, patience_s=60) as client:
+            assert client.jobs() == []
+
+
+def test_a_service_on_the_same_port_of_another_address_takes_nothing_over(tmp_path: Path) -> None:
+    with real_service(tmp_path / "first") as address:
+        other = address.replace("127.0.0.1", "127.0.0.2")
+        said = refused("--data", str(tmp_path / "second"), "--listen", other, "--metrics", "127.0.0.1:0")
+        assert "another service of this user's listens there" in said
+        with fxlib.connect(address, patience_s=60) as client:
+            assert client.jobs() == []
 
 
 def test_a_token_of_one_s_own_is_what_the_service_asks_for(tmp_path: Path) -> None:

@@ -80,3 +80,15 @@ def test_what_is_not_safe_is_told_where_it_was_said() -> None:
 def test_without_a_folder_data_is_kept_in_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "/shared")
     assert parse([]).data == Path("/shared/fxlib")
+
+
+def test_without_a_home_the_data_folder_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert parse(["--data", "d"]).data == Path("d")
+    with pytest.raises(FxlibError, match=r"--data: this user has no home .* Name a folder\."):
+        parse([])

@@ -111,3 +111,9 @@ def test_what_it_cannot_do_it_says_in_a_sentence_and_ends(tmp_path: Path) -> Non
     said = refused("--data", str(tmp_path / "data"), "--listen", "0.0.0.0:0")
     assert "and TLS is off" in said
     assert "Traceback" not in said
+
+
+def test_a_data_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = refused("--data", str(tmp_path / "file" / "data"), "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    assert said == f"fxlib service: --data: cannot use {tmp_path}/file/data: Not a directory\n"
