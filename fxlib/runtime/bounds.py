@@ -8,12 +8,13 @@ A process that runs only graphs of its own needs none of it, and pays nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_LSTM_GATES = 4
 _INCLUDES_LAST = 4
 """Where, behind the offsets, `include_last_offset` stands."""
 
@@ -28,7 +29,11 @@ def install() -> torch.library.Library:
     for name, check in CHECKS.items():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload)
-        library.impl(operator, _checked(operator, check), "BackendSelect", with_keyset=True)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
+            for key in ("AutogradCPU", "CPU"):  # autograd goes into its parts before any later key is asked
+                library.impl(operator, _checked_parts(operator, check), key)
+        else:
+            library.impl(operator, _checked(operator, check), "BackendSelect", with_keyset=True)
     return library
 
 
@@ -38,6 +43,16 @@ def _checked(operator: Any, check: Callable[..., None]) -> Callable[..., Any]:
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         check(*args)
         return operator.redispatch(keyset & below, *args, **kwargs)
+
+    return kernel
+
+
+def _checked_parts(operator: Any, check: Callable[..., None]) -> Callable[..., Any]:
+    """Check an operator that is made of others."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        check(*args)
+        return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
     return kernel
 
@@ -73,6 +88,30 @@ def _check_own_statistics(values: Tensor, weight: Tensor | None, bias: Tensor | 
         raise IndexError("a batch norm without statistics uses those of its batch, in training alone")
 
 
+def _check_recurrent(
+    gates: int, values: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, *rest: Any
+) -> None:
+    """Hold states and weights to the sizes that they have in `torch.nn.RNNBase`: the kernels index by them."""
+    layers, _, _, bidirectional, *first = rest
+    directions = 2 if bidirectional else 1
+    states = [hidden] if isinstance(hidden, Tensor) else list(hidden)
+    cells = layers * directions
+    projects = gates == _LSTM_GATES and len(weights) == cells * (3 + 2 * biases)
+    per_cell = 2 + 2 * biases + projects
+    fits = values.dim() == 3 and layers > 0 and len(weights) == cells * per_cell and states[0].dim() == 3
+    if fits:
+        batch, out, size = values.shape[0 if first[:1] == [True] else 1], states[0].shape[2], states[-1].shape[-1]
+        fits = tuple(states[0].shape) == (cells, batch, out) and tuple(states[-1].shape) == (cells, batch, size)
+        for cell in range(cells if fits else 0):
+            width = values.shape[2] if cell < directions else out * directions
+            wanted = [(gates * size, width), (gates * size, out), *[(gates * size,)] * (2 * biases)]
+            wanted += [(out, size)] * projects
+            given = weights[cell * per_cell : (cell + 1) * per_cell]
+            fits = fits and [tuple(each.shape) for each in given] == wanted and (projects or out == size)
+    if not fits:
+        raise IndexError("states and weights of a recurrent operator do not have the sizes of its layers")
+
+
 def _within(values: Tensor, last: int, what: str) -> None:
     if values.device.type == "cpu" and values.numel():
         low, high = int(values.min()), int(values.max())
@@ -91,5 +130,9 @@ CHECKS: Mapping[str, Callable[..., None]] = {
     "_native_batch_norm_legit_functional.default": _check_statistics,
     "_native_batch_norm_legit_no_training.default": _check_statistics,
     "_native_batch_norm_legit.no_stats": _check_own_statistics,
+    "lstm.input": partial(_check_recurrent, _LSTM_GATES),
+    "gru.input": partial(_check_recurrent, 3),
+    "rnn_tanh.input": partial(_check_recurrent, 1),
+    "rnn_relu.input": partial(_check_recurrent, 1),
 }
 """Operators of `torch.ops.aten` that are checked. What `torch.batch_norm` calls is not among them: it checks itself."""
