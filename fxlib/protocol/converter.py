@@ -26,14 +26,22 @@ _MESSAGE = FieldDescriptor.CPPTYPE_MESSAGE
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one field is converted: `read` and `write` may raise a `Fault`; None in their place copies the value.
+    """How one field is converted.
 
-    `unknown` is what None is written as: by default the field stays unset.
+    Attributes:
+        write: makes the message's value of the dataclass's, and may raise a `Fault`; None copies the value.
+        read: makes the dataclass's value of the message's, likewise.
+        unknown: what None is written as; None leaves the field unset.
+        fast_write: does what `write` does, but that its faults do not say where inside of the value they lie: `write`
+            is called for that once there is a fault. None: `write` itself is called.
+        fast_read: stands to `read` as `fast_write` does to `write`.
     """
 
     write: Callable[[Any], Any] | None = None
     read: Callable[[Any], Any] | None = None
     unknown: object = None
+    fast_write: Callable[[Any], Any] | None = None
+    fast_read: Callable[[Any], Any] | None = None
 
 
 class Converter(Generic[D, M]):
@@ -74,20 +82,22 @@ class Converter(Generic[D, M]):
         if wrong := declared.keys() ^ there.keys():
             raise TypeError(f"{kind.__name__} and {message.__name__} do not both have {', '.join(sorted(wrong))}")
         names: dict[str, object] = {"message": message, "kind": kind, "write_more": write_more, "read_more": read_more}
+        fast = dict[str, object]()
         writes, reads = {}, {}
         for name, field in there.items():
             rule = (rules or {}).get(name) or _copied(cast(FieldDescriptor, field), text, number)
             default = declared[name].default if field.has_presence else MISSING
             names |= {f"write_{name}": rule.write, f"unknown_{name}": rule.unknown}
             names |= {f"read_{name}": rule.read, f"default_{name}": default}
+            fast |= {f"write_{name}": rule.fast_write or rule.write, f"read_{name}": rule.fast_read or rule.read}
             writes[name] = f"write_{name}(it.{name})" if rule.write else f"it.{name}"
             if rule.write or rule.unknown is not None:
                 writes[name] += f" if it.{name} is not None else unknown_{name}"
             reads[name] = f"read_{name}(it.{name})" if rule.read else f"it.{name}"
             if default is not MISSING:
                 reads[name] += f" if it.HasField({name!r}) else default_{name}"
-        self._write: Callable[[D], M] = _compiled("message", writes, "write_more" if write_more else "", names)
-        self._read: Callable[[M], D] = _compiled("kind", reads, "read_more" if read_more else "", names)
+        self._write: Callable[[D], M] = _compiled("message", writes, "write_more" if write_more else "", names | fast)
+        self._read: Callable[[M], D] = _compiled("kind", reads, "read_more" if read_more else "", names | fast)
         self._writes = {f".{name}": _lambda(source, names) for name, source in writes.items()}
         self._reads = {f".{name}": _lambda(source, names) for name, source in reads.items()}
 
@@ -140,12 +150,14 @@ class Converter(Generic[D, M]):
     @property
     def one(self) -> Rule:
         """The rule of a field that holds such a message."""
-        return Rule(self.write, self.read)
+        return Rule(self.write, self.read, fast_write=self._write, fast_read=self._read)
 
     @property
     def many(self) -> Rule:
         """The rule of a field that holds several."""
-        return Rule(each_by(self.write), each_by(self.read))
+        return Rule(
+            each_by(self.write), each_by(self.read), fast_write=_all_by(self._write), fast_read=_all_by(self._read)
+        )
 
 
 def _compiled(made: str, sources: Mapping[str, str], more: str, names: dict[str, object]) -> Callable[[Any], Any]:
@@ -181,6 +193,10 @@ def each_by(convert: Callable[[Any], T]) -> Callable[[Iterable[Any]], tuple[T, .
             raise
 
     return convert_all
+
+
+def _all_by(convert: Callable[[Any], T]) -> Callable[[Iterable[Any]], tuple[T, ...]]:
+    return lambda values: tuple([convert(each) for each in values])
 
 
 def _copied(field: FieldDescriptor, text: Callable[[str], str] | None, number: Callable[[float], float] | None) -> Rule:
