@@ -44,14 +44,14 @@ async def _run(config: Config) -> None:
 
 
 def _announce(config: Config, listen: Address, metrics: Address, token_file: Path) -> None:
-    """Tell whoever started the service that it is ready: one line of JSON."""
+    """Write one line of JSON with the addresses, for whoever waits until the service is ready."""
     told = {"listen": str(listen), "metrics": str(metrics), "token_file": str(token_file), "pid": os.getpid()}
     line = json.dumps({"ready": True, **told})
     if config.ready_file is not None:
         unfinished = config.ready_file.with_name(f"{config.ready_file.name}.{os.getpid()}")
         unfinished.write_text(f"{line}\n")
         unfinished.replace(config.ready_file)
-    sys.stdout.write(f"{line}\n")  # after the file, which whoever reads the line then finds
+    sys.stdout.write(f"{line}\n")  # after the file: a reader of this line may open it at once
     sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""Tasks that outlive their callers: held until they end, so that an orderly end waits for them."""
+"""Tasks that go on when the call that started them is cancelled; an orderly shutdown waits for them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,36 @@ logger = logging.getLogger(__name__)
 
 
 class Background:
-    """The tasks under way."""
+    """The background tasks of one service. It holds a reference to each until the task ends."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
 
     def spawn(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
-        """Start a task that its caller waits for, and that goes on when the caller leaves."""
+        """Start a task whose caller awaits it; when the caller is cancelled, the task goes on."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def entrust(self, work: Coroutine[object, object, object], what: str) -> None:
-        """Start a task that nobody waits for; its failure is logged."""
+        """Start a task that nobody awaits; its failure is logged.
+
+        Args:
+            work: the task.
+            what: what the task does, for the log: "ending equal jobs".
+        """
         self.spawn(_logged(work, what))
 
     async def end(self) -> None:
-        """Wait until there is none left, those begun meanwhile included."""
+        """Wait for all tasks, those that start meanwhile included."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # who waits for it is told; one that left does not want to know
+            task.exception()  # an awaiting caller gets it; asyncio would log it for one that was cancelled
 
 
 async def _logged(work: Coroutine[object, object, object], what: str) -> None:

@@ -1,4 +1,4 @@
-"""How a service is run: every option, with its unit and default."""
+"""The configuration of a service: every option, with its unit and default."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A host and a port; port 0 stands for any free one."""
+    """A host and a port; port 0 stands for any free port."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ class Address:
         """Read `HOST:PORT`, an IPv6 host in brackets.
 
         Raises:
-            ValueError: it is not of that form.
+            ValueError: the text is not of that form.
         """
         host, colon, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
@@ -49,7 +49,7 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether the address can be reached from this machine alone."""
         if self.host == "localhost":
             return True
         try:
@@ -79,7 +79,7 @@ def _data_folder() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """PEM files. With `client_ca`, only clients that show a certificate signed by it are served (mutual TLS)."""
+    """The PEM files for TLS. With `client_ca`, clients need a certificate that it has signed (mutual TLS)."""
 
     certificate: Path = field(
         metadata=option("tls-cert", "PEM file of the certificate chain; serves both addresses over TLS", FILE)
@@ -95,15 +95,15 @@ class Tls:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one client, job or upload may take; what is no option is the same in every service.
+    """Limits on what one client, job or upload may take. Those without an option are the same in every service.
 
     Attributes:
-        message_bytes: largest message that the service takes.
-        graph_bytes: largest serialized graph.
-        streams_per_connection: calls that one connection may have open at once.
-        calls: calls that the service has open at once.
-        call_timeout_s: time limit of a call that has one answer.
-        claim_wait_s: longest time that a worker's claim may wait for a job.
+        message_bytes: size of the largest message that the service accepts.
+        graph_bytes: size of the largest serialized graph.
+        streams_per_connection: number of calls that one connection may have open at once.
+        calls: number of calls that the service may have open at once.
+        call_timeout_s: longest duration of a call that has one response.
+        claim_wait_s: longest time for which a worker's claim waits for a job.
         upload_idle_s: time without new bytes after which an upload is ended.
     """
 
@@ -136,7 +136,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One service process. `APPLICATION` reads it."""
+    """The options of one service process; `APPLICATION` reads them."""
 
     data: Path = field(
         default_factory=_data_folder,
@@ -227,13 +227,14 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        """Refuse what is not safe unless it was asked for.
+        """Refuse a configuration that is unsafe, unless `insecure` asks for it.
 
         Raises:
-            OptionError: an address is reachable from other machines, TLS is off, and `insecure` is not set.
+            OptionError: the lease is not positive; or an address can be reached from other machines, TLS is off, and
+                `insecure` is not set.
         """
         if self.lease_s <= 0:
-            raise OptionError("it is not positive", option="lease-seconds")
+            raise OptionError("the length of a lease must be positive", option="lease-seconds")
         for name, address in (("listen", self.listen), ("metrics", self.metrics)):
             if not (address.loopback or self.tls or self.insecure):
                 raise OptionError(

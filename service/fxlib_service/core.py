@@ -1,4 +1,4 @@
-"""All parts of a service but for its sockets, put together."""
+"""The parts of a service, put together; only the sockets are left to `server`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DAY_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """The parts that others speak to."""
+    """The parts that the server, and tests without a network, use."""
 
     optimizer: OptimizerServicer
     blobs: BlobServicer
@@ -53,16 +53,16 @@ class Core:
     registry: CollectorRegistry
 
     async def close(self) -> None:
-        """End waiting calls, finish what was begun, and close the store."""
+        """End the calls that wait, finish the work under way, and close the store."""
         self.dispatcher.close()
         self.broker.close()
         await self.ledger.close()
 
 
 async def make_core(config: Config, store: JobStore, blobs: BlobStore, policy: Policy | None = None) -> Core:
-    """Put a service together on stores, and take up what an earlier one left there.
+    """Put a service together on its stores, and recover the workers, leases and figures that the stores hold.
 
-    With a policy, namespaces are kept apart: each has its own blobs and, unless the policy shares them, answers.
+    With a policy, namespaces are isolated: each has its own blobs and, unless `share_results` is set, its own answers.
     """
     broker, background, registry = EventBroker(), Background(), _registry()
     models = ModelFigures(shown=config.model_labels)

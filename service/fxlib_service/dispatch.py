@@ -1,4 +1,4 @@
-"""Jobs to workers and answers back: claims, leases, and what happens when a worker falls silent."""
+"""Gives jobs to workers and takes their answers: claims, leases, and what happens when a worker falls silent."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A claimed job, under the lease that its token names, and the request that it was made for."""
+    """A job that a worker has claimed, its lease's token in `job.token`, with the serialized request."""
 
     job: Job
     request: bytes
 
 
 class Waiter:
-    """One worker that waits."""
+    """A worker that waits for a job."""
 
     def __init__(self) -> None:
         self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.looked = False
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait to be woken, and then look; False when the time is over."""
+        """Wait to be woken; return False once `timeout_s` is over. A worker that was woken looks for a job again."""
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(self.woken)
@@ -55,10 +55,10 @@ class Waiter:
 
 
 class Wakeups:
-    """The workers that wait for jobs of one kind.
+    """The workers that wait for jobs of one torch version, woken one at a time in the order in which they came.
 
-    A worker registers first (`waiting`), looks for a job, then waits: a job that is queued after the look wakes it. A
-    worker that was woken and leaves without looking wakes the next one.
+    A worker registers first (`waiting`), then looks for a job, then waits, so that a job queued after it looked wakes
+    it. A worker that was woken and leaves without looking wakes the next one.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,15 @@ class Wakeups:
 
 
 class Dispatcher:
-    """Who works on what. Fair: the namespace that runs least is served first, then the one served longest ago."""
+    """Assigns jobs to workers. The namespace with the fewest running jobs comes first, then the one served longest ago.
+
+    Args:
+        ledger: stores what happens to jobs.
+        workers: the known workers.
+        leases: the deadlines of the running jobs' leases.
+        background: finishes a claim whose caller left.
+        on_expiry: is called once for each lease that expired.
+    """
 
     def __init__(
         self, ledger: Ledger, workers: Workers, leases: Leases, background: Background, on_expiry: Callable[[], None]
@@ -105,19 +113,19 @@ class Dispatcher:
         self._closed = False
 
     async def recover(self) -> None:
-        """Grant every running job a new lease: its worker may be well, and could not reach the service."""
+        """Grant every running job a whole new lease: its worker may still be at work, though the service was down."""
         for job in await self._ledger.read(self._ledger.store.running):
             self.leases.grant(Lease(job_id=job.id, token=job.token, worker_id=job.worker_id, principal=job.measured_by))
 
     def heard(self, transition: Transition) -> None:
-        """Wake a worker when a job is there to be claimed: this one, or one that stood behind it."""
+        """Wake a worker whenever a job may have become claimable: this one, or an equal one that waited for it."""
         job = transition.job
         if job.state is not State.RUNNING:
             self.leases.end(job.id)
             self._wakeups[job.torch_version].wake_one()
 
     def check_holder(self, job_id: str, principal: str) -> None:
-        """Refuse a caller other than the one that a job is leased to, whatever token it shows.
+        """Refuse every caller but the one that the job is leased to, even one that has the lease's token.
 
         Raises:
             ServiceError: LEASE_LOST.
@@ -126,20 +134,20 @@ class Dispatcher:
             raise ServiceError(Code.LEASE_LOST, f"job {job_id} is not leased under this token")
 
     async def claim(self, worker: Worker, *, wait_s: float, principal: str = "") -> Grant | None:
-        """Return a job under a lease, waiting for one up to `wait_s`; None if there was none."""
+        """Lease a job to a worker, waiting up to `wait_s` seconds for one; return None if there was none."""
         await self._workers.see(worker)
         wakeups, deadline = self._wakeups[worker.torch_version], time.monotonic() + wait_s
         while True:
             with wakeups.waiting() as waiter:
                 grant = await self._claim_surely(worker, principal)
                 if grant is not None:
-                    wakeups.wake_one()  # where there was one, there may be more
+                    wakeups.wake_one()  # there may be another job for the next worker
                     return grant
                 if self._closed or not await waiter.wait(deadline - time.monotonic()):
                     return None
 
     async def heartbeat(self, job_id: str, token: str) -> bool:
-        """Keep a lease alive; False if the job was cancelled.
+        """Extend a lease; return False if the job was cancelled.
 
         Raises:
             ServiceError: JOB_NOT_FOUND or LEASE_LOST.
@@ -154,7 +162,7 @@ class Dispatcher:
         raise ServiceError(Code.LEASE_LOST, f"job {job_id} is not leased under this token")
 
     async def tell(self, job_id: str, said: Reported | Completed | Failed | Released) -> Transition:
-        """Act on what a worker says about its job; to say anything keeps the lease alive.
+        """Apply what a worker says about its job, which also extends the lease.
 
         Raises:
             ServiceError: JOB_NOT_FOUND or LEASE_LOST.
@@ -165,10 +173,10 @@ class Dispatcher:
         return await self._ledger.apply(job_id, said)
 
     async def complete(self, job_id: str, said: Completed) -> None:
-        """Act on a worker's answer; the same answer may come again.
+        """Apply a worker's answer. The worker may repeat the call with the same answer.
 
         Raises:
-            ServiceError: JOB_NOT_FOUND, or LEASE_LOST, if another answer came before among others.
+            ServiceError: JOB_NOT_FOUND; LEASE_LOST, also where the job has ended with another answer.
         """
         transition = await self.tell(job_id, said)
         if transition.event is None and transition.job.state is State.SUCCEEDED:
@@ -177,7 +185,7 @@ class Dispatcher:
                 raise ServiceError(Code.LEASE_LOST, f"job {job_id} has ended with another answer")
 
     async def request_of(self, job_id: str, token: str) -> bytes:
-        """Return the request that a job was made for, to whom its last lease was given.
+        """Return the serialized request of a job, to the holder of its last lease.
 
         Raises:
             ServiceError: JOB_NOT_FOUND or LEASE_LOST.
@@ -188,35 +196,44 @@ class Dispatcher:
         return await self._ledger.read(self._ledger.store.request_of, job_id)
 
     async def sweep(self) -> None:
-        """Take jobs back from silent workers, until cancelled."""
+        """Expire the leases of silent workers twice a second, until this task is cancelled."""
         while True:
             planned = time.monotonic() + _SWEEP_S
             await asyncio.sleep(_SWEEP_S)
             late = time.monotonic() - planned
             if late > _LATE_S:
-                self.leases.forgive(late)
+                self.leases.postpone(late)
             await self.expire(self.leases.take_expired())
 
     async def expire(self, leases: Sequence[Lease]) -> None:
-        """End leases whose time is over; one that cannot be ended now is tried again later."""
+        """End leases whose deadline has passed. One that cannot be ended now gets a new deadline."""
         for lease in leases:
             try:
                 await self._ledger.apply(lease.job_id, LeaseExpired(token=lease.token))
             except Exception:
-                logger.exception("could not take back job %s", lease.job_id)
+                logger.exception(
+                    "the expired lease of job %s could not be ended; it is tried again in %.0f s",
+                    lease.job_id,
+                    self.leases.duration_s,
+                )
                 self.leases.grant(lease)
             else:
                 self._on_expiry()
-                logger.warning("worker %s lost its lease of job %s", lease.worker_id, lease.job_id)
+                logger.warning(
+                    "worker %s was silent for %.0f s and lost its lease on job %s",
+                    lease.worker_id,
+                    self.leases.duration_s,
+                    lease.job_id,
+                )
 
     def close(self) -> None:
-        """Send the waiting workers away."""
+        """Wake all waiting workers, whose claims then return without a job."""
         self._closed = True
         for wakeups in self._wakeups.values():
             wakeups.wake_all()
 
     async def _claim_surely(self, worker: Worker, principal: str) -> Grant | None:
-        """Claim; a worker that leaves meanwhile gives back what it would have got."""
+        """Claim; if the caller leaves meanwhile, the job that it would have got goes back to the queue."""
         attempt = asyncio.ensure_future(self._claim(worker, principal))
         try:
             return await asyncio.shield(attempt)
@@ -237,7 +254,7 @@ class Dispatcher:
                 lease = Lease(job_id=head.job_id, token=token, worker_id=worker.id, principal=principal)
                 claimed = Claimed(worker_id=worker.id, token=token, hardware=worker.hardware, principal=principal)
                 job = (await self._ledger.apply(head.job_id, claimed)).job
-                if job.token == lease.token:  # else it was cancelled meanwhile
+                if job.token == lease.token:  # otherwise the job was cancelled meanwhile
                     self.leases.grant(lease)
                     self._served.pop(head.namespace, None)
                     self._served[head.namespace] = time.monotonic()

@@ -1,4 +1,4 @@
-"""Tells watchers of a job what is added to its history, without anybody asking the store."""
+"""Publishes each new event of a job to those who watch the job, so that nobody has to poll the store."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _BACKLOG: Final = 256
 
 
 class Subscription:
-    """One watcher's queue. It is bounded: a watcher that reads too slowly is told to read from the store again."""
+    """The queue of one watcher. It is bounded: a watcher that falls behind is sent back to the store."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=_BACKLOG)
 
     def offer(self, event: Event | None) -> None:
-        """Add an event; None, or an event too many, makes the watcher look again."""
+        """Add an event. None, or an event for which the queue has no room, sends the watcher back to the store."""
         if self._events.full():
             while not self._events.empty():
                 self._events.get_nowait()
@@ -28,25 +28,25 @@ class Subscription:
         self._events.put_nowait(event)
 
     async def next(self) -> Event | None:
-        """Wait for the next event; None: look into the store (or at whether the service still runs)."""
+        """Wait for the next event; None says that events were missed, or that the service is shutting down."""
         return await self._events.get()
 
 
 class EventBroker:
-    """All watchers, by job."""
+    """The subscriptions of all watchers, by job. `closed` is set once the service shuts down."""
 
     def __init__(self) -> None:
         self._subscriptions: defaultdict[str, set[Subscription]] = defaultdict(set)
         self.closed = False
 
     def publish(self, job_id: str, event: Event) -> None:
-        """Hand an event that is stored to those who watch its job."""
+        """Hand an event, which is stored already, to the watchers of its job."""
         for subscription in self._subscriptions.get(job_id, ()):
             subscription.offer(event)
 
     @contextmanager
     def subscribe(self, job_id: str) -> Iterator[Subscription]:
-        """Watch a job for the length of the block."""
+        """Subscribe to a job's events for the length of the block."""
         subscription = Subscription()
         self._subscriptions[job_id].add(subscription)
         try:
@@ -59,11 +59,11 @@ class EventBroker:
 
     @property
     def watchers(self) -> int:
-        """How many watch."""
+        """The number of subscriptions."""
         return sum(map(len, self._subscriptions.values()))
 
     def close(self) -> None:
-        """Wake everybody up to see that the service ends."""
+        """Wake all watchers, which then see that the service is shutting down."""
         self.closed = True
         for subscriptions in self._subscriptions.values():
             for subscription in subscriptions:

@@ -1,4 +1,4 @@
-"""What is, for Prometheus: read from the store and the workers at every scrape, so that a restart changes nothing."""
+"""The gauges that Prometheus reads. Each scrape takes them from the store, so that a restart changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TORCH_VERSIONS: Final = 20
 
 
 class Gauges(Collector):
-    """Collects on the thread of the scrape."""
+    """Collects the gauges, on the thread that answers the scrape."""
 
     def __init__(self, store: JobStore, workers: Workers, broker: EventBroker, models: ModelFigures) -> None:
         self._store = store

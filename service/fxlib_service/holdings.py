@@ -1,7 +1,8 @@
-"""Which blobs a namespace has: those that it uploaded whole, and those that answers gave to it.
+"""Which blobs each namespace has: those that it uploaded completely, and those that its answers refer to.
 
-Blobs are stored once, whoever sent them. To another namespace one does not exist until it has sent all its bytes
-itself, so that nobody learns what others have, or names what he has not got. A caller of no namespace has all.
+A blob is stored once, whoever uploaded it. For a namespace it exists only once that namespace has uploaded all of its
+bytes, so that no namespace learns what others have, or refers to bytes that it does not know. A caller that is bound to
+no namespace has all blobs.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from fxlib_service.ledger import Ledger
 
 
 class Holdings:
-    """The store's table of them.
+    """The store's table of namespaces and their blobs.
 
     Args:
-        ledger: whose store has the table.
-        admission: reads which blobs an answer names.
-        kept: whether namespaces are kept apart; if not, nothing is written.
+        ledger: gives access to the store.
+        admission: reads which blobs an answer refers to.
+        kept: whether namespaces are isolated; if not, nothing is recorded.
     """
 
     def __init__(self, ledger: Ledger, admission: Admission, *, kept: bool) -> None:
@@ -29,24 +30,24 @@ class Holdings:
         self._kept = kept
 
     async def missing(self, namespace: str | None, blobs: Mapping[str, int]) -> set[str]:
-        """Return those of some blobs, sizes by SHA-256, that do not exist for a namespace, wherever they lie."""
+        """Return which of `blobs`, sizes by SHA-256, a namespace does not have, whether or not the service has them."""
         if namespace is None:
             return set()
         return blobs.keys() - await self._ledger.read(self._ledger.store.held, namespace, list(blobs))
 
     async def has(self, namespace: str | None, sha256: str) -> bool:
-        """Whether a blob, if it is here, exists for a namespace."""
+        """Whether a namespace has a blob, provided that the service has it."""
         return not await self.missing(namespace, {sha256: 0})
 
     async def bytes_of(self, namespace: str) -> int:
-        """Return how large the blobs of a namespace are together."""
+        """Return the size of all blobs of a namespace together, in bytes."""
         return await self._ledger.read(self._ledger.store.held_bytes, namespace)
 
     async def add(self, namespace: str, blob: Blob) -> None:
-        """Note that a namespace has uploaded a blob."""
+        """Record that a namespace has uploaded a blob."""
         await self._ledger.write(self._ledger.store.hold, namespace, {blob.sha256: blob.size})
 
     async def give(self, namespace: str, result: jobs_pb2.JobResult) -> None:
-        """Note that an answer gives its graphs, with their weights, to a namespace; before the answer is told."""
+        """Record that a namespace has the graphs of an answer, with their weights; done before the answer is stored."""
         if self._kept and (named := await self._admission.blobs_of_answer(result)):
             await self._ledger.write(self._ledger.store.hold, namespace, named)

@@ -1,4 +1,4 @@
-"""A job as the service keeps it, and one line of its history. Large payloads (request, result) are stored beside it."""
+"""A job as the service stores it, and an event of its history. Request and result, being large, are stored apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -24,7 +24,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a job has no answer: a name for programs and a sentence for people."""
+    """Why a job has no answer: a code for programs, and a sentence for people."""
 
     code: str
     message: str
@@ -35,18 +35,18 @@ class Job:
     """One accepted request. Times are seconds since the epoch.
 
     Attributes:
-        request_digest: SHA-256 of the request, to tell a repeated call from a reused id.
-        cache_key: requests with one key have one answer, on one kind of hardware.
-        fresh: neither answered from another job's result nor held back while an equal job runs.
-        attempts: leases given so far, without those given back.
-        token: of the present or last lease.
+        request_digest: SHA-256 of the request, which tells a repeated call from a reused request id.
+        cache_key: SHA-256 that equal requests share; on one kind of hardware they have one answer.
+        fresh: whether it is measured anew, never answered with, or held back for, an equal job's result.
+        attempts: number of leases granted so far, without those that workers gave back.
+        token: token of the present or last lease.
         hardware: fingerprint of the machine that the present or last lease went to.
-        cached: the answer is another job's.
-        reusable: the answer holds for equal jobs, too.
-        asked_by: name of the authenticated caller that submitted it.
+        cached: whether the answer is an equal job's.
+        reusable: whether equal jobs may be given the answer.
+        asked_by: name of the authenticated caller that submitted the job.
         asked_from: where that call came from, as gRPC writes it.
-        measured_by: name of the authenticated caller whose worker has, or last had, the lease; of a cached answer, of
-            the one that measured it.
+        measured_by: authenticated name of the worker that holds, or last held, the lease; for a cached answer, of the
+            worker that measured it.
     """
 
     id: str
@@ -78,7 +78,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of a job's history. `sequence` counts from 1; `progress` is of the phase, negative when unknown."""
+    """One event of a job's history.
+
+    Attributes:
+        sequence: number of the event within its job, from 1.
+        at: when it happened, in seconds since the epoch.
+        state: state of the job after it.
+        phase: phase of the work after it.
+        message: one line for people.
+        progress: share of the phase that is done, 0 to 1; negative when unknown.
+    """
 
     sequence: int
     at: float

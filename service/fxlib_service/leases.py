@@ -1,7 +1,7 @@
-"""Which leases are alive. In memory and on the monotonic clock: who holds a job is stored, until when is not.
+"""The deadlines of leases, in memory and on the monotonic clock; the store knows only who holds which job.
 
-A restart therefore grants every running job a whole new lease, which its worker keeps by the next heartbeat; a step of
-the wall clock ends none; and a heartbeat costs no write.
+A restart therefore grants every running job a whole new lease, which its worker extends with the next heartbeat. A step
+of the wall clock ends no lease, and a heartbeat costs no write.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Who holds which job; the token proves it, for the authenticated caller that it was given to."""
+    """A worker's hold on a job. The token proves it, if it comes from `principal`, the caller that it was given to."""
 
     job_id: str
     token: str
@@ -22,7 +22,12 @@ class Lease:
 
 
 class Leases:
-    """The deadline of each running job's lease."""
+    """The deadline of each running job's lease.
+
+    Args:
+        duration_s: length of a lease, in seconds.
+        clock: returns the time, in seconds.
+    """
 
     def __init__(self, *, duration_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.duration_s = duration_s
@@ -30,11 +35,11 @@ class Leases:
         self._live: dict[str, tuple[Lease, float]] = {}
 
     def grant(self, lease: Lease) -> None:
-        """Start a lease, or start its time again."""
+        """Start a lease, or restart its time."""
         self._live[lease.job_id] = lease, self._clock() + self.duration_s
 
     def extend(self, job_id: str, token: str) -> Lease | None:
-        """Start the lease's time again; None if the job is not leased under this token."""
+        """Restart the time of a job's lease, and return it; None if the job is not leased under this token."""
         lease, _ = self._live.get(job_id, (None, 0.0))
         if lease is None or lease.token != token:
             return None
@@ -42,7 +47,7 @@ class Leases:
         return lease
 
     def holder(self, job_id: str) -> str:
-        """Return the name of the caller that a lease was given to; "" where there is none, or no name."""
+        """Return the name of the caller that holds a job's lease; "" without a lease or a name."""
         lease, _ = self._live.get(job_id, (None, 0.0))
         return lease.principal if lease is not None else ""
 
@@ -50,12 +55,12 @@ class Leases:
         """Forget the job's lease, if there is one."""
         self._live.pop(job_id, None)
 
-    def forgive(self, seconds: float) -> None:
-        """Move all deadlines: time in which the service itself did not run is not the workers'."""
+    def postpone(self, seconds: float) -> None:
+        """Move all deadlines back: time for which the service itself stood still does not count against workers."""
         self._live = {job_id: (lease, deadline + seconds) for job_id, (lease, deadline) in self._live.items()}
 
     def take_expired(self) -> list[Lease]:
-        """Remove and return the leases whose time is over."""
+        """Remove and return the leases whose deadline has passed."""
         now = self._clock()
         expired = [lease for lease, deadline in self._live.values() if deadline <= now]
         for lease in expired:

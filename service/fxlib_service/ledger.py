@@ -1,4 +1,4 @@
-"""Acts on what the state machine decides: stores it, then tells those who wait for it."""
+"""Carries out what the state machine decides: stores it first, then announces it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _READERS = 4
 
 
 class Ledger:
-    """The store, for coroutines. Writes happen one after another; nothing is announced before it is durable.
+    """Asynchronous access to the job store. Writes are serialized; nothing is announced before it is durable.
 
     Args:
-        store: where jobs are kept; `close` closes it.
-        broker: hears every event.
-        background: where what was begun is finished, if its caller leaves: what is stored must be announced.
+        store: the store of jobs, which `close` closes.
+        broker: is handed every event.
+        background: finishes a write whose caller left, since what is stored must be announced.
 
     Attributes:
-        listeners: hear every transition that changed a job, on the event loop's thread.
+        listeners: functions that are called with every transition that changed a job, on the event loop's thread.
     """
 
     def __init__(self, store: JobStore, broker: EventBroker, background: Background) -> None:
@@ -46,7 +46,7 @@ class Ledger:
         return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: function(*args, **kwargs))
 
     async def write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a writing method of the store, that has nothing to announce."""
+        """Call a writing method of the store that changes no job, so that there is nothing to announce."""
         return await asyncio.get_running_loop().run_in_executor(self._writer, lambda: function(*args, **kwargs))
 
     async def get(self, job_id: str) -> Job:
@@ -61,10 +61,10 @@ class Ledger:
         return job
 
     async def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
-        """Store a new job, or return the one that has its request id.
+        """Store a new job, or return the one that has the same request id.
 
         Raises:
-            QueueFullError: the namespace has as many queued jobs as it may have.
+            QueueFullError: the namespace has `queue_limit` queued jobs.
         """
 
         async def act() -> Job:
@@ -76,7 +76,7 @@ class Ledger:
         return await asyncio.shield(self._background.spawn(act()))
 
     async def apply(self, job_id: str, happened: Input) -> Transition:
-        """Decide and store what follows for a job from what happened, and announce it.
+        """Decide what follows for a job from what happened, store that, and announce it.
 
         Raises:
             ServiceError: JOB_NOT_FOUND, or LEASE_LOST.
@@ -93,7 +93,7 @@ class Ledger:
         return await asyncio.shield(self._background.spawn(act()))
 
     async def close(self) -> None:
-        """Close the store, once all that was begun has ended."""
+        """Wait for the writes under way, and close the store."""
         await self._background.end()
         self._writer.shutdown()
         self._readers.shutdown()
@@ -107,5 +107,5 @@ class Ledger:
 
 
 def job_not_found(job_id: str) -> ServiceError:
-    """There is no such job, or none that the caller may know of: the two are told in the same words."""
+    """Return the refusal for a job that does not exist, or that the caller may not know of; the two look the same."""
     return ServiceError(Code.JOB_NOT_FOUND, f"no job {job_id}")

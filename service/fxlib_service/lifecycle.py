@@ -1,4 +1,4 @@
-"""The life of a job, decided purely: what happened goes in, the job's next form and the line of its history come out.
+"""The state machine of a job, as pure functions: what happened goes in, the job's next state and an event come out.
 
     submit --> QUEUED --Claimed--> RUNNING --Completed--> SUCCEEDED
                  | ^                 | | |----Failed----> FAILED
@@ -6,8 +6,8 @@
                  | +---LeaseExpired----+--(last attempt)----+
                  +--Answered--> SUCCEEDED or FAILED     Cancelled: QUEUED or RUNNING --> CANCELLED
 
-A finished job never changes again. What still comes under the lease that it ended with is ignored, so that a worker may
-repeat its last call; an outcome other than the job's, and what comes under any other lease, is refused.
+A finished job never changes again. A call under the lease that the job ended with is ignored, so that a worker may
+repeat its last call; another outcome than the job's, and any call under another lease, is refused.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fxlib_service.job import Event, Failure, Job, State
 
 MAX_ATTEMPTS: Final = 3
 MAX_EVENTS: Final = 2_000
-"""A job's history keeps no more lines than this but those that change its state, whatever its worker reports."""
+"""Number of events after which a worker's reports are dropped; changes of state are still recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """A worker takes the job; `principal` is its authenticated name."""
+    """A worker claims the job; `principal` is the worker's authenticated name."""
 
     worker_id: str
     token: str
@@ -35,7 +35,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """The worker tells how far it is."""
+    """The worker reports progress: `progress` is the share of the phase that is done, negative when unknown."""
 
     token: str
     phase: str
@@ -45,7 +45,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """The worker has the answer; `reusable` if an equal job may have it, too."""
+    """The worker has the answer; `reusable` says whether equal jobs may be given it, too."""
 
     token: str
     result: bytes
@@ -55,7 +55,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The worker says that there will be no answer."""
+    """The worker could not find an answer."""
 
     token: str
     failure: Failure
@@ -70,14 +70,14 @@ class Released:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseExpired:
-    """Nothing was heard from the worker for the length of a lease."""
+    """The worker was silent for the length of a lease."""
 
     token: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """An equal job ended, with an answer or without one: so does this one."""
+    """An equal job ended, and this one ends in the same way: with its answer, or with its failure."""
 
     job_id: str
     result: bytes | None = None
@@ -87,7 +87,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """The user does not want it any more."""
+    """The user cancels the job."""
 
 
 Input = Claimed | Reported | Completed | Failed | Released | LeaseExpired | Answered | Cancelled
@@ -95,7 +95,7 @@ Input = Claimed | Reported | Completed | Failed | Released | LeaseExpired | Answ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """The job after a decision, and what to store with it; `event` is None when nothing changed."""
+    """The job after a decision, with the event and the answer to store; `event` is None when nothing changed."""
 
     job: Job
     event: Event | None = None
@@ -108,10 +108,10 @@ def submit(job: Job, *, message: str = "queued") -> Transition:
 
 
 def decide(job: Job, happened: Input, now: float) -> Transition:
-    """Return what follows from what happened.
+    """Return what follows for a job from what happened at `now`, in seconds since the epoch.
 
     Raises:
-        ServiceError: LEASE_LOST, if it came under a lease that is not the job's.
+        ServiceError: LEASE_LOST, if a worker's call came under a lease that is not the job's.
     """
     match happened:
         case Claimed():
@@ -151,7 +151,7 @@ def _answer(job: Job, answer: Answered, now: float) -> Transition:
     if answer.failure is not None:
         return _fail(ended, answer.failure, now)
     done = replace(ended, state=State.SUCCEEDED, phase="done", finished_at=now)
-    return _next(done, now, f"answered by job {answer.job_id}, which was the same", result=answer.result)
+    return _next(done, now, f"answered with the result of job {answer.job_id}, which was equal", result=answer.result)
 
 
 def _cancel(job: Job, now: float) -> Transition:
@@ -166,7 +166,10 @@ def _expire(job: Job, expired: LeaseExpired, now: float) -> Transition:
     lost = f"worker {job.worker_id} was lost (attempt {job.attempts} of {MAX_ATTEMPTS})"
     if job.attempts < MAX_ATTEMPTS:
         return _requeue(job, now, f"{lost}; queued again")
-    failure = Failure(code=Code.WORKER_LOST.name, message=f"{lost}: the job ends its workers, or they are unwell")
+    failure = Failure(
+        code=Code.WORKER_LOST.name,
+        message=f"{lost}: the job may have crashed its workers, or they lost contact with the service",
+    )
     return _fail(job, failure, now)
 
 
@@ -189,7 +192,7 @@ def _under_lease(job: Job, happened: Reported | Completed | Failed | Released, n
 
 
 def _check_same(job: Job, happened: Reported | Completed | Failed | Released) -> None:
-    """Refuse an outcome other than the one that the job ended with; the bytes of an answer are not kept here."""
+    """Refuse another outcome than the one that the job ended with. Answers are compared by the dispatcher."""
     failed, completed = isinstance(happened, Failed), isinstance(happened, Completed)
     other = (failed and job.state is State.SUCCEEDED) or (completed and job.state is State.FAILED)
     if other or (isinstance(happened, Failed) and job.state is State.FAILED and job.failure != happened.failure):

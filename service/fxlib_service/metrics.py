@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus. Every label has a bounded set of values."""
+"""The counters and histograms that Prometheus reads. Every label has a bounded set of values."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _DECISIONS: Final = {jobs_pb2.DECISION_ADOPT: "adopt", jobs_pb2.DECISION_KEEP_OR
 
 
 class Metrics:
-    """Counters and histograms of what happened; what is, comes from `service.gauges`.
+    """Counters and histograms of events. Gauges of the present state are in `gauges`.
 
     Args:
-        registry: where they are registered.
-        models: hears the figures of every answer.
-        passes: names of the passes that are counted by themselves.
+        registry: the registry that the metrics are added to.
+        models: records the figures of every answer.
+        passes: names of the passes that have a label of their own; all others share "other".
     """
 
     def __init__(self, registry: CollectorRegistry, models: ModelFigures, passes: Collection[str]) -> None:
@@ -74,20 +74,20 @@ class Metrics:
         )
 
     def rpc(self, method: str, code: str, seconds: float) -> None:
-        """Count a call."""
+        """Count a call that ended, with its duration in seconds."""
         self._rpc_s.labels(method, code).observe(seconds)
 
     def lease_expired(self) -> None:
-        """Count a lease that ran out."""
+        """Count a lease that expired."""
         self._expired.inc()
 
     def forgotten(self, found: Forgotten) -> None:
-        """Count what was deleted since it was kept long enough."""
+        """Count the jobs and blobs that retention has deleted."""
         self._jobs_forgotten.inc(found.jobs)
         self._blobs_deleted.inc(found.blobs)
 
     def heard(self, transition: Transition) -> None:
-        """Count what a transition tells."""
+        """Count what a transition means: a job that started, ended, or got its answer."""
         job = transition.job
         if job.state is State.RUNNING and transition.event is not None and job.started_at == transition.event.at:
             self._phase_s.labels("queued").observe(max(0.0, job.started_at - job.created_at))

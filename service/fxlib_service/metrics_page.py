@@ -1,4 +1,4 @@
-"""The page of metrics over HTTP, and who may read how much of it."""
+"""The page of metrics that is served over HTTP, and who may read how much of it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _PLAIN: Final = ("Content-Type", "text/plain")
 
 
 def page(registry: CollectorRegistry, gate: Gate | None) -> App:
-    """Return the page: all of it for whoever reaches it, or, with a gate, for operators.
+    """Return the WSGI application that serves the metrics.
 
-    A viewer of all namespaces reads it without the figures that name models; nobody else reads it.
+    Without an authenticator, whoever reaches the address reads everything. With one, operators read everything, viewers
+    of all namespaces read everything but the figures that name models, and others read nothing.
     """
     everything: App = make_wsgi_app(registry)
     if gate is None:
@@ -37,19 +38,19 @@ def page(registry: CollectorRegistry, gate: Gate | None) -> App:
             caller = gate.bearer(token)
         except ServiceError:
             start_response("401 Unauthorized", [_PLAIN, ("WWW-Authenticate", "Bearer")])
-            return [b"Show the token of an operator or a viewer.\n"]
+            return [b"Send the bearer token of an operator or a viewer.\n"]
         if Role.OPERATOR in caller.roles:
             return everything(environ, start_response)
         if Role.VIEWER in caller.roles and caller.namespace is None:
             return nameless(environ, start_response)
         start_response("403 Forbidden", [_PLAIN])
-        return [b"Metrics are for operators, and viewers of all namespaces.\n"]
+        return [b"Metrics are for operators, and for viewers of all namespaces.\n"]
 
     return guarded
 
 
 class _WithoutModels(CollectorRegistry):
-    """What another registry collects, without figures that carry a model's name."""
+    """A registry that collects what another one does, without the metrics that name models."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The latest figures of each model, for a bounded number of names."""
+"""The latest measured figures of each model, for a bounded number of models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ _KEPT_PER_SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What the last answered job of a model measured; None where it did not."""
+    """What the last answered job of a model measured. A figure is None where it was not measured.
+
+    Attributes:
+        qps_original: samples per second of the original.
+        qps_optimized: samples per second of the rewritten module.
+        gain: relative gain, with its confidence interval.
+        adopted: whether the rewrite was adopted.
+    """
 
     qps_original: float | None
     qps_optimized: float | None
@@ -23,7 +30,7 @@ class Figures:
 
     @staticmethod
     def of(result: jobs_pb2.JobResult) -> Figures:
-        """Read them from an answer."""
+        """Read the figures from an answer."""
         return Figures(
             qps_original=result.qps_original.value if result.HasField("qps_original") else None,
             qps_optimized=result.qps_optimized.value if result.HasField("qps_optimized") else None,
@@ -33,10 +40,10 @@ class Figures:
 
 
 class ModelFigures:
-    """Figures by model name: the names answered most often by themselves, the rest under one name.
+    """Figures by model name: the models answered most often have rows of their own, all others share one.
 
     Args:
-        shown: how many names are shown by themselves.
+        shown: number of models that have a row of their own.
     """
 
     def __init__(self, *, shown: int) -> None:
@@ -44,14 +51,14 @@ class ModelFigures:
         self._rows: dict[str, tuple[int, Figures]] = {}
 
     def record(self, name: str, figures: Figures) -> None:
-        """Take in an answer. Of too many names, the one answered longest ago is forgotten."""
+        """Record the figures of an answer. When there are too many models, the one answered longest ago is dropped."""
         count, _ = self._rows.pop(name, (0, figures))
         self._rows[name] = count + 1, figures
         if len(self._rows) > self._shown * _KEPT_PER_SHOWN:
             del self._rows[next(iter(self._rows))]
 
     def rows(self) -> Iterator[tuple[str, Figures]]:
-        """Yield the figures shown; "other" has those of the latest answer of all other names."""
+        """Yield names and figures; "other" has the figures of the latest answer to any model without its own row."""
         rows = list(self._rows.items())
         by_count = sorted(rows, key=lambda row: row[1][0], reverse=True)
         shown = {name for name, _ in by_count[: self._shown] if name != OTHER}

@@ -1,8 +1,8 @@
-"""What the service forgets: jobs that finished long ago, and blobs that no job names any more.
+"""Deletes jobs that finished long ago, and blobs that no job names any more.
 
-A blob is used whenever somebody asks whether it is there (`BlobStore.size`): before an upload, when a job that names it
-is accepted, when it is read. So a launcher that was told that it need not upload a blob has a whole term to name it.
-No sweep comes between: a blob is deleted only if it is unused still.
+A blob counts as used whenever its presence is asked for (`BlobStore.size`): before an upload, when a job that names it
+is accepted, and when it is read. So a launcher that was told that it need not upload a blob has the whole retention
+time to name it in a job. A blob is deleted only if it is still unused at that moment.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from fxlib_service.ledger import Ledger
 from fxlib_service.stores.base import Payloads
 
 _AT_ONCE: Final = 100
-"""Jobs to a transaction: the writer is everybody's."""
+"""Number of jobs that one transaction deletes, since all writes of the service wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """How many there were."""
+    """How many jobs and blobs a sweep has deleted."""
 
     jobs: int
     blobs: int
 
     @property
     def some(self) -> bool:
-        """Whether there was anything."""
+        """Whether anything was deleted."""
         return bool(self.jobs or self.blobs)
 
 
 class Retention:
-    """Forgets, when it is told to.
+    """Deletes what has been kept long enough, whenever `sweep` is called.
 
     Args:
-        ledger: whose jobs are forgotten.
-        blobs: whose blobs are deleted.
-        keep_s: how long a job is kept after it finished, in seconds.
-        spare_s: how long a blob that no job names is kept after its last use, at least, in seconds.
-        count: hears what was forgotten.
+        ledger: gives access to the jobs.
+        blobs: the store of the blobs.
+        keep_s: time for which a job is kept after it finished, in seconds.
+        spare_s: least time for which a blob that no job names is kept after its last use, in seconds.
+        count: is called with what each sweep has deleted.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Retention:
         self._count = count
 
     async def sweep(self) -> Forgotten:
-        """Forget what is due; return how much.
+        """Delete what is due, and return how much that was.
 
         Raises:
             OSError: a blob cannot be deleted.
@@ -91,7 +91,9 @@ class Retention:
         deleted = 0
         for sha256 in unused:
             if sha256 in named:
-                await asyncio.to_thread(self._blobs.size, sha256)  # a use, so that it is not looked for at every sweep
+                await asyncio.to_thread(
+                    self._blobs.size, sha256
+                )  # counts as a use, so that the next sweep need not look for it again
             else:
                 gone = await asyncio.to_thread(self._blobs.delete, sha256, older_than_s=self._unused_s)
                 if gone:
@@ -100,7 +102,7 @@ class Retention:
         return deleted
 
     def _named_in(self, page: Sequence[Payloads], graphs: dict[str, frozenset[str]]) -> set[str]:
-        """Return all blobs that jobs name, those in their graphs included, which are read once each."""
+        """Return the blobs that jobs name, themselves and in their graphs; each graph is read once."""
         named = set[str]()
         for job in page:
             direct, found = _refs(job)
@@ -114,13 +116,13 @@ class Retention:
     def _weights(self, ref: graph_pb2.BlobRef) -> Iterator[str]:
         try:
             graph = parse(self._blobs.read_all(blob_from_proto(ref)))
-        except (ServiceError, WireError):  # it is not there, or was never valid: it names nothing
+        except (ServiceError, WireError):  # a graph that is missing, or was never valid, names nothing
             return
         yield from (storage.sha256 for storage in values_of(graph))
 
 
 def _refs(job: Payloads) -> tuple[list[graph_pb2.BlobRef], list[graph_pb2.BlobRef]]:
-    """Return the blobs that request and result of a job name: data, and graphs."""
+    """Return the blobs that a job's request and result name: the data, then the graphs."""
     request = jobs_pb2.OptimizeRequest.FromString(job.request)
     workloads = [request.workload, *(each.workload for each in request.variants)]
     data = [ref for each in workloads for ref in blobs_of(each)]

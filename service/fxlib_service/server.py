@@ -1,4 +1,4 @@
-"""A running service: sockets, health, reflection, upkeep, and an orderly end."""
+"""A running service: its sockets, health and reflection, its periodic cleanup, and its orderly shutdown."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 
 class Server:
-    """A service between `start` and `stop`."""
+    """One service process: `start` opens it, `stop` shuts it down in order."""
 
     def __init__(self, config: Config) -> None:
-        """Read what the service asks callers for, and take the data folder.
+        """Read the policy and the owner's token, and lock the data folder.
 
         Raises:
-            FxlibError: the policy or the token cannot be used, or another service has the folder.
+            FxlibError: the policy or the token cannot be used, or another service holds the lock.
         """
         self._config = config
         self._folder = make_folder()
@@ -59,7 +59,7 @@ class Server:
         self._metrics: tuple[WSGIServer, Thread] | None = None
 
     async def start(self) -> tuple[Address, Address]:
-        """Open the stores, take up what was under way, listen; return the addresses of the service and its metrics.
+        """Open the stores, recover the running jobs, and listen; return the addresses of service and metrics.
 
         Raises:
             FxlibError: an address, a file or the database cannot be used.
@@ -77,12 +77,12 @@ class Server:
 
     @property
     def token_file(self) -> Path:
-        """The file of the owner's token; that of a started service."""
+        """The file that holds the owner's token. The service must have been started."""
         assert self._local is not None  # noqa: S101 - it was started
         return self._config.token_file or self._local.token
 
     async def stop(self) -> None:
-        """End in order: say so, let calls finish for the time that the configuration gives them, close the stores."""
+        """Shut down: report NOT_SERVING, give calls under way `shutdown_grace_s` to finish, and close the stores."""
         await self._health.enter_graceful_shutdown()
         if self._core is not None:
             self._core.dispatcher.close()
@@ -137,10 +137,10 @@ class Server:
         return Address(host=config.listen.host, port=port)
 
     def _meet_locally(self, server: grpc.aio.Server, local: LocalService) -> None:
-        """Leave the owner's token in the folder, and listen on a socket there, too, unless TLS was asked for.
+        """Write the owner's token into the user's folder, and listen on a Unix socket there, too, unless TLS is on.
 
         Raises:
-            FxlibError: the files are those of another service, which has the same port of another address.
+            FxlibError: the files belong to another running service, which has the same port of another address.
         """
         if local.answers():
             raise FxlibError(
@@ -149,18 +149,20 @@ class Server:
                 hint=f"Give each a port, or a {RUNTIME_DIR}, of its own.",
             )
         self._local = local
-        local.remove()  # what lies there was left by one that was killed
+        local.remove()  # files for this port were left behind by a service that was killed
         if self._config.token_file is None:
             local.write_token(self._owner_token)
         if self._config.tls is not None:
             return
         if not local.target:
-            logger.warning("%s is too long a path for a socket: there is the port alone", local.socket)
+            logger.warning(
+                "the path %s is too long for a Unix socket; the service listens on its port alone", local.socket
+            )
             return
         try:
             server.add_insecure_port(local.target)
-        except RuntimeError:  # a file system may have no sockets
-            logger.warning("cannot listen on %s: there is the port alone", local.socket)
+        except RuntimeError:  # not every file system can hold a socket
+            logger.warning("cannot listen on %s; the service listens on its port alone", local.socket)
 
     def _serve_metrics(self, core: Core) -> Address:
         address, tls = self._config.metrics, self._config.tls
@@ -169,7 +171,7 @@ class Server:
             self._metrics = start_http_server(
                 address.port,
                 address.host,
-                CollectorRegistry(),  # empty until the page that asks for a token is in its place
+                CollectorRegistry(),  # empty until `set_app` installs the page that checks tokens
                 certfile=str(tls.certificate) if tls else None,
                 keyfile=str(tls.key) if tls else None,
                 client_cafile=authority,
@@ -190,14 +192,14 @@ class Server:
                 if dropped:
                     logger.info("dropped %d unfinished uploads", dropped)
                 if core.retention is not None and (found := await core.retention.sweep()).some:
-                    logger.info("forgot %d jobs and %d blobs", found.jobs, found.blobs)
+                    logger.info("deleted %d expired jobs and %d unused blobs", found.jobs, found.blobs)
             except (OSError, SQLAlchemyError):
-                logger.exception("could not tidy up")
+                logger.exception("the periodic cleanup failed; it runs again in %.0f s", _TIDY_S)
             await asyncio.sleep(_TIDY_S)
 
 
 def _gate(config: Config, owner_token: str) -> Gate:
-    """Return what tells callers apart.
+    """Return what identifies callers.
 
     Raises:
         FxlibError: the policy is not valid.
@@ -210,10 +212,10 @@ def _gate(config: Config, owner_token: str) -> Gate:
 
 
 class _DataLock:
-    """A lock on a folder, that ends with the process, however that ends.
+    """An exclusive lock on the data folder; the kernel drops it when the process ends, however it ends.
 
     Raises:
-        FxlibError: another service has it, or it cannot be made or written.
+        FxlibError: another service holds it, or the lock's file cannot be made or written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -229,15 +231,15 @@ class _DataLock:
             raise FxlibError(f"another service uses {folder}", where="--data", hint="Give each its own.") from None
 
     def release(self) -> None:
-        """Let another service have the folder."""
+        """Give the lock up, so that another service can use the folder."""
         os.close(self._descriptor)
 
 
 def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Read the files.
+    """Read the PEM files, and return what gRPC serves TLS with.
 
     Raises:
-        FxlibError: one cannot be read.
+        FxlibError: a file cannot be read.
     """
     pair = _read(tls.key, "--tls-key"), _read(tls.certificate, "--tls-cert")
     authority = _read(tls.client_ca, "--client-ca") if tls.client_ca else None

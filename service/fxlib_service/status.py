@@ -1,4 +1,4 @@
-"""How an error of the catalogue travels: gRPC status, and google.rpc details. The only place that knows."""
+"""The gRPC status and the google.rpc details of each error of the catalogue; no other file maps errors to gRPC."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STATUS: Final = {
 
 
 def to_status(error: ServiceError) -> status_pb2.Status:
-    """Return the google.rpc.Status: ErrorInfo always, BadRequest and RetryInfo where they apply."""
+    """Return an error as a google.rpc.Status, with ErrorInfo, and with BadRequest and RetryInfo where they apply."""
     metadata = {key: _short(value) for key, value in error.metadata.items()}
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.code.name, domain=DOMAIN, metadata=metadata)]
     if error.violations:
@@ -64,7 +64,7 @@ def to_status(error: ServiceError) -> status_pb2.Status:
 
 
 def _short(text: str, limit: int = _MAX_TEXT) -> str:
-    """Return text that may echo what a request held, so short that all fits into a call's trailers."""
+    """Return text, which may quote a request, cut so short that all details fit into the trailers of a call."""
     return plain(text if len(text) <= limit else text[: limit - 3] + "...")
 
 

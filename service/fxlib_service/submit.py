@@ -1,4 +1,4 @@
-"""From a request to its job: the one made earlier, one answered with an equal job's result, or a queued one."""
+"""Turns a request into its job: the one made earlier, one answered from the cache, or a newly queued one."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Submit:
     """Accepts requests.
 
     Args:
-        ledger: where jobs are kept.
+        ledger: stores the jobs.
         admission: checks requests.
-        holdings: hears which namespace an answer goes to.
-        workers: the workers there are.
-        limits: how many jobs may be queued.
-        policy: tells whether equal jobs of all namespaces have one answer, and what a namespace may ask for.
+        holdings: records which namespace a cached answer goes to.
+        workers: the known workers, whose hardware decides which cached answers apply.
+        limits: limits on queued jobs and on trials.
+        policy: says whether namespaces share answers, and what each may ask for; None: they share, without quotas.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Submit:
         self._limits = limits
 
     async def accept(self, received: jobs_pb2.OptimizeRequest, caller: Caller, *, peer: str = "") -> Job:
-        """Return the job of a caller's request. When it returns, the job is durable.
+        """Return the job of a caller's request, which is stored durably by then.
 
         Raises:
             ServiceError: PERMISSION_DENIED, INVALID_REQUEST, INVALID_GRAPH, BLOB_MISSING, REQUEST_ID_REUSED,
                 QUEUE_FULL.
         """
         request = jobs_pb2.OptimizeRequest()
-        request.CopyFrom(received)  # what follows fills in what was left to the service
+        request.CopyFrom(received)  # a copy, since defaults are filled in below
         request.namespace = caller.namespace_asked(request.namespace, otherwise=DEFAULT_NAMESPACE)
         digest = self._admission.identify(request)
         known = await self._ledger.read(self._ledger.store.find, request.namespace, request.request_id)
@@ -80,7 +80,7 @@ class Submit:
         return known
 
     async def _enter(self, job: Job, request: jobs_pb2.OptimizeRequest) -> Job:
-        entry = submit(job, message=self._greeting(job))
+        entry = submit(job, message=self._first_message(job))
         if not job.fresh and (answer := await self._answer_to(job)) is not None:
             cached = decide(job, answer, job.created_at)
             entry = replace(cached, job=replace(cached.job, started_at=job.created_at))
@@ -108,21 +108,21 @@ class Submit:
         await self._holdings.give(job.namespace, answer)
         return Answered(job_id=found.id, result=result, measured_by=found.measured_by)
 
-    def _greeting(self, job: Job) -> str:
+    def _first_message(self, job: Job) -> str:
         live = {worker.torch_version for worker in self._workers.live()}
-        return "queued" if job.torch_version in live else f"no worker with torch {job.torch_version} is here yet"
+        return "queued" if job.torch_version in live else f"queued; no live worker has torch {job.torch_version} yet"
 
 
 def _scoped(cache_key: str, namespace: str) -> str:
-    """Return the key of a namespace's own answers."""
+    """Return a cache key that requests of this namespace alone share."""
     return hashlib.sha256(f"{namespace}\0{cache_key}".encode()).hexdigest()
 
 
 class EqualJobs:
-    """Ends the queued jobs that are equal to one that a worker has just ended.
+    """Ends the queued jobs that are equal to one that a worker has just ended, in the same way.
 
-    They were asked for at the same time, by the ranks of one job perhaps: to try again for each of them would help
-    nobody, least of all where the job hangs, or ends its workers.
+    They were submitted at the same time, perhaps by the ranks of one launch. To work on each of them would give the
+    same answer again, or hang or crash one worker after the other.
     """
 
     def __init__(self, ledger: Ledger, holdings: Holdings, background: Background) -> None:
@@ -131,7 +131,7 @@ class EqualJobs:
         self._background = background
 
     def heard(self, transition: Transition) -> None:
-        """Look for twins of a job that has ended."""
+        """End the queued duplicates of a job that a worker has ended."""
         job = transition.job
         if job.state in (State.SUCCEEDED, State.FAILED) and not job.cached:
             answer = Answered(job_id=job.id, result=transition.result, failure=job.failure, measured_by=job.measured_by)

@@ -1,4 +1,4 @@
-"""The workers: who was seen, when, and on what hardware."""
+"""The workers that the service knows: when each was last heard from, and its hardware."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _STORE_EVERY_S: Final = 60.0
 
 
 class Workers:
-    """Workers by their id, remembered over restarts.
+    """The known workers, by id. They are stored, and survive a restart of the service.
 
     Args:
-        ledger: where they are kept.
-        live_s: a worker that was not heard of for so long is not counted as live.
+        ledger: gives access to the store.
+        live_s: seconds of silence after which a worker no longer counts as live.
+        clock: returns the time, in seconds since the epoch.
     """
 
     def __init__(self, ledger: Ledger, *, live_s: float, clock: Callable[[], float] = time.time) -> None:
@@ -30,11 +31,11 @@ class Workers:
         self._stored_at: dict[str, float] = {}
 
     async def recall(self) -> None:
-        """Read the workers of earlier days."""
+        """Load the stored workers."""
         self._workers = {worker.id: worker for worker in await self._ledger.read(self._ledger.store.workers)}
 
     async def see(self, worker: Worker) -> None:
-        """A worker described itself."""
+        """Record a worker's description of itself; it is stored when it changed, and once a minute otherwise."""
         now = self._clock()
         known = self._workers.get(worker.id)
         self._workers[worker.id] = replace(worker, seen_at=now)
@@ -46,19 +47,22 @@ class Workers:
         await self._ledger.write(self._ledger.store.see, replace(worker, seen_at=now), forget_before=now - _FORGET_S)
 
     def touch(self, worker_id: str) -> None:
-        """A worker was heard of."""
+        """Record that a worker was just heard from."""
         if worker_id in self._workers:
             self._workers[worker_id] = replace(self._workers[worker_id], seen_at=self._clock())
 
     def live(self) -> list[Worker]:
-        """Return the workers that were heard of lately, in order of their ids."""
+        """Return the workers that were heard from within `live_s`, sorted by id."""
         since = self._clock() - self._live_s
         return sorted(
             (worker for worker in list(self._workers.values()) if worker.seen_at >= since), key=lambda w: w.id
         )
 
     def hardware(self, torch_version: str) -> set[str]:
-        """Return the fingerprints of those that would run a job now; while there is none, of the one seen last."""
+        """Return the hardware fingerprints of the live workers with this torch version.
+
+        While none is live, the fingerprint of the one that was seen last stands for them.
+        """
         live = {worker.hardware for worker in self.live() if worker.torch_version == torch_version}
         if live:
             return live

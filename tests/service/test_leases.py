@@ -139,7 +139,7 @@ async def test_a_job_whose_lease_cannot_be_ended_now_is_taken_back_later(monkeyp
         assert await heartbeat(core, lease)
 
 
-def test_a_lease_lasts_from_its_last_word_and_forgives_what_the_service_slept() -> None:
+def test_a_lease_lasts_from_its_last_word_and_is_not_shortened_by_what_the_service_slept() -> None:
     now = [0.0]
     leases = Leases(duration_s=10.0, clock=lambda: now[0])
     lease = Lease(job_id="j", token="t", worker_id="w")
@@ -150,7 +150,7 @@ def test_a_lease_lasts_from_its_last_word_and_forgives_what_the_service_slept() 
     assert leases.extend("other", "t") is None
     now[0] = 18.9
     assert leases.take_expired() == []
-    leases.forgive(5.0)
+    leases.postpone(5.0)
     now[0] = 23.9
     assert leases.take_expired() == []
     now[0] = 24.0
