@@ -51,12 +51,12 @@ _one_at_a_time = threading.Lock()
 Model = nn.Module | Callable[..., Any]
 
 _ATTEMPTS = 4
-"""How often a model is traced or exported, at most: once more where functions ran that nobody had seen coming."""
+"""The most often that a model is traced or exported: it is repeated where functions ran that were not yet observed."""
 _QUESTIONS = (rpc.get_worker_info, "owner", "owner_name")
 
 
 class Options(NamedTuple):
-    """How to trace; see `capture`."""
+    """The options of a trace; `capture` explains them."""
 
     tracer_class: type[Tracer] | None = None
     leaf_modules: Collection[type[nn.Module] | nn.Module | str] = ()
@@ -77,30 +77,30 @@ def capture(
     dynamic_shapes: Any = None,
     how: Literal["auto", "trace", "export"] = "auto",
 ) -> CapturedModule:
-    """Make a graph of the forward of a model, a module in which every remote call is one node.
+    """Return a module that runs a graph of a model's forward, in which every remote call is one node.
 
     The forward is traced symbolically. Where it decides by structure, sizes or flags of its values, which tracing
     cannot know, it is exported by `torch.export` instead, if sample inputs are given.
 
-    No remote call is made, save one question for the class behind each live RRef whose method is called and has no
-    stated contract. The model is left as it was, and so is everything else; other threads may go on training.
+    No remote call is made, except that the owner of a live RRef is asked for its class where a method of it is called
+    for which no contract is stated. The model and everything else is left as it was; other threads may go on training.
 
     Args:
         model: a module, or a function of tensors (such as a loss).
         tracer_class: a `torch.fx.Tracer` of the caller's own, made without arguments; its overrides are kept.
         leaf_modules: modules to keep as one node each: classes, instances or qualified names.
         wrap: Python functions to keep as one node each, by whichever alias they are called.
-        concrete_args: arguments to be fixed while tracing, as in `torch.fx.symbolic_trace`.
+        concrete_args: arguments that are fixed while tracing, as in `torch.fx.symbolic_trace`.
         contracts: contracts of remote functions by name ("package.module:function", "package.module:Class.method", or
-            ".method" for any object behind an RRef); they take precedence over declared ones. A name that no call
-            has is warned of.
+            ".method" for any object behind an RRef); they take precedence over declared ones. There is a
+            warning for a name that no call has.
         sample_inputs: arguments of one call for `torch.export`: by position, by name, or a `Batch`, which has both.
             The graph is for inputs of their structure, dtypes and sizes; with others, the original forward runs.
         dynamic_shapes: the sizes that may differ from the samples', as `torch.export.export` takes them.
         how: "trace", "export", or "auto": trace, and export what cannot be traced.
 
     Raises:
-        CaptureError: the forward does something that a graph cannot hold; says where, and what to do.
+        CaptureError: the forward does something that a graph cannot hold; the message says where, and what to do.
     """
     _check(model, how, sample_inputs)
     options = Options(tracer_class, leaf_modules, wrap, concrete_args, contracts)
@@ -145,7 +145,7 @@ def _name(model: Model) -> str:
 
 
 def _check_call(model: Model) -> None:
-    """Refuse a model that does more, when it is called, than run its forward and hooks."""
+    """Refuse a model whose `__call__` does more than run its forward and hooks."""
     called: Any = type(model).__call__
     if isinstance(model, nn.Module) and not getattr(called, "__module__", "").startswith("torch."):
         raise CaptureError(
@@ -178,7 +178,7 @@ def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> 
     """Return what an attempt captures in which all functions of the forward were observed from the start.
 
     Raises:
-        CaptureError: there is none, or stand-ins are left behind.
+        CaptureError: no attempt succeeds, or the forward keeps stand-ins of tensors.
     """
     also: tuple[FunctionType, ...] = ()
     for _ in range(_ATTEMPTS):
@@ -209,7 +209,7 @@ def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> 
 
 @contextmanager
 def _collecting_nothing() -> Iterator[None]:
-    """Collect no garbage: what runs then is none of the forward's, and young stand-ins are found at once."""
+    """Switch garbage collection off: finalizers are no part of the forward, and new stand-ins are found at once."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -254,14 +254,14 @@ def _traced_once(
 
 
 def _capture_inside(captured: CapturedModule, options: Options) -> None:
-    """Make graphs of the modules inside `DistributedDataParallel`, for those who ask what these do, or build them."""
+    """Make graphs of the modules inside `DistributedDataParallel`, from which a worker can build them."""
     inner = options._replace(concrete_args=None, contracts=None)
     for path in dict.fromkeys(str(node.target) for node in captured.graph.nodes if node.op == "call_module"):
         called = submodule(captured, path)
         if isinstance(called, DistributedDataParallel) and not isinstance(called.module, GraphModule):
             classes = (type(each).__module__ for _, each in local_modules(called.module))
             if not all(each.startswith("torch.nn.modules.") for each in classes):
-                with suppress(CaptureError):  # the module inside then stays the launcher's secret
+                with suppress(CaptureError):  # the module inside is then known to the launcher alone
                     body = _traced(called.module, inner)
                     keep_body(called, body)
                     conditions = captured._fxlib.conditions
@@ -329,9 +329,9 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
 
 
 def _name_fixed_arguments(graph: Graph, concrete: Mapping[str, Any]) -> dict[str, Any]:
-    """Give arguments that were fixed their own names back, which torch.fx numbers, and return their values.
+    """Give fixed arguments their own names back, to which torch.fx adds numbers, and return their values.
 
-    Those of containers keep their numbers: the graph takes them one by one.
+    Containers keep the numbered names, since the graph takes their elements one by one.
     """
     fixed = {name: value for name, value in concrete.items() if value is None or isinstance(value, bool | int | float)}
     for node in list(graph.nodes):

@@ -15,10 +15,10 @@ from torch.nn.modules.rnn import RNNBase
 from fxlib.spec.contract import PURE, Contract
 
 PARAMETERS = "parameters"
-"""Resource that a module's forward reads: its parameters and buffers."""
+"""The resource that a module's forward reads: its parameters and buffers."""
 
 GENERATOR = "generator"
-"""Resource that random functions write: the state of the server's random generator."""
+"""The resource that random functions write: the state of the server's random generator."""
 
 MODULE_READ = Contract(reads=frozenset({PARAMETERS}))
 RANDOM = Contract(writes=frozenset({GENERATOR}))

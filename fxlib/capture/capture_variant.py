@@ -1,4 +1,4 @@
-"""Further graphs of a captured model: as it is called in evaluation, say, or without a mask."""
+"""Capture further graphs of a model for its variants, such as evaluation, or calls without a mask."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FLAG_SETTERS = ("train", "eval")
 def capture_variant(main: CapturedModule, variant: Variant, workload: Workload) -> CapturedModule:
     """Capture the model of `main` as a variant of its workload calls it, and leave the model as it was.
 
-    What tracing refuses is exported, with a batch of the variant's. A model whose main graph was exported is exported.
+    A variant that cannot be traced is exported with one of its batches. Where the main graph was exported, so is this.
 
     Raises:
         CaptureError: `main` has no model, the model says for itself what its training flags are, or its forward does
@@ -58,7 +58,7 @@ def capture_variant(main: CapturedModule, variant: Variant, workload: Workload) 
 
 @contextmanager
 def mode_of(main: CapturedModule, variant: Variant) -> Iterator[None]:
-    """Have the model of `main` in the mode of a variant: grad mode, and the training flags of all modules.
+    """Set the mode of a variant for the block: grad mode, and the training flags of all modules of `main`'s model.
 
     Raises:
         CaptureError: a module says for itself what its training flags are.

@@ -1,4 +1,4 @@
-"""The one door for whatever holds a model: a module, a captured one, a graph of torch.fx, or an exported program."""
+"""Convert whatever holds a model to a module or a graph: a module, a graph of torch.fx, or an exported program."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def as_graph(
     """Return the graph of a model: the given one, or one captured of it.
 
     Args:
-        model: what holds it. What is a graph already is returned as it is.
-        samples: batches, for `torch.export`, of what cannot be traced. Sizes in which they differ may differ in runs.
+        model: what holds the model. A graph is returned unchanged.
+        samples: batches with which a model that cannot be traced is exported. Sizes in which they differ may vary.
         contracts: of remote functions that declare none, by name; only of what is captured here.
 
     Raises:
@@ -59,7 +59,7 @@ def as_graph(
 
 
 def samples_of(inputs: Given | None, kwargs: Mapping[str, Any] | None = None) -> tuple[Batch, ...]:
-    """Return arguments of one call as a batch; none of None."""
+    """Return the arguments of one call as a tuple of one batch; the tuple is empty for None."""
     if inputs is None or isinstance(inputs, Batch):
         return () if inputs is None else (inputs,)
     if isinstance(inputs, Mapping):
@@ -68,7 +68,7 @@ def samples_of(inputs: Given | None, kwargs: Mapping[str, Any] | None = None) ->
 
 
 def sizes_that_differ(samples: Sequence[Batch]) -> ShapesCollection | None:
-    """Return which sizes differ between batches, for `torch.export`; None if none do."""
+    """Return the sizes that differ between batches, as `torch.export` takes them; None if all are equal."""
     if len(samples) == 1:
         return None
     first, *others = [pytree.tree_leaves((each.inputs, dict(each.kwargs))) for each in samples]

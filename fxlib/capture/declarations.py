@@ -1,4 +1,4 @@
-"""Which contract a remote call has: as the request states it, its author declares it, or torch's own code has it."""
+"""Find the contract of a remote call: stated in the request, declared by the function's author, or known of torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TYPE_QUERY_TIMEOUT_S = 10.0
 
 
 class Declarations:
-    """Finds contracts.
+    """Finds the contract of each remote call of one capture.
 
     Args:
         stated: contracts by "package.module:qualname", or by ".method" for methods of objects behind RRefs; of one
@@ -39,7 +39,7 @@ class Declarations:
         self._stated = stated
         self._asked: set[str] = set()
         self.unpushed: dict[str, str] = {}
-        """What is to be said of functions whose results are fetched by `to_here()`, and have a gradient."""
+        """Warnings about functions whose results have a gradient and are fetched by `to_here()`, by name."""
         self._hints = _hints(forward)
         self._classes: dict[object, type | None] = {}
         self._values: dict[Node, Contract | None] = {}
@@ -72,13 +72,13 @@ class Declarations:
         return made if made is not None and made.is_read else None
 
     def note_created(self, function: Callable[..., Any], node: Node, contract: Contract | None) -> None:
-        """Remember what a call that left its result on the server made."""
+        """Remember the contract of a call that left its result on the server, and the class of that result."""
         self._values[node] = contract
         if isinstance(function, type):
             self._classes[node] = function
 
     def note_fetched(self, rref: Any) -> None:
-        """Remember that the gradient of a value that is fetched is not pushed; once for each function."""
+        """Note, once for each function, that the gradient of a fetched value is not pushed."""
         made = rref.node if isinstance(rref, Proxy) else None
         if made is None or made.target is not ops.create or not torch.is_grad_enabled():
             return
@@ -90,7 +90,7 @@ class Declarations:
             )
 
     def unused(self) -> list[str]:
-        """Return the names that contracts were stated for, and that no call had."""
+        """Return the names with a stated contract that no call had."""
         return [name for name in self._stated if name not in self._asked]
 
     def _stated_for(self, name: str) -> Contract | None:

@@ -1,4 +1,4 @@
-"""Interception of calls during a capture: every alias of a function, in the capturing thread alone, always undone.
+"""Interception of calls during a capture, under every alias of a function, and in the capturing thread alone.
 
 A function such as `rpc_sync` may have been imported under any name, held by a closure, a default argument or a
 `functools.partial`. Patching names would miss some of them, so the function object itself is given other code for the
@@ -19,7 +19,7 @@ from typing import Any, Self, cast
 
 Call = Callable[..., Any]
 Replace = Callable[[Call], Call]
-"""Given the original, returns what shall run in its place."""
+"""A function from the original to what runs in its place."""
 
 _SLOT = "the redirection stands here"
 _thread = threading.local()
@@ -97,9 +97,9 @@ def _closed_template(variable: object) -> FunctionType:
 
 
 def _code_that_calls(redirection: Call, code: CodeType) -> CodeType:
-    """Code that passes its arguments on, with as many free variables as `code` has: the function keeps its closure.
+    """Return code that passes its arguments on; it has as many free variables as `code`, since the closure stays.
 
-    The redirection is a constant of the code, so a call that began before the undoing still finds it.
+    The redirection is a constant of the code, so a call that began before the end of the capture still finds it.
     """
     template = _closed_template(None).__code__ if code.co_freevars else _open_template.__code__
     constants = tuple(redirection if value == _SLOT else value for value in template.co_consts)

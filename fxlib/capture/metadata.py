@@ -1,4 +1,4 @@
-"""What capture notes on every node of a whole graph: its place in the program, and whether it takes a gradient."""
+"""Note on every node of a captured graph its place in the program, and whether it takes a gradient."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _name(target: Any) -> str:
 
 
 def _from_inputs(node: Node, name: str, *, grad_enabled: bool) -> bool | None:
-    """Nothing that takes a gradient comes of inputs that take none; of others, it may or may not."""
+    """Return False where the inputs or the grad mode tell that the result takes no gradient, else None for unknown."""
     inputs = [value.meta.get("requires_grad") for value in node.all_input_nodes]
     if all(value is False for value in inputs) and not name.endswith("requires_grad_"):
         return False

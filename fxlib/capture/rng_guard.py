@@ -1,4 +1,4 @@
-"""The world around a forward: what it asks of it, or changes in it, while it is traced."""
+"""Refuse a forward that draws random numbers from Python or NumPy while it is captured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fxlib.errors import CaptureError
 def generators_unused(forward: object) -> Iterator[None]:
     """Refuse a block that draws from the random generators of Python or NumPy: each run would see the same numbers.
 
-    What was drawn is given back, unless other threads run, which may have drawn as well.
+    The generators are put back, unless other threads run, which may have drawn numbers as well.
 
     Raises:
         CaptureError: a generator was drawn from.

@@ -1,4 +1,4 @@
-"""Where a model holds its RRefs: in attributes of its modules, in containers and objects there, in a `RemoteModule`."""
+"""Find where a model holds its RRefs: in its modules' attributes, in containers there, or in a `RemoteModule`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fxlib.runtime.guards.conditions import Entry
 from fxlib.runtime.submodules import local_modules
 
 _DEPTH = 4
-"""Of containers in containers that are looked into."""
+"""The number of levels of nested containers that are searched."""
 
 
 class RRefPlaces:
@@ -46,7 +46,7 @@ class RRefPlaces:
         return self._hints.get(id(rref), "rref")
 
     def ways(self) -> list[Entry]:
-        """Return all that led to the RRefs that were asked for: attributes, and what these hold."""
+        """Return the attributes and container entries that led to the RRefs that were asked for."""
         found = [entry for rref in self._looked_up for entry in self._ways.get(rref, ())]
         return list({(id(each.container), each.key): each for each in found}.values())
 

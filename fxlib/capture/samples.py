@@ -20,7 +20,7 @@ class Samples:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     names: tuple[str, ...]
-    """What generated code calls them, in their order."""
+    """The names of the arguments in generated code, in order."""
 
 
 Given = Sequence[Any] | Mapping[str, Any] | Batch
@@ -32,7 +32,7 @@ def bind(forward: Callable[..., Any], given: Given, fixed: Mapping[str, Any]) ->
     Leading parameters become positional, so that a run may pass them either way.
 
     Raises:
-        CaptureError: they do not fit.
+        CaptureError: the samples do not fit the parameters.
     """
     if isinstance(given, torch.Tensor):
         raise CaptureError("sample_inputs is one tensor", hint="Pass a sequence of the arguments: [x].")

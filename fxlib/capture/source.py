@@ -1,4 +1,4 @@
-"""Where in the user's program something happens."""
+"""Find the file and line of the user's program at which something happens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 TORCH = str(Path(torch.__file__).parent) + "/"
 CAPTURE = str(Path(__file__).parent) + "/"
-"""Where torch and this package are."""
+"""The folder of this package."""
 _LIBRARIES = (TORCH, str(Path(__file__).parents[1]) + "/", "<")
 STANDARD = sysconfig.get_path("stdlib") + "/"
 _DECORATORS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/utils/_contextlib.py")

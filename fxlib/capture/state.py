@@ -1,4 +1,4 @@
-"""The model's own state during a capture: what the forward may not change."""
+"""Guard the model's own state during a capture, which the forward must not change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Same = Callable[[Any, Any], bool]
 
 
 def equal_copies(new: Any, old: Any) -> bool:
-    """Whether one is the other, or a container of the same things: `torch.export` puts copies of containers back."""
+    """Whether two values are one object, or containers of the same objects: `torch.export` copies containers."""
     if new is old or type(new) is not type(old):
         return new is old
     if isinstance(new, dict):
@@ -39,7 +39,7 @@ def unchanged(model: object, added: Collection[str], *, same: Same = operator.is
     Args:
         model: the model; a function has no state.
         added: attributes of the model that the tracer adds meanwhile.
-        same: whether a value that was put in the place of another one, new and old, changes nothing.
+        same: tells of a new and an old value whether the replacement counts as no change.
 
     Raises:
         CaptureError: the block changed something.
@@ -68,7 +68,7 @@ def unchanged(model: object, added: Collection[str], *, same: Same = operator.is
 
 
 def _held(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Yield what may change: each module's attributes under no name, and the containers and generators among them."""
+    """Yield what may change: the attributes of each module, and the containers and generators among them."""
     for _, module in local_modules(model):
         yield module, "", module.__dict__
         for name, value in module.__dict__.items():

@@ -1,4 +1,4 @@
-"""Errors of a capture that the program under capture cannot swallow."""
+"""Errors that end a capture even where the program that is captured catches them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ _thread = threading.local()
 
 
 def capture_error(problem: str, *, hint: str, where: str = "") -> CaptureError:
-    """Make the error to be raised; `where` is by default the user's statement that is running.
+    """Return the error to raise; `where` is by default the user's statement that is running.
 
-    It is noted, too: an `except` of the user's might catch it, and the program would go on as it never does in a run.
+    The error is also noted, because an `except` of the user's may catch it: the forward would then go on in a way in
+    which it never runs.
     """
     error = CaptureError(problem, where=where or source.here(), hint=hint)
-    getattr(_thread, "faults", []).append(error)
+    getattr(_thread, "errors", []).append(error)
     return error
 
 
 @contextmanager
 def unswallowed() -> Iterator[None]:
-    """Raise the first fault of the block, even if the block caught it.
+    """Raise the first error that `capture_error` made in the block, even if the block caught it.
 
     Raises:
-        CaptureError: there was one.
+        CaptureError: there was such an error.
     """
-    faults: list[CaptureError] = []
-    _thread.faults = faults
+    errors: list[CaptureError] = []
+    _thread.errors = errors
     try:
         yield
     except Exception as error:
-        if faults and error is not faults[0]:
-            raise faults[0] from error
+        if errors and error is not errors[0]:
+            raise errors[0] from error
         raise
     finally:
-        del _thread.faults
-    if faults:
-        raise faults[0]
+        del _thread.errors
+    if errors:
+        raise errors[0]

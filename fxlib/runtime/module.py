@@ -314,7 +314,7 @@ class CapturedModule(GraphModule):
         if grad_enabled is not state.conditions.grad_enabled:  # the graph's blocks end in the mode of its capture
             torch.set_grad_enabled(grad_enabled)
         if forward.tracked:
-            if self._program.returns_tracked and not forward.is_deaf:
+            if self._program.returns_tracked and not forward.in_distributed_autograd:
                 keep_gradients(result)
             state.tape.add(forward.tracked, forward.backward, returned=self._program.returns_tracked)
         if self._program.reorders_backward and grad_enabled and not torch.compiler.is_compiling():

@@ -1,9 +1,9 @@
-"""What a graph would do otherwise than the program, found before it does: handlers, `out=`, and numbers in place.
+"""Find where a graph would not do what the program does: exception handlers, `out=`, and in-place changes of numbers.
 
-An `except` of the user's around a remote call would be lost: a graph has no way to catch. torch refuses at run time to
-write by `out=` to a remote result that takes a gradient. And for `offset += 1` torch.fx generates
-`offset += 1; iadd = offset`, which is what the program does with a tensor; of a number, whoever reads the old value
-later gets the new one.
+An `except` of the user's around a remote call would be lost, because a graph cannot catch errors. torch refuses at run
+time to write by `out=` to a remote result that takes a gradient. And for `offset += 1` torch.fx generates `offset += 1;
+iadd = offset`, which is what the program does with a tensor; of a number, whoever reads the old value later gets the
+new one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOT_OF_TENSORS = frozenset(
     {"AttributeError", "KeyError", "ImportError", "ModuleNotFoundError", "NameError", "UnboundLocalError"}
     | {"StopIteration", "OSError", "FileNotFoundError", "UnicodeError"}
 )
-"""What no operation on tensors raises."""
+"""Names of the exceptions that no operation on tensors raises."""
 _ENDS = ("RERAISE", "POP_EXCEPT")
 
 
@@ -51,9 +51,9 @@ def guarding_handler(frame: FrameType | None, end: FrameType | None, *, of_tenso
 
 @functools.lru_cache(maxsize=1024)
 def _guarded(code: CodeType) -> tuple[tuple[int, int, frozenset[str]], ...]:
-    """Ranges of the code under a `try` that has an `except`; `with` and `finally` only pass exceptions on.
+    """Return the ranges of the code in a `try` with an `except`; `with` and `finally` only pass exceptions on.
 
-    With each goes what it catches, if that is nothing that an operation on tensors raises.
+    Each range comes with the classes that it catches, if no operation on tensors raises any of them.
     """
     instructions = list(dis.get_instructions(code))
     place = {instruction.offset: index for index, instruction in enumerate(instructions)}

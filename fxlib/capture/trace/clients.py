@@ -1,4 +1,4 @@
-"""Recording of the calls of registered clients: each call, issue and wait becomes one node on the function itself."""
+"""Record the calls of registered clients: each call, issue and wait becomes one node, whose target is the function."""
 
 from __future__ import annotations
 

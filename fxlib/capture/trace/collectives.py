@@ -35,7 +35,7 @@ def install(interception: Interception, tracer: RemoteTracer) -> None:
 
 
 class _Recorder:
-    """Writes collectives as `fxlib.runtime.ops.collectives` has them."""
+    """Records collectives as calls of the operators in `fxlib.runtime.ops.collectives`."""
 
     def __init__(self, tracer: RemoteTracer) -> None:
         self._tracer = tracer
@@ -62,7 +62,7 @@ class _Recorder:
         return CollectiveValue(issued)
 
     def wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record `wait_tensor`: what this capture issued is waited for, once; what is complete stays as it is."""
+        """Record `wait_tensor`: what this capture issued is waited for once; a complete tensor is returned."""
         value = args[0] if args else kwargs["tensor"]
         if isinstance(value, CollectiveValue):
             return value.wait()
@@ -71,7 +71,7 @@ class _Recorder:
         return NotImplemented
 
     def _is_complete(self, value: Proxy) -> bool:
-        """Whether it is one of a coalesced collective's results, or was waited for already."""
+        """Whether a tensor is a result of a coalesced collective, or was waited for before."""
         made = value.node.args[0] if value.node.target is operator.getitem else value.node
         return getattr(made, "target", None) in (collectives.collective, collectives.wait_collective)
 
@@ -96,7 +96,7 @@ class _Recorder:
 
 
 def _plain(value: Any) -> Any:
-    """Write a process group by its name, which its members share."""
+    """Return the name of a process group, which is the same in all members, and any other value unchanged."""
     return value.group_name if isinstance(value, torch.distributed.ProcessGroup) else value
 
 

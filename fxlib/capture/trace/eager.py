@@ -1,8 +1,8 @@
-"""Torch calls that see no traced value: recorded all the same, so that nothing is computed once and kept.
+"""Record the torch calls that are given no traced value, too, so that none is computed once and kept.
 
 torch.fx runs `torch.rand(3)`, `torch.zeros(2)` or an operation on a plain tensor attribute while it traces, and keeps
 the result as a constant: every later step sees the same random numbers, or a buffer of zeros that earlier steps wrote
-to. Here they become nodes. Questions about a tensor that needs no computation (`shape`, `dtype`) are answered.
+to. Here they become nodes. Attributes of a tensor that need no computation (`shape`, `dtype`) are answered at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VALUES = frozenset(
     {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}
     | {"item", "tolist", "numpy", "__array__", "equal", "allclose", "is_nonzero"}
 )
-"""Questions for the elements of a tensor."""
+"""Methods that ask for the elements of a tensor."""
 _ANSWERED = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "get_device"}
     | {
@@ -46,7 +46,7 @@ _ANSWERED = frozenset(
 
 
 class EagerCalls(TorchFunctionMode):
-    """Hands torch calls without a traced argument to the tracer."""
+    """A torch function mode that hands calls without a traced argument to the tracer."""
 
     def __init__(self, tracer: RemoteTracer) -> None:
         super().__init__()
@@ -106,15 +106,15 @@ class EagerCalls(TorchFunctionMode):
 
 
 FACTORIES = frozenset({"arange", "eye", "full", "linspace", "logspace", "ones", "tensor", "zeros", "as_tensor"})
-"""Their results depend on their arguments alone."""
+"""Names of torch functions whose results depend on their arguments alone."""
 
 _METADATA = frozenset({"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda"})
 
 
 class KnownTensor(TracedValue):
-    """What `torch.arange(3)` gives: `for i in torch.arange(3)` or `int(torch.tensor(4))` need no run to be decided.
+    """A tensor whose value is known during the trace, as `for i in torch.arange(3)` or `int(torch.tensor(4))` need it.
 
-    Its value is told as long as no node of the graph uses it, and so none can have written to it.
+    Its value can be read as long as no node of the graph uses it, since none can have written to it before that.
     """
 
     def __init__(self, proxy: Proxy, make: Callable[[], torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What a capture puts in place of the functions that make remote calls, and of those it keeps whole."""
+"""The functions that a capture replaces: those that make remote calls, and those that it keeps as one node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ METHODS: dict[str, Style] = {"rpc_sync": "sync", "rpc_async": "async", "remote":
 
 
 def install(interception: Interception, tracer: RemoteTracer, wrapped: Iterable[Callable[..., Any]]) -> None:
-    """Put everything in place for one capture.
+    """Install all replacements for one capture.
 
     Raises:
         CaptureError: `wrapped` holds something that is not a Python function.
@@ -52,7 +52,7 @@ def install(interception: Interception, tracer: RemoteTracer, wrapped: Iterable[
 
 
 def _scripted(tracer: RemoteTracer) -> Replace:
-    """Refuse to hand stand-ins to a function of TorchScript, which is a program of its own, and crashes on them."""
+    """Refuse calls of TorchScript functions with traced values: TorchScript cannot be traced, and crashes on them."""
 
     def replace(original: Call) -> Call:
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,7 @@ def _install_rrefs(interception: Interception, tracer: RemoteTracer) -> None:
 
 
 def hide_remote_modules(interception: Interception) -> None:
-    """Let a `RemoteModule` have no modules and no state in this process, where it raises when it is asked for them."""
+    """Have a `RemoteModule` report no modules and no state, for which it otherwise raises an error in this process."""
     for method in (_RemoteModule.named_modules, _RemoteModule.named_children, _RemoteModule.children):
         interception.function(method, lambda _: lambda *_, **__: iter(()))
     interception.function(_RemoteModule.state_dict, lambda _: lambda *_, **__: None)
@@ -159,7 +159,7 @@ def _on_node(tracer: RemoteTracer, name: str) -> Replace:
 
 
 def _custom_function(tracer: RemoteTracer) -> Replace:
-    """A `torch.autograd.Function` stays one node: traced through, its backward would be lost."""
+    """Keep a `torch.autograd.Function` as one node; if it were traced through, its backward would be lost."""
     kept: dict[type, Call] = {}
 
     def replacement(cls: Any, *args: Any, **kwargs: Any) -> Any:

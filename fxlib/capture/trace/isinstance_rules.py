@@ -1,4 +1,4 @@
-"""What a traced value surely is, for `isinstance(x, torch.Tensor)` in the program: only a run knows the rest."""
+"""The classes that traced values certainly have, to answer `isinstance(x, torch.Tensor)` in the program."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def class_of(node: Node, root: nn.Module, relied: dict[Node, type]) -> type | No
     """Return the class that the node's value surely has; None if only a run knows.
 
     Args:
-        node: any.
+        node: the node of the value.
         root: the model.
-        relied: takes the classes that this takes inputs of the graph to have, which a run has to check.
+        relied: receives the classes that inputs of the graph are assumed to have, which each run has to check.
     """
     if node.op == "placeholder":
         # Whoever passes other things fixes them with concrete_args=, or says so in the annotation.
@@ -96,7 +96,7 @@ def _module_makes_a_tensor(module: nn.Module, node: Node, root: nn.Module, relie
 
 @functools.cache
 def _makes_one_tensor(name: str) -> bool:
-    """Ask torch's own schemas."""
+    """Whether an operator returns one tensor, by torch's own schemas."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return False

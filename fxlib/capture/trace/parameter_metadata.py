@@ -1,7 +1,7 @@
-"""What values that are computed from parameters and buffers alone look like: a parametrization decides by that.
+"""The metadata of values that are computed from parameters and buffers alone, by which a parametrization may decide.
 
-Such values have the same shape and dtype in each run, as long as the parameters have theirs, which is a condition of
-the capture then (`fxlib.runtime.guards.tensor_metadata`).
+Such values have the same shape and dtype in each run as long as the parameters keep theirs, which each run then checks
+ (`fxlib.runtime.guards.tensor_metadata`).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from fxlib.capture.intercept import suspended
 from fxlib.capture.metadata import attribute_of
 
 ANSWERED = frozenset({"shape", "size", "ndim", "dim", "ndimension", "numel", "nelement", "dtype", "device"})
-"""Attributes and methods of tensors whose answers are known by these looks."""
+"""Names of the attributes and methods of tensors that this metadata answers."""
 
 
 class ParameterMetadata:
-    """Follows values on tensors without memory, each once."""
+    """Computes the metadata of values with tensors that have no memory, once for each node."""
 
     def __init__(self) -> None:
         self._known: dict[Node, Any] = {}
 
     def of(self, node: Node, root: nn.Module) -> torch.Tensor | None:
-        """Return a tensor on the device "meta" that looks like a node's value; None if it is no tensor, or unknown."""
+        """Return a tensor on the device "meta" with a node's metadata; None if its value is no tensor, or unknown."""
         with suspended(), torch._C.DisableTorchFunction(), torch.no_grad():
             try:
                 found = self._value(node, root)

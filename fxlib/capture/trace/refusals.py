@@ -1,4 +1,4 @@
-"""What a forward may not do while it is captured, because no graph can hold it."""
+"""Refuse what a forward must not do while it is captured, because no graph can hold it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
 
 
 def install(interception: Interception, tracer: RemoteTracer) -> None:
-    """Refuse all of it for one trace."""
+    """Install all refusals for one trace."""
     install_everywhere(interception)
     interception.function(torch.is_tensor, _tensor_question(tracer))
     interception.function(torch.broadcast_shapes, _shapes_question(tracer))
@@ -134,7 +134,7 @@ def _legacy_tensor(original: Call) -> Call:
 
 
 def _assignment(tracer: RemoteTracer) -> Replace:
-    """State of Python's that a forward keeps would be changed once, by the capture, and never again."""
+    """Refuse an assignment of Python state: it would happen once, in the capture, and never in a run."""
 
     def replace(original: Call) -> Call:
         def assign(module: nn.Module, name: str, value: object) -> None:
@@ -150,7 +150,7 @@ def _assignment(tracer: RemoteTracer) -> Replace:
 
 
 def _assign_for_torch(tracer: RemoteTracer, original: Call, module: nn.Module, name: str, value: object) -> None:
-    """Let torch's own code assign: a constant that torch.fx keeps beside the graph, or what changes nothing."""
+    """Let torch's own code assign a constant that torch.fx keeps beside the graph, or a value that changes nothing."""
     is_new = not hasattr(module, name)
     if not is_new and module in getattr(tracer, "submodule_paths", ()) and getattr(module, name) is not value:
         if name == "training":

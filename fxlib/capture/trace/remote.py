@@ -1,4 +1,4 @@
-"""Recording of remote calls: each, in whichever idiom, becomes one node on an operator of `fxlib.runtime`."""
+"""Record remote calls: each, in whichever idiom, becomes one node that calls an operator of `fxlib.runtime`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from fxlib.spec.contract import Contract, contract_of
 
 Style = Literal["sync", "async", "remote"]
 METHOD_ARGUMENTS = "method_arguments"
-"""In the metadata of a call that a helper makes of a method: which is the first argument of the method."""
+"""Key of a call's `meta`: the index of the first argument of the method that the called helper calls."""
 _OPERATORS = {"sync": ops.remote_call, "async": ops.start_call, "remote": ops.create}
 
 
 class Recorder(Protocol):
-    """What recording needs of the tracer."""
+    """The part of the tracer that the recording of remote calls uses."""
 
     end: FrameType | None
     """The frame at which the user's frames end."""
@@ -59,7 +59,7 @@ class RemoteCalls:
         self._sent: dict[str, Proxy] = {}
 
     def forget(self) -> None:
-        """Let go of all that was made for one capture."""
+        """Drop all references to the objects of one capture."""
         self._declarations.__dict__.clear()
         self.__dict__.clear()
 
@@ -95,7 +95,7 @@ class RemoteCalls:
     def method_calls(
         self, style: Style, rref: Any, timeout: Any = None, *, then: Callable[[Any], Any] = lambda made: made
     ) -> RRefCalls:
-        """Return the helper that `rref.rpc_sync()` and its kin return; `then` makes what the program gets of a call."""
+        """Return the helper that `rref.rpc_sync()` and the like return; `then` makes the program's result of a call."""
         return RRefCalls(lambda method, *call: then(self.method_call(style, rref, method, *call, timeout=timeout)))
 
     def contract_of_client(self, kind: CallKind) -> Contract | None:
@@ -213,7 +213,7 @@ class RemoteCalls:
         return self._value(to)
 
     def values(self, values: Any) -> Any:
-        """Return arguments of a call as they may stand in a graph."""
+        """Return the arguments of a call in the form in which a graph can hold them."""
         return map_aggregate(values, self._value)
 
     def _value(self, value: Any) -> Any:
@@ -289,7 +289,7 @@ def _seconds(timeout: Any) -> Any:
 def _unfold(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
-    """Write partials and bound methods as the function that they call; they travel as such, and do the same."""
+    """Replace partials and bound methods by the function that they call, which is sent instead and does the same."""
     while isinstance(function, functools.partial):
         args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
     if inspect.ismethod(function) and not isinstance(function.__self__, type):

@@ -3,7 +3,7 @@
 A module of torch.nn is one node of the graph, by its class. With hooks, or with parametrizations
 (`torch.nn.utils.parametrize`), its class does not tell what it computes, and no other process could run that node: so
 its forward, its hooks and its parametrizations are traced, and what they read of Python's state is noted like anything
-else that the forward reads. What cannot be traced stays one node, as what it is in this process.
+else that the forward reads. A module that cannot be traced stays one node, which only this process can run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fxlib.capture.recording.observers import functions_in, is_observed
 from fxlib.errors import CaptureError
 
 WHOLE = "whole"
-"""Key of a node's `meta`, where the node is a module that could not be traced through: why."""
+"""Key of a node's `meta`: why its module could not be traced through."""
 _OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -28,7 +28,7 @@ class TracedThrough:
 
     def __init__(self) -> None:
         self.whole: dict[nn.Module, str] = {}
-        """Modules that stay one node, and why."""
+        """The modules that stay one node, and why."""
         self._met: dict[nn.Module, None] = {}
         self._failed: nn.Module | None = None
         self.computing = 0

@@ -1,4 +1,4 @@
-"""The tracer: torch.fx's own, or the caller's subclass of it, taught about remote calls, modes and places."""
+"""The tracer: torch.fx's own, or the caller's subclass, with remote calls, modes and source lines added."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class RemoteTracer(Tracer):
     end: FrameType | None = None
     """The frame at which the user's frames end."""
     answered = False
-    """Whether the forward was told what a tensor looks like: in the graph, that is a constant."""
+    """Whether the forward was told metadata of a tensor, which is a constant in the graph."""
     asked_gradients = False
-    """Whether it was told which tensors take a gradient."""
+    """Whether the forward was told which tensors take a gradient."""
 
     def prepare(
         self,
@@ -89,7 +89,7 @@ class RemoteTracer(Tracer):
         self.recorders: dict[object, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
 
     def forget(self) -> None:
-        """Let go of all that was made for one capture."""
+        """Drop all references to the objects of one capture."""
         self.calls.forget()
         self.__dict__.clear()
 
@@ -109,11 +109,8 @@ class RemoteTracer(Tracer):
         setattr(self.root, name, value)
         return self._attribute(value, name)
 
-    def look_of(self, proxy: Proxy, name: str) -> Any:
-        """Return what a value that is computed from parameters alone answers for an attribute, while one is computed.
-
-        None where that is not known.
-        """
+    def metadata_of(self, proxy: Proxy, name: str) -> Any:
+        """Return an attribute of a value that a parametrization computes from parameters; None if unknown."""
         if not self.traced_through.computing:
             return None
         if name == "device":

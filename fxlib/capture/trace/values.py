@@ -100,7 +100,7 @@ class TracedValue(_InPlace, Proxy):
     tracer: Any
 
     def __getattr__(self, name: str) -> Any:
-        if name in ANSWERED and (known := self.tracer.look_of(self, name)) is not None:
+        if name in ANSWERED and (known := self.tracer.metadata_of(self, name)) is not None:
             return known
         found = TracedAttribute(self, name)
         if name in _VIEWS:

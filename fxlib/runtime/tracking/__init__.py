@@ -1,4 +1,4 @@
-"""What one forward notes as it runs: remote results that take a gradient, whose these are, and what is in flight.
+"""The state of one running forward: remote results that take a gradient, who owns that, and what is in flight.
 
-What operators do is in `fxlib.runtime.ops`; how a gradient that has come is sent is in `fxlib.runtime.gradients`.
+The operators themselves are in `fxlib.runtime.ops`; how gradients are sent is in `fxlib.runtime.gradients`.
 """

@@ -1,4 +1,4 @@
-"""Remote results as autograd sees them: a node for each tensor, which takes its gradient and passes nothing on."""
+"""The autograd node of a remote result's tensor, which receives the gradient and passes nothing on."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing_extensions import override
 from fxlib.runtime.tracking.ownership import copied, owned
 
 _AT_ONCE = 2**64 - 1
-"""The number of a node that runs as soon as its gradient is there: autograd's own, of what adds up in a leaf."""
+"""The sequence number of a node that runs as soon as its gradient is there, as autograd's accumulators have it."""
 _ROOT = torch.empty(0, requires_grad=True)
-"""What makes autograd record the node. It gets no gradient."""
+"""The input that makes autograd record the node; it receives no gradient."""
 
 
 class Backward:
-    """What brings gradients to the results of one forward. Autograd's nodes alone hold it, as long as they live.
+    """Delivers gradients to the results of one forward; autograd's nodes alone keep it alive.
 
-    What a backward brings arrives when it is over: of one that raises nothing does, since how far it has come by then
+    Gradients arrive at the end of a backward. From one that raises, none arrive, since how many it had computed by then
     depends on the order in which the forward ran.
     """
 
@@ -29,10 +29,10 @@ class Backward:
 
     def __init__(self) -> None:
         self._came: dict[int, list[tuple[Slot, torch.Tensor]]] = {}
-        """By torch's number of the running backward; several may run, one inside another."""
+        """The gradients so far, by torch's number of the running backward; backwards may run inside one another."""
 
     def bring(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Have a gradient arrive when the backward that runs now is over."""
+        """Deliver a gradient at the end of the backward that runs now."""
         running = torch._C._current_graph_task_id()
         if running not in self._came:
             self._came[running] = []
@@ -53,20 +53,20 @@ def _sum(before: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Where the gradient of one tensor arrives. What a further backward brings is added to it."""
+    """The place at which the gradient of one tensor arrives; further gradients are added to it."""
 
     gradient: torch.Tensor | None = None
     strides: tuple[int, ...] | None = None
-    """Those of the gradient, in elements; None if it is contiguous."""
-    is_deaf: bool = False
-    """Whether no gradient shall arrive: distributed autograd keeps gradients in a context of its own."""
+    """The strides of the gradient, in elements; None if it is contiguous."""
+    in_distributed_autograd: bool = False
+    """Whether distributed autograd runs the backward: it keeps gradients in its own context, and none arrives here."""
 
     def own(self, gradient: torch.Tensor, references: int) -> torch.Tensor:
         """Return a gradient in memory that nobody else can write to.
 
         Args:
             gradient: as backward brought it.
-            references: what `sys.getrefcount` said of it in the node's backward.
+            references: its `sys.getrefcount` in the node's backward.
         """
         if gradient.requires_grad:  # with a graph of its own it is the program's, who asked for it, to copy
             return gradient
@@ -76,16 +76,16 @@ class Slot:
         return copied(gradient, self.strides)
 
 
-def tracked(tensor: torch.Tensor, backward: Backward, *, is_deaf: bool) -> tuple[torch.Tensor, Slot]:
+def tracked(tensor: torch.Tensor, backward: Backward, *, in_distributed_autograd: bool) -> tuple[torch.Tensor, Slot]:
     """Return a tensor in the same memory that takes a gradient and may be written to, and where the gradient arrives.
 
     Args:
-        tensor: takes no gradient yet.
-        backward: is held by the node that is made.
-        is_deaf: see `Slot`.
+        tensor: a tensor that takes no gradient yet.
+        backward: delivers the gradient; the new node holds it.
+        in_distributed_autograd: see `Slot`.
     """
     _references_of_backwards_own()  # tried out here, since within a backward the first one would wait for another
-    return _tracked(tensor, backward, Slot(is_deaf=is_deaf))
+    return _tracked(tensor, backward, Slot(in_distributed_autograd=in_distributed_autograd))
 
 
 def is_tracked(tensor: torch.Tensor) -> bool:
@@ -114,7 +114,7 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         slot = ctx.slot
-        if gradient is not None and not slot.is_deaf:
+        if gradient is not None and not slot.in_distributed_autograd:
             ctx.brings.bring(slot, slot.own(gradient, sys.getrefcount(gradient)))
         return None, None
 
@@ -124,7 +124,7 @@ _NAME = f"{_Take.__name__}Backward"
 
 @dataclass(slots=True, eq=False)
 class _Probe(Slot):
-    """A slot that only learns how often what it is given is referred to."""
+    """A slot that only records the reference count of the gradient that it is given."""
 
     references: int = 0
 
@@ -136,9 +136,9 @@ class _Probe(Slot):
 
 @functools.cache
 def _references_of_backwards_own() -> int:
-    """Return what `sys.getrefcount` says, in the node's backward, of a gradient that nobody but the backward holds.
+    """Return `sys.getrefcount`, in the node's backward, of a gradient that only the backward holds.
 
-    It depends on the ways of Python and of torch, so it is tried out.
+    The number depends on the versions of Python and torch, so it is measured.
     """
     probe = _Probe()
     with torch.inference_mode(mode=False), torch.enable_grad():

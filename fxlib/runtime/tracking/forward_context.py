@@ -1,4 +1,4 @@
-"""One forward of a captured module, as the operators that run in it see it."""
+"""The context of one running forward of a captured module, which its operators read and write."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Tracked:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a gradient has come that was not taken away."""
-        return True in [slot.gradient is not None for slot in self.slots]  # sooner than `any`, and often asked
+        """Whether a gradient has come and was not cleared."""
+        return True in [slot.gradient is not None for slot in self.slots]  # faster than `any`, and asked often
 
     def gradient_of_result(self) -> Any:
-        """Return what has come: of a tensor its gradient, of a structure one like it, None for what has no gradient."""
+        """Return the gradient that has come, in the structure of the result; None stands where there is none."""
         value = self.value
         return value.gradient if type(value) is Slot else mapped(value, _gradient)
 
@@ -58,11 +58,11 @@ class ForwardContext:
     """Errors of calls that could not be issued, kept for their waits."""
     backward: Backward = field(default_factory=Backward)
     flow_control: FlowControl | None = None
-    """What the forward may have in flight; None: anything."""
+    """The limits on what the forward may have in flight; None if there are none."""
 
     @functools.cached_property
-    def is_deaf(self) -> bool:
-        """Whether gradients come to a context of distributed autograd: a forward begins and ends in one."""
+    def in_distributed_autograd(self) -> bool:
+        """Whether the forward runs in a context of distributed autograd, to which its gradients then go."""
         return batch.in_autograd_context()
 
 

@@ -1,4 +1,4 @@
-"""What tracking a gradient asks of tensors: arguments kept as they are, and gradients that nobody else can write to."""
+"""Keep the arguments of a tracked call unchanged, and gradients in memory that nobody else can write to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def as_it_is(value: Any) -> Any:
-    """Return a value that later writes to the tensors in it do not change."""
+    """Return a value that does not change when the program later writes to its tensors."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -31,15 +31,15 @@ def as_it_is(value: Any) -> Any:
 
 
 def owned(gradient: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
-    """Return a gradient in memory that nobody else can write to: its own where that is so, else a copy.
+    """Return a gradient in memory that nobody else can write to: its own, or else that of a copy.
 
-    It is so where nobody but `gradient` refers to the memory: neither another tensor nor a holder of the storage. That
-    nobody else holds `gradient` itself, the caller knows.
+    A gradient owns its memory if no other tensor and no other object refers to the storage. The caller has made sure
+    that nobody else holds `gradient` itself.
 
     Args:
         gradient: as backward brought it.
-        strides: in elements, of what is returned, as torch has it for leaves those of the tensor whose gradient it is;
-            None where this one is contiguous.
+        strides: strides of the result in elements: those of the tensor whose gradient it is, as torch has it for
+            leaves; None if that tensor is contiguous.
     """
     if gradient.layout is torch.strided and (
         gradient.is_contiguous() if strides is None else gradient.stride() == strides
@@ -52,7 +52,7 @@ def owned(gradient: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tens
 
 
 def copied(gradient: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
-    """Return a copy of a gradient, with such strides; None: contiguous."""
+    """Return a copy of a gradient with these strides; None means contiguous."""
     if gradient.layout is not torch.strided:
         return gradient.detach().clone()
     if strides is None:
@@ -62,7 +62,7 @@ def copied(gradient: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Ten
 
 @functools.cache
 def _references_of_a_tensors_own() -> int:
-    """Return what `sys.getrefcount` says of storage that nobody but one tensor and a local variable refers to.
+    """Return `sys.getrefcount` of a storage to which only one tensor and a local variable refer.
 
     Versions of torch differ: in some, the tensor refers to the storage's Python object, too.
     """

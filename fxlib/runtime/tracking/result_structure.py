@@ -1,4 +1,4 @@
-"""Results with a structure: whether it is the one that the contract declares, and what is in it."""
+"""Check that a remote result has the structure that its contract declares, and map over structures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fxlib.runtime.compilers import outside_of_dynamo
 
 @outside_of_dynamo
 def check_structure(result: Any, function: str, declared: int | tuple[Any, ...]) -> None:
-    """Hold a remote result to its declared number of elements, or to its declared keys, in their order.
+    """Check that a remote result has its declared number of elements, or its declared keys in their order.
 
     Raises:
-        ContractError: it has others. The program as written would have raised, or done more.
+        ContractError: the structure is another. The program as written would have raised, or done more.
     """
     if isinstance(declared, int):
         real: object = len(result) if isinstance(result, Sized) else f"none: it is a {type(result).__name__}"
@@ -34,10 +34,10 @@ def check_structure(result: Any, function: str, declared: int | tuple[Any, ...])
 
 @outside_of_dynamo
 def check_tensor(result: Any, function: str, dtype: torch.dtype, sizes: tuple[int | None, ...]) -> None:
-    """Hold a remote result, or a part of it, to the dtype and the sizes that its contract declares; None: any size.
+    """Check that a remote result, or a part of it, has the declared dtype and sizes; None stands for any size.
 
     Raises:
-        ContractError: it has others. The program was captured on the contract's word.
+        ContractError: they are others. The program was captured with what the contract declares.
     """
     if isinstance(result, torch.Tensor):
         alike = result.dtype is dtype and result.dim() == len(sizes)
@@ -55,12 +55,12 @@ def check_tensor(result: Any, function: str, dtype: torch.dtype, sizes: tuple[in
 
 @outside_of_dynamo
 def check_plain(result: Any, function: str, declared: object) -> None:
-    """Hold a part of a remote result that is no tensor to its declared kind ("int", "float"), or to its declared value.
+    """Check that a part of a remote result that is no tensor has its declared kind ("int", "float") or value.
 
     A flag, a string and None are declared by value, as a forward decides by them: `(False,)`, `("done",)`, `(None,)`.
 
     Raises:
-        ContractError: it is another. The program was captured on the contract's word.
+        ContractError: it is another. The program was captured with what the contract declares.
     """
     if isinstance(declared, tuple):
         alike = type(result) is type(declared[0]) and result == declared[0]

@@ -1,4 +1,4 @@
-"""Letting a remote result take a gradient, and noting where this is to go."""
+"""Let a remote result take a gradient, and note to which server this is pushed."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ from fxlib.runtime.tracking.result_structure import mapped
 from fxlib.utils.pytree import leaves
 
 Destination: TypeAlias = tuple[Any, str, tuple[Any, ...], Mapping[str, Any], float | None, int]
-"""To whom a gradient goes, the function that takes it, its other arguments, its timeout in seconds, and its place in
-program order."""
+"""The server to which a gradient goes, the function that takes it, its other arguments, its timeout in seconds, and the
+call's index in program order."""
 
 
 def track(result: Any, push: Destination, *, together: bool) -> Any:
-    """Return a result of which each tensor that may take a gradient takes one, in the same memory.
+    """Return a result in the same memory, each tensor of which takes a gradient if its dtype allows that.
 
     Raises:
         ContractError: there is no tensor in the result.
     """
     if not torch.is_grad_enabled():
         return result
-    forward = current_forward() or ForwardContext()  # of which nobody asks, then
+    forward = current_forward() or ForwardContext()  # outside of a forward, nobody reads it
     if type(result) is torch.Tensor:
         if not _may_take_a_gradient(result):
             return result
-        output, slot = tracked(result, forward.backward, is_deaf=forward.is_deaf)
+        output, slot = tracked(result, forward.backward, in_distributed_autograd=forward.in_distributed_autograd)
         _note(forward, slot, (slot,), push, together=together)
         return output
     found = _tensors(result, where=push[1])
     taking = {key: each for key, each in found.items() if _may_take_a_gradient(each)}
     if not taking:
         return result
-    made = {key: tracked(each, forward.backward, is_deaf=forward.is_deaf) for key, each in taking.items()}
+    made = {
+        key: tracked(each, forward.backward, in_distributed_autograd=forward.in_distributed_autograd)
+        for key, each in taking.items()
+    }
     outputs = {key: output for key, (output, _) in made.items()}
     slots = {key: slot for key, (_, slot) in made.items()}
     _note(forward, mapped(result, lambda each: slots.get(id(each))), tuple(slots.values()), push, together=together)

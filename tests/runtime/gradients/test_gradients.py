@@ -217,7 +217,7 @@ def test_results_may_change_their_shape_from_forward_to_forward() -> None:
 
 @pytest.mark.parametrize("result", [torch.ones(()), torch.ones(0, 3), torch.ones(3, 1), torch.ones(3, 2).t()])
 def test_what_is_tracked_is_in_the_results_own_memory_and_its_gradient_is_as_the_result(result: torch.Tensor) -> None:
-    output, slot = taking(result, Backward(), is_deaf=False)
+    output, slot = taking(result, Backward(), in_distributed_autograd=False)
     assert (output.data_ptr(), output.stride(), output.is_leaf) == (result.data_ptr(), result.stride(), False)
     output.mul_(2.0).sum().backward()
     assert slot.gradient is not None
@@ -256,7 +256,7 @@ def test_a_module_that_torch_compiles_pushes_as_it_does_uncompiled() -> None:
 @pytest.mark.parametrize("order", ["sparse dense", "dense sparse", "sparse sparse dense", "dense sparse dense"])
 def test_sparse_and_dense_gradients_add_up_as_they_do_in_a_leaf(order: str) -> None:
     leaf = torch.randn(4, 3, requires_grad=True)
-    result, slot = taking(leaf.detach().clone(), Backward(), is_deaf=False)
+    result, slot = taking(leaf.detach().clone(), Backward(), in_distributed_autograd=False)
     scales = torch.randn(4, 3)
     for kind in order.split():
         for taker in (leaf, result):

@@ -55,7 +55,9 @@ def test_what_the_program_does_to_a_gradient_that_it_holds_does_not_reach_the_se
 
 
 def test_two_tensors_of_a_result_whose_gradients_are_one_get_one_each() -> None:
-    outputs, slots = zip(*[tracked(torch.ones(3), Backward(), is_deaf=False) for _ in range(2)], strict=True)
+    outputs, slots = zip(
+        *[tracked(torch.ones(3), Backward(), in_distributed_autograd=False) for _ in range(2)], strict=True
+    )
     (sum(outputs) * 2.0).sum().backward()
     gradients = [slot.gradient for slot in slots]
     assert all(each is not None and torch.equal(each, torch.full((3,), 2.0)) for each in gradients)
