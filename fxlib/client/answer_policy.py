@@ -50,8 +50,9 @@ def screen(answer: GraphModule, original: GraphModule) -> None:
 
     All graphs of the module tree are looked at. A server, or the RRef that leads to it, must be a constant of the
     original, or be computed as the original computes it; the function called there must be one that the original calls
-    on that server, or one that its contract names. It is called no more often than by the original, and with arguments
-    of the same form: as many, under the same names, and with the same constants. Code of the launcher's own that is on
+    on that server, or one that its contract names. It is called no more often than by the original, and just as often
+    unless its contract says that it only reads, and with arguments of the same form: as many, under the same names, and
+    with the same constants. Code of the launcher's own that is on
     no list (opaque) must be called with just what the original gives it, and objects of the launcher's own, which
     attributes hold or such code returns, are used only as the original uses them. What other ranks take part in keeps
     its order, and so do changes of grad mode and autocast.
@@ -146,12 +147,14 @@ class _Interactions:
         counts: how often each interaction happens; the first part of its key is its kind.
         words: each interaction in words.
         allowed: how often the contracts of calls let a pass add an interaction.
+        needed: how often calls are made that do more than read, as far as their contracts tell.
         arguments: the forms of the arguments of each call by name.
     """
 
     counts: Counter[tuple[Hashable, ...]] = field(default_factory=Counter)
     words: dict[tuple[Hashable, ...], str] = field(default_factory=dict)
     allowed: Counter[tuple[Hashable, ...]] = field(default_factory=Counter)
+    needed: Counter[tuple[Hashable, ...]] = field(default_factory=Counter)
     arguments: dict[tuple[Hashable, ...], list[object]] = field(default_factory=dict)
 
     def most(self, key: tuple[Hashable, ...]) -> int:
@@ -193,6 +196,8 @@ class _Interactions:
             key = kind, numbers.value(args[0], known), numbers.value(args[1], known)
             self.arguments.setdefault(key, []).append(args[2:4])
             contract = node.meta.get("contract") if contracts else None
+            if kind == "call" and not (isinstance(contract, Contract) and contract.is_read):
+                self.needed[key] += count
             extra = (contract.gradient, contract.batched_by) if isinstance(contract, Contract) else (None, None)
             for kind, name in zip(("push", "batch"), extra, strict=True):
                 if name is not None:
@@ -218,11 +223,15 @@ def _check_kinds(answer: _Interactions, original: _Interactions, module: GraphMo
 
 
 def _check_counts(answer: _Interactions, original: _Interactions) -> None:
-    """Check that an answer does nothing more often than the original, and calls nothing with more arguments."""
+    """Check that an answer does nothing more often than the original, leaves no write out, and widens no arguments."""
     for key, count in answer.counts.items():
         if key[0] not in _UNCOUNTED and count > original.most(key):
             words = answer.words[key].removesuffix(" otherwise")
             problem = f"the rewritten graph {words} {count} times, and the original {original.most(key)} times"
+            raise WireError(problem, where="the answer")
+    for key, count in original.needed.items():
+        if answer.counts[key] < count:
+            problem = f"the rewritten graph leaves out that the original {original.words[key]}, and that may write"
             raise WireError(problem, where="the answer")
     for key, found in answer.arguments.items():
         if not all(any(_is_of_form(each, other) for other in original.arguments.get(key, ())) for each in found):

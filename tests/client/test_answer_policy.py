@@ -169,8 +169,29 @@ def test_what_the_original_does_once_is_not_done_twice(more: Build) -> None:
         screen(of(with_one_more(more)), of(original))
 
 
-def test_a_call_may_be_left_out_and_may_travel_in_a_batch() -> None:
-    screen(of(lambda graph: ask(graph, "ps0")), of(lambda graph: (ask(graph, "ps0"), ask(graph, "ps0"))))
+def declared(contract: Contract | None) -> Build:
+    def build(graph: Graph) -> Any:
+        calls = (ask(graph, "ps0"), ask(graph, "ps0"))
+        for call in calls:
+            call.meta["contract"] = contract
+        return calls
+
+    return build
+
+
+@pytest.mark.parametrize("contract", [Contract(reads="rows"), Contract(pure=True)])
+def test_a_read_may_be_left_out(contract: Contract) -> None:
+    screen(of(lambda graph: ask(graph, "ps0")), of(declared(contract)))
+
+
+@pytest.mark.parametrize("contract", [None, Contract(writes="rows"), Contract(reads="rows", writes="rows")])
+def test_a_call_that_may_write_is_not_left_out(contract: Contract | None) -> None:
+    screen(of(declared(None)), of(declared(contract)))
+    with pytest.raises(WireError, match=r"leaves out that the original calls 'fxlib.ps:lookup' on 'ps0'"):
+        screen(of(lambda graph: ask(graph, "ps0")), of(declared(contract)))
+
+
+def test_a_call_may_travel_in_a_batch() -> None:
     screen(of(lambda graph: batch(graph, "ps0")), of(lambda graph: ask(graph, "ps0")))
 
 
