@@ -17,6 +17,7 @@ from fxlib_service.config import APPLICATION, Address, Config
 
 def main() -> int:
     """Run the service; return the exit status."""
+    os.umask(0o077)  # weights, and the tokens of leases, are for this user's eyes, whatever folder they are put into
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = APPLICATION.read()

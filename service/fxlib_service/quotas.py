@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from fxlib.spec.trial import TrialOptions
 from fxlib.v1 import jobs_pb2
 from fxlib_service.blobs.base import Blob
 from fxlib_service.config import Limits
@@ -89,8 +90,9 @@ class Quotas:
         seconds = min(limits.trial_s, own.trial_seconds or limits.trial_s)
         processes = min(limits.trial_processes, own.trial_processes or limits.trial_processes)
         asked = request.workload.trainers + len(request.workload.servers)
+        budget_s = request.trial.budget_s if request.HasField("trial") else TrialOptions().budget_s
         violations = []
-        if request.trial.budget_s > seconds:
+        if budget_s > seconds:
             violations.append(Violation(field="trial.budget_s", problem=f"must be at most {seconds:g} seconds here"))
         if asked > processes:
             problem = f"has {asked} trainers and servers, and may have {processes} here"

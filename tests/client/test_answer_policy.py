@@ -179,12 +179,15 @@ def declared(contract: Contract | None) -> Build:
     return build
 
 
-@pytest.mark.parametrize("contract", [Contract(reads="rows"), Contract(pure=True)])
+@pytest.mark.parametrize("contract", [Contract(reads=frozenset({"rows"})), Contract(pure=True)])
 def test_a_read_may_be_left_out(contract: Contract) -> None:
     screen(of(lambda graph: ask(graph, "ps0")), of(declared(contract)))
 
 
-@pytest.mark.parametrize("contract", [None, Contract(writes="rows"), Contract(reads="rows", writes="rows")])
+@pytest.mark.parametrize(
+    "contract",
+    [None, Contract(writes=frozenset({"rows"})), Contract(reads=frozenset({"rows"}), writes=frozenset({"rows"}))],
+)
 def test_a_call_that_may_write_is_not_left_out(contract: Contract | None) -> None:
     screen(of(declared(None)), of(declared(contract)))
     with pytest.raises(WireError, match=r"leaves out that the original calls 'fxlib.ps:lookup' on 'ps0'"):

@@ -107,6 +107,16 @@ def test_a_client_rides_out_a_restart(tmp_path: Path) -> None:
             pytest.fail("not reached again")
 
 
+def test_what_it_keeps_is_its_user_s_alone_in_a_folder_that_others_enter(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    with running(data) as (_, client):
+        client.put(graph_bytes())
+        kept = [*data.glob("service.sqlite*"), *data.glob("blobs/**/*"), data / "blobs", data / "partial"]
+        assert len(kept) > 4
+        assert [path.name for path in kept if path.stat().st_mode & 0o077] == []
+
+
 def test_what_it_cannot_do_it_says_in_a_sentence_and_ends(tmp_path: Path) -> None:
     said = refused("--data", str(tmp_path / "data"), "--listen", "0.0.0.0:0")
     assert "and TLS is off" in said

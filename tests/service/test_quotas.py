@@ -109,6 +109,13 @@ async def test_a_trial_larger_than_the_quota_is_refused_by_its_fields(tmp_path: 
         assert (status, code) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
 
 
+async def test_a_trial_that_says_nothing_asks_for_the_library_s_own_budget() -> None:
+    async with make_service(limits=Limits(trial_s=59.0)) as core:
+        with pytest.raises(ServiceError) as caught:
+            await submit(core, request())
+    assert fields(caught.value) == ["trial.budget_s"]
+
+
 async def test_a_service_bounds_the_trials_of_everybody() -> None:
     asked = request()
     asked.trial.budget_s = 61
