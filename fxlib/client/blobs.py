@@ -1,4 +1,4 @@
-"""Blobs up and down: only what the service lacks, in chunks, resumed where an interrupted transfer ended."""
+"""Transfer blobs: only those that the service lacks, in parts, resumed where an interrupted transfer ended."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fxlib.v1 import blobs_pb2, graph_pb2
 
 CHUNK_BYTES = 1 << 20
 PART_BYTES = 8 << 20
-"""Sent in one call: small enough for a slow link, within one call's time limit."""
+"""Bytes that are sent in one call, few enough for a slow link within one call's time limit."""
 
 BLOB_CORRUPT = "BLOB_CORRUPT"
-"""The service's code for bytes that are not those of the blob."""
+"""The service's error code for bytes that do not have the blob's digest."""
 
 MAX_GRAPH_BYTES = 1 << 30
 _REFS_PER_CALL = 1000
 
 
 def upload(connection: Connection, blobs: Mapping[str, bytes], deadline: Deadline) -> int:
-    """Bring blobs to the service, by SHA-256; return how many bytes it lacked.
+    """Upload blobs, by SHA-256, to the service; return the number of bytes that it lacked.
 
     Raises:
         ServiceUnavailableError: the service was not reached in time.
@@ -79,7 +79,7 @@ def _missing(connection: Connection, refs: Sequence[graph_pb2.BlobRef], deadline
 
 
 class _Part:
-    """The next part of a blob on its way up; calling it returns whether the service has all of the blob."""
+    """The next part of a blob to upload; a call sends it, and returns whether the service has all of the blob."""
 
     def __init__(self, connection: Connection, ref: graph_pb2.BlobRef, data: bytes) -> None:
         self._stub, self._ref, self._data = connection.blobs, ref, memoryview(data)
@@ -99,7 +99,7 @@ class _Part:
 
 
 class _Download:
-    """One blob on its way down; each attempt goes on where the last one ended."""
+    """The download of one blob; each attempt continues where the last one ended."""
 
     def __init__(self, connection: Connection, blob: Blob, deadline: Deadline) -> None:
         self._stub, self._blob, self._deadline = connection.blobs, blob, deadline

@@ -177,7 +177,7 @@ class Client:
         )
 
     def _asking(self, asked: RequestOptions) -> Callable[[Prepared], Outcome]:
-        """Return what asks one further question, in the time that the first one has."""
+        """Return a function that asks one further question, with the time limit of the first."""
         limit_s = Question(**asked).deadline_s
         return lambda prepared: ask(self._connection, prepared, Deadline(limit_s), self._patience_s, Silent())
 
@@ -265,9 +265,9 @@ class Client:
     def _begin(
         self, model: Model, workload: Workload, asked: RequestOptions, rendezvous: Rendezvous | None
     ) -> tuple[nn.Module, Callable[[Progress], Outcome]]:
-        """Do what needs the caller's thread and the model at rest.
+        """Do what needs the caller's thread, while the model does not run.
 
-        Return the module to train with meanwhile, and the rest, which does not raise.
+        Return the module to train with meanwhile, and a function for everything else, which does not raise.
         """
         try:
             question = Question(**asked)

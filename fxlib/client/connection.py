@@ -26,7 +26,7 @@ ATTEMPT_S = 30.0
 """The longest that one call may take before it is tried again, in seconds."""
 
 OUTAGE_S = 60.0
-"""Seconds for which a service that was reached before may be away, for its restart, say."""
+"""Seconds for which a service that was reached before may be away, for example for its restart."""
 
 _JITTER = random.Random()
 """A generator of this module's own: the program's is left alone."""
@@ -59,7 +59,8 @@ class Connection:
         Args:
             address: "host:port".
             tls: None for an unencrypted channel.
-            token_file: whose token is shown; None: what FXLIB_TOKEN_FILE says, else that of this user's own service.
+            token_file: the file of the token to send; None: what FXLIB_TOKEN_FILE says, else that of this user's own
+                service.
             insecure: whether the token may go over an unencrypted channel to another machine.
 
         Raises:

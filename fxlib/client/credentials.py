@@ -1,4 +1,4 @@
-"""What a client shows a service: the token of a file, over a connection that nobody else reads."""
+"""The credentials that a client sends: a token from a file, over a connection that nobody else can read."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Where the token is, and whether it may be sent.
+    """Says where the token is, and whether it may be sent.
 
     Attributes:
-        address: of the service, for messages.
+        address: the service's address, for messages.
         token_file: the file; None: there is no token.
         required: whether a file that is not there is an error; this user's own service may have none.
         private: whether the connection is encrypted, or leaves the machine nowhere.
@@ -68,7 +68,7 @@ class Credentials:
 
 
 def choose(address: str, *, token_file: Path | str | None, tls: Tls | None, insecure: bool) -> tuple[str, Credentials]:
-    """Return what to connect to, and what to show there.
+    """Return the address to connect to, and the credentials to send there.
 
     A service of this user's own on this machine is met on its socket, or shown the token that it left, unless a token
     was named, or a certificate, which says who this is.

@@ -7,7 +7,7 @@ import time
 
 
 class Deadline:
-    """So many seconds from its making, on the monotonic clock."""
+    """A deadline a given number of seconds after its creation, on the monotonic clock."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -1,4 +1,4 @@
-"""Calls that no graph fits, first met in training: the original runs, and they are asked about in the background."""
+"""Calls in training that no graph fits: the original runs, and the service is asked about them in the background."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Discovery:
     `meet` runs within the program's forwards; `step` between two of its steps, where the model is at rest.
 
     Args:
-        ask: asks the service; raises nothing.
-        question: what else is asked, of each kind of call alike.
+        ask: a function that asks the service and does not raise.
+        question: the options of the question, the same for each kind of call.
         workload: how the job's own step runs.
 
     Attributes:
@@ -70,7 +70,7 @@ class Discovery:
         self.results: dict[str, Result] = {}
 
     def meet(self, main: CapturedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Note a call, unless its kind is known. What it was given is described, and let go."""
+        """Note a call, unless its kind is known. Its arguments are described, and not kept."""
         original = main._fxlib.original
         if original is None or len(self._seen) >= MAX_VARIANTS:
             return
@@ -180,7 +180,7 @@ def _structure(batch: Batch, *, sizes: bool) -> Hashable:
 
 @contextmanager
 def _flags(module: CapturedModule, flags: Mapping[nn.Module, bool]) -> Iterator[None]:
-    """Have modules in the training mode in which they were met."""
+    """Set the training flags that the modules had at the call, for the block."""
     original = module._fxlib.original
     wanted = {**flags, module: flags[original]} if original is not None else flags
     before = {each: each.training for each in wanted}

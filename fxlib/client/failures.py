@@ -1,4 +1,4 @@
-"""What a failed gRPC call means: whether to try again, and what to tell a person."""
+"""Read a failed gRPC call: whether to try again, and what to tell the user."""
 
 from __future__ import annotations
 

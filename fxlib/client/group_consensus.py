@@ -20,7 +20,7 @@ from fxlib.errors import FxlibError, RemoteError
 from fxlib.v1 import jobs_pb2
 
 _SETTLE_S = 60.0
-"""Seconds that ranks may take to bind an answer."""
+"""Seconds that the ranks may take to bind an answer."""
 _NO = b"no "
 _YES = b"yes"
 
@@ -35,7 +35,7 @@ def ask_together(
     deadline: Deadline,
     inquire: Callable[[Prepared], Answer],
 ) -> Outcome:
-    """Take part in a question that all ranks ask at the same time; raise nothing.
+    """Ask one question together with all other ranks; raise nothing.
 
     Args:
         rendezvous: the rendezvous of the ranks.
@@ -54,7 +54,7 @@ def ask_together(
         rendezvous.write("vote", _NO + outcome.problem.encode() if outcome.problem else _YES)
         if rendezvous.rank == 0:
             rendezvous.write("verdict", _verdict(rendezvous, Deadline(deadline.left_s + _SETTLE_S)))
-            rendezvous.take_down(["answer"])
+            rendezvous.delete(["answer"])
         _check(rendezvous.read(0, "verdict", Deadline(deadline.left_s + 2 * _SETTLE_S)))
     except Exception as error:  # noqa: BLE001 - promised: whatever happens on the way, the job trains
         known = isinstance(own, Outcome) and (own.problem or own.result.reason is not None)
@@ -71,7 +71,7 @@ def withdraw(rendezvous: Rendezvous, why: str) -> None:
 
 
 class Turn:
-    """At which of their calls of `swap` the ranks take the new module: the first that none of them has made.
+    """Settles at which call of `swap` the ranks take the new module: the first that none of them has made.
 
     Backward runs a module's collectives, too, in an order that follows its forward's. So all ranks must change modules
     at the same step.

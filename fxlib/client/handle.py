@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Handle:
-    """The answer to `Client.submit`, as far as it has come."""
+    """The answer to `Client.submit`, which may still be on its way."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Handle:
     ) -> None:
         """Start `run`, which does not raise, on a thread that does not keep the process alive.
 
-        `turn` is that of the ranks, where several swap together; `discovery` looks at calls that no graph fits.
+        `turn` settles when several ranks swap together; `discovery` asks about calls that no graph fits.
         """
         self._original = original
         self._turn = turn
@@ -82,7 +82,7 @@ class Handle:
 
     def _swapped(self, current: nn.Module) -> nn.Module:
         if self._turn is not None and self._turn.has_come():
-            self._future.result()  # any moment now
+            self._future.result()  # about to arrive
         elif self._turn is not None and self.ready() and self._future.result().result.adopted:
             return current
         if not self.ready():

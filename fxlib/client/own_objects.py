@@ -1,4 +1,4 @@
-"""Objects of the launcher's own in a graph, and what is done with them."""
+"""Find the launcher's own objects in a graph, and what the graph does with them."""
 
 from __future__ import annotations
 

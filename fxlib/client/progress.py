@@ -1,4 +1,4 @@
-"""How far a job is: a moving line on a terminal, plain lines elsewhere."""
+"""Show the progress of a job: a moving line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxlib.spec.job import TERMINAL, Event
 
 
 class Progress(Protocol):
-    """What is told of a job while a launcher waits for it."""
+    """Shows the progress of a job while a launcher waits for it."""
 
     def say(self, text: str) -> None:
         """Show what the client itself does."""

@@ -1,7 +1,7 @@
 """A rendezvous for the ranks of a process group: what one of them writes, all can read.
 
-It lives in the key-value store in which the ranks have met, and so needs no collective, whose order a training loop
-would have to leave room for, and no particular backend. What is written are bytes; nothing is pickled.
+It uses the key-value store in which the ranks have met. So it needs no particular backend, and no collective, which a
+training loop would have to order among its own. Only bytes are written; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fxlib.errors import RemoteError, WorkloadError
 
 Group: TypeAlias = "dist.ProcessGroup | Literal['world']"
 _CHUNK_BYTES = 1 << 20
-"""A store takes no values of any size."""
+"""The size of the parts in which values are written, in bytes, since a store limits the size of a value."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.005, 0.5
 _used: Counter[str] = Counter()
 _lock = threading.Lock()
@@ -48,24 +48,24 @@ class Rendezvous:
             raise WorkloadError(f"rank {dist.get_rank()} is no member of the group", where="group")
         with _lock:
             _used[chosen.group_name] += 1
-            # The store of `torchrun` outlives a restart of the ranks, whose notices are then not these ranks'.
+            # The store of `torchrun` outlives a restart of the ranks, and still holds what the earlier ranks wrote.
             incarnation = f"{len(ranks)}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             name = f"fxlib/{chosen.group_name}/{incarnation}/{_used[chosen.group_name]}"
         self._store: Any = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
         self.size, self.rank = len(ranks), ranks.index(dist.get_rank())
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a notice up, once."""
+        """Write a value under a name of this rank's, once."""
         chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
         for index, chunk in enumerate(chunks):
             self._store.set(_key(self.rank, name, index), chunk)
         self._store.set(_key(self.rank, name), str(len(chunks)))
 
     def read(self, rank: int, name: str, deadline: Deadline) -> bytes:
-        """Return a notice of a rank, once it is there.
+        """Wait for a rank's value, and return it.
 
         Raises:
-            RemoteError: it was not there in time, or the ranks' store is gone.
+            RemoteError: it was not written in time, or the ranks' store is gone.
         """
         pause_s = _FIRST_PAUSE_S
         try:
@@ -81,15 +81,15 @@ class Rendezvous:
             raise RemoteError(f"the store of the ranks does not answer: {error}") from error
 
     def read_all(self, name: str, deadline: Deadline) -> list[bytes]:
-        """Return the notice of each rank, once all are there.
+        """Wait for the values of all ranks, and return them by rank.
 
         Raises:
-            RemoteError: one was not there in time.
+            RemoteError: one was not written in time.
         """
         return [self.read(rank, name, deadline) for rank in range(self.size)]
 
-    def take_down(self, names: Iterable[str]) -> None:
-        """Take down notices of this rank that all have read."""
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete values of this rank that all ranks have read."""
         for name in names:
             count = int(self._store.get(_key(self.rank, name)))
             for index in range(count):

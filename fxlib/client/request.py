@@ -1,4 +1,4 @@
-"""What a launcher asks for, and its form on the wire."""
+"""The question of a launcher, and its conversion to a request message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fxlib.v1 import jobs_pb2
 
 _TRIAL = TrialOptions()
 _MAX_SENT_NODES = 50_000
-"""Nodes of a profile that are sent: a few megabytes of a message that may have eight."""
+"""The largest number of a profile's nodes that is sent: a few megabytes of a message that may have eight."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -50,7 +50,7 @@ class Question:
     Args:
         recipe: a recipe's name, a `Recipe`, or a list of passes: names, (name, options), or the passes themselves.
         name: the model's name on dashboards and in listings.
-        namespace: whose job it is.
+        namespace: the namespace that the job belongs to.
         labels: anything to find the job by.
         min_gain: the least relative gain in QPS worth adopting (0.02 is 2%).
         confidence: level of the interval whose lower end is compared with `min_gain`.
@@ -58,10 +58,11 @@ class Question:
         max_relative_error: how far results may be from the original's where a pass does not promise the same bits: the
             largest difference in a tensor, over the largest magnitude in the original's. Raise it for half precision.
         deadline_s: how long the launcher waits for the answer, in seconds; then it trains with its original.
-        fresh: measure anew, even if the service has an answer for the same graph, recipe, workload and hardware.
+        fresh: whether to measure anew even if the service has an answer for the same graph, recipe, workload and
+            hardware.
         profile: what `fxlib.profile` measured of the model; without one, the trial measures it. A trial serves from it
             the remote functions that workers do not have.
-        diffs: have the result show what each pass did to the generated code (`PassReport.diff`).
+        diffs: whether the result shows what each pass did to the generated code (`PassReport.diff`).
 
     Raises:
         WorkloadError: a figure is out of its range.

@@ -1,4 +1,4 @@
-"""A sample batch, run once in the launcher: what is wrong with it the model itself tells, before anything is sent."""
+"""Run a sample batch once in the launcher, so that the model itself reports a wrong batch before anything is sent."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from fxlib.v1 import jobs_pb2
 _LOG = logging.getLogger(__name__)
 
 BLOB_MISSING = "BLOB_MISSING"
-"""The service's code for a blob that it no longer has."""
+"""The service's error code for a blob that it no longer has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Outcome:
 
 
 def kept(original: nn.Module, error: Exception, *, job_id: str = "") -> Outcome:
-    """Keep the original, because of an error."""
+    """Return the outcome that keeps the original because of an error."""
     text = str(error) if isinstance(error, FxlibError) else f"unexpected {type(error).__name__}: {error}"
     result = Result.original(original, text, job_id=job_id)
     if isinstance(error, UnservedError):  # an answer, as a trial would give it: nothing went wrong
@@ -155,7 +155,7 @@ def conclude(prepared: Prepared, answer: Answer) -> Result:
 
 
 def _blamed(report: Report) -> Report:
-    """Do not blame a model that ran here for what a trial makes of it."""
+    """Reword the answer where a model that ran here failed in the trial, since the model is not to blame."""
     if report.reason is not Reason.ORIGINAL_FAILS:
         return report
     detail = report.explanation.removeprefix(Reason.ORIGINAL_FAILS.sentence())
@@ -171,7 +171,7 @@ def _accepted(connection: Connection, prepared: Prepared, deadline: Deadline, pr
     except RejectedError as error:
         if error.code != BLOB_MISSING:
             raise
-        upload(connection, prepared.blobs, deadline)  # swept away between the two calls
+        upload(connection, prepared.blobs, deadline)  # deleted between the two calls
         return _optimize(connection, prepared.request, deadline)
 
 

@@ -1,4 +1,4 @@
-"""What the workers of a service would refuse, by what they say of themselves: told before anything is uploaded."""
+"""Find what the workers of a service would refuse, by what they report, before anything is uploaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fxlib.spec.workload import Workload
 from fxlib.v1 import graph_pb2, jobs_pb2
 
 _SERVED = ("fxlib.", "torch", "_operator:", "builtins:")
-"""Modules whose functions each server of a trial has."""
+"""Prefixes of the names of functions that every server of a trial has."""
 DEVICES = frozenset({"cpu", "meta"})
 """Kinds of devices that a trial has; what has no values anywhere is drawn on the first."""
 _PROFILE = "measure the job with fxlib.profile(...) and pass that as profile=, so that it can be replayed"

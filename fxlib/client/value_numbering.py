@@ -1,4 +1,4 @@
-"""Which nodes of two graphs compute the same thing: value numbers, over all GraphModules of a module tree."""
+"""Value numbering over all GraphModules of a module tree: nodes of two graphs that compute the same have one number."""
 
 from __future__ import annotations
 
@@ -78,5 +78,5 @@ def bodies(module: nn.Module) -> Iterator[tuple[str, GraphModule]]:
 
 
 def callable_key(target: Any) -> object:
-    """Return what tells a callable from another one: its name on the wire's lists, else itself."""
+    """Return a key that identifies a callable: its name on the wire's lists, or else the callable itself."""
     return target if isinstance(target, str) else known_name(target) or id(target)

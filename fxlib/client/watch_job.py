@@ -1,4 +1,4 @@
-"""Following a job until it is done, whatever happens to the connection."""
+"""Follow a job until it is done, across interruptions of the connection."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fxlib.v1 import jobs_pb2
 _LOG = logging.getLogger(__name__)
 
 STREAM_S = 30.0
-"""A stream is opened anew after so long, so that a connection that died without a word is noticed; in seconds."""
+"""Seconds after which a stream is opened anew, so that a connection that died silently is noticed."""
 
 _PAUSE_S = 0.2
-"""Between streams, for a service that ends them at once; in seconds."""
+"""Seconds between two streams, for a service that ends them at once."""
 
 
 def follow(

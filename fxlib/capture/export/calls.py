@@ -1,6 +1,6 @@
-"""Remote calls in an export: operators with stand-ins for results, and afterwards nodes as tracing makes them.
+"""Record remote calls in an export: as operators at first, and afterwards as the nodes that tracing makes.
 
-`torch.export` follows tensors only. So a call is recorded, as in a trace, as a node of a graph of its own, and the
+`torch.export` follows tensors only. So each call is recorded as a node of a separate graph, as in a trace, and the
 exporter sees one operator, `fxlib_export::call`, that takes the tensors among the arguments, and returns what the
 contract's `returns` makes of them. In the exported graph, the recorded node then takes the operator's place.
 """
@@ -39,10 +39,10 @@ _PLAIN = (int, float, bool, str, type(None), Exactly)
 _SYMBOLS = (torch.SymFloat, torch.SymBool)
 TOKENS = (ops.start_call, ops.issue_call, ops.create)
 RECORDED = (ops.remote_call, ops.fetch, ops.wait, *TOKENS, *TRACKERS)
-"""What the exporter sees as its operator."""
+"""Operators whose calls the exporter sees as calls of `fxlib_export::call`."""
 TENSOR = object()
 NUMBERS: dict[type, Any] = {int: object(), float: object()}
-"""What stands in the place of a number in a result: export sees a tensor of no dimensions, and what it holds."""
+"""Placeholders for numbers in a result, which export sees as tensors without dimensions."""
 _DTYPES = {int: torch.int64, float: torch.float64}
 _thread = threading.local()
 
@@ -65,7 +65,7 @@ class ExportRecorder(Tracer):
         self.constants: dict[str, Any] = {}
         """Objects that are kept beside the graph, by name."""
         self.gaps: dict[Node, list[Any]] = {}
-        """Leaves of each node's result, with `TENSOR` for each that is one."""
+        """Leaves of each node's result, with `TENSOR` in the place of each tensor."""
         self._given: dict[Node, Any] = {}
         self._makers: dict[Node, Node] = {}
         self._results: dict[Node, Any] = {}
@@ -73,7 +73,7 @@ class ExportRecorder(Tracer):
         self._plain: dict[object, Proxy] = {}
 
     def forget(self) -> None:
-        """Let go of all that was made for one export: what the forward was handed may still lead here."""
+        """Drop all references to the objects of one export, since values that the forward kept may still lead here."""
         self.__dict__.clear()
 
     # What the recorder of remote calls needs.
@@ -133,7 +133,7 @@ class ExportRecorder(Tracer):
     # What the program gets.
 
     def value(self, made: Any) -> Any:
-        """Return what the program goes on with, in place of a recorded value."""
+        """Return the value that the program gets in place of a recorded one."""
         if isinstance(made, FutureValue):
             self.result(made.node)
             return ExportedFuture(self, made)
@@ -215,7 +215,7 @@ class ExportRecorder(Tracer):
         return _made(contract.returns, function, positional[call.meta.get(METHOD_ARGUMENTS, 0) :], named)
 
     def _like_the_result_inside(self, node: Node, known: Mapping[Node, Any]) -> Any:
-        """Run the module inside a `DistributedDataParallel` on tensors without values, its state as well."""
+        """Return the result of the module inside a `DistributedDataParallel`, run on tensors without values."""
         inside = self.root.get_submodule(f"{node.target}.module")
         held = (*inside.named_parameters(), *inside.named_buffers())
         state = {name: torch.empty(tuple(each.shape), dtype=each.dtype) for name, each in held}
@@ -226,7 +226,7 @@ class ExportRecorder(Tracer):
 
 @contextmanager
 def recording(recorder: ExportRecorder) -> Iterator[None]:
-    """Let the exporter's operator ask this recorder, in this thread."""
+    """Connect the exporter's operator with this recorder, in this thread."""
     _thread.recorder = recorder
     try:
         yield
@@ -250,22 +250,22 @@ def _made(returns: Callable[..., Any], function: str, args: Any, kwargs: Any) ->
 
 
 class Recorder(Protocol):
-    """What these values need of the recorder."""
+    """The part of the recorder that these values use."""
 
     calls: RemoteCalls
 
     def value(self, made: Any) -> Any:
-        """Return what the program goes on with, in place of a recorded value."""
+        """Return the value that the program gets in place of a recorded one."""
 
 
 class Undeclared:
-    """A remote result of which no contract says what it is: it may be ignored, and no more."""
+    """A remote result whose contract declares no structure: the program may ignore it, but not use it."""
 
     def __init__(self, function: str) -> None:
         self._function = function
 
     def refuse(self, *_: object, **__: object) -> NoReturn:
-        """Refuse to be used."""
+        """Refuse any use of the result."""
         raise capture_error(
             f"the forward uses the result of {self._function}, of which no contract says what it is",
             hint="Declare it with returns=, a function of the same arguments that makes tensors like the result: "
@@ -277,7 +277,7 @@ class Undeclared:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Refuse to be given to an operation of torch."""
+        """Refuse an operation of torch on the result."""
         found = next(each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, cls))
         found.refuse()
 

@@ -1,4 +1,4 @@
-"""What an export would get wrong: what a forward asks of autograd, or tells it, and what it writes to constants.
+"""Refuse or answer what an export would get wrong: queries and settings of autograd, and writes to constants.
 
 Programs take other branches where they are compiled: other kernels, materialized masks, copies, whose results differ in
 their last bits from eager's. The graph is to be the program that eager runs, so a program that asks whether it is being
@@ -36,9 +36,9 @@ _ELEMENTS = frozenset(
     {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}
     | {"item", "tolist", "equal", "allclose", "is_nonzero"}
 )
-"""Questions for the elements of tensors."""
+"""Methods that ask for the elements of tensors."""
 _COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-"""What each run computes anew."""
+"""Classes of the values that each run computes anew."""
 _HISTORY = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_version", "output_nr"})
 
 
@@ -52,7 +52,7 @@ class Questions(TorchFunctionMode):
         super().__init__()
         self.values, self._recorder = values, recorder
         self.asked = False
-        """Whether the way of the program may depend on which of its inputs take a gradient."""
+        """Whether the program may decide by which of its inputs take a gradient."""
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,11 +95,11 @@ def refuse_writes(graph: Graph, constants: Collection[str]) -> None:
     """Refuse a graph that writes to a constant of the program, or to a view of one.
 
     Args:
-        graph: made by an export.
-        constants: the attributes that hold them.
+        graph: the graph of an export.
+        constants: the attributes that hold the constants.
 
     Raises:
-        CaptureError: it does.
+        CaptureError: the graph writes to one.
     """
     held = {node for node in graph.nodes if node.op == "get_attr" and node.target in constants}
     for node in graph.nodes:
@@ -130,7 +130,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
 
 
 def _called(func: Any) -> tuple[str, str]:
-    """Return how a tensor's attribute is accessed, and which one; two empty strings of any other function."""
+    """Return how a tensor's attribute is accessed and its name; two empty strings for any other function."""
     if func is torch.Tensor.requires_grad_:
         return "", "requires_grad"
     method = getattr(func, "__name__", "")
@@ -148,20 +148,20 @@ def _caller() -> Any:
 
 _TORCH = Path(torch.__file__).parent
 _FRONT = str(_TORCH / "nn") + "/"
-"""Modules and functions of torch that a program calls: they decide as the program does."""
+"""The folder of torch's modules and functions, whose decisions count as the program's own."""
 _RELAYS = tuple(str(_TORCH / name) for name in ("_utils.py", "_dynamo/external_utils.py", "compiler/__init__.py"))
 _QUESTIONS = (torch.compiler.is_compiling, torch.compiler.is_exporting, torch.compiler.is_dynamo_compiling)
 
 
 def answer_as_eager(interception: Interception) -> None:
-    """Let the program under export hear that nothing is compiled or exported."""
+    """Tell the exported program that nothing is being compiled or exported."""
     for question in _QUESTIONS:
         interception.function(question, _denied)
 
 
 @contextmanager
 def real_looking_tensors() -> Iterator[None]:
-    """Let a program that looks for the exporter's stand-ins, by `torch._subclasses.FakeTensor`, find none."""
+    """Have `isinstance` with `torch._subclasses.FakeTensor` find no stand-ins in the exported program."""
     held: Any = torch._subclasses
     before = held.FakeTensor
     held.FakeTensor = _Unseen
@@ -176,7 +176,7 @@ def _denied(original: Call) -> Call:
 
 
 def asked_by_program(frame: FrameType | None) -> bool:
-    """Whether the frame is the program's own, or of what it calls of torch.nn."""
+    """Whether the frame is the program's own, or that of a function of torch.nn which the program calls."""
     while frame is not None and frame.f_code.co_filename in _RELAYS:
         frame = frame.f_back
     return frame is not None and (source.asked_by_users(frame) or frame.f_code.co_filename.startswith(_FRONT))

@@ -58,14 +58,14 @@ def export(
     """Run the forward on stand-ins for the samples, and return the operators that it called as a captured module.
 
     Args:
-        model: as of `fxlib.capture`.
-        samples: arguments of one call.
-        dynamic_shapes: as of `torch.export.export`.
+        model: the model, as `fxlib.capture` takes it.
+        samples: the arguments of one call.
+        dynamic_shapes: the sizes that may vary, as `torch.export.export` takes them.
         declarations: contracts of the remote functions that the forward calls.
-        recorder: takes what of Python's state the forward reads.
+        recorder: records the Python state that the forward reads.
 
     Raises:
-        CaptureError: the forward does something that a graph cannot hold; says where, and what to do.
+        CaptureError: the forward does something that a graph cannot hold; the message says where, and what to do.
     """
     module = model if isinstance(model, nn.Module) else FunctionModel(model)
     _check(module, samples)
@@ -98,7 +98,7 @@ def export(
 
 
 def of_program(program: ExportedProgram) -> CapturedModule:
-    """Return what somebody exported as a captured module, over the same parameters and buffers.
+    """Return an exported program as a captured module over the same parameters and buffers.
 
     It has no original: inputs for which it was not exported are refused, as the program itself refuses them.
 
@@ -147,7 +147,7 @@ def _class_of(program: ExportedProgram) -> str | None:
 
 
 class _Around(NamedTuple):
-    """What listens to one export."""
+    """The objects that observe one export."""
 
     remote: ExportRecorder
     questions: Questions
@@ -304,7 +304,7 @@ def _found(module: nn.Module, path: str) -> Any:
 
 
 def _holds(module: nn.Module, path: str) -> bool:
-    """Whether a model holds something under a path, of its own or of one of its modules."""
+    """Whether a model or one of its modules has an attribute at a path."""
     *above, name = path.split(".")
     for each in above:
         found = module._modules.get(each)

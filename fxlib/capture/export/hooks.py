@@ -1,4 +1,4 @@
-"""What an export puts in place of the functions that make remote calls, and of what a graph would lose."""
+"""The functions that an export replaces: those that make remote calls, and those that a graph would lose."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fxlib.runtime.ops.calls import kinds
 
 
 def install(interception: Interception, remote: ExportRecorder) -> None:
-    """Put everything in place for one export."""
+    """Install all replacements for one export."""
     _install_rpc(interception, remote)
     _install_autocast(interception)
     refusals.install_everywhere(interception, users=True)
@@ -110,7 +110,7 @@ def _assignment(original: Call) -> Call:
 
 
 def _unasked_by_attention(original: Call) -> Call:
-    """Let attention ask on, as a run does, whose arguments are plain tensors."""
+    """Have attention make the same decisions as in a run, where its arguments are plain tensors."""
     forward: Any = nn.MultiheadAttention.forward
     attention = original_code(forward)
     place = attention.co_filename, attention.co_firstlineno  # it runs from instrumented code
@@ -123,7 +123,7 @@ def _unasked_by_attention(original: Call) -> Call:
 
 
 def _fused_attention(_: Call) -> Call:
-    """Refuse where a run takes the fused kernel of attention for inference, as all else has been asked already."""
+    """Refuse a forward for which a run would take attention's fused kernel for inference."""
 
     def refuse() -> NoReturn:
         raise capture_error(

@@ -1,6 +1,6 @@
-"""From the graph of an exported program to one as tracing makes it.
+"""Translate the graph of an exported program to one such as tracing makes.
 
-Blocks are inlined, the exporter's operators become the recorded calls again, and nodes get the notes of a trace.
+Blocks are inlined, the exporter's operators become the recorded calls again, and nodes get the metadata of a trace.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def inlined(module: GraphModule, recorder: ExportRecorder, guards: InputGuards) 
     """Return a copy of a graph in which blocks of a grad mode and of autocast are nodes that enter and leave them.
 
     Args:
-        module: of an exported program, its placeholders those of the leaves of the arguments.
-        recorder: of the remote calls that the program makes.
-        guards: of the leaves.
+        module: the module of an exported program, with one placeholder for each leaf of the arguments.
+        recorder: the recorder of the remote calls that the program makes.
+        guards: the guards on the leaves.
 
     Raises:
         CaptureError: it holds another operator with a body of its own (`torch.cond`, `while_loop`).
@@ -127,7 +127,7 @@ _ARITHMETIC = {"add": operator.add, "mul": operator.mul, "floordiv": operator.fl
 
 
 class Replay:
-    """Puts the recorded calls of one export into the graph that is made of it."""
+    """Inserts the recorded calls of one export into the graph that is made of it."""
 
     def __init__(self, graph: Graph, recorder: ExportRecorder, guards: InputGuards) -> None:
         self.graph = graph

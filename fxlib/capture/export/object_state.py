@@ -1,4 +1,4 @@
-"""Objects in the results of an exported graph that hold tensors, such as caches of keys and values: made anew per call.
+"""Objects that hold tensors in the results of an exported graph, such as key-value caches; each call makes new ones.
 
 A graph returns tensors. Where the program returned an object of a class that torch's pytree does not know, the object's
 attributes are the parts of a container, which stands in the structure of the graph's results; to unflatten it makes an
@@ -31,9 +31,9 @@ class ObjectState:
     of: ClassVar[type]
     """The program's class."""
     held: ClassVar[dict[str, Any]]
-    """Attributes that are neither: classes, functions, lists of numbers."""
+    """The attributes that are neither tensors nor plain values: classes, functions, lists of numbers."""
     shared: ClassVar[frozenset[str]]
-    """Those of them that every object of the class shares with the program."""
+    """The names of those attributes that every object of the class shares with the program."""
 
     def __init__(self, parts: list[Any], context: dict[str, Any]) -> None:
         self.parts = parts

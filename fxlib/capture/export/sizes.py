@@ -1,4 +1,4 @@
-"""Conditions on sizes: out of what torch.export found, into the expressions that `guards.export_guards` evaluates."""
+"""Convert the conditions on sizes that torch.export found to the expressions that `guards.export_guards` evaluates."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _HINT = "Declare fewer dynamic dimensions in dynamic_shapes=, or take the condit
 def guards_of(
     program: ExportedProgram, samples: Samples, *, gradients: bool, decided: Iterable[ValueCondition]
 ) -> InputGuards:
-    """Return what an exported program takes for granted of the leaves of its arguments.
+    """Return the guards on the leaves of the arguments on which an exported program relies.
 
     Args:
         program: the exported program.
         samples: the arguments that it was exported on.
         gradients: whether the program depends on which of them take a gradient.
-        decided: what the program decided by their values.
+        decided: the conditions on their values by which the program decided.
 
     Raises:
-        CaptureError: it is more than can be checked before a run.
+        CaptureError: a condition cannot be checked before a run.
     """
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     kinds = [spec.kind.name for spec in program.graph_signature.input_specs]

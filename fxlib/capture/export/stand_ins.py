@@ -1,4 +1,4 @@
-"""The exporter's stand-ins, tensors without values: what they hide from a program, and that nothing keeps them."""
+"""The exporter's stand-ins, tensors without values: answers about them as in a run, and a check that none is kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fxlib.runtime.submodules import local_modules
 
 
 class StandIns(TorchFunctionMode):
-    """Answers for the stand-ins of one export what the tensors of a run would answer.
+    """Answers questions about the stand-ins of one export as the tensors of a run would.
 
     As a mode, it sees to it that the forward uses no other tensor that takes a gradient: export has constants of them.
 
@@ -41,7 +41,7 @@ class StandIns(TorchFunctionMode):
         recorder.use_stand_ins(self)
 
     def install(self, interception: Interception) -> None:
-        """Note each that the forward makes."""
+        """Note each stand-in that the forward makes."""
 
         def replace(original: Call) -> Call:
             def make(tensor: FakeTensor, *args: Any, **kwargs: Any) -> None:
@@ -54,7 +54,7 @@ class StandIns(TorchFunctionMode):
         interception.function(FakeTensor.__init__, replace)
 
     def begin(self, args: Any, kwargs: Any) -> None:
-        """Note those that the forward is given."""
+        """Note the stand-ins that the forward is given."""
         state = (*self._module.parameters(), *self._module.buffers())
         self._stand_for = {id(each): real for each, real in zip(state, self._state, strict=True)}
         for each in (*pytree.tree_leaves((args, kwargs)), *state):
@@ -107,14 +107,14 @@ class StandIns(TorchFunctionMode):
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two stand-ins share their memory and look the same."""
+    """Whether two stand-ins share their memory and have the same metadata."""
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
     return one.shape == other.shape and one.stride() == other.stride()
 
 
 def let_go(made: Iterable[ExportedProgram | GraphModule]) -> None:
-    """Let go of the exporter's stand-ins, so that those still there are the program's doing."""
+    """Drop the exporter's own references to stand-ins, so that those left are held by the program."""
     proxy_tensor._FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT.clear()
     for each in made:
         for node in each.graph.nodes:

@@ -1,4 +1,4 @@
-"""Decisions of a forward under export by the values of its arguments: answered by the samples, and noted as conditions.
+"""Decisions of an exported forward by the values of its arguments: made as for the samples, and noted as conditions.
 
 Only the truth of a tensor is answered, and only where it is a function of sizes, constants, and arguments of whole
 numbers or flags, such as masks. What floats decide differs from step to step, and is refused.
@@ -23,10 +23,10 @@ _IMMEDIATE = (bool, int, float, str, type(None), torch.dtype, torch.device, torc
 
 
 class ValueQuestions:
-    """The questions of one export.
+    """The decisions by values in one export.
 
     Args:
-        samples: leaves of the arguments, with their values.
+        samples: the leaves of the arguments, with their values.
     """
 
     def __init__(self, samples: list[Any]) -> None:

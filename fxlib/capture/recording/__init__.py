@@ -1,4 +1,4 @@
-"""What a forward reads of Python's state while it is captured, and what it leaves behind there.
+"""Recording of the Python state that a forward reads, and of the changes that it makes, while it is captured.
 
-Whether that is still so is checked at run time, by `fxlib.runtime.guards`.
+The checks before each run that the state is still the same are in `fxlib.runtime.guards`.
 """

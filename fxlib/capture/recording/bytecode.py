@@ -1,7 +1,7 @@
-"""Code objects as lists of instructions, and back: jumps, handlers of exceptions and lines stay what they were.
+"""Convert code objects to lists of instructions and back; jumps, exception handlers and line numbers are kept.
 
-This is the one place that knows how Python lays code out. Versions 3.11 to 3.13 are known: they agree on the tables,
-and differ in which instructions there are, how many cache entries follow each, and where a call keeps its NULL.
+This is the only module that depends on the layout of Python's code. Versions 3.11 to 3.13 are known: they agree on the
+tables, and differ in which instructions there are, how many cache entries follow each, and where a call keeps its NULL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 VERSION = sys.version_info[:2]
 IS_KNOWN = VERSION in ((3, 11), (3, 12), (3, 13))
-"""Whether the code of this Python is known."""
+"""Whether the bytecode of this version of Python is known."""
 NULL_IS_ABOVE = VERSION >= (3, 13)
 """Whether the NULL of a call lies above what is called; below it, before."""
 _EXTENDED = dis.opmap["EXTENDED_ARG"]
@@ -31,19 +31,19 @@ def _caches() -> dict[str, int]:
 
 
 _CACHES = _caches()
-"""How many entries of cache follow an instruction."""
+"""The number of cache entries that follow each instruction, by its name."""
 
 
 class Instruction:
     """One instruction.
 
     Attributes:
-        name: of its operation.
-        argument: 0 where it takes none; of a jump, what `assembled` finds.
-        line: of the program's text; None where there is none.
-        target: where it jumps, if it does.
-        offset: in units of two bytes, from the beginning of the code.
-        size: in these units, with prefixes of the argument and caches.
+        name: name of the operation.
+        argument: the argument, 0 where there is none; `assembled` computes that of a jump.
+        line: line number in the source; None where there is none.
+        target: the offset to which it jumps, if it is a jump.
+        offset: offset from the beginning of the code, in units of two bytes.
+        size: size in these units, with argument prefixes and caches.
     """
 
     __slots__ = ("argument", "line", "name", "offset", "size", "target")
@@ -87,7 +87,7 @@ def read(code: CodeType) -> tuple[list[Instruction], list[Handled]]:
             continue
         each = Instruction(name, argument, lines[waiting[-1]])
         made.append(each)
-        at.update(dict.fromkeys(waiting, each))  # a jump may lead to the prefixes
+        at.update(dict.fromkeys(waiting, each))  # a jump may target the prefixes
         prefix, waiting = 0, []
         if name in _JUMPS:
             jumps.append((each, place - argument if "BACKWARD" in name else place + argument))

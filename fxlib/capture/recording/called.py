@@ -1,4 +1,4 @@
-"""What a call means: what the called function will read, and what is to be called in its place.
+"""Decide for each call what the called function will read, and what is called in its place.
 
 A function of the user's is observed itself. One that is not looked into, in C or of a library's, is taken to read all
 that its operands lead to, unless its meaning is known.
@@ -30,7 +30,7 @@ from torch.fx import Proxy
 
 from fxlib.capture import source
 from fxlib.capture.intercept import suspended
-from fxlib.capture.recording.arguments_asked import ArgumentsAsked
+from fxlib.capture.recording.argument_assumptions import ArgumentAssumptions
 from fxlib.capture.recording.observations import Observations, is_torch
 from fxlib.capture.recording.observers import (
     HEAP_TYPE,
@@ -57,19 +57,19 @@ _READS_NOTHING = frozenset(
     {id, globals, locals, super, property, functools.partial, object}
     | {staticmethod, classmethod, functools.update_wrapper, functools.wraps}
 )
-"""Functions that do not look at what they are given."""
+"""Functions that read nothing of their arguments."""
 _WRITES_OUT = frozenset({print})
 _OF_CLASSES = frozenset({isinstance, issubclass, callable})
 _RUNS_TEXT = frozenset({eval, exec, compile})
 _BY_NAME = frozenset({getattr, hasattr, setattr, delattr})
 _OF_TRACED = frozenset({type, hasattr, getattr, callable, isinstance})
-"""Functions that would answer otherwise of a stand-in than of what it stands for."""
+"""Functions whose answers about a stand-in differ from those about the real value."""
 _SHALLOW = frozenset({len, iter, next, enumerate, zip, reversed, list, tuple, set, frozenset, range, bool})
-"""Functions that look at what a container holds, and not at what that holds."""
+"""Functions that read the elements of a container, but nothing inside of these."""
 _MODULES_THAT_ANSWER = frozenset(
     {"sys", "decimal", "_decimal", "locale", "_locale", "gc", "platform", "threading", "_thread", "_contextvars"}
 )
-"""Modules of Python's that may be asked for a setting, which each run asks for again."""
+"""Standard modules with functions that return a setting; each run asks for it again."""
 _ANSWERS = ("get", "is", "current", "locked")
 _LOGGERS_ANSWER = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers"})
 _WRITES_NOTHING = frozenset({"builtins", "math", "cmath", "_operator", "itertools"})
@@ -78,22 +78,22 @@ _SHALLOW_METHODS = frozenset(
     {"append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "clear", "copy", "reverse"}
     | {"keys", "values", "items", "update", "add", "discard", "rotate", "__len__", "__iter__", "__getitem__", "__or__"}
 )
-"""Methods of containers that do not compare, or look into, what these hold."""
+"""Methods of containers that neither compare the elements nor read anything inside of them."""
 _QUESTIONS = ("is_", "_is_", "get_", "_get_", "has_", "_has_", "are_", "device_count", "current_")
-"""How functions of torch's begin that ask for a setting."""
+"""Prefixes of the names of torch functions that return a setting."""
 _TRACING = frozenset({"is_compiling", "is_dynamo_compiling", "is_exporting", "is_fx_tracing", "is_fx_symbolic_tracing"})
-"""Functions of torch's that say whether it makes a graph. A run says no."""
+"""Torch functions that tell whether a graph is being made; in a run they return False."""
 _OTHER_AT_EACH_RUN = frozenset(
     {"time", "os", "posix", "socket", "_socket", "secrets", "uuid", "datetime", "select", "io", "_io"}
     | {"subprocess", "tempfile", "signal", "multiprocessing", "queue", "_queue", "getpass"}
 )
-"""Modules of Python's whose functions answer by the world around."""
+"""Standard modules whose functions depend on the world outside of the program."""
 _LEVELS: Mapping[str, int] = {
     **{name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")},
     "exception": logging.ERROR,
     "warn": logging.WARNING,
 }
-"""Methods of loggers, and from which level on they write."""
+"""The level from which on each method of a logger writes."""
 _CONSTANT_OS = frozenset({"fspath", "fsencode", "fsdecode"})
 CONTAINERS = (list, dict, set, deque, bytearray)
 _NO_CODE = compile("", "", "exec")
@@ -107,7 +107,7 @@ class Calls:
         model: object,
         record: Record,
         functions: ObservedFunctions,
-        arguments: ArgumentsAsked,
+        arguments: ArgumentAssumptions,
         observations: Observations,
     ) -> None:
         self.asked_grad_mode = False
@@ -119,7 +119,7 @@ class Calls:
         """The first statement that prints or logs; empty if none does."""
 
     def forget(self) -> None:
-        """Let go of what was computed."""
+        """Drop the results that were computed for caches."""
         self._memos.forget()
 
     def called(self, function: Any, *operands: Any) -> Any:
@@ -179,7 +179,7 @@ class Calls:
         return function
 
     def _object_in_c(self, function: Any, operands: tuple[Any, ...]) -> None:
-        """An object that is written in C is called."""
+        """Handle the call of an object of a class in C."""
         if is_a(function, weakref.ref):
             self._record.see(function())
         for path in function.__reduce__()[1] if is_a(function, operator.attrgetter) else ():
@@ -217,7 +217,7 @@ class Calls:
             self._observations.contents(value)
 
     def _method(self, owner: Any, name: str, operands: tuple[Any, ...]) -> None:
-        """A method that is written in C."""
+        """Handle the call of a method in C."""
         if is_a(owner, VALUES):
             return
         if name in ("__getattribute__", "__getattr__") and operands and is_a(operands[0], str):
@@ -246,7 +246,7 @@ class Calls:
             self._observations.deep(each)
 
     def _leaf(self, function: Any, operands: tuple[Any, ...]) -> Any:
-        """A function that is not looked into: torch's, Python's, or one in C."""
+        """Handle the call of a function that is not observed: torch's, Python's, or one in C."""
         module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
         if not _hashable(function) or (code_of(function) or _NO_CODE).co_filename.startswith(source.CAPTURE):
             return function  # the latter is intercepted
@@ -367,7 +367,7 @@ class Calls:
 
 
 def _hashable(function: Any) -> bool:
-    """Whether a function may be looked up: one of a kind that compares by identity."""
+    """Whether a function can be looked up in a set, since its class compares by identity."""
     return type(function) in (FunctionType, BuiltinFunctionType) or is_a(function, type)
 
 
@@ -400,7 +400,7 @@ class Memos:
         return answer
 
     def forget(self) -> None:
-        """Let go of all results."""
+        """Drop all results."""
         self._computed.clear()
 
 

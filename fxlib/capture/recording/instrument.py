@@ -1,7 +1,8 @@
-"""Code that tells what it reads: copies of code objects with observers before what reads or writes state.
+"""Instrumentation: copies of code objects that call observers before instructions that read or write state.
 
 An observer is a function that is called with what an instruction is about to work on, copied from the stack; the
-program does not notice. That of a call returns what is to be called. Code objects inside of one are instrumented, too.
+program does not notice. The observer of a call returns the function to call. Code objects inside of a code object are
+instrumented, too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _OPERANDS: dict[str, tuple[str, int]] = {
 }  # fmt: skip
 """For each instruction of any version: the observer, and how many operands it is shown, as they lie on the stack."""
 _TRUTHS = {"TO_BOOL"} if "TO_BOOL" in dis.opmap else {"UNARY_NOT", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"}
-"""Where the program takes a value for true or false; one instruction does that since 3.13, but for comparisons."""
+"""Instructions that test the truth of a value; except for comparisons, there is a single one since 3.13."""
 _OPERANDS |= dict.fromkeys(_TRUTHS, ("truth", 1))
 _POSITIVE = 5
 """The number of the intrinsic function that is `+x`, since 3.12."""

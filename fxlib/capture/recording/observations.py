@@ -1,4 +1,4 @@
-"""What each observation of an instrumented forward means: which facts it reads, and what it changes."""
+"""Translate each observation of an instrumented forward into the facts that it reads and the state that it changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torch import nn
 
 from fxlib.capture import source
 from fxlib.capture.intercept import suspended
-from fxlib.capture.recording.arguments_asked import ArgumentsAsked
+from fxlib.capture.recording.argument_assumptions import ArgumentAssumptions
 from fxlib.capture.recording.observers import (
     HEAP_TYPE,
     ObservedFunctions,
@@ -48,31 +48,31 @@ _SEEN_THROUGH: tuple[type, ...] = (
     *(operator.itemgetter, operator.methodcaller),
 )
 _ELSEWHERE = frozenset({ImportError, ModuleNotFoundError, OSError, FileNotFoundError, NameError})
-"""Errors that no node of a graph raises."""
+"""Exceptions that no node of a graph raises."""
 _TABLES = ("_parameters", "_buffers", "_modules")
 _MACHINERY = frozenset(
     {"threading", "_thread", "queue", "_queue", "logging", "weakref", "_weakref", "concurrent", "socket", "_socket"}
     | {"io", "_io", "multiprocessing", "asyncio", "_asyncio", "warnings", "contextvars", "_contextvars"}
 )
-"""Modules of Python's whose objects serve the program, and decide nothing of what it computes."""
+"""Standard modules whose objects have no influence on what a program computes."""
 
 
 class Observations:
-    """Makes facts of what instrumented functions show. Each method is named for an observer, and given its operands."""
+    """Makes facts of what instrumented code reports. Each method is named for an observer, and gets its operands."""
 
-    def __init__(self, record: Record, functions: ObservedFunctions, arguments: ArgumentsAsked) -> None:
+    def __init__(self, record: Record, functions: ObservedFunctions, arguments: ArgumentAssumptions) -> None:
         self._record, self._functions, self._arguments = record, functions, arguments
         self._looked_up: dict[tuple[type, str], Any] = {}
         self._special_classes: set[type] = set()
         self.writer = ""
-        """The statement that may change what `deep` reaches, if one may."""
+        """The first statement that may change something `deep` has read; empty if none does."""
 
     def forget(self) -> None:
         """Let go of what was found on classes: for the time of a capture, that may be functions of its own."""
         self._looked_up.clear()
 
     def begun(self, function: FunctionType | None, scope: dict[str, Any], names: tuple[str, ...]) -> None:
-        """A function runs for the first time: its globals, the variables of its closure and its defaults are read."""
+        """Handle the first run of a function, which reads its globals, its closure and its defaults."""
         for name in names:
             value = scope.get(name, Mark.ABSENT)
             self._record.fact(Kind.ITEM, scope, name, value)
@@ -101,7 +101,7 @@ class Observations:
     # What instructions read.
 
     def attribute(self, name: str, owner: Any) -> None:
-        """An attribute is read."""
+        """Handle the read of an attribute."""
         kind = type(owner)
         if name == "__class__" and self._record.stand_ins is not None and issubclass(kind, torch.Tensor):
             self._record.stand_ins.asked_for_class(owner)
@@ -138,7 +138,7 @@ class Observations:
             self._record.fact(Kind.BASES, kind, None, kind.__mro__)
 
     def class_of(self, owner: Any) -> None:
-        """The class of an object is asked for, or is where something of the object's is looked up."""
+        """Handle the read of an object's class, directly or to look up something of the object's there."""
         kind = type(owner)
         if (
             kind.__flags__ & HEAP_TYPE
@@ -159,12 +159,12 @@ class Observations:
             self._getter(name, owner)
 
     def attribute_of_super(self, name: str, function: Any, kind: Any, owner: Any) -> None:
-        """An attribute of `super()` is read, in one instruction since Python 3.12."""
+        """Handle the read of an attribute of `super()`, which is one instruction since Python 3.12."""
         if function is super:
             self._attribute_of_super(name, super(kind, owner))
 
     def on_class(self, name: str, kind: type) -> Any:
-        """Return what the class of an object, or one of its bases, has under a name; that is a fact of each."""
+        """Return what an object's class or a base has under a name, and note a fact for each class searched."""
         if (kind, name) not in self._looked_up:
             self._bases(kind)
             found: Any = Mark.ABSENT
@@ -213,7 +213,7 @@ class Observations:
             self._missing(name, owner)
 
     def _described(self, name: str, owner: Any, descriptor: Any) -> None:
-        """A descriptor of the user's own runs, observed; another one is asked again before each run."""
+        """Handle a descriptor: the user's own runs observed, and any other is evaluated again before each run."""
         if name == "__dict__":
             self._record.see(attributes_of(owner))
         elif name != "__class__" and not any(is_observed(each.__code__) for each in functions_in(descriptor)):
@@ -246,7 +246,7 @@ class Observations:
             self._record.fact(Kind.GETTER, owner, name, value)
 
     def item(self, container: Any, key: Any, *_: Any) -> None:
-        """An element is read, or, where there is a third operand, a slice."""
+        """Handle the read of an element, or of a slice where there is a third operand."""
         if not self._record.knows(container):
             return
         if is_a(container, dict):
@@ -262,7 +262,7 @@ class Observations:
         return self._record.fact(Kind.ITEM, table, key, dict.get(table, key, Mark.ABSENT))
 
     def contained(self, key: Any, container: Any) -> None:
-        """A container is asked whether it holds something."""
+        """Handle a test for membership in a container."""
         if is_a(container, dict):
             self.item(container, key)
         elif not is_a(container, VALUES):
@@ -272,11 +272,11 @@ class Observations:
         self.deep(key)
 
     def contents(self, value: Any, *_: Any) -> Fact | None:
-        """What a container holds is looked at."""
+        """Handle a read of the contents of a container."""
         return self._looked_into(value, "__iter__", "__len__", "__getitem__", "__reversed__", "keys")
 
     def _looked_into(self, value: Any, *methods: str) -> Fact | None:
-        """Note what methods of a value may read: nothing of what is observed, and all that unobserved ones reach."""
+        """Note all that the methods of a value which are not observed may read."""
         kind = type(value)
         if kind in STATELESS or is_a(value, (*VALUES, type, nn.Module, tuple)) or not self._record.knows(value):
             return None
@@ -300,14 +300,14 @@ class Observations:
         return None
 
     def length(self, value: Any) -> None:
-        """A container is counted, or asked whether it holds anything."""
+        """Handle the read of a container's length, or the test of whether it is empty."""
         if type(value) not in (list, dict, set, deque):
             self.contents(value)
         elif self._record.knows(value):
             self._record.count(value)
 
     def deep(self, value: Any, seen: set[int] | None = None) -> None:
-        """Whatever can be reached from a value may be looked at, but modules, functions and classes."""
+        """Handle a read of everything that a value leads to, except modules, functions and classes."""
         kind = type(value)
         if kind in STATELESS or is_a(value, (*VALUES, type, ModuleType, nn.Module, FunctionType, MethodType)):
             return
@@ -334,7 +334,7 @@ class Observations:
             self.deep(held, seen)
 
     def truth(self, value: Any) -> None:
-        """A value decides which way the program goes."""
+        """Handle a branch on the truth of a value."""
         kind = type(value)
         if kind in STATELESS or issubclass(kind, VALUES):
             return
@@ -346,7 +346,7 @@ class Observations:
             self.on_class("__len__", kind)
 
     def special(self, kind: type) -> None:
-        """An object is given to an operator, or to a function in C: these look up special methods on its class."""
+        """Handle an operand of an operator or a function in C, which look up special methods on its class."""
         if kind in self._special_classes or not kind.__flags__ & HEAP_TYPE or is_fx(kind.__module__):
             return
         self._special_classes.add(kind)
@@ -357,7 +357,7 @@ class Observations:
                         self._record.fact(Kind.CLASS, base, name, value)
 
     def operands(self, *values: Any) -> None:
-        """Values are given to an operator."""
+        """Handle the operands of an operator."""
         for value in values:
             if type(value) not in STATELESS:
                 self.deep(value)
@@ -371,11 +371,11 @@ class Observations:
             self._getter(name, context())
 
     def formatted(self, value: Any, *_: Any) -> None:
-        """A value is written into a text."""
+        """Handle the formatting of a value as text."""
         self.operands(value)
 
     def entered(self, manager: Any) -> None:
-        """A context manager is entered."""
+        """Handle the entry of a context manager."""
         self._functions.discover_class(type(manager))
         caught = attributes_of(manager)["_exceptions"] if is_a(manager, contextlib.suppress) else ()
         if not _ELSEWHERE.issuperset(caught):
@@ -385,13 +385,13 @@ class Observations:
             )
 
     def matched(self, subject: Any, kind: Any, names: tuple[str, ...]) -> None:
-        """A value is matched with a pattern of a class."""
+        """Handle the match of a value with a class pattern."""
         self.instance_of(subject, kind)
         for name in (*names, *getattr(kind, "__match_args__", ())):
             self.attribute(name, subject)
 
     def instance_of(self, value: Any, kinds: Any) -> None:
-        """It is asked whether a value is of a class; an abstract one may get to know more instances by and by."""
+        """Handle an `isinstance` test; an abstract class may have further classes registered later."""
         self.class_of(value)
         for kind in _flat(kinds):
             asks = self.on_class("__instancecheck__", type(kind))
@@ -402,14 +402,14 @@ class Observations:
             self.asked(*question)
 
     def asked(self, function: Any, operands: tuple[Any, ...]) -> None:
-        """A function that only answers is called: each run asks it again."""
+        """Handle a call of a function without effects, which is called again before each run."""
         with suspended(), contextlib.suppress(Exception):  # which the call itself will raise
             self._record.fact(Kind.QUESTION, function, operands, function(*operands))
 
     # What instructions write.
 
     def stored(self, name: str, owner: Any) -> None:
-        """An attribute is written or deleted."""
+        """Handle the write or deletion of an attribute."""
         if id(owner) in self._record.modules or not self._record.knows(owner) or is_a(owner, VALUES):
             return  # modules are watched whole
         if is_a(owner, type):
@@ -425,7 +425,7 @@ class Observations:
         fact.where = fact.where or source.here()
 
     def item_stored(self, container: Any, key: Any, *_: Any) -> None:
-        """An element is written or deleted."""
+        """Handle the write or deletion of an element."""
         if not self._record.knows(container) or is_a(container, VALUES):
             return
         fact = self._entry_of(container, key) if is_a(container, dict) else self.contents(container)
@@ -433,7 +433,7 @@ class Observations:
             fact.where = fact.where or source.here()
 
     def global_stored(self, name: str) -> None:
-        """A global variable is written."""
+        """Handle the write of a global variable."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not is_instrumented(frame.f_code):
             frame = frame.f_back
@@ -442,18 +442,18 @@ class Observations:
             fact.where = fact.where or source.here()
 
     def cell_stored(self, name: str, cell: CellType) -> None:
-        """A variable of a closure is written; one that the forward has made is not known."""
+        """Handle the write of a closure's variable; those that the forward itself made do not count."""
         if (fact := self._record.known_fact(Kind.CELL, cell, name)) is not None:
             fact.where = fact.where or source.here()
 
     # What is compared by identity.
 
     def identity(self, one: Any, other: Any) -> None:
-        """Two values are compared by identity."""
+        """Handle a comparison of two values by identity."""
         self._arguments.identity(one, other)
 
     def none(self, value: Any) -> None:
-        """A value is compared with None."""
+        """Handle a comparison of a value with None."""
         self._arguments.identity(value, None)
 
 
@@ -467,7 +467,7 @@ def _elements(value: Any) -> Iterator[Any]:
 
 
 def _behind(value: Any) -> Iterator[Any]:
-    """Yield what stands behind a value that is written in C: the dict of a view, what a partial function holds."""
+    """Yield the objects behind a value of a class in C: the dict of a view, the function and arguments of a partial."""
     if is_a(value, _SEEN_THROUGH):
         yield from gc.get_referents(value)
     elif type(value) in (BuiltinFunctionType, METHOD_WRAPPER):

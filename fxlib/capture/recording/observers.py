@@ -1,4 +1,4 @@
-"""Which functions run from instrumented code while a forward is captured, and whom their observers tell.
+"""The functions that run from instrumented code while a forward is captured, and the listener of their observers.
 
 Functions are found as they come up: in classes, closures, wrappers and globals. Those of the user's and of torch's own
 modules have instrumented code (`instrument`) for the time of the capture; what that shows goes to the `Listener` of
@@ -40,20 +40,20 @@ _NOT_OBSERVED = (source.TORCH, source.CAPTURE.removesuffix("capture/"), "<frozen
 
 
 class Listener(Protocol):
-    """What hears of all that instrumented functions do."""
+    """The receiver of all observations that instrumented functions make."""
 
     def begin(self) -> None:
-        """Look for the first functions to be observed."""
+        """Find the first functions to observe."""
 
     def listens(self) -> bool:
-        """Whether what happens now is the forward's doing."""
+        """Whether the forward is running, so that observations count."""
 
     def observe(self, name: str, operands: tuple[Any, ...]) -> Any:
         """Handle one observation."""
 
 
 class _Current:
-    """The listener of the capture that runs: instrumented code asks for it, and outlives the capture."""
+    """Holds the listener of the running capture, for instrumented code, which outlives the capture."""
 
     listener: Listener | None = None
     functions: ObservedFunctions | None = None
@@ -62,7 +62,7 @@ class _Current:
 
 
 def _observer(name: str) -> Observer:
-    """Return the function that hands what it is given to one of the listener's methods."""
+    """Return a function that passes its arguments to one of the listener's methods."""
 
     def observe(*operands: Any) -> None:
         listener = _Current.listener
@@ -112,7 +112,7 @@ _OBSERVERS: Mapping[str, Observer] = {
 
 
 def original_code(function: FunctionType) -> CodeType:
-    """Return the code that a function has but for the time of a capture."""
+    """Return the code that a function has outside of captures."""
     functions = _Current.functions
     return function.__code__ if functions is None else functions.swapped.get(function, function.__code__)
 
@@ -135,7 +135,7 @@ class ObservedFunctions:
 
     @contextlib.contextmanager
     def told_to(self, listener: Listener) -> Iterator[None]:
-        """Let instrumented functions tell a listener during the block."""
+        """Send the observations of instrumented functions to a listener during the block."""
         try:
             _Current.listener, _Current.functions = listener, self
             _Current.capture += 1
@@ -198,7 +198,7 @@ class ObservedFunctions:
                             self.discover_function(function)
 
     def discover_function(self, function: FunctionType) -> None:
-        """Observe a function, if it is one to be observed."""
+        """Observe a function, if it is the user's or of torch's own modules."""
         code = function.__code__
         if function in self.swapped or is_instrumented(code):
             return
@@ -230,7 +230,7 @@ _elsewhere: weakref.WeakValueDictionary[int, CodeType] = weakref.WeakValueDictio
 
 
 def is_observed(code: CodeType | None) -> bool:
-    """Whether a function of this code is looked into: the user's, and those of torch's own modules."""
+    """Whether functions of this code are observed: the user's, and those of torch's own modules."""
     return code is not None and _observed(code.co_filename, code.co_name)
 
 

@@ -1,4 +1,4 @@
-"""The record of one capture: what it has found where, which objects were there before, and how they are put back."""
+"""The record of one capture: the facts that were read, the objects that existed before it, and their restoration."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ STATELESS = frozenset(
     | {torch.Size, torch.layout, torch.memory_format}
 )
 LARGE = 20_000
-"""Entries of a container: to compare as many takes a millisecond."""
+"""Number of entries from which on a container counts as large; comparing so many takes about a millisecond."""
 VALUES = (Proxy, Node, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-"""What a graph is made of: to read it is no fact of Python's."""
+"""Classes of the values that a graph is made of; reading one is no fact about Python's state."""
 METHOD_WRAPPER: type = type(object().__str__)
 
 
@@ -42,7 +42,7 @@ class Tracer(Protocol):
         """Return the class that a traced value surely has."""
 
     def forget(self) -> None:
-        """Let go of all that was made for one capture."""
+        """Drop all references to the objects of one capture."""
 
 
 class ExportedTensors(Protocol):
@@ -59,7 +59,7 @@ class ExportedTensors(Protocol):
 
 
 class Record:
-    """What one capture has read, and what was there before it.
+    """The facts that one capture has read, and the objects that existed before it.
 
     Args:
         model: the model, or a function. Its own modules are watched by `state.unchanged`, too.
@@ -80,7 +80,7 @@ class Record:
         self._asked_tensors: dict[int, torch.Tensor] = {}
         self._counted: set[int] = set()
         self.large: dict[int, str] = {}
-        """What is to be said of large containers that the forward has looked through, by their ids."""
+        """Warnings about large containers that the forward has searched, by the containers' ids."""
         self._made: list[tuple[weakref.ref[Any], str]] = []
         self._alone = True
         """Whether this was the only thread when the forward began."""
@@ -187,10 +187,10 @@ class Record:
         self._made.append((weakref.ref(stand_in), where))
 
     def refuse_leaks(self) -> None:
-        """See to it that no stand-in is left anywhere, as the original would meet it.
+        """Check that no stand-in is left in the program, where the original would find it.
 
         Raises:
-            CaptureError: something keeps one.
+            CaptureError: an object still refers to a stand-in.
         """
         self._tracked.clear()
         self._state.clear()

@@ -1,4 +1,4 @@
-"""Records what of Python's state a forward reads while it is captured, and notices what it leaves behind there.
+"""Record the Python state that a forward reads while it is captured, and detect the changes that it makes to it.
 
 All functions of the user's that run meanwhile run from instrumented code (`observers`). What they read of objects that
 were there before becomes a fact (`observations`, `record`), which a captured module checks before each run. What
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fxlib.capture import source
 from fxlib.capture.intercept import is_capturing, suspended
-from fxlib.capture.recording.arguments_asked import ArgumentsAsked
+from fxlib.capture.recording.argument_assumptions import ArgumentAssumptions
 from fxlib.capture.recording.called import Calls
 from fxlib.capture.recording.observations import Observations
 from fxlib.capture.recording.observers import ObservedFunctions, all_functions, functions_in, is_a
@@ -31,7 +31,7 @@ from fxlib.runtime.guards.capture_facts import Fact, Facts, Kind
 
 
 class Recorder:
-    """What one capture has read: all that instrumented functions do while the forward runs.
+    """Records everything that instrumented functions do while the forward of one capture runs.
 
     Args:
         model: the model, or a function. Its own modules are watched by `state.unchanged`, too.
@@ -44,7 +44,7 @@ class Recorder:
         self._model = model
         self._functions = ObservedFunctions(also)
         self._record = Record(model, self._functions)
-        self._arguments = ArgumentsAsked(model, self._record)
+        self._arguments = ArgumentAssumptions(model, self._record)
         self._observations = Observations(self._record, self._functions, self._arguments)
         self._calls = Calls(model, self._record, self._functions, self._arguments, self._observations)
         forward = type(model).forward if isinstance(model, nn.Module) else model
@@ -55,7 +55,7 @@ class Recorder:
                 self._observations.deep(each)
         self._busy = False
         self.active = False
-        """Whether the forward runs."""
+        """Whether the forward is running."""
         self._stop_noting: Callable[[], None] | None = None
         self._changed: list[Fact] = []
         self._returned: dict[int, Any] = {}
@@ -80,11 +80,11 @@ class Recorder:
             )
 
     def use(self, tracer: Tracer) -> None:
-        """Work for the tracer that makes the graph; where an export does, there is none."""
+        """Record for a trace, made by this tracer; an export has none."""
         self._record.tracer = tracer
 
     def use_stand_ins(self, stand_ins: ExportedTensors) -> None:
-        """Work for an export, in which these stand in for tensors."""
+        """Record for an export, which has these stand-ins for tensors."""
         self._record.stand_ins = stand_ins
 
     @contextlib.contextmanager
@@ -97,7 +97,7 @@ class Recorder:
                 self.forward_ends()
 
     def forward_begins(self) -> None:
-        """Take what happens from now on for the forward's doing."""
+        """Attribute what happens from now on to the forward."""
         self._record.begin()
         self.active, self._stop_noting = True, self._functions.note_others()
 
@@ -120,7 +120,7 @@ class Recorder:
             self._record.see(self._model)
 
     def listens(self) -> bool:
-        """Whether what happens now is the forward's doing."""
+        """Whether the forward is running, so that observations count."""
         return self.active and not self._busy and is_capturing()
 
     def observe(self, name: str, operands: tuple[Any, ...]) -> Any:
@@ -133,7 +133,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def unobserved(self) -> Iterator[None]:
-        """Take what happens in the block for the capture's own doing."""
+        """Attribute what happens in the block to the capture itself."""
         busy, self._busy = self._busy, True
         try:
             yield
@@ -198,7 +198,7 @@ class Recorder:
         return self._calls.writes_out
 
     def slow_checks(self) -> tuple[str, ...]:
-        """Return what is to be said of checks that will take long, each with its line and the way out."""
+        """Return the warnings about checks that will be slow, each with its line and a remedy."""
         return tuple(self._record.large.values())
 
     def facts(self, graph: Graph) -> Facts:
@@ -215,10 +215,10 @@ class Recorder:
         return self._functions.met_late({id(each.__code__) for base in bases for each in all_functions(base)})
 
     def refuse_leaks(self) -> None:
-        """See to it that no stand-in is left anywhere, as the original would meet it.
+        """Check that no stand-in is left in the program, where the original would find it.
 
         Raises:
-            CaptureError: something keeps one.
+            CaptureError: an object still refers to a stand-in.
         """
         self._returned.clear()
         self._calls.forget()

@@ -1,4 +1,4 @@
-"""What a capture takes for granted of the forward's arguments: their classes, and that they are not other objects."""
+"""Record what a capture assumes of the forward's arguments: their classes, and that they differ from other objects."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _Path = tuple[str, tuple[tuple[str, Any], ...], Node]
 """The name of an argument (empty: the model), the steps from there to a part of it, and the argument's node."""
 
 
-class ArgumentsAsked:
-    """What was asked about traced values, as far as arguments decide it."""
+class ArgumentAssumptions:
+    """Collects the assumptions about arguments on which answers about traced values depend."""
 
     def __init__(self, model: object, record: Record) -> None:
         self._model, self._record = model, record
         self._asked: list[tuple[_Path, str, Any, _Path | None]] = []
 
     def identity(self, one: Any, other: Any) -> None:
-        """Traced values are never what they are compared with, unless it is one and the same: a run has to agree."""
+        """Answer a comparison by identity: a traced value equals itself alone, which each run has to confirm."""
         if one is other:
             return
         if self._record.stand_ins is not None:
@@ -54,7 +54,7 @@ class ArgumentsAsked:
         self._asked.append((paths[0], "is not", None, paths[1]))
 
     def class_of(self, proxy: Proxy, *, exact: bool = False) -> type:
-        """Return the class that a traced value surely has; what that takes for granted of arguments is noted.
+        """Return the class that a traced value certainly has, and note what is assumed of arguments for that.
 
         Raises:
             CaptureError: only a run knows it.
@@ -71,7 +71,7 @@ class ArgumentsAsked:
         self._asked.append(((str(node.target).lstrip("*"), (), node), "isinstance", kind, None))
 
     def of_traced(self, function: Any, proxy: Proxy, operands: tuple[Any, ...]) -> Any:
-        """What a run answers about a traced value, where the stand-in would answer otherwise."""
+        """Return what a run answers about a traced value, where its stand-in would answer differently."""
         if function is type:
             kind = self.class_of(proxy, exact=True)
             return lambda _: kind
@@ -134,7 +134,7 @@ def _defines(kind: type, name: str) -> bool:
 
 
 def _path_of(proxy: Proxy) -> _Path | None:
-    """Return the way to an argument, a part of one, or state of the model's; None of what the forward computes."""
+    """Return the path to an argument, a part of one, or state of the model; None for a computed value."""
     if isinstance(proxy, Attribute):
         found = _path_of(proxy.root)
         return None if found is None else (found[0], (*found[1], ("getattr", proxy.attr)), found[2])
