@@ -1,4 +1,4 @@
-"""The door: a request becomes a job, is told that it is one already, or is refused with every reason at once."""
+"""Checks requests: a valid one becomes a job, and any other is refused with every field at fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_VIOLATIONS: Final = 50
 
 
 class Admission:
-    """Checks all of a request before anything is stored."""
+    """Checks a whole request before anything is stored."""
 
     def __init__(self, blobs: BlobStore, limits: Limits, store: JobStore) -> None:
         self._blobs = blobs
@@ -36,7 +36,7 @@ class Admission:
         self._checks = CheckPool()
 
     def identify(self, request: jobs_pb2.OptimizeRequest) -> str:
-        """Fill in the name if it was left out, and return the digest that tells a repeated request from another.
+        """Fill in the job's name where it is missing, and return the digest by which a repeated request is recognized.
 
         Raises:
             ServiceError: INVALID_REQUEST.
@@ -54,7 +54,7 @@ class Admission:
         return await self._checks.run(self._examine, request, digest, caller)
 
     async def check_graph(self, ref: graph_pb2.BlobRef, field: str) -> None:
-        """Check that a blob is there and a valid graph.
+        """Check that a blob is stored, and holds a valid graph.
 
         Raises:
             ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
@@ -62,11 +62,11 @@ class Admission:
         await self._checks.run(self._check_graph, ref, field, OWNER)
 
     async def still_there(self, ref: graph_pb2.BlobRef) -> bool:
-        """Whether a graph that was checked before is there, with all of its weights; it counts as a use of them."""
+        """Whether a graph that was checked before is still stored, with all of its weights. Asking counts as a use."""
         return await self._checks.run(self._still_there, blob_from_proto(ref))
 
     async def blobs_of_answer(self, result: jobs_pb2.JobResult) -> dict[str, int]:
-        """Return the sizes of the graphs that an answer names, and of their weights, by SHA-256."""
+        """Return the sizes in bytes of the graphs that an answer names, and of their weights, by SHA-256."""
         return await self._checks.run(self._blobs_of_answer, result)
 
     def _blobs_of_answer(self, result: jobs_pb2.JobResult) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The audit log: one line of JSON for each decision about a call, on the logger `fxlib.audit`.
 
-Refusals are warnings, calls that change something are infos, those that look are debug. A line names the principal, and
-never what it showed to prove it.
+Refusals are logged as WARNING, calls that change something as INFO, and calls that only read as DEBUG. A line names the
+principal, and never holds its credentials.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def write(*, method: str, code: str, caller: Caller | None, peer: str, about: st
     """Write the line of one call.
 
     Args:
-        method: what was called.
+        method: name of the method that was called.
         code: "OK", the refusal's code, or "CANCELLED".
-        caller: who called; None: nobody that is known.
-        peer: where from.
-        about: the job or blob that it was about, "" for none.
+        caller: the authenticated caller; None if it could not be authenticated.
+        peer: where the call came from, as gRPC writes it.
+        about: id of the job or SHA-256 of the blob that the call concerns; "" if there is none.
     """
     refused = code in _REFUSALS
     level = logging.WARNING if refused else logging.INFO if method in _CHANGES else logging.DEBUG
@@ -59,7 +59,7 @@ def write(*, method: str, code: str, caller: Caller | None, peer: str, about: st
 
 
 def write_to(path: Path | None) -> None:
-    """Send all lines to a file that this user alone may read; without one, refusals go to the service's own log.
+    """Send all lines to a file that only this user may read; without a file, log refusals to the service's own log.
 
     Raises:
         FxlibError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""From a call's certificate, token or socket to the caller that it proves."""
+"""Identifies the caller of each call by its certificate, its token, or the socket that it came through."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxlib_service.roles import OWNER, Caller
 
 _SCHEME: Final = "bearer "
 _NAMES: Final = {"peer_uri": "uri", "peer_dns": "dns", "peer_email": "email", "peer_ip": "ip"}
-"""Properties that gRPC gives a verified certificate's alternative names as, and their kinds in a policy."""
+"""The properties under which gRPC has a verified certificate's alternative names, and their prefixes in a policy."""
 
 
 class Transport(Protocol):
@@ -24,21 +24,21 @@ class Transport(Protocol):
         """Return where the call came from: "unix:", or "ipv4:127.0.0.1:1234"."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Return what the transport has verified."""
+        """Return the properties that the transport has verified, such as the names of a certificate."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
-        """Return what the caller sent beside its request."""
+        """Return the headers of the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """Tells who calls.
+class Authenticator:
+    """Identifies callers.
 
     Attributes:
-        policy: the principals besides the owner; None: there are none.
+        policy: the principals besides the owner; None if there are none.
         owner_tokens: SHA-256 of the tokens that make a caller the owner, in hex.
-        certificates_own: whether each certificate that TLS has verified makes its bearer the owner: the authority
-            signs for one party, and no policy tells its parts.
+        certificates_own: whether every certificate that TLS has verified makes its bearer the owner. That is so where
+            there is an authority and no policy.
     """
 
     policy: Policy | None = None
@@ -46,12 +46,12 @@ class Gate:
     certificates_own: bool = False
 
     def caller(self, transport: Transport) -> Caller:
-        """Return who makes a call. A token decides where one is sent, else the certificate.
+        """Return the caller of a call. Where a token is sent, it decides; otherwise the certificate does.
 
         Raises:
-            ServiceError: UNAUTHENTICATED; it never says what was sent.
+            ServiceError: UNAUTHENTICATED; the message never quotes the credentials.
         """
-        if transport.peer().startswith("unix:"):  # the socket lies in a folder that the owner alone enters
+        if transport.peer().startswith("unix:"):  # the socket lies in a folder that only the owner can enter
             return OWNER
         token = _token(transport)
         if token is not None:
@@ -67,7 +67,7 @@ class Gate:
         raise ServiceError(Code.UNAUTHENTICATED, hint="Set FXLIB_TOKEN_FILE, or show a certificate.")
 
     def bearer(self, token: str) -> Caller:
-        """Return whom a token belongs to; all known ones are compared, each in the same time.
+        """Return whom a token belongs to. All known tokens are compared, each in constant time.
 
         Raises:
             ServiceError: UNAUTHENTICATED.
@@ -78,12 +78,12 @@ class Gate:
             if hmac.compare_digest(each, digest):
                 found = caller
         if found is None:
-            raise ServiceError(Code.UNAUTHENTICATED, "the token that was sent is nobody's")
+            raise ServiceError(Code.UNAUTHENTICATED, "the token that was sent belongs to no principal")
         return found
 
 
 def _token(transport: Transport) -> str | None:
-    """Return the bearer token, "" for a header that holds none; None if there is no such header."""
+    """Return the bearer token; "" if the authorization header holds none, and None if there is no such header."""
     for key, value in transport.invocation_metadata() or ():
         if key.lower() == "authorization":
             text = value if isinstance(value, str) else ""

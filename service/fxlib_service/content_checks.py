@@ -1,4 +1,4 @@
-"""What the library says of graphs, workloads, recipes and results: its errors, told as refusals of the service."""
+"""Checks graphs, workloads, recipes and results with the library, whose errors become refusals of the service."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from fxlib_service.errors import Code, ServiceError, Violation, invalid
 def check_graph(
     data: bytes, field: str, limits: wire.Limits, recipe: jobs_pb2.Recipe | None = None
 ) -> list[graph_pb2.BlobRef]:
-    """Check that bytes are a valid graph, with the weights that a recipe needs; return the blobs of those it has.
+    """Check that bytes are a valid graph, with the weights that a recipe needs; return the blobs of its weights.
 
-    Builds no torch object; takes time in proportion to the graph.
+    No torch object is built, and the time taken is proportional to the size of the graph.
 
     Raises:
         ServiceError: INVALID_GRAPH, naming node and field.
@@ -46,7 +46,7 @@ def check_graph(
 
 
 def check_workload(workload: workload_pb2.Workload, field: str = "workload") -> None:
-    """Check that a workload describes a step that can run, but for what its blobs hold.
+    """Check that a workload describes a step that can run. The contents of its blobs are not looked at.
 
     Raises:
         ServiceError: INVALID_REQUEST, naming the field.
@@ -69,7 +69,7 @@ _STAND_IN = workload_pb2.BatchSpec(
 
 
 def check_profile(request: jobs_pb2.OptimizeRequest | jobs_pb2.VariantRequest, field: str = "profile") -> None:
-    """Check that a profile, if there is one, can be read, and that no figure in it is out of bounds.
+    """Check that the profile of a request, if there is one, can be read, and that its figures are within bounds.
 
     Raises:
         ServiceError: INVALID_REQUEST, naming the field.
@@ -80,7 +80,7 @@ def check_profile(request: jobs_pb2.OptimizeRequest | jobs_pb2.VariantRequest, f
 
 
 def check_variants(request: jobs_pb2.OptimizeRequest) -> None:
-    """Check names, workloads and profiles of the variants; all of them run on the servers of the request's workload.
+    """Check the names, workloads and profiles of the variants, which must run on the servers of the main workload.
 
     Raises:
         ServiceError: INVALID_REQUEST, naming the field.
@@ -98,7 +98,7 @@ def check_variants(request: jobs_pb2.OptimizeRequest) -> None:
 
 
 def complete_trial(request: jobs_pb2.OptimizeRequest) -> None:
-    """Check the options of the trial, or fill in the library's own.
+    """Check the options of the trial, or fill in the library's defaults.
 
     Raises:
         ServiceError: INVALID_REQUEST, naming the field.
@@ -110,7 +110,7 @@ def complete_trial(request: jobs_pb2.OptimizeRequest) -> None:
 
 
 def check_result(result: jobs_pb2.JobResult, trial: jobs_pb2.TrialOptions) -> None:
-    """Check that a worker's answer can be read, and that what it adopts shows the gain that the trial asks for.
+    """Check that a worker's answer can be read, and that every adoption in it shows the gain that the trial asks for.
 
     Raises:
         ServiceError: INVALID_REQUEST, naming the field.
@@ -120,7 +120,7 @@ def check_result(result: jobs_pb2.JobResult, trial: jobs_pb2.TrialOptions) -> No
 
 
 def recipe_key(recipe: jobs_pb2.Recipe) -> str:
-    """Return what a recipe stands for: its passes, with versions and all options, and those of its variants.
+    """Return a text that identifies a recipe: its passes and those of its alternatives, with versions and options.
 
     Raises:
         ServiceError: INVALID_REQUEST, if the recipe, a pass or an option is unknown.
@@ -138,10 +138,10 @@ def recipe_key(recipe: jobs_pb2.Recipe) -> str:
 
 
 def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
-    """Return the name that requests with one answer share, as SHA-256.
+    """Return the SHA-256 that equal requests share, which have one answer.
 
-    That is graph, recipe, versions, workload, trial, what the profile can replay, whether diffs are wanted, and graph,
-    workload and replay of each variant.
+    It covers the graph, the recipe, the versions, the workload, the trial, what the profile can replay, whether diffs
+    are wanted, and the graph, workload and replay of each variant.
     """
     parts: list[object] = [
         request.graph.sha256,
@@ -161,10 +161,10 @@ def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
 
 
 def _replayed(profile: profile_pb2.Profile) -> str:
-    """Name what a trial can serve from a profile: functions, destinations, and what they return.
+    """Return a digest of what a trial can replay from a profile: functions, destinations, and returned values.
 
-    Times do not count. No two measurements of one program agree in them, and the ranks of a job, or its next run,
-    would never share an answer; whoever knows that the servers have changed asks for a fresh one.
+    The times are left out. They differ between any two measurements of one program, so that the ranks of a job, or its
+    next run, would never share an answer. Whoever knows that the servers have changed asks for a fresh one.
     """
     total = hashlib.sha256()
     for each in sorted(profile.calls, key=lambda call: call.call):

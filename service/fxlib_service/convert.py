@@ -1,4 +1,4 @@
-"""Jobs, events and workers, between the service's own form and the protocol's."""
+"""Jobs, events and workers, to and from their protocol messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IN_LISTINGS: Final = ("decision", "reason_code", "reason", "qps_original", "qps
 
 
 def job_to_proto(job: Job, result: bytes | None = None) -> jobs_pb2.Job:
-    """Write a job, with its answer if that is given."""
+    """Write a job, with its serialized answer if that is given."""
     proto = _JOB.write(job)
     if result is not None:
         proto.result.MergeFromString(result)
@@ -29,7 +29,7 @@ def job_to_proto(job: Job, result: bytes | None = None) -> jobs_pb2.Job:
 
 
 def job_to_line(job: Job, result: bytes | None) -> jobs_pb2.Job:
-    """Write a job as a listing shows it: of its answer, what was decided, why, and the figures."""
+    """Write a job as a listing shows it, with the decision, the reason and the figures of its answer alone."""
     proto = job_to_proto(job, result)
     for field, _ in proto.result.ListFields() if result is not None else ():
         if field.name not in _IN_LISTINGS:
@@ -38,7 +38,7 @@ def job_to_line(job: Job, result: bytes | None) -> jobs_pb2.Job:
 
 
 def event_to_proto(event: Event) -> jobs_pb2.JobEvent:
-    """Write a line of a job's history."""
+    """Write an event of a job's history."""
     return _EVENT.write(event)
 
 
@@ -48,12 +48,12 @@ def worker_to_proto(worker: Worker) -> jobs_pb2.WorkerInfo:
 
 
 def worker_from_proto(proto: jobs_pb2.WorkerInfo) -> Worker:
-    """Read a worker. When it was seen is not part of the message."""
+    """Read a worker. `seen_at` is not part of the message."""
     return _WORKER.read(proto)
 
 
 def filter_from_proto(proto: jobs_pb2.ListJobsRequest) -> Filter:
-    """Read which jobs are wanted.
+    """Read the filter of a listing.
 
     Raises:
         ServiceError: INVALID_REQUEST, if a state is unknown.
@@ -62,10 +62,10 @@ def filter_from_proto(proto: jobs_pb2.ListJobsRequest) -> Filter:
 
 
 def blob_from_proto(proto: graph_pb2.BlobRef, field: str = "blob") -> Blob:
-    """Read a blob's name.
+    """Read a reference to a blob.
 
     Raises:
-        ServiceError: INVALID_REQUEST, if it is none; names the field within `field`.
+        ServiceError: INVALID_REQUEST, if it is not valid; names the field within `field`.
     """
     try:
         return Blob(sha256=proto.sha256, size=proto.size)
@@ -94,7 +94,7 @@ _JOB: Final = Converter(
     jobs_pb2.Job,
     text=None,
     rules={"state": _STATE, "created_at": _TIME, "started_at": _TIME, "finished_at": _TIME, "failure": FAILURE},
-    # The service's own, and the answer, which is stored beside the job.
+    # Fields that only the service has, and the answer, which is stored apart.
     left_out=(
         *("request_digest", "torch_version", "cache_key", "fresh", "token", "hardware", "reusable"),
         *("asked_from", "result"),

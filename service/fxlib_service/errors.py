@@ -10,9 +10,9 @@ from fxlib.errors import FxlibError
 
 
 class Code(Enum):
-    """A name that programs can rely on; the value says to a person what it stands for."""
+    """A code that programs can rely on. Its value is a sentence for people."""
 
-    UNAUTHENTICATED = "the call proves nobody's identity"
+    UNAUTHENTICATED = "the call has no valid credentials"
     PERMISSION_DENIED = "the caller may not do this"
     INVALID_REQUEST = "a field of the request is not valid"
     INVALID_GRAPH = "the graph is not a valid fxlib graph, or lacks the weights that a pass needs"
@@ -20,10 +20,10 @@ class Code(Enum):
     BLOB_CORRUPT = "the bytes received do not have the digest that they were announced with"
     BLOB_OFFSET = "the data does not continue what is stored of the blob"
     BLOB_NOT_FOUND = "there is no such blob"
-    UPLOAD_STALLED = "an upload sent nothing for too long"
+    UPLOAD_STALLED = "an upload sent nothing, or too little, for too long"
     STORAGE_FULL = "the service has no room to store this"
     REQUEST_ID_REUSED = "the request id belongs to another request"
-    QUOTA_EXCEEDED = "the namespace takes as much of the service as it may"
+    QUOTA_EXCEEDED = "the namespace has reached one of its quotas"
     QUEUE_FULL = "the namespace has as many queued jobs as it may have"
     JOB_NOT_FOUND = "there is no such job"
     SEQUENCE_AHEAD = "the job's history is shorter than that"
@@ -36,7 +36,7 @@ class Code(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One field of a request and what is wrong with it."""
+    """A field of a request, and what is wrong with it."""
 
     field: str
     problem: str
@@ -47,10 +47,11 @@ class ServiceError(FxlibError):
 
     Args:
         code: entry of the catalogue.
-        message: what was wrong, for a person.
-        violations: fields at fault.
-        metadata: facts for programs, e.g. `committed_bytes`.
-        retry_after_s: when the same call may succeed; None if it will not.
+        message: what was wrong, as a sentence for people.
+        violations: the fields at fault.
+        metadata: facts for programs, such as `committed_bytes`.
+        retry_after_s: seconds after which the same call may succeed; None if it never will.
+        hint: what the caller can do about it.
     """
 
     def __init__(
@@ -72,5 +73,5 @@ class ServiceError(FxlibError):
 
 
 def invalid(field: str, problem: str) -> ServiceError:
-    """One field is not valid."""
+    """Return the refusal for one field that is not valid."""
     return ServiceError(Code.INVALID_REQUEST, violations=[Violation(field=field, problem=problem)])

@@ -1,4 +1,4 @@
-"""What the plain fields of requests must be like: names, labels, versions, messages."""
+"""Checks of the plain fields of requests: names, labels, versions and messages."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _MAX_MESSAGE: Final = 4_000
 
 
 def is_namespace(text: str) -> bool:
-    """Whether a text names a namespace."""
+    """Whether a text is a valid name of a namespace."""
     return _NAMESPACE.fullmatch(text) is not None
 
 
 def check_submission(request: jobs_pb2.OptimizeRequest) -> None:
-    """Check what says who asks and how the job is called.
+    """Check the fields that identify a submission: request id, name, namespace, torch version and labels.
 
     Raises:
         ServiceError: INVALID_REQUEST, with every field at fault.
@@ -44,7 +44,7 @@ def check_submission(request: jobs_pb2.OptimizeRequest) -> None:
 
 
 def check_worker(worker: jobs_pb2.WorkerInfo) -> None:
-    """Check how a worker describes itself.
+    """Check a worker's description of itself.
 
     Raises:
         ServiceError: INVALID_REQUEST, with every field at fault.
@@ -55,7 +55,11 @@ def check_worker(worker: jobs_pb2.WorkerInfo) -> None:
             ("worker_id", _is_text(worker.worker_id) and worker.worker_id, "must be a line of 1 to 256 characters"),
             ("torch_version", _VERSION.fullmatch(worker.torch_version), "must be a version"),
             ("hardware", len(worker.hardware) <= _MAX_MESSAGE, "is too long"),
-            ("fxlib_version", not worker.fxlib_version or _VERSION.fullmatch(worker.fxlib_version), "is no version"),
+            (
+                "fxlib_version",
+                not worker.fxlib_version or _VERSION.fullmatch(worker.fxlib_version),
+                "must be a version",
+            ),
             ("allowed_modules", len(worker.allowed_modules) <= _MAX_MODULES, f"must be at most {_MAX_MODULES}"),
             ("allowed_modules", all(map(_is_text, worker.allowed_modules)), "must be names"),
         )
@@ -66,7 +70,7 @@ def check_worker(worker: jobs_pb2.WorkerInfo) -> None:
 
 
 def check_listing(request: jobs_pb2.ListJobsRequest) -> None:
-    """Check which jobs are asked for.
+    """Check the filters and the page of a listing.
 
     Raises:
         ServiceError: INVALID_REQUEST.
@@ -74,15 +78,15 @@ def check_listing(request: jobs_pb2.ListJobsRequest) -> None:
     if request.page_size < 0:
         raise invalid("page_size", "must not be negative")
     if request.page_token and not _TOKEN.fullmatch(request.page_token):
-        raise invalid("page_token", "is none that this service gave")
+        raise invalid("page_token", "must be a token that this service has returned")
     if request.id_prefix and not _ID.fullmatch(request.id_prefix):
-        raise invalid("id_prefix", "is not how a job's id begins")
+        raise invalid("id_prefix", "must be the beginning of a job's id")
     if len(request.labels) > _MAX_LABELS:
         raise invalid("labels", f"must be at most {_MAX_LABELS}")
 
 
 def check_report(phase: str, progress: float) -> None:
-    """Check what a worker tells of a job.
+    """Check the phase and the progress that a worker reports.
 
     Raises:
         ServiceError: INVALID_REQUEST.
@@ -94,7 +98,7 @@ def check_report(phase: str, progress: float) -> None:
 
 
 def check_failure(code: str) -> None:
-    """Check the name of a job's failure.
+    """Check the code of a job's failure.
 
     Raises:
         ServiceError: INVALID_REQUEST.
@@ -104,7 +108,7 @@ def check_failure(code: str) -> None:
 
 
 def clip(message: str) -> str:
-    """Return a message in one plain line, no longer than is stored."""
+    """Return a message as one plain line, cut to the length that is stored."""
     return plain(message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "...")
 
 

@@ -1,4 +1,4 @@
-"""The edge of every call: who calls is told, requests are parsed, time is limited, errors become statuses."""
+"""What surrounds every call: it authenticates the caller, parses, limits time, and turns errors into statuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 from typing_extensions import override
 
 from fxlib_service import audit
-from fxlib_service.authentication import Gate
+from fxlib_service.authentication import Authenticator
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.quotas import Quotas
 from fxlib_service.servicers.context import Call
@@ -28,22 +28,22 @@ _OURS: Final = "/fxlib.v1."
 logger = logging.getLogger(__name__)
 
 Observer = Callable[[str, str, float], None]
-"""Hears of every ended call: method, status, seconds."""
+"""A function that is called when a call ends, with its method, its status and its duration in seconds."""
 
 
-class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is generic in its stubs only
-    """Wraps the methods of the fxlib services; health and reflection stay as they are.
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is generic in its stubs only
+    """Wraps the methods of the fxlib services; health and reflection are left as they are.
 
     Args:
-        observe: hears of every ended call.
-        gate: tells who calls; a caller whose role may not call the method is refused before its request is parsed.
-        timeout_s: the longest that a call with one request and one response may take.
+        observe: is called when a call ends.
+        authenticator: identifies the caller; one whose role may not call the method is refused before parsing.
+        timeout_s: longest duration of a call with one request and one response, in seconds.
     """
 
-    def __init__(self, observe: Observer, gate: Gate, *, timeout_s: float) -> None:
+    def __init__(self, observe: Observer, authenticator: Authenticator, *, timeout_s: float) -> None:
         self._observe = observe
-        self._gate = gate
-        self._quotas = Quotas() if gate.policy is None else gate.policy.quotas
+        self._authenticator = authenticator
+        self._quotas = Quotas() if authenticator.policy is None else authenticator.policy.quotas
         self._timeout_s = timeout_s
 
     @override
@@ -67,45 +67,47 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is gene
 
     def _unary(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
         async def serve(raw: bytes, context: Any) -> Message:
-            async with self._edge(name, context) as passage, asyncio.timeout(self._timeout_s):
-                request = passage.concerns(parse(raw))
-                response: Message = await method(request, passage.call)
-                return passage.concerns(response)
+            async with self._intercepted(name, context) as intercepted, asyncio.timeout(self._timeout_s):
+                request = intercepted.noted(parse(raw))
+                response: Message = await method(request, intercepted.call)
+                return intercepted.noted(response)
 
         return serve
 
     def _upload(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
         async def serve(raws: AsyncIterator[bytes], context: Any) -> Message:
-            async with self._edge(name, context) as passage:
-                response: Message = await method((passage.concerns(parse(raw)) async for raw in raws), passage.call)
+            async with self._intercepted(name, context) as intercepted:
+                response: Message = await method(
+                    (intercepted.noted(parse(raw)) async for raw in raws), intercepted.call
+                )
                 return response
 
         return serve
 
     def _stream(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
         async def serve(raw: bytes, context: Any) -> AsyncIterator[Message]:
-            async with self._edge(name, context) as passage:
-                async for message in method(passage.concerns(parse(raw)), passage.call):
+            async with self._intercepted(name, context) as intercepted:
+                async for message in method(intercepted.noted(parse(raw)), intercepted.call):
                     yield message
 
         return serve
 
     @asynccontextmanager
-    async def _edge(self, name: str, context: Any) -> AsyncIterator[_Passage]:
-        """Let a call in, if its caller may make it now, and turn what goes wrong into a status.
+    async def _intercepted(self, name: str, context: Any) -> AsyncIterator[_Intercepted]:
+        """Admit a call if its caller may make it now, and turn whatever goes wrong in it into a status.
 
         UNAUTHENTICATED, PERMISSION_DENIED and QUOTA_EXCEEDED are decided before anything is parsed.
         """
         began, status, code, caller = time.monotonic(), "OK", "OK", None
-        peer = context.peer()  # asked for now: gRPC lets go of a call that its client has left
-        passage = _Passage()
+        peer = context.peer()  # asked for now, since gRPC forgets a call once its client has left
+        intercepted = _Intercepted()
         try:
-            caller = self._gate.caller(context)
+            caller = self._authenticator.caller(context)
             caller.check(name)
             with self._quotas.in_flight(caller.namespace):
-                passage.call = Call(caller=caller, clock=context, peer=peer)
-                yield passage
-        except Exception as error:  # noqa: BLE001  # whatever it is, it leaves as a status
+                intercepted.call = Call(caller=caller, clock=context, peer=peer)
+                yield intercepted
+        except Exception as error:  # noqa: BLE001  # every error becomes a status
             refusal = _as_refusal(name, error)
             status, code = STATUS[refusal.code].name, refusal.code.name
             told = rpc_status.to_status(to_status(refusal))
@@ -115,18 +117,18 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is gene
             raise
         finally:
             self._observe(name, status, time.monotonic() - began)
-            audit.write(method=name, code=code, caller=caller, peer=peer, about=passage.about)
+            audit.write(method=name, code=code, caller=caller, peer=peer, about=intercepted.about)
 
 
-class _Passage:
-    """One call on its way through: `call` is what its method hears of it, `about` the job or blob that it is about."""
+class _Intercepted:
+    """A call under way: `call` is the context that its method gets, `about` the job or blob that it concerns."""
 
     def __init__(self) -> None:
         self.call: Call | None = None
         self.about = ""
 
-    def concerns(self, message: M) -> M:
-        """Note what a message is about, if that is not known yet; return the message."""
+    def noted(self, message: M) -> M:
+        """Note the job or blob that a message names, unless one is noted already; return the message."""
         self.about = self.about or _object_of(message)
         return message
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import Metric
 from typing_extensions import override
 
-from fxlib_service.authentication import Gate
+from fxlib_service.authentication import Authenticator
 from fxlib_service.errors import ServiceError
 from fxlib_service.roles import Role
 
@@ -20,14 +20,14 @@ _SCHEME: Final = "bearer "
 _PLAIN: Final = ("Content-Type", "text/plain")
 
 
-def page(registry: CollectorRegistry, gate: Gate | None) -> App:
+def page(registry: CollectorRegistry, authenticator: Authenticator | None) -> App:
     """Return the WSGI application that serves the metrics.
 
     Without an authenticator, whoever reaches the address reads everything. With one, operators read everything, viewers
     of all namespaces read everything but the figures that name models, and others read nothing.
     """
     everything: App = make_wsgi_app(registry)
-    if gate is None:
+    if authenticator is None:
         return everything
     nameless: App = make_wsgi_app(_WithoutModels(registry))
 
@@ -35,7 +35,7 @@ def page(registry: CollectorRegistry, gate: Gate | None) -> App:
         shown = environ.get("HTTP_AUTHORIZATION", "")
         token = shown[len(_SCHEME) :].strip() if shown.lower().startswith(_SCHEME) else ""
         try:
-            caller = gate.bearer(token)
+            caller = authenticator.bearer(token)
         except ServiceError:
             start_response("401 Unauthorized", [_PLAIN, ("WWW-Authenticate", "Bearer")])
             return [b"Send the bearer token of an operator or a viewer.\n"]

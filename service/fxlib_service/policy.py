@@ -1,6 +1,6 @@
-"""The policy file: which certificates and tokens belong to whom, in TOML. It holds digests, and no secrets.
+"""The policy file: a TOML file that says which certificates and tokens belong to whom. It holds digests, not secrets.
 
-`docs/how-to/secure.md` has one, with every key explained.
+`docs/how-to/secure.md` shows one, and explains every key.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _KEYS: Final = frozenset({"role", "namespace", "tokens_sha256", "certificates"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Who is who.
+    """The principals, and what they may do.
 
     Attributes:
         tokens: callers by the SHA-256 of their tokens, in hex.
         certificates: callers by an alternative name of their certificates, such as "dns:ads.example.org".
-        share_results: whether the result cache serves all namespaces together.
-        quotas: what namespaces may take.
+        share_results: whether namespaces share the answers of the result cache.
+        quotas: the quotas of the namespaces.
     """
 
     tokens: Mapping[str, Caller] = field(default_factory=dict)
@@ -79,14 +79,14 @@ def _policy(table: Mapping[str, object]) -> Policy:
         digests = _strings(entry, "tokens_sha256", where, _DIGEST, "64 lower-case hex digits")
         names = _strings(entry, "certificates", where, _CERTIFICATE, "uri:, dns:, email: or ip: and a name")
         if not (digests or names):
-            raise _wrong(where, "has neither tokens_sha256 nor certificates: nobody can be it")
+            raise _wrong(where, "has neither tokens_sha256 nor certificates, so nobody can authenticate as it")
         for known, given, key in ((tokens, digests, "tokens_sha256"), (certificates, names, "certificates")):
             for each in given:
                 if each in known:
-                    raise _wrong(f"{where}.{key}", f"one is also that of {known[each].name!r}")
+                    raise _wrong(f"{where}.{key}", f"one of them also belongs to {known[each].name!r}")
                 known[each] = caller
     if _NEVER in tokens:
-        raise _wrong(f"principals.{tokens[_NEVER].name}.tokens_sha256", "one is the digest of nothing")
+        raise _wrong(f"principals.{tokens[_NEVER].name}.tokens_sha256", "one of them is the digest of an empty token")
     quotas = _quotas(table)
     return Policy(tokens=tokens, certificates=certificates, share_results=shared, quotas=quotas)
 
@@ -97,7 +97,7 @@ def _quotas(table: Mapping[str, object]) -> Quotas:
     for namespace, entry in _table(table, "namespaces").items():
         where = f"namespaces.{namespace}"
         if not is_namespace(namespace):
-            raise _wrong(where, "is no namespace: up to 63 letters, digits or ._-")
+            raise _wrong(where, "is not the name of a namespace, which has up to 63 letters, digits or ._-")
         if not isinstance(entry, dict):
             raise _wrong(where, "must be a table")
         own[namespace] = merged(general, _amounts(entry, where))
@@ -120,9 +120,9 @@ def _caller(name: str, entry: Mapping[str, object], where: str) -> Caller:
     if role not in list(Role):  # not a set: what stands there may be a list
         raise _wrong(f"{where}.role", f"must be one of {', '.join(Role)}")
     if role == Role.CLIENT and namespace is None:
-        raise _wrong(f"{where}.namespace", "is missing: a client belongs to one")
+        raise _wrong(f"{where}.namespace", "is missing; a client belongs to one namespace")
     if namespace is not None and role not in (Role.CLIENT, Role.VIEWER):
-        raise _wrong(f"{where}.namespace", f"means nothing to a {role}: it serves all")
+        raise _wrong(f"{where}.namespace", f"does not apply to the role {role}, which serves all namespaces")
     if namespace is not None and not (isinstance(namespace, str) and is_namespace(namespace)):
         raise _wrong(f"{where}.namespace", "must be up to 63 letters, digits or ._-")
     return Caller(name=name, roles=frozenset({Role(str(role))}), namespace=namespace)
@@ -138,13 +138,15 @@ def _table(table: Mapping[str, object], key: str) -> Mapping[str, object]:
 def _strings(entry: Mapping[str, object], key: str, where: str, form: re.Pattern[str], wanted: str) -> Sequence[str]:
     found = entry.get(key, [])
     if not (isinstance(found, list) and all(isinstance(each, str) and form.fullmatch(each) for each in found)):
-        raise _wrong(f"{where}.{key}", f"must be a list; each: {wanted}")
+        raise _wrong(f"{where}.{key}", f"must be a list, each entry of the form: {wanted}")
     return found
 
 
 def _check_keys(table: Mapping[str, object], known: frozenset[str], where: str) -> None:
     for key in sorted(table.keys() - known):
-        raise _wrong(f"{where}.{key}" if where else key, f"is unknown here; there are {', '.join(sorted(known))}")
+        raise _wrong(
+            f"{where}.{key}" if where else key, f"is not a known key; the known ones are {', '.join(sorted(known))}"
+        )
 
 
 def _wrong(key: str, problem: str) -> FxlibError:

@@ -1,4 +1,4 @@
-"""What a namespace may take: places in the queue, stored bytes, requests in flight, and the size of a trial."""
+"""Quotas of a namespace: queued jobs, stored bytes, requests in flight, and the size of a trial."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LATER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What one namespace may take; None: as much as the service's own limits allow.
+    """The quota of one namespace. None in a field allows as much as the service's own limits do.
 
     Attributes:
-        queued_jobs: jobs that wait for a worker.
-        stored_bytes: bytes of the blobs that it has, and of its unfinished uploads.
-        requests_in_flight: calls under way at once, streams included.
-        trial_seconds: longest measurement that a job may ask for.
-        trial_processes: most trainers and servers together that a job may ask for.
+        queued_jobs: number of jobs that may wait for a worker.
+        stored_bytes: size of its blobs and of its unfinished uploads together, in bytes.
+        requests_in_flight: number of calls that may be open at once, streams included.
+        trial_seconds: longest measurement that a job may ask for, in seconds.
+        trial_processes: number of trainers and servers together that a job may ask for.
     """
 
     queued_jobs: int | None = None
@@ -42,8 +42,8 @@ class Quotas:
     """The quotas of all namespaces.
 
     Attributes:
-        general: what a namespace may take that has no quota of its own.
-        own: quotas by namespace.
+        general: quota of each namespace that has none of its own.
+        own: quotas of single namespaces, by name.
     """
 
     general: Quota = Quota()
@@ -51,7 +51,7 @@ class Quotas:
     _in_flight: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
 
     def of(self, namespace: str | None) -> Quota:
-        """Return the quota of a namespace; a caller of none has no bounds but the service's."""
+        """Return the quota of a namespace; a caller of no namespace (None) has the service's limits alone."""
         return Quota() if namespace is None else self.own.get(namespace, self.general)
 
     def queued(self, namespace: str, limits: Limits) -> int:
@@ -61,7 +61,7 @@ class Quotas:
 
     @contextmanager
     def in_flight(self, namespace: str | None) -> Iterator[None]:
-        """Count a call for the length of the block.
+        """Count a call as in flight for the length of the block.
 
         Raises:
             ServiceError: QUOTA_EXCEEDED; the call may be made again soon.
@@ -81,7 +81,7 @@ class Quotas:
                 del self._in_flight[namespace]
 
     def check_trial(self, request: jobs_pb2.OptimizeRequest, limits: Limits) -> None:
-        """Refuse a job that asks for a longer or larger trial than its namespace may.
+        """Refuse a job that asks for a longer or larger trial than its namespace may have.
 
         Raises:
             ServiceError: INVALID_REQUEST, with every field at fault.
@@ -102,7 +102,7 @@ class Quotas:
 
 
 class StorageQuota:
-    """The uploads that are open, each counted as large as it was announced."""
+    """Counts the uploads that are open, each with the size that was announced, against the quota of stored bytes."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
@@ -113,10 +113,10 @@ class StorageQuota:
         """Count an upload for the length of the block.
 
         Args:
-            namespace: who uploads.
-            blob: what was announced.
-            held: bytes of the blobs that the namespace has.
-            unfinished: bytes of its unfinished uploads, by SHA-256.
+            namespace: the namespace that uploads.
+            blob: the blob that was announced.
+            held: size of the blobs that the namespace has, in bytes.
+            unfinished: sizes of its unfinished uploads in bytes, by SHA-256.
 
         Raises:
             ServiceError: QUOTA_EXCEEDED.
@@ -135,13 +135,13 @@ class StorageQuota:
 
 
 def exceeded(namespace: str, quota: str, allowed: float, *, retry_after_s: float) -> ServiceError:
-    """The namespace has as much as it may have."""
-    message = f"namespace {namespace!r} has as much as its quota {quota} = {allowed:g} allows"
+    """Return the refusal for a namespace that has reached a quota."""
+    message = f"namespace {namespace!r} has reached its quota {quota} = {allowed:g}"
     return ServiceError(
         Code.QUOTA_EXCEEDED, message, metadata={"namespace": namespace, "quota": quota}, retry_after_s=retry_after_s
     )
 
 
 def merged(general: Quota, own: Mapping[str, float]) -> Quota:
-    """Return the general quota with what a namespace says otherwise."""
+    """Return the general quota, with the fields replaced that a namespace sets itself."""
     return replace(general, **own)  # type: ignore[arg-type]  # the policy's reader has checked names and kinds

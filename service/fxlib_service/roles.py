@@ -1,4 +1,4 @@
-"""Who may call what: roles, the one table of methods, and the caller as the service has verified it."""
+"""Who may call what: the roles, the table of methods, and the caller as the service has authenticated it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fxlib_service.errors import Code, ServiceError
 
 
 class Role(StrEnum):
-    """What a caller is to the service."""
+    """What a caller may do."""
 
     CLIENT = "client"
     """A launcher: it submits, follows and cancels the jobs of its own namespace."""
 
     VIEWER = "viewer"
-    """It looks at jobs, and changes nothing."""
+    """A viewer: it reads jobs, and changes nothing."""
 
     WORKER = "worker"
-    """It claims jobs, reads what they need, and hands answers in."""
+    """A worker: it claims jobs, reads their blobs, and completes them."""
 
     OPERATOR = "operator"
-    """It does what clients do, in every namespace; it hands no answers in."""
+    """An operator: it does what clients do, in every namespace, and cannot complete jobs."""
 
 
 _LAUNCHERS: Final = frozenset({Role.CLIENT, Role.OPERATOR})
@@ -49,7 +49,7 @@ MAY_CALL: Final = {
     "WorkerService/Complete": _WORKERS,
     "WorkerService/Release": _WORKERS,
 }
-"""The roles that each method is open to. A method that is not here is open to nobody."""
+"""The roles that may call each method. A method that is missing here may be called by nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,8 @@ class Caller:
 
     Attributes:
         name: the principal's name in the policy, or "owner".
-        roles: what it may do; the owner has all of them.
-        namespace: the namespace whose jobs and blobs it sees, and no other; None: every one.
+        roles: the roles of the caller; the owner has all of them.
+        namespace: the only namespace whose jobs and blobs it sees; None if it sees all.
     """
 
     name: str
@@ -78,14 +78,14 @@ class Caller:
             raise ServiceError(Code.PERMISSION_DENIED, message)
 
     def sees(self, namespace: str) -> bool:
-        """Whether jobs of a namespace exist for this caller."""
+        """Whether the caller may see the jobs of a namespace."""
         return self.namespace in (None, namespace)
 
     def namespace_asked(self, given: str, *, otherwise: str = "") -> str:
-        """Return the namespace that a request is about: the caller's own, where it has one and names none.
+        """Return the namespace that a request is for: the one given, or else the caller's own, or else `otherwise`.
 
         Raises:
-            ServiceError: PERMISSION_DENIED, if it names another.
+            ServiceError: PERMISSION_DENIED, if the caller belongs to another namespace than the one given.
         """
         if self.namespace is None:
             return given or otherwise
@@ -96,7 +96,7 @@ class Caller:
 
 
 OWNER: Final = Caller(name="owner", roles=_ALL)
-"""Whoever runs the service: the user on its Unix socket, or with its token."""
+"""The user that runs the service, known by its Unix socket or by the owner's token."""
 
 
 def _listed(roles: frozenset[Role]) -> str:

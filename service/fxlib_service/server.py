@@ -22,11 +22,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from fxlib.errors import FxlibError
 from fxlib.utils.local_service import RUNTIME_DIR, LocalService, make_folder, new_token, read_token
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
-from fxlib_service.authentication import Gate
+from fxlib_service.authentication import Authenticator
 from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.config import Address, Config, Tls
 from fxlib_service.core import Core, make_core
-from fxlib_service.interceptor import Boundary
+from fxlib_service.interceptor import CallInterceptor
 from fxlib_service.metrics_page import page
 from fxlib_service.policy import Policy
 from fxlib_service.stores.sql import SqlJobStore
@@ -49,7 +49,7 @@ class Server:
         self._config = config
         self._folder = make_folder()
         self._owner_token = read_token(config.token_file) if config.token_file is not None else new_token()
-        self._gate = _gate(config, self._owner_token)
+        self._authenticator = _authenticator(config, self._owner_token)
         self._local: LocalService | None = None
         self._data_lock = _DataLock(config.data)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
@@ -67,7 +67,7 @@ class Server:
         config = self._config
         url = config.database_url or f"sqlite:///{config.data / 'service.sqlite'}"
         store = await asyncio.to_thread(SqlJobStore, url)
-        core = self._core = await make_core(config, store, FolderBlobStore(config.data), self._gate.policy)
+        core = self._core = await make_core(config, store, FolderBlobStore(config.data), self._authenticator.policy)
         listen = await self._listen(core)
         metrics = self._serve_metrics(core)
         self._tasks = [asyncio.create_task(core.dispatcher.sweep()), asyncio.create_task(self._tidy(core))]
@@ -107,7 +107,7 @@ class Server:
     async def _listen(self, core: Core) -> Address:
         config, limits = self._config, self._config.limits
         server = self._grpc = grpc.aio.server(
-            interceptors=[Boundary(core.metrics.rpc, self._gate, timeout_s=limits.call_timeout_s)],
+            interceptors=[CallInterceptor(core.metrics.rpc, self._authenticator, timeout_s=limits.call_timeout_s)],
             maximum_concurrent_rpcs=limits.calls,
             options=[
                 ("grpc.so_reuseport", 0),  # a second service on this port shall fail, not share it
@@ -179,8 +179,8 @@ class Server:
             )
         except OSError as error:
             raise FxlibError(f"cannot listen on {address}: {error.strerror}", where="--metrics") from error
-        asks = self._gate.policy is not None or not (address.loopback or authority)
-        self._metrics[0].set_app(page(core.registry, self._gate if asks else None))
+        asks = self._authenticator.policy is not None or not (address.loopback or authority)
+        self._metrics[0].set_app(page(core.registry, self._authenticator if asks else None))
         return Address(host=address.host, port=self._metrics[0].server_port)
 
     async def _tidy(self, core: Core) -> None:
@@ -198,13 +198,13 @@ class Server:
             await asyncio.sleep(_TIDY_S)
 
 
-def _gate(config: Config, owner_token: str) -> Gate:
+def _authenticator(config: Config, owner_token: str) -> Authenticator:
     """Return what identifies callers.
 
     Raises:
         FxlibError: the policy is not valid.
     """
-    return Gate(
+    return Authenticator(
         policy=None if config.policy is None else Policy.read(config.policy),
         owner_tokens=frozenset({hashlib.sha256(owner_token.encode()).hexdigest()}),
         certificates_own=config.policy is None and config.tls is not None and config.tls.client_ca is not None,

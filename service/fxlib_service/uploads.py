@@ -1,4 +1,4 @@
-"""Uploads in turns: one writer to a blob at a time; who comes second finds what the first one left."""
+"""Uploads of blobs. One writer at a time adds to a blob; the next one continues where it stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_BYTES_PER_S: Final = 64 << 10
 
 
 class _Pace:
-    """How long a stream may take, given how far it came: bytes that are sent again bring it no further."""
+    """The time that a stream has left, given how far it has come. Bytes that are sent again do not count."""
 
     def __init__(self, *, start: int, idle_s: float) -> None:
         self._began, self._start, self._furthest, self._idle_s = time.monotonic(), start, start, idle_s
@@ -32,9 +32,9 @@ class Uploads:
     """Writes streams of chunks into a blob store.
 
     Args:
-        store: where blobs are kept.
-        idle_s: a stream that sends nothing for so long, or falls so far behind the least pace, is ended, so that others
-            have their turn; what it sent is kept, to be resumed.
+        store: the store of blobs.
+        idle_s: seconds without new bytes, or behind the least pace of 64 KiB/s, after which a stream is ended, so that
+            others get their turn. What it sent is kept, and the upload can be resumed.
     """
 
     def __init__(self, store: BlobStore, *, idle_s: float) -> None:
@@ -51,10 +51,10 @@ class Uploads:
         owner: str = "",
         known: bool = True,
     ) -> int:
-        """Store chunks until the blob is complete or the stream ends; return how many bytes are kept.
+        """Store chunks until the blob is complete or the stream ends; return how many bytes are stored.
 
-        Bytes that are there already are skipped: they are the blob's, or the digest will tell. For an `owner` to whom
-        the blob is not `known`, none are there but those of its own unfinished upload.
+        Bytes that are stored already are skipped; the digest is checked at the end. An `owner` to whom the blob is not
+        `known` continues its own unfinished upload alone.
 
         Raises:
             ServiceError: BLOB_OFFSET, BLOB_CORRUPT, UPLOAD_STALLED, STORAGE_FULL.
@@ -63,7 +63,7 @@ class Uploads:
             if known and await asyncio.to_thread(self._store.size, blob.sha256) == blob.size:
                 return blob.size
             committed = await self.kept(blob, owner=owner)
-            if committed == 0:  # what is there of another size is not this blob's
+            if committed == 0:  # a longer partial upload cannot belong to this blob
                 await asyncio.to_thread(self._store.drop, blob.sha256, owner=owner)
             position, chunk = first.offset, first.data
             pace = _Pace(start=position, idle_s=self._idle_s)
@@ -79,7 +79,7 @@ class Uploads:
                 position, chunk = message.offset or position, message.data
 
     async def kept(self, blob: Blob, *, owner: str = "") -> int:
-        """Return from where on an upload of a blob is to go on."""
+        """Return the offset in bytes at which an upload of a blob continues."""
         size = await asyncio.to_thread(self._store.partial_size, blob.sha256, owner=owner)
         return size if size <= blob.size else 0
 
@@ -100,7 +100,7 @@ class Uploads:
         try:
             async with asyncio.timeout(left_s):
                 while (message := await anext(more, None)) is not None and not message.data:
-                    pass  # says nothing, and does not count as being there
+                    pass  # an empty message does not restart the time
                 return message
         except TimeoutError:
             problem = f"nothing, or too little, was sent for {self._idle_s:g} s"

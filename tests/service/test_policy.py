@@ -32,25 +32,28 @@ def test_a_principal_may_have_certificates_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("roles = 1", "roles: is unknown here"),
+        ("roles = 1", "roles: is not a known key"),
         ("share_results = 1", "share_results: must be true or false"),
         ("principals = 1", "principals: must be a table"),
         ("[principals.a]\ntokens_sha256 = ['D']", "principals.a.role: must be one of client, viewer, worker, operator"),
         ("[principals.a]\nrole = ['viewer']\ntokens_sha256 = ['D']", "principals.a.role: must be one of client"),
         ("[principals.a]\nrole = 'client'\ntokens_sha256 = ['D']", "principals.a.namespace: is missing"),
-        ("[principals.a]\nrole = 'worker'\nnamespace = 'x'\ntokens_sha256 = ['D']", "means nothing to a worker"),
+        (
+            "[principals.a]\nrole = 'worker'\nnamespace = 'x'\ntokens_sha256 = ['D']",
+            "does not apply to the role worker",
+        ),
         ("[principals.a]\nrole = 'viewer'\nnamespace = '../x'\ntokens_sha256 = ['D']", "a.namespace: must be up to 63"),
         ("[principals.a]\nrole = 'worker'", "principals.a: has neither"),
         ("[principals.a]\nrole = 'worker'\ntokens_sha256 = ['secret']", "tokens_sha256: must be a list"),
         ("[principals.a]\nrole = 'worker'\ncertificates = ['w']", "certificates: must be a list"),
-        ("[principals.a]\nrole = 'worker'\ntoken = 'D'", "principals.a.token: is unknown here"),
+        ("[principals.a]\nrole = 'worker'\ntoken = 'D'", "principals.a.token: is not a known key"),
         (
             "[principals.a]\nrole='worker'\ntokens_sha256=['D']\n[principals.b]\nrole = 'viewer'\ntokens_sha256=['D']",
-            "principals.b.tokens_sha256: one is also that of 'a'",
+            "principals.b.tokens_sha256: one of them also belongs to 'a'",
         ),
         (
             f"[principals.a]\nrole = 'operator'\ntokens_sha256 = ['{hashlib.sha256(b'').hexdigest()}']",
-            "principals.a.tokens_sha256: one is the digest of nothing",
+            "principals.a.tokens_sha256: one of them is the digest of an empty token",
         ),
         ("[principals", "cannot read"),
     ],

@@ -143,13 +143,13 @@ def test_without_quotas_nothing_is_bounded() -> None:
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("[quota]\nqueued = 1", "quota.queued: is unknown here"),
+        ("[quota]\nqueued = 1", "quota.queued: is not a known key"),
         ("[quota]\nqueued_jobs = 0", "quota.queued_jobs: must be a positive number"),
         ("[quota]\nqueued_jobs = 1.5", "quota.queued_jobs: must be a positive number"),
         ("[quota]\nqueued_jobs = true", "quota.queued_jobs: must be a positive number"),
         ("[quota]\ntrial_seconds = inf", "quota.trial_seconds: must be a positive number"),
         ("[namespaces.ads]\nstored_bytes = 'all'", "namespaces.ads.stored_bytes: must be a positive number"),
-        ("[namespaces.'a b']\nstored_bytes = 1", "namespaces.a b: is no namespace"),
+        ("[namespaces.'a b']\nstored_bytes = 1", "namespaces.a b: is not the name of a namespace"),
         ("namespaces = {ads = 1}", "namespaces.ads: must be a table"),
     ],
 )

@@ -15,7 +15,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """The name of a blob: the SHA-256 of its bytes, and how many they are. Never anything that could be a path.
+    """The address of a blob: the SHA-256 of its bytes, and their number. It can never be a path.
 
     Raises:
         ServiceError: INVALID_REQUEST, if the digest is not 64 lower-case hex digits, or the size is negative.
@@ -25,7 +25,7 @@ class Blob:
     size: int
 
     def __post_init__(self) -> None:
-        """Refuse what is no digest."""
+        """Check digest and size."""
         if not _DIGEST.fullmatch(self.sha256):
             raise invalid("sha256", "must be 64 lower-case hex digits")
         if self.size < 0:
@@ -33,37 +33,38 @@ class Blob:
 
 
 class BlobStore(ABC):
-    """Bytes by their SHA-256. Methods may be called from any thread; the writers of one blob take turns (`Uploads`).
+    """Keeps bytes by their SHA-256. Methods may be called from any thread; `Uploads` serializes the writers of a blob.
 
-    Unfinished uploads of one blob are apart by `owner`, a namespace or "": nobody can spoil, or see, another's.
+    Unfinished uploads of one blob are separate for each `owner`, a namespace or "", so that no namespace can spoil
+    or see another's.
 
     Raises, from every writing method:
-        ServiceError: STORAGE_FULL, if there is no room.
+        ServiceError: STORAGE_FULL, if the disk is full.
     """
 
     @abstractmethod
     def size(self, sha256: str) -> int | None:
-        """Return the size of a blob that is completely there, else None. This counts as a use of it."""
+        """Return the size of a complete blob in bytes, or None if there is none. Asking counts as a use."""
 
     @abstractmethod
     def partial_size(self, sha256: str, *, owner: str = "") -> int:
-        """Return how many bytes of an unfinished upload are kept."""
+        """Return how many bytes of an unfinished upload are stored."""
 
     @abstractmethod
     def append(self, sha256: str, data: bytes, *, owner: str = "") -> int:
-        """Add to an unfinished upload, and return how many bytes it has now."""
+        """Append to an unfinished upload, and return its new size in bytes."""
 
     @abstractmethod
     def partials(self, owner: str) -> Mapping[str, int]:
-        """Return how many bytes of each unfinished upload of an owner are kept, by SHA-256."""
+        """Return the sizes in bytes of an owner's unfinished uploads, by SHA-256."""
 
     @abstractmethod
     def drop(self, sha256: str, *, owner: str = "") -> None:
-        """Forget an unfinished upload, if there is one."""
+        """Delete an unfinished upload, if there is one."""
 
     @abstractmethod
     def commit(self, blob: Blob, *, owner: str = "") -> None:
-        """Turn an unfinished upload into a blob, durably; the upload is dropped if its bytes are not that blob's.
+        """Turn an unfinished upload into a durable blob, or delete it if its bytes are not that blob's.
 
         Raises:
             ServiceError: BLOB_CORRUPT, if size or digest differ.
@@ -71,7 +72,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     def read(self, sha256: str, *, offset: int, length: int) -> bytes:
-        """Return up to `length` bytes from `offset` on; fewer at the end only.
+        """Return `length` bytes from `offset` on, or fewer at the end of the blob.
 
         Raises:
             ServiceError: BLOB_NOT_FOUND.
@@ -79,15 +80,15 @@ class BlobStore(ABC):
 
     @abstractmethod
     def abandon(self, *, older_than_s: float) -> int:
-        """Drop unfinished uploads that nothing was added to for so long; return how many."""
+        """Delete unfinished uploads that nothing was added to for `older_than_s` seconds; return how many."""
 
     @abstractmethod
     def unused(self, *, older_than_s: float) -> Sequence[str]:
-        """Return the blobs that were stored, and last used, so long ago."""
+        """Return the blobs that were last used at least `older_than_s` seconds ago."""
 
     @abstractmethod
     def delete(self, sha256: str, *, older_than_s: float) -> bool:
-        """Delete a blob, unless it was used since; return whether it did. A use cannot come between."""
+        """Delete a blob, atomically, unless it was used within `older_than_s` seconds; return whether it is gone."""
 
     def read_all(self, blob: Blob) -> bytes:
         """Return all bytes of a blob.

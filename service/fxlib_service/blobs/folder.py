@@ -20,7 +20,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FolderBlobStore(BlobStore):
-    """A blob appears under its name all at once, after its bytes were checked and synced; its time is its last use."""
+    """Keeps blobs as files, which are renamed into place once checked and synced; a file's mtime is its last use."""
 
     def __init__(self, root: Path) -> None:
         self._blobs = root / "blobs"

@@ -1,4 +1,4 @@
-"""The gRPC services of launchers, workers and blobs: each method checks its fields, converts, and calls.
+"""The gRPC services for launchers, workers and blobs. Each method checks its fields, converts them, and makes one call.
 
-What is decided lies in the modules that they call; how an error becomes a status, in `interceptor`.
+Decisions are made in the modules that they call, and `interceptor` turns errors into statuses.
 """

@@ -1,4 +1,4 @@
-"""BlobService: content-addressed bytes in and out."""
+"""BlobService: uploads and downloads of content-addressed bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_REFS: Final = 10_000
 
 
 class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
-    """Blobs over gRPC."""
+    """Implements BlobService."""
 
     def __init__(self, store: BlobStore, holdings: Holdings, quota: StorageQuota, limits: Limits) -> None:
         self._store = store
@@ -36,7 +36,7 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
     async def FindMissing(
         self, request: blobs_pb2.FindMissingRequest, context: Context
     ) -> blobs_pb2.FindMissingResponse:
-        """Tell which blobs are not here."""
+        """Return which blobs must be uploaded."""
         if len(request.blobs) > _MAX_REFS:
             raise invalid("blobs", f"must be at most {_MAX_REFS}")
         blobs = [self._checked(ref, f"blobs[{index}]") for index, ref in enumerate(request.blobs)]
@@ -51,7 +51,7 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
 
     @override
     async def QueryWrite(self, request: blobs_pb2.QueryWriteRequest, context: Context) -> blobs_pb2.QueryWriteResponse:
-        """Tell where to resume an upload."""
+        """Return the offset at which an upload is to be resumed."""
         blob = self._checked(request.blob, "blob")
         namespace = caller_of(context).namespace
         known = await self._holdings.has(namespace, blob.sha256)
@@ -63,7 +63,7 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
     async def Write(
         self, request_iterator: AsyncIterator[blobs_pb2.WriteRequest], context: Context
     ) -> blobs_pb2.WriteResponse:
-        """Store a blob, or more of it."""
+        """Store a blob, or a further part of it."""
         first = await anext(request_iterator, None)
         if first is None:
             raise invalid("blob", "nothing was sent")

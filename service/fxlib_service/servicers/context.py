@@ -1,4 +1,4 @@
-"""What servicers know of a call: who makes it, and how long that waits; None in tests without a network."""
+"""What servicers know of a call: its caller and its deadline. It is None in tests without a network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fxlib_service.roles import OWNER, Caller
 
 
 class Clock(Protocol):
-    """The part of gRPC's call context that tells the time."""
+    """The part of gRPC's call context that knows the deadline."""
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the caller's deadline, None if there is none."""
@@ -17,12 +17,12 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call that was let in.
+    """A call that was admitted.
 
     Attributes:
-        caller: who makes it.
-        clock: tells the caller's deadline.
-        peer: where it comes from, as gRPC writes it: "ipv4:127.0.0.1:1234", "unix:".
+        caller: the authenticated caller.
+        clock: knows the caller's deadline.
+        peer: where the call comes from, as gRPC writes it: "ipv4:127.0.0.1:1234", "unix:".
     """
 
     caller: Caller
@@ -34,7 +34,7 @@ Context = Call | None
 
 
 def caller_of(context: Context) -> Caller:
-    """Return who calls; without a network, the owner."""
+    """Return the caller; without a network, that is the owner."""
     return OWNER if context is None else context.caller
 
 

@@ -1,4 +1,4 @@
-"""OptimizerService: jobs in, their histories and answers out."""
+"""OptimizerService: takes jobs, and returns their histories and answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EVENTS_PAGE: Final = 500
 
 
 class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
-    """The launcher's side."""
+    """Implements OptimizerService, which launchers call."""
 
     def __init__(self, ledger: Ledger, broker: EventBroker, submit: Submit, workers: Workers, limits: Limits) -> None:
         self._ledger = ledger
@@ -42,20 +42,20 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
 
     @override
     async def Optimize(self, request: jobs_pb2.OptimizeRequest, context: Context) -> jobs_pb2.OptimizeResponse:
-        """Accept a job, or find the one that there is."""
+        """Accept a job, or return the one that has the request's id."""
         job = await self._submit.accept(request, caller_of(context), peer=context.peer if context else "")
         return jobs_pb2.OptimizeResponse(job=await self._with_result(job))
 
     @override
     async def GetJob(self, request: jobs_pb2.GetJobRequest, context: Context) -> jobs_pb2.GetJobResponse:
-        """Tell a job's state, and its answer."""
+        """Return a job, with its answer."""
         return jobs_pb2.GetJobResponse(job=await self._with_result(await self._seen(request.job_id, context)))
 
     @override
     async def WatchJob(
         self, request: jobs_pb2.WatchJobRequest, context: Context
     ) -> AsyncIterator[jobs_pb2.WatchJobResponse]:
-        """Tell a job's history as it happens."""
+        """Stream a job's history as it happens."""
         await self._seen(request.job_id, context)
         async for event in _watch(self._ledger, self._broker, request.job_id, after=request.after_sequence):
             yield jobs_pb2.WatchJobResponse(event=event_to_proto(event))
@@ -74,7 +74,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
 
     @override
     async def CancelJob(self, request: jobs_pb2.CancelJobRequest, context: Context) -> jobs_pb2.CancelJobResponse:
-        """End a job. What has ended stays as it is."""
+        """Cancel a job. One that has ended stays as it is."""
         await self._seen(request.job_id, context)
         transition = await self._ledger.apply(request.job_id, Cancelled())
         return jobs_pb2.CancelJobResponse(job=await self._with_result(transition.job))
@@ -83,7 +83,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     async def GetCapabilities(
         self, request: jobs_pb2.GetCapabilitiesRequest, context: Context
     ) -> jobs_pb2.GetCapabilitiesResponse:
-        """Tell what can be asked for now."""
+        """Return what the service and its live workers can do."""
         workers = self._workers.live()
         return jobs_pb2.GetCapabilitiesResponse(
             fxlib_version=__version__,
@@ -96,14 +96,14 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
 
     @override
     async def ListPasses(self, request: jobs_pb2.ListPassesRequest, context: Context) -> jobs_pb2.ListPassesResponse:
-        """Tell which passes and recipes there are."""
+        """Return the passes and the recipes."""
         return catalogue_to_proto()
 
     async def _seen(self, job_id: str, context: Context) -> Job:
-        """Return a job that exists for the caller.
+        """Return a job that the caller may see.
 
         Raises:
-            ServiceError: JOB_NOT_FOUND, also of another namespace's: that it exists is theirs to know.
+            ServiceError: JOB_NOT_FOUND, also for another namespace's job, whose existence stays hidden.
         """
         job = await self._ledger.get(job_id)
         if not caller_of(context).sees(job.namespace):
@@ -125,7 +125,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
 
 
 async def _watch(ledger: Ledger, broker: EventBroker, job_id: str, *, after: int) -> AsyncIterator[Event]:
-    """Yield the events whose sequence is greater than `after`, and end with the one that finishes the job.
+    """Yield the stored events whose sequence is greater than `after`, then new ones, up to the one that ends the job.
 
     Raises:
         ServiceError: JOB_NOT_FOUND; SEQUENCE_AHEAD; SHUTTING_DOWN, after which watching can be resumed.
@@ -138,7 +138,9 @@ async def _watch(ledger: Ledger, broker: EventBroker, job_id: str, *, after: int
     with broker.subscribe(job_id) as subscription:
         while True:
             if broker.closed:
-                raise ServiceError(Code.SHUTTING_DOWN, "the service ends; watch again", retry_after_s=1.0)
+                raise ServiceError(
+                    Code.SHUTTING_DOWN, "the service is shutting down; watch the job again", retry_after_s=1.0
+                )
             async with aclosing(_stored_then_live(ledger, subscription, job_id, after)) as events:
                 async for event in events:
                     after = event.sequence
@@ -150,7 +152,7 @@ async def _watch(ledger: Ledger, broker: EventBroker, job_id: str, *, after: int
 async def _stored_then_live(
     ledger: Ledger, subscription: Subscription, job_id: str, after: int
 ) -> AsyncGenerator[Event]:
-    """Yield until something was missed."""
+    """Yield the stored events, then new ones, until the subscription has missed one."""
     full = True
     while full:
         page = await ledger.read(ledger.store.events, job_id, after=after, limit=_EVENTS_PAGE)

@@ -1,4 +1,4 @@
-"""WorkerService: claim a job under a lease, keep it, report, complete."""
+"""WorkerService: claims of jobs, heartbeats, progress reports and results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fxlib_service.lifecycle import Completed, Failed, Released, Reported
 from fxlib_service.servicers.context import Context, caller_of, seconds_left
 
 _MARGIN_S: Final = 0.5
-"""An empty answer leaves so long before the caller's deadline."""
+"""Time by which an empty answer is sent before the caller's deadline, in seconds."""
 
 _LASTING: Final = frozenset(
     {
@@ -38,14 +38,14 @@ _LASTING: Final = frozenset(
         Reason.COLLECTIVES,
     }
 )
-"""Reasons that lie in the request. With another, which may lie in the moment or the operator's settings, a relaunch is
-tried again."""
+"""Reasons that the request alone decides, so that equal requests may be given the answer. Any other may depend on the
+moment or on the operator's settings, and an equal request is then tried anew."""
 
 _LASTING_CODES: Final = frozenset(reason.name for reason in _LASTING)
 
 
 class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
-    """The workers' side."""
+    """Implements WorkerService, which workers call."""
 
     def __init__(self, dispatcher: Dispatcher, admission: Admission, holdings: Holdings, limits: Limits) -> None:
         self._dispatcher = dispatcher
@@ -55,7 +55,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
 
     @override
     async def Claim(self, request: workers_pb2.ClaimRequest, context: Context) -> workers_pb2.ClaimResponse:
-        """Lease a job, waiting for one."""
+        """Lease a job to a worker, waiting until there is one."""
         check_worker(request.worker)
         if not (math.isfinite(request.wait_s) and request.wait_s >= 0):
             raise invalid("wait_s", "must be finite and not negative")
@@ -73,7 +73,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
 
     @override
     async def Report(self, request: workers_pb2.ReportRequest, context: Context) -> workers_pb2.ReportResponse:
-        """Add a line to the job's history."""
+        """Add a progress event to the job's history."""
         self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         check_report(request.phase, request.progress)
         report = Reported(
@@ -84,7 +84,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
 
     @override
     async def Complete(self, request: workers_pb2.CompleteRequest, context: Context) -> workers_pb2.CompleteResponse:
-        """End the job with an answer, or with the reason why there is none."""
+        """End the job with an answer, or with the failure that prevented one."""
         self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         match request.WhichOneof("outcome"):
             case "result":
@@ -134,12 +134,12 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             if each.HasField("graph"):
                 await self._admission.check_graph(each.graph, field)
             elif each.decision == jobs_pb2.DECISION_ADOPT:
-                raise invalid(field, "there is none to adopt")
+                raise invalid(field, "must be set, since the result adopts it")
         await self._holdings.give(asked.namespace, result)
 
 
 def _answers(result: jobs_pb2.JobResult) -> list[jobs_pb2.JobResult]:
-    """Return what was found out about the job's own graph, and about each variant."""
+    """Return the results for the job's own graph and for each variant."""
     return [result, *(each.result for each in result.variants)]
 
 

@@ -12,7 +12,7 @@ from fxlib_service.lifecycle import Transition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which jobs to list: all that match every field that is set; `labels` must all be there."""
+    """Selects jobs: those that match every field that is set, and have all of `labels`."""
 
     namespace: str = ""
     name: str = ""
@@ -23,7 +23,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The job that a namespace would run next, and how many it runs now. `number` orders jobs by their acceptance."""
+    """The next job of a namespace; `running` counts the running ones, and `number` orders jobs by acceptance."""
 
     number: int
     job_id: str
@@ -33,7 +33,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A worker as it last described itself; `seen_at` in seconds since the epoch."""
+    """A worker as it last described itself; it was last seen `seen_at`, in seconds since the epoch."""
 
     id: str
     torch_version: str
@@ -45,7 +45,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """The store at a glance. `oldest_queued_at`: when the oldest queued job was accepted, None if there is none."""
+    """The number of jobs by state, and when the oldest queued one was accepted, in seconds since the epoch."""
 
     by_state: Mapping[State, int]
     oldest_queued_at: float | None
@@ -53,7 +53,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payloads:
-    """What a job was asked for with, and its answer, if there is one. `number` orders jobs by their acceptance."""
+    """The serialized request of a job, and its answer, if there is one; `number` orders jobs by acceptance."""
 
     number: int
     request: bytes
@@ -61,13 +61,13 @@ class Payloads:
 
 
 class QueueFullError(Exception):
-    """The namespace has as many queued jobs as it may have."""
+    """A namespace has as many queued jobs as it may have."""
 
 
 class JobStore(ABC):
-    """Jobs, their histories and payloads, the workers seen, and which namespace has which blobs.
+    """Keeps jobs, their histories and payloads, the known workers, and which namespace has which blobs.
 
-    What a method stored is durable when it returns, and it stored all of it or nothing. Methods may be called from any
+    Each method is one transaction, and what it writes is durable when it returns. Methods may be called from any
     thread; one process owns a store.
     """
 
@@ -113,17 +113,17 @@ class JobStore(ABC):
 
     @abstractmethod
     def payloads(self, *, after: int, limit: int) -> Sequence[Payloads]:
-        """Return those of the first `limit` jobs whose number is greater than `after`."""
+        """Return the payloads of the first `limit` jobs whose number is greater than `after`."""
 
     @abstractmethod
     def forget(self, *, finished_before: float, limit: int) -> int:
-        """Delete up to `limit` jobs that finished before then, with all that belongs to them; return how many."""
+        """Delete up to `limit` jobs that finished before a time, with all that belongs to them; return how many."""
 
     @abstractmethod
     def heads(self, torch_version: str) -> Sequence[Head]:
         """Return the oldest claimable job of each namespace.
 
-        A queued job is claimable by workers of its torch version, unless an equal one runs: its answer will serve both.
+        A queued job can be claimed by workers of its torch version, unless an equal one runs, whose answer serves both.
         """
 
     @abstractmethod
@@ -132,44 +132,44 @@ class JobStore(ABC):
 
     @abstractmethod
     def duplicates(self, cache_key: str) -> Sequence[Job]:
-        """Return the queued jobs with this key that take another job's answer."""
+        """Return the queued jobs with this key, without those that ask for a fresh answer."""
 
     @abstractmethod
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:
-        """Return the newest job with this key that a worker on such hardware gave a reusable answer to."""
+        """Return the latest job with this key that has a reusable answer, measured on one of these hardwares."""
 
     @abstractmethod
     def recent_answers(self, limit: int) -> Sequence[Job]:
-        """Return the jobs that workers answered last, the latest first."""
+        """Return up to `limit` jobs that workers answered, the latest first."""
 
     @abstractmethod
     def see(self, worker: Worker, *, forget_before: float) -> None:
-        """Keep a worker's description, in place of its last one; forget those not seen since `forget_before`."""
+        """Store a worker's description in place of its last one, and delete workers not seen since `forget_before`."""
 
     @abstractmethod
     def workers(self) -> Sequence[Worker]:
-        """Return the workers that are not forgotten, the last seen first."""
+        """Return the stored workers, the last seen first."""
 
     @abstractmethod
     def hold(self, namespace: str, blobs: Mapping[str, int]) -> None:
-        """Note that a namespace has blobs, sizes by SHA-256."""
+        """Record that a namespace has blobs, given as sizes in bytes by SHA-256."""
 
     @abstractmethod
     def held(self, namespace: str, sha256s: Collection[str]) -> set[str]:
-        """Return those of some blobs that a namespace has."""
+        """Return which of some blobs a namespace has."""
 
     @abstractmethod
     def held_bytes(self, namespace: str) -> int:
-        """Return how large the blobs of a namespace are together."""
+        """Return the size of all blobs of a namespace together, in bytes."""
 
     @abstractmethod
     def release(self, sha256: str) -> None:
-        """Note that a blob is gone, whoever had it."""
+        """Record that a blob was deleted, for all namespaces that had it."""
 
     @abstractmethod
     def stats(self) -> Stats:
-        """Count."""
+        """Count the jobs by state."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""

@@ -1,4 +1,4 @@
-"""The tables of the SQL store, and the way between a row and a job."""
+"""The tables of the SQL store, and the conversions between rows, jobs and events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from fxlib_service.job import Event, Failure, Job, State
 
 VERSION: Final = 2
-"""Version of the tables below. Those of version 1 are brought up to date at start-up, others refused."""
+"""Version of the tables below. Tables of version 1 are migrated at start-up, and others refused."""
 
 metadata: Final = sa.MetaData()
 
@@ -110,14 +110,14 @@ Row = sa.RowMapping
 
 
 def migrate_from_1(db: sa.Connection) -> None:
-    """Add to the tables of version 1 what version 2 has more: who asked, and who measured. New tables are there."""
+    """Add the columns that version 2 has beyond version 1: who asked, and who measured. New tables exist already."""
     for column in ("asked_by VARCHAR(64)", "asked_from VARCHAR(256)", "measured_by VARCHAR(64)"):
         db.exec_driver_sql(f"ALTER TABLE jobs ADD COLUMN {column} NOT NULL DEFAULT ''")
     db.execute(about.update().values(schema_version=VERSION))
 
 
 def job_to_row(job: Job) -> dict[str, object]:
-    """Return the columns of `jobs`, all but the number."""
+    """Return a job as a row of `jobs`, without its number."""
     row = {name: getattr(job, name) for name in _SAME_NAME}
     failure = job.failure
     return row | {
@@ -129,7 +129,7 @@ def job_to_row(job: Job) -> dict[str, object]:
 
 
 def job_from_row(row: Row) -> Job:
-    """Undo `job_to_row`."""
+    """Return the job that `job_to_row` made a row of."""
     code = row["failure_code"]
     return Job(
         **{name: row[name] for name in _SAME_NAME},
@@ -140,7 +140,7 @@ def job_from_row(row: Row) -> Job:
 
 
 def event_to_row(job_id: str, event: Event) -> dict[str, object]:
-    """Return the columns of `events`."""
+    """Return an event as a row of `events`."""
     return {
         "job_id": job_id,
         "sequence": event.sequence,
@@ -153,7 +153,7 @@ def event_to_row(job_id: str, event: Event) -> dict[str, object]:
 
 
 def event_from_row(row: Row) -> Event:
-    """Undo `event_to_row`."""
+    """Return the event that `event_to_row` made a row of."""
     return Event(
         sequence=row["sequence"],
         at=row["at"],

@@ -1,4 +1,4 @@
-"""Jobs in a SQL database: SQLite in a file by default, anything that SQLAlchemy speaks by URL."""
+"""The job store in a SQL database: SQLite in a file by default, or whatever database SQLAlchemy supports, by URL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _JOBS = schema.jobs
 
 
 class SqlJobStore(JobStore):
-    """One transaction to a method. A write is synced to disk before it returns."""
+    """Runs one transaction per method. A write is synced to disk before the method returns."""
 
     def __init__(self, url: str) -> None:
         """Open the database, making the tables if there are none, and bringing those of an earlier version up to date.
@@ -328,7 +328,7 @@ def _make_engine(url: str) -> sa.Engine:
     """Return an engine for a database URL; `sqlite:///FILE` gets write-ahead logging and synced commits.
 
     Raises:
-        FxlibError: it is no URL, or names a driver that is not installed.
+        FxlibError: the URL is not valid, or names a driver that is not installed.
     """
     try:
         engine = sa.create_engine(url)
