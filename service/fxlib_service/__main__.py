@@ -45,13 +45,20 @@ async def _run(config: Config) -> None:
 
 
 def _announce(config: Config, listen: Address, metrics: Address, token_file: Path) -> None:
-    """Write one line of JSON with the addresses, for whoever waits until the service is ready."""
+    """Write one line of JSON with the addresses, for whoever waits until the service is ready.
+
+    Raises:
+        FxlibError: the ready file cannot be written.
+    """
     told = {"listen": str(listen), "metrics": str(metrics), "token_file": str(token_file), "pid": os.getpid()}
     line = json.dumps({"ready": True, **told})
     if config.ready_file is not None:
         unfinished = config.ready_file.with_name(f"{config.ready_file.name}.{os.getpid()}")
-        unfinished.write_text(f"{line}\n")
-        unfinished.replace(config.ready_file)
+        try:
+            unfinished.write_text(f"{line}\n")
+            unfinished.replace(config.ready_file)
+        except OSError as error:
+            raise FxlibError(f"cannot write {config.ready_file}: {error.strerror}", where="--ready-file") from error
     sys.stdout.write(f"{line}\n")  # after the file: a reader of this line may open it at once
     sys.stdout.flush()
 

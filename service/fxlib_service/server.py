@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import ssl
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -239,10 +240,18 @@ def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
     """Read the PEM files, and return what gRPC serves TLS with.
 
     Raises:
-        FxlibError: a file cannot be read.
+        FxlibError: a file cannot be read, holds no certificate, or the key is another one's.
     """
     pair = _read(tls.key, "--tls-key"), _read(tls.certificate, "--tls-cert")
     authority = _read(tls.client_ca, "--client-ca") if tls.client_ca else None
+    tried, option = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "--tls-cert"  # gRPC says of neither what is wrong
+    try:
+        tried.load_cert_chain(tls.certificate, tls.key, password="")
+        if tls.client_ca:
+            option = "--client-ca"
+            tried.load_verify_locations(tls.client_ca)
+    except ssl.SSLError as error:
+        raise FxlibError(f"it cannot be used: {error.reason or error}", where=option) from error
     return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
 
 

@@ -127,3 +127,11 @@ def test_a_data_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     said = refused("--data", str(tmp_path / "file" / "data"), "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
     assert said == f"fxlib service: --data: cannot use {tmp_path}/file/data: Not a directory\n"
+
+
+def test_a_ready_file_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    ready = tmp_path / "nowhere" / "ready"
+    options = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--ready-file", str(ready))
+    said = refused("--data", str(tmp_path / "data"), *options)
+    assert f"--ready-file: cannot write {ready}: No such file or directory" in said
+    assert "Traceback" not in said

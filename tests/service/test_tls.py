@@ -116,3 +116,23 @@ def test_an_address_is_read_and_written(text: str, address: Address) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not HOST:PORT"):
         Address.parse(text)
+
+
+@pytest.mark.parametrize("wrong, option", [("certificate", "--tls-cert"), ("key", "--tls-cert"), ("ca", "--client-ca")])
+async def test_files_that_are_not_what_they_should_be_are_told_from_a_taken_port(
+    tmp_path: Path, wrong: str, option: str
+) -> None:
+    files, other = certificates(tmp_path, "server"), certificates(tmp_path, "other")
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("no certificate")
+    tls = Tls(
+        certificate=garbage if wrong == "certificate" else files.certificate,
+        key=other.key if wrong == "key" else files.key,
+        client_ca=garbage if wrong == "ca" else files.ca,
+    )
+    server = Server(Config(data=tmp_path / "data", listen=ANYWHERE, metrics=ANYWHERE, tls=tls))
+    try:
+        with pytest.raises(FxlibError, match=f"^{option}: it cannot be used"):
+            await server.start()
+    finally:
+        await server.stop()
