@@ -1,4 +1,4 @@
-"""The graphs of one module, each for calls of its own: which of them a call runs, and how often each ran.
+"""The graphs of one module, each for other calls: choose which of them a call runs, and count how often each ran.
 
 A captured module is one graph under the `Conditions` of its capture. Training and evaluation, or a mask and none, are
 different programs: each has a captured module of its own over the same state, and the main one runs whichever fits the
@@ -23,10 +23,10 @@ from fxlib.spec.variant import MAIN, MAX_VARIANTS
 _LOG = logging.getLogger(__name__)
 
 MAX_GRAPHS = 1 + MAX_VARIANTS
-"""Graphs of one module, the main one included: each call that the last one does not fit asks them all."""
+"""The largest number of graphs of one module, with the main one; a call that the last does not fit tries all."""
 
 _MAX_REASONS = 32
-"""Different reasons that are counted by themselves; some name sizes, of which there is no end."""
+"""The largest number of reasons that are counted separately, since some name sizes, which vary without end."""
 
 OTHER_REASONS = "other reasons"
 
@@ -39,7 +39,7 @@ class Hindrance(NamedTuple):
 
 
 class Captured(Protocol):
-    """What is asked here of captured modules, which are built upon this."""
+    """The part of captured modules that this file uses; they are built upon it."""
 
     @property
     def _fxlib(self) -> Any: ...
@@ -75,7 +75,7 @@ class GraphSet(Generic[M]):
         self._main_runs = 0
         self._original_runs: dict[str, int] = {}
         self.unmet: Callable[[M, tuple[Any, ...], Mapping[str, Any]], None] | None = None
-        """Is given the module and the arguments of a call that no graph fits, before the original runs. It is not
+        """Called with the module and the arguments of a call that no graph fits, before the original runs. It is not
         copied with the module."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphSet[M]:
@@ -144,7 +144,7 @@ class GraphSet(Generic[M]):
         return hindrance
 
     def original_runs(self, main: M, why: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Count a call that no graph fits, and have it looked at."""
+        """Count a call that no graph fits, and report it to `unmet`."""
         if torch.compiler.is_dynamo_compiling():
             return
         counts = self._original_runs

@@ -33,21 +33,21 @@ class ModuleState:
     original: nn.Module | None
     """The user's own model; None in a trial."""
     tape: Tape = field(default_factory=Tape)
-    """What `fxlib.push_gradients` will push."""
+    """The gradients that `fxlib.push_gradients` will push."""
     mirror: Mirror | None = None
-    """What the module has seen of the original's root."""
+    """The original's root as the module last saw it."""
     constants: tuple[str, ...] = ()
     """The attributes of the root that the graph reads."""
     reliance: Reliance = field(default_factory=Reliance)
-    """What the graph takes for granted of weights and inputs."""
+    """The assumptions of the graph about weights and inputs."""
     graphs: GraphSet[Any] = field(default_factory=GraphSet)
     """The graphs for calls that this one does not fit, and how often each ran."""
     submodule_cache: SubmoduleCache = field(default_factory=SubmoduleCache)
-    """What the generated code is given in place of the module."""
+    """The object that the generated code is given in place of the module."""
     captured_with: Any = None
-    """The options of the capture; None where the graph was read, or is nobody's capture."""
+    """The options of the capture; None where the graph was received, or made in another way."""
     told: bool = False
-    """Whether the user knows that an argument makes the original run."""
+    """Whether the user was warned that the original runs."""
 
     def broken(self, *, grad_enabled: bool) -> str:
         """Whether a condition of the capture does not hold any more."""

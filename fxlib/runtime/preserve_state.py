@@ -1,4 +1,4 @@
-"""What a run may change in this process, kept and put back: tensors of a module, gradients, random generators."""
+"""Keep and restore what a run may change in this process: tensors of a module, gradients, random generators."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MODULES_OWN = frozenset(vars(nn.Module())) | {"_graph", "_fxlib"}
 def state_kept(module: nn.Module) -> Iterator[None]:
     """Let a block run from the module's state without gradients, and put everything back.
 
-    That is the bits of all parameters, buffers and other tensors that a module holds, also in lists, tuples, dicts and
-    plain objects, and which tensors these are; what these lists and dicts hold; gradients, and whether they take one;
-    training flags; and the random generators: those of torch, of Python and of NumPy, and those that a module holds. It
-    takes one copy of the tensors.
+    Put back are the bits of all parameters, buffers and other tensors that a module holds, also in lists, tuples, dicts
+    and plain objects, and which tensors these are; what these lists and dicts hold; gradients, and whether they take
+    one; training flags; and the random generators: those of torch, of Python and of NumPy, and those that a module
+    holds. This takes memory for one copy of the tensors.
     """
     flags = [(each, each.training) for _, each in local_modules(module)]
     held = _held([each for each, _ in flags])

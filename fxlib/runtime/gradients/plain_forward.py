@@ -1,4 +1,4 @@
-"""Gradients of remote results where a forward runs as it was written: no graph notes them, so the calls themselves do.
+"""Track gradients of remote results in a forward that runs as it was written: without a graph, by hooks on the calls.
 
 All blocking idioms of `torch.distributed.rpc` go through one function of torch's, `rpc.api._invoke_rpc`. While such a
 forward runs, in its thread alone, the results of calls whose contract names a gradient take one.
@@ -36,13 +36,13 @@ from fxlib.spec.contract import Contract, contract_of
 _METHODS = (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution)
 _TRAINED: WeakKeyDictionary[nn.Module, AsWritten] = WeakKeyDictionary()
 _FORWARDS: set[CodeType] = set()
-"""The code of their forwards."""
+"""The code of the forwards of models that could not be captured."""
 _RUNNING: dict[int, tuple[AsWritten, _Watch]] = {}
 """Of the forwards of theirs that run now, in whichever thread."""
 
 
 class _Call(NamedTuple):
-    """The arguments of torch's function."""
+    """The arguments of `rpc.api._invoke_rpc`."""
 
     to: Any
     function: Any
@@ -56,7 +56,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.watch: _Watch | None = None
         self.open: list[tuple[Any, _Watch | None]] = []
-        """What was before each watched forward that has not ended."""
+        """The contexts outside of each watched forward that has not ended."""
         self.direct: _Watch | None = None
         """Of the last forward that was called by its own name, and so ran no hooks."""
 
@@ -119,7 +119,7 @@ class AsWritten:
 
 
 class _Watch:
-    """What one forward, which runs as it was written, calls."""
+    """Watches the calls of one forward that runs as it was written."""
 
     def __init__(self, tape: Tape, contracts: Mapping[str, Contract], calls: dict[str, bool] | None = None) -> None:
         self.forward = ForwardContext()

@@ -1,4 +1,4 @@
-"""Pushing gradients: as the program says, one by one, or one message to each server, all servers side by side.
+"""Push gradients: one by one, as the program says, or in one message to each server, to all servers in parallel.
 
 A push that travels with others is made where the program makes it, in `fxlib.push_gradients`, and has been answered
 when that returns: after every statement of the program, servers hold what they hold in the blocking program. What is
@@ -44,18 +44,18 @@ class Push:
     call: Tracked
     server: str
     function: Callable[..., Any] | None
-    """What takes the gradient, where this process knows it."""
+    """The function that takes the gradient; None where this process does not know it."""
     contract: Contract | None
-    """What that declares."""
+    """The contract that the function declares."""
 
     @property
     def travels(self) -> bool:
-        """Whether it may be under way while others are, to other servers: what it touches is on its server alone."""
+        """Whether it may be in flight beside pushes to other servers: it touches state of its server alone."""
         return self.call.together and self.contract is not None
 
     @property
     def batchable(self) -> bool:
-        """Whether it may travel with others."""
+        """Whether it may share a message with other pushes."""
         return self.contract is not None and self.contract.batchable
 
     @property
@@ -87,8 +87,8 @@ def push_all(pushes: Sequence[Push], recording: Recording | None) -> None:
     """Make pushes, and return when all have been answered.
 
     Args:
-        pushes: those with a gradient, in program order.
-        recording: of the step, if it is recorded.
+        pushes: the pushes of results that have a gradient, in program order.
+        recording: the recording of the step, if there is one.
 
     Raises:
         Exception: what the first failing push in program order raises. On its server and part, none is made behind it;
@@ -201,7 +201,7 @@ class PushMessage:
 
     Args:
         pushes: in program order.
-        recording: of the step, if it is recorded.
+        recording: the recording of the step, if there is one.
 
     Raises:
         Exception: whatever `rpc_async` raises at once.
@@ -217,9 +217,9 @@ class PushMessage:
         self._future: Any = self._send()
 
     def outcomes(self) -> dict[Push, Any]:
-        """Return the outcomes, once the message has been answered. What stands behind a failure has none.
+        """Wait for the answer, and return the outcomes; pushes after a failure have none.
 
-        Empty if the server refused the message, and all of its pushes are to be made singly.
+        There are none at all if the server refused the message, and all of its pushes are to be made singly.
         """
         try:
             answer = self._future.wait()
@@ -272,7 +272,7 @@ _FAILURES: frozenset[type] = frozenset({Raised, batch.Failure})
 
 
 def _chains(pushes: Sequence[Push]) -> list[list[Push]]:
-    """Return the pushes that keep their order, in lists that need not wait for each other."""
+    """Divide pushes into lists that need not wait for each other; each list keeps program order."""
     states: dict[int, frozenset[str]] = {}
     chains: dict[tuple[frozenset[str], Hashable], list[Push]] = {}
     for push in pushes:

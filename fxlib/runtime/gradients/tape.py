@@ -1,4 +1,4 @@
-"""The gradients that a module's forwards leave behind: remembered until the program pushes them."""
+"""Remember the gradients that a module's forwards leave behind until the program pushes them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fxlib.runtime.tracking.autograd_node import Backward
 from fxlib.runtime.tracking.forward_context import Tracked
 
 UNPUSHED_FORWARDS = 256
-"""Forwards whose gradients are kept for a program that has never pushed any."""
+"""Number of forwards whose gradients are kept for a program that has never pushed any."""
 OWN_LOOP_FORWARDS = 8
-"""Forwards after which a program that has never pushed, and that gets its remote results, is told of a better way."""
+"""Number of forwards after which a program that gets remote results, but never pushes, is told how to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Forward:
 
     @property
     def is_dead(self) -> bool:
-        """Whether no gradient can arrive any more, and none is there."""
+        """Whether no gradient has come, and none can arrive any more."""
         return self.backward() is None and not self.has_gradient
 
 
@@ -80,7 +80,7 @@ class Tape:
             _warn_of_own_loop()
 
     def take(self) -> list[Push]:
-        """Return what has a gradient to push, forward by forward, in program order, and forget all."""
+        """Return the results with a gradient to push, forward by forward, in program order, and forget all."""
         forwards = [forward for forward in self._emptied() if forward.has_gradient]
         if len(forwards) > 1:
             if self._pushes and self._pushes_one:

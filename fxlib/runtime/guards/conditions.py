@@ -1,4 +1,4 @@
-"""What a capture is true of, and a rewrite with it: checked before each forward."""
+"""The conditions under which a captured graph, or a rewrite of it, stands for its model; each forward checks them."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
 )
 _SCALARS = (bool, int, float, complex, str, tuple, type(None))
 _ALWAYS = frozenset({"inplace", "max_norm"})
-"""Attributes of torch's own modules that decide what may move past them."""
+"""Attributes of torch's own modules that decide which nodes may move past them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedAnswers:
-    """What a forward has asked of torch, so that the graph has the answer fixed."""
+    """What a forward has asked of torch during the capture; the graph is only valid for the same answers."""
 
     grad_mode: bool = False
-    """Whether gradients are recorded, or it has set that."""
+    """Whether the forward has asked if gradients are recorded, or has set that."""
     requires_grad: bool = False
-    """Which parameters take a gradient."""
+    """Whether the forward has asked which parameters take a gradient."""
     tensor_metadata: bool = False
-    """Dtypes, devices and shapes of parameters and buffers."""
+    """Whether the forward has asked for dtypes, devices or shapes of parameters and buffers."""
     strides: bool = False
-    """Their strides, too."""
+    """Whether the strides of parameters and buffers count, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Entry:
 
     @property
     def holds(self) -> bool:
-        """Whether that is still so."""
+        """Whether the container still holds that value."""
         try:
             now = self.container[self.key]
         except (LookupError, TypeError):
@@ -87,7 +87,7 @@ class Entry:
 
 @dataclass(slots=True)
 class _Watched:
-    """The facts, laid out so that few passes compare them all."""
+    """The facts in a layout in which a few loops in C compare all of them."""
 
     entries: DictEntries = field(default_factory=DictEntries)
     unhooked: list[Mapping[int, Any]] = field(default_factory=list)
@@ -98,10 +98,10 @@ class _Watched:
 class Conditions:
     """What must hold for a graph to stand in for its model.
 
-    Grad mode and the training flags of all modules; which modules there are, their hooks (those of the root run in any
-    case), and that no `forward` was replaced on an instance; what of Python's state the forward has read, and of its
-    arguments; which parameters take a gradient, where it has asked that; what parameters and buffers look like, where
-    the graph has fixed that.
+    These are grad mode and the training flags of all modules; which modules there are, their hooks (those of the root
+    run in any case), and that no `forward` was replaced on an instance; what of Python's state the forward has read,
+    and of its arguments; which parameters take a gradient, where it has asked that; what parameters and buffers look
+    like, where the graph has fixed that.
     """
 
     def __init__(
@@ -113,15 +113,15 @@ class Conditions:
             module: the captured module.
             original: the user's model.
             grad_enabled: whether gradients were recorded when the graph was made.
-            facts: what of Python's state the forward has read.
-            asked: what it has asked of torch.
+            facts: the Python state that the forward has read.
+            asked: what the forward has asked of torch.
         """
         self.module = module
         self.grad_enabled = grad_enabled
         self.python = facts
         parts = [] if original is None else [each for _, each in local_modules(original)]
         self.fixed: Mapping[str, Any] = {}
-        """Numbers, flags and None that arguments had at capture, and that the graph is for."""
+        """The numbers, flags and None that arguments had at capture; the graph is for these values."""
         self.asks_grad_mode = asked.grad_mode
         self._original = original
         self._parts, self._kinds = parts, list(map(type, parts))
@@ -151,11 +151,11 @@ class Conditions:
         self._entries: Sequence[Entry] = ()
 
     def fix_entries(self, entries: Sequence[Entry]) -> None:
-        """Hold what led to the objects that the graph was given, such as RRefs, to what it is now."""
+        """Require that the containers which led to objects of the graph, such as RRefs, hold the same as now."""
         self._entries = entries
 
     def fix_training(self, flags: Mapping[nn.Module, bool]) -> None:
-        """Hold the training flags of some modules to those that the graph is for, whatever they are now."""
+        """Require the given training flags of some modules, whatever the flags are now."""
         self._facts = [
             replace(each, value=flags[each.owner]) if each.name == "training" and each.owner in flags else each
             for each in self._facts
@@ -202,7 +202,7 @@ class Conditions:
         return (self._watched or self._watch()).plain
 
     def broken(self, *, grad_enabled: bool) -> str:
-        """Return which of them does not hold now, in words; empty if all do."""
+        """Return which condition does not hold now, in words; empty if all hold."""
         if grad_enabled is not self.grad_enabled:
             return f"grad mode is {'on' if grad_enabled else 'off'}, and was not at capture"
         watched = self._watched or self._watch()
@@ -234,7 +234,7 @@ class Conditions:
         return ""
 
     def changed_metadata(self) -> str:
-        """Return which parameter or buffer does not look as the graph has it, in words; empty if all do."""
+        """Return which parameter or buffer has other metadata than in the graph, in words; empty if none has."""
         return "" if self._metadata is None else self._metadata.changed()
 
     def reordered(self, arguments: Iterable[Any]) -> str:
@@ -248,7 +248,7 @@ class Conditions:
         return self.backward_order.shows(itertools.chain(arguments, self._tied_parameters.parameters()))
 
     def misfit(self, parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return which argument is not what it was fixed to, or not what the graph takes it for; empty if none is."""
+        """Return which argument differs from its fixed value, or from what the graph assumes; empty if none does."""
         if not (self.python.arguments or self.fixed):
             return ""
         arguments = _bound(parameters, args, kwargs)

@@ -1,4 +1,4 @@
-"""Entries of dicts that must hold the objects that they held: what most of the guards come down to."""
+"""Compare entries of dicts with the objects that they must hold; most guards are comparisons of this kind."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from operator import is_
 from typing import Any, Final
 
 COMPILED_AFTER: Final = 8
-"""Checks in a row that find nothing changed, after which code is generated for the entries."""
+"""Number of successful checks in a row after which code is generated for the entries."""
 MOST_COMPILED: Final = 2_000
-"""Entries for which code is generated. It takes some 20 us an entry, once, and halves the time of each check."""
+"""The largest number of entries for which code is generated: 20 us for each, once, which halves the time of a check."""
 _SUBSCRIPTED = (dict, OrderedDict)
 """Classes whose `table[key]` is `dict.get`, but for what is absent."""
 
 
 class Mark(Enum):
-    """What stands for a value in a guard."""
+    """A mark in the place of a value in a guard."""
 
     ABSENT = "nothing"
     TENSOR = "a tensor"
-    """Any tensor: the graph reads it at each run."""
+    """Stands for any tensor, since the graph reads it at each run."""
 
 
 _ABSENT = Mark.ABSENT

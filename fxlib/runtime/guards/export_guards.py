@@ -1,4 +1,4 @@
-"""What a graph made by `torch.export` takes for granted of its inputs, and how an input is held to it.
+"""The guards on the inputs of a graph made by `torch.export`, and their checks.
 
 Export runs the model once on sample inputs, and what the program decided by their structure, sizes and plain values
 is decided in the graph. Conditions on sizes are data, nests of tuples with an operation first: nothing is evaluated
@@ -51,16 +51,16 @@ class TensorGuard:
     device: str
     sizes: tuple[Expression, ...]
     strides: tuple[Expression, ...] | None = None
-    """As `sizes`; of dimensions of one element, they are not looked at. None: contiguous."""
+    """The strides, as `sizes`; those of dimensions with one element are not checked. None means contiguous."""
     requires_grad: bool | None = None
-    """None: either."""
+    """Whether the tensor takes a gradient; None allows both."""
     same_as: int | None = None
-    """The first of the leaves that is this very tensor, if it is not this one."""
+    """The index of the first leaf that is the same tensor, if there is an earlier one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueGuard:
-    """This very value, None among them."""
+    """A guard for one plain value, which may be None."""
 
     value: bool | float | str | None
 
@@ -70,17 +70,17 @@ Guard = TensorGuard | ValueGuard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputGuards:
-    """What the inputs of one graph have to be, one guard for each leaf of its arguments."""
+    """The guards on the inputs of one graph, one for each leaf of its arguments."""
 
     leaves: tuple[Guard, ...]
     ranges: tuple[tuple[str, int, int | None], ...] = ()
-    """Symbol, least and greatest value; None: any."""
+    """Each symbol with its least and greatest value; None means no limit."""
     conditions: tuple[Expression, ...] = ()
-    """What else has to hold of the symbols."""
+    """Further conditions on the symbols."""
     autocast: tuple[tuple[str, str], ...] = ()
     """Kinds of devices under autocast, and the dtypes; inside of it a program leaves out other casts than outside."""
     values: tuple[ValueCondition, ...] = ()
-    """What was asked of the values of the arguments, and the answers."""
+    """The conditions on the values of the arguments."""
 
 
 class GuardedCodeGen(_PyTreeCodeGen):

@@ -1,4 +1,4 @@
-"""What a rewritten graph takes for granted besides the conditions of its capture: weights and ranks of inputs.
+"""The assumptions of a rewritten graph besides the conditions of its capture: weights, and ranks of inputs.
 
 Passes for inference compute values from weights once, and hold them beside the weights. Such a graph is the model's own
 only while those weights are what they were, and gives them no gradient. Nodes say so in their metadata: `FOLDED` on a
@@ -25,16 +25,16 @@ from fxlib.errors import FxlibError
 from fxlib.runtime.submodules import submodule
 
 FOLDED = "folded"
-"""In the metadata of a `get_attr`: names of the parameters and buffers from which the value was computed, sorted."""
+"""Key of a `get_attr` node's `meta`: the sorted names of the weights from which its value was computed."""
 RANK = "rank"
-"""In the metadata of a node: how many dimensions its tensor has; of a placeholder, those that it must have."""
+"""Key of a node's `meta`: the number of dimensions of its tensor, which that of a placeholder must have."""
 
 _GONE = -1
-"""The version of what has changed since it was noted, for good, or whose writes torch does not count."""
+"""The version of a tensor that has changed for good since it was noted, or whose writes torch does not count."""
 COUNTER = "num_batches_tracked"
 """What a norm writes, counted by torch, whenever it updates its statistics, which torch does not count."""
 _fused: MutableMapping[torch.Tensor, int] = WeakIdKeyDictionary()
-"""How often fused optimizers have written to each of their parameters: torch does not count these writes."""
+"""The number of writes of fused optimizers to each of their parameters, which torch does not count."""
 
 
 _counted: Callable[[torch.Tensor], int] = attrgetter("_version")
@@ -62,9 +62,9 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One tensor as it was: the object, torch's count of the writes to it, and where its values lie.
+    """The identity of a tensor at one time: the object, torch's count of the writes to it, and its memory.
 
-    An address says that only as long as the memory lives: `module.half().float()` may get the same one again.
+    An address identifies memory only as long as that is allocated: `module.half().float()` may get the same one again.
     """
 
     tensor: torch.Tensor
@@ -85,10 +85,10 @@ class Mark:
 
 
 class Reliance:
-    """What the graph of one module relies on, and the weights as they were when its values were computed."""
+    """The assumptions of one module's graph, and marks of the weights from which its values were computed."""
 
     def __init__(self) -> None:
-        """Rely on nothing."""
+        """Begin without assumptions."""
         self._noted: dict[str, Mark] = {}
         self._weights: tuple[str, ...] = ()
         self._ranks: dict[str, int] = {}
@@ -115,7 +115,7 @@ class Reliance:
         self._watched = None
 
     def read(self, module: GraphModule, graph: Graph) -> None:
-        """Rely on what the graph says it relies on; weights that nobody has noted are noted as they are now.
+        """Read the assumptions from the graph's metadata; weights without a mark are marked as they are now.
 
         Raises:
             FxlibError: the module lacks one of the weights.
@@ -217,7 +217,7 @@ def _tensor(module: nn.Module, name: str) -> torch.Tensor:
 
 
 def marks_of(module: nn.Module) -> dict[str, Mark]:
-    """Note all parameters, buffers and plain tensors of a module as they are now, by name; but sparse ones."""
+    """Return marks of the parameters, buffers and plain tensors of a module by name, without sparse ones."""
     marks: dict[str, Mark] = {}
     for path, each in module.named_modules():
         for table in (vars(each), each._buffers, each._parameters):

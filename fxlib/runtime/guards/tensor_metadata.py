@@ -1,4 +1,4 @@
-"""What a graph took for granted of a model's tensors: their dtypes, devices and shapes, and in an export strides, too.
+"""The metadata of a model's tensors on which a graph relies: dtypes, devices, shapes, and in an export strides.
 
 A trace answers the forward that asks a parameter for its dtype (`next(self.parameters()).dtype`), and an export decides
 by all of them. `model.half()` later changes the same objects.
@@ -25,7 +25,7 @@ class TensorMetadata:
     Args:
         module: stands in for `original`, and has tables of its own for the root's tensors.
         original: the model.
-        strides: whether they matter, too.
+        strides: whether strides are compared, too.
     """
 
     def __init__(self, module: nn.Module, original: nn.Module, *, strides: bool) -> None:
@@ -41,7 +41,7 @@ class TensorMetadata:
         self._known = self._now()
 
     def rebased(self, module: nn.Module) -> TensorMetadata:
-        """Return the same for another module that stands in for the same original."""
+        """Return the same record for another module that stands in for the same original."""
         copied = copy.copy(self)
         copied._root, copied._tables, copied._slots = module, [], []
         return copied

@@ -1,4 +1,4 @@
-"""Which parameters of a model are one: their gradients add up in one sum, whose order a rewrite has kept."""
+"""Parameters of a model under several names: their gradients add up in one sum, whose order a rewrite has kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TiedParameters:
 
     Args:
         module: stands in for `original`, and has tables of its own for the root's parameters.
-        original: the model; without it there is nothing to look at.
+        original: the model; None if there is none, and nothing to check.
     """
 
     def __init__(self, module: nn.Module, original: nn.Module | None) -> None:
@@ -41,7 +41,7 @@ class TiedParameters:
         return copied
 
     def broken(self) -> bool:
-        """Whether parameters are one now that were not then, or no more."""
+        """Whether other names than at capture now share a parameter."""
         now = self._identities()
         if now == self._known:
             return False
@@ -64,6 +64,6 @@ class TiedParameters:
 
 
 def _pattern(identities: Sequence[int]) -> list[int]:
-    """Return for each parameter the place of the first that it is one with."""
+    """Return for each parameter the index of the first that is the same object."""
     first: dict[int, int] = {}
     return [first.setdefault(each, place) for place, each in enumerate(identities)]

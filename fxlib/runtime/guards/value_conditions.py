@@ -1,4 +1,4 @@
-"""What a program decided by the values of its arguments ("is anything masked?"), as data that is asked again at a call.
+"""Decisions of a program by the values of its arguments ("is anything masked?"), as data; each call checks them.
 
 The question is a list of operators over the leaves of the arguments. Only operators that compare, select and add up are
 there, none of which writes, draws, or reads anything but its arguments.
@@ -41,7 +41,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = _operators()
 """What a question may consist of, by name: operators of aten, and arithmetic on sizes."""
 _BY_OPERATOR = {function: name for name, function in OPERATORS.items()}
 MAX_STEPS = 64
-"""Operators of one question: each is run at every call."""
+"""The largest number of operators in one condition; all of them run at every call."""
 
 
 def operator_name(function: object) -> str | None:
@@ -75,13 +75,13 @@ class ValueCondition:
     steps: tuple[Step, ...]
     answer: bool
     source: str = ""
-    """File and line that asked."""
+    """File and line of the statement that decides."""
 
     def ask(self, leaves: Sequence[Any]) -> bool:
         """Return the answer of these leaves.
 
         Raises:
-            Exception: an operator does not take them.
+            Exception: an operator does not accept them.
         """
         values = list(leaves)
         with torch.no_grad():
@@ -91,7 +91,7 @@ class ValueCondition:
         return bool(values[-1])
 
     def misfit(self, leaves: Sequence[Any]) -> str:
-        """Return that the leaves answer otherwise, in words; empty if they do not."""
+        """Return, in words, that the answer for these leaves is another; empty if it is the same."""
         try:
             fits = self.ask(leaves) is self.answer
         except Exception as error:  # noqa: BLE001 - whatever it is, the graph is not for these

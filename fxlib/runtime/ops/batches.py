@@ -23,7 +23,7 @@ from fxlib.runtime.tracking.forward_context import current_flow_control
 NamedCall: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
 """A remote function by its name, its positional arguments, and its keyword arguments."""
 IN_ORDER = "fxlib.batch:run_in_order"
-"""Stands for a declared batched form where calls may write: they run one after another until one fails."""
+"""The batched form of calls that may write: they run one after another until one fails."""
 
 
 @outside_of_dynamo
@@ -64,10 +64,10 @@ def wait_item(flying: Any, index: int) -> Any:
 
 
 class BatchInFlight:
-    """Calls that travel as one message. Owned by the thread that issued them."""
+    """Calls in flight in one message; only the thread that issued them uses it."""
 
     def __init__(self, to: Any, calls: Sequence[NamedCall], timeout_s: float | None, *, in_order: bool) -> None:
-        """Know the calls, so that they can be made singly where the message cannot be sent or served."""
+        """Keep the calls, so that they can be made singly if the message cannot be sent or served."""
         self._in_order = in_order
         self.future: Future | None = None
         self.refused: Exception | None = None
@@ -95,7 +95,7 @@ class BatchInFlight:
         return batch.result(outcome)
 
     def _receive(self) -> list[Any]:
-        """Return the outcomes; the last stands for all after it.
+        """Wait for the outcomes, and return them; the last stands for all after it.
 
         A batch as a whole fails where one of its arguments or functions cannot travel, or its server has no
         `fxlib.batch`, or is gone, or where one of its calls takes too long. If its calls change nothing they are made
@@ -228,11 +228,11 @@ def waits_of(batch: Node) -> tuple[Node, ...] | None:
 
 
 _UNREAD = "Error on Node "
-"""How `torch.distributed.rpc` begins an error that it met before it ran what a message asks for."""
+"""The beginning of an error that `torch.distributed.rpc` met before it ran the function of a message."""
 _UNKNOWN = "Default RPC pickler does not serialize"
-"""What its pickler says of a function that is not in a module."""
+"""The beginning of its pickler's error about a function that is not in a module."""
 _OTHERWISE = "run_in_order() takes "
-"""What Python says of a function with other parameters."""
+"""The beginning of Python's error about a function with other parameters."""
 
 
 def is_refusal(error: Exception) -> bool:
@@ -241,7 +241,7 @@ def is_refusal(error: Exception) -> bool:
     Their own errors never are the message's.
 
     Args:
-        error: of the message itself.
+        error: the error of the message itself.
     """
     text = str(error)
     if text.startswith(_UNREAD) and "): deserialize" in text:
