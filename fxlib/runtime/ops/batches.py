@@ -103,7 +103,7 @@ class BatchInFlight:
         so only if the message was never sent, or refused before any of them ran; else its error is that of the first.
         """
         if isinstance(self.refused, FxlibError) and not isinstance(self.refused, ContractError):
-            return [_Raised(self.refused)]  # the program must not call now: see `Underway.settle`
+            return [_Raised(self.refused)]  # the program must not make calls now
         cause = self.refused
         try:
             if self.future is not None:
