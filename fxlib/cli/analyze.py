@@ -1,4 +1,4 @@
-"""`fxlib analyze FILE`: what a saved graph costs, told without running it."""
+"""`fxlib analyze FILE`: print what a saved graph costs, without running it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def add_to(commands: Commands) -> None:
     parser = add_graph_command(
         commands,
         "analyze",
-        does="tell shapes, arithmetic, memory, time and effects of a saved graph (.fxg)",
-        about="Tell what a file of fxlib.save costs for inputs of given shapes",
+        does="print shapes, arithmetic, memory, time and effects of a saved graph (.fxg)",
+        about="Print what a file of fxlib.save costs for inputs of given shapes",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, every node")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Analyze and print.
+    """Analyze the graph and print the analysis.
 
     Raises:
-        FxlibError: the file, an input or the device is not as it should be.
+        FxlibError: the file, an input or the device is not valid.
     """
     found = analysis_of(options)
     print(json.dumps(_facts(found), indent=2) if options.json else found)

@@ -31,7 +31,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, write and print.
+    """Measure this processor, write its description, and print its name.
 
     Raises:
         FxlibError: the file cannot be written.
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.threads is not None:
         if options.threads < 1:
-            raise FxlibError(f"{options.threads} threads", where="--threads", hint="One at least.")
+            raise FxlibError(f"{options.threads} threads are too few", where="--threads", hint="Give 1 or more.")
         torch.set_num_threads(options.threads)
     device = calibrate(seconds=options.seconds)
     try:

@@ -1,4 +1,4 @@
-"""Child processes that do not outlive this one."""
+"""Child processes that end with this one."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _PR_SET_PDEATHSIG = 1
 
 def command(module: str, arguments: Sequence[str]) -> list[str]:
     """Return the command `python -m module ARGS`."""
-    # -P: a folder called like the module, where the command was given, is the user's own.
+    # -P keeps a folder of the user's that has the module's name from being imported in its place.
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 class Child:
-    """`python -m module ARGS`, ended when the `with` block is, and by the kernel if this process is killed."""
+    """A process `python -m module ARGS`. It ends with the `with` block, or by the kernel if this process is killed."""
 
     def __init__(self, module: str, arguments: Sequence[str], *, grace_s: float = 15.0) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             module: the package to run.
             arguments: its command line.
-            grace_s: how long it may take to end after SIGTERM, in seconds, before it is killed.
+            grace_s: seconds that it has to end after SIGTERM before it is killed.
         """
         self.module, self._grace_s = module, grace_s
         self._process = subprocess.Popen(
             command(module, arguments),
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,  # what it writes is for the log; this process's output is for programs
+            stdout=sys.stderr,  # its output is log text, while programs read the output of this process
             process_group=0,  # a Ctrl-C of the terminal ends this process, which then ends its children in order
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
         )
@@ -49,16 +49,16 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The id of the process."""
         return self._process.pid
 
     @property
     def code(self) -> int | None:
-        """Its exit code; negative for a signal; None while it runs."""
+        """The exit code of the process, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def end(self) -> None:
-        """Ask it to end, wait, and kill it if it does not."""
+        """Send SIGTERM, wait, and kill the process if it does not end in time."""
         if self.code is None:
             self._process.terminate()
             try:

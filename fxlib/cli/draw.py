@@ -33,10 +33,10 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw.
+    """Draw the graph, and write the picture.
 
     Raises:
-        FxlibError: the file, an input or the device is not as it should be, or the picture cannot be written.
+        FxlibError: the file, an input or the device is not valid, or the picture cannot be written.
     """
     from fxlib.inspection import draw
 

@@ -1,4 +1,4 @@
-"""Whether an application is installed, and all that it needs."""
+"""Checks that an application of fxlib is installed, with everything that it requires."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def require(application: str, folder: str) -> None:
-    """Check that the distribution of an application is there, and whatever it requires.
+    """Check that the distribution of an application is installed, and all its requirements.
 
     Args:
         application: name of the distribution, such as "fxlib-service".
-        folder: where a checkout has it.
+        folder: folder of the distribution in a checkout.
 
     Raises:
-        FxlibError: it is not, or a requirement is not; says how to install them.
+        FxlibError: it or a requirement is not installed; the error says how to install them.
     """
     hint = f"Run: pip install {application} (in a checkout: pip install ./{folder})"
     needed = _requirements(application)
@@ -30,7 +30,7 @@ def require(application: str, folder: str) -> None:
 
 
 def _requirements(distribution: str) -> list[str] | None:
-    """Names of what an installed distribution requires without extras; None: it is not installed."""
+    """Return what an installed distribution requires, without extras; None if it is not installed."""
     try:
         lines = requires(distribution) or []
     except PackageNotFoundError:

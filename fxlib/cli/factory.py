@@ -1,4 +1,4 @@
-"""Functions of the user's own, named on their own command line as "pkg.mod:function"."""
+"""Imports and calls functions that the user names on the command line as "pkg.mod:function"."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def called(name: str, where: str, hint: str) -> Any:
     """Import a function, call it without arguments, and return what it returns.
 
     Raises:
-        FxlibError: the name is of another form, or there is no such function; `where` names the argument. What the
-            function itself raises is left as it is.
+        FxlibError: the name has another form, or there is no such function; `where` names the argument. Exceptions
+            of the function itself are passed on.
     """
     module_name, colon, function = name.partition(":")
     if not (module_name and colon and function):
         raise FxlibError(f"{name!r} is not of the form pkg.mod:function", where=where.partition(" ")[0], hint=hint)
     here = str(Path.cwd())
-    if here not in sys.path:  # as `python -m` has it
+    if here not in sys.path:  # as `python -m` does
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module_name)  # named by the user, on their own command line

@@ -1,4 +1,4 @@
-"""What `fxlib analyze` and `fxlib draw` share: a saved graph, and the inputs and device that it is analyzed for."""
+"""The arguments that `fxlib analyze` and `fxlib draw` share: a saved graph, its inputs, and a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORM = "Write sizes and a dtype: 2x3x224x224, or 8x12:int64."
 
 
 def add_graph_command(commands: Commands, name: str, *, does: str, about: str) -> argparse.ArgumentParser:
-    """Add a command that takes a graph."""
+    """Add a command that takes a saved graph."""
     parser = commands.add_parser(name, help=does, description=f"{about}; nothing in it is executed.")
     parser.add_argument("file", metavar="FILE", type=Path, help="what fxlib.save wrote")
     parser.add_argument(
@@ -40,12 +40,12 @@ def analysis_of(options: argparse.Namespace) -> Analysis:
     """Return the analysis that the options of `add_graph_command` ask for.
 
     Raises:
-        FxlibError: the file, an input or the device is not as it should be.
+        FxlibError: the file, an input or the device is not valid.
     """
     import fxlib
     from fxlib.inspection import analyze
 
-    # It logs, with a traceback, what the error tells in one line.
+    # torch logs a traceback for what our error says in one line.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     inputs = [_input(each) for each in options.input] or None
     try:

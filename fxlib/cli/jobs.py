@@ -1,4 +1,4 @@
-"""`fxlib jobs`: list, show, watch and cancel."""
+"""`fxlib jobs`: list, show, watch and cancel jobs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from fxlib.spec.job import Job
 
 _SHOWN = 5
-"""How many of the jobs that an abbreviation could mean are named."""
+"""Number of jobs that the error names when an abbreviated id is ambiguous."""
 
 _STATES = ("queued", "running", "succeeded", "failed", "cancelled")
 
 
 def add_to(commands: Commands) -> None:
-    """Add the command and its own commands."""
+    """Add the command and its actions."""
     parser = commands.add_parser(
         NAME,
         help="list the service's jobs; show, watch or cancel one",
-        description="Without an action: list.",
+        description="Without an action, list the jobs.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_list(actions.add_parser("list", help="jobs, the newest first"))
@@ -39,7 +39,7 @@ def add_to(commands: Commands) -> None:
 
 
 def spelled_out(arguments: Sequence[str]) -> list[str]:
-    """Return the command line with the action that it leaves out: `fxlib jobs --json` is `fxlib jobs list --json`."""
+    """Return the command line with the action `list` where it names none, as in `fxlib jobs --json`."""
     name, *rest = arguments
     listing = not rest or (rest[0].startswith("-") and rest[0] not in ("-h", "--help"))
     return [name, "list", *rest] if listing else [name, *rest]
@@ -129,7 +129,7 @@ def _cancel(options: argparse.Namespace) -> int:
 
 
 def _id_of(given: str, client: Client) -> str:
-    """Return the id of the one job whose id begins so; what none begins with is left for the service to refuse."""
+    """Return the id of the only job whose id begins with `given`; without such a job, return `given` itself."""
     from fxlib.errors import FxlibError
 
     ids = [job.id for job in client.jobs(id_prefix=given, limit=_SHOWN) if job.id.startswith(given)]

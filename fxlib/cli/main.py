@@ -1,4 +1,4 @@
-"""The entry point: arguments in, exit code out, errors as one line."""
+"""The entry point of the command: it parses the arguments, runs one command, and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ a first look:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 misused, 130 interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    for application in (serve, worker):  # their options are those of the applications, --help among them
+    for application in (serve, worker):  # the applications read their own options, --help included
         if given[:1] == [application.NAME]:
             return _guarded(partial(application.run, given[1:]))
     if given[:1] == [jobs.NAME]:
@@ -51,13 +51,13 @@ def _parser() -> argparse.ArgumentParser:
 def _guarded(run: Callable[[], int]) -> int:
     try:
         code = run()
-        sys.stdout.flush()  # a reader that left shows here, and not when the interpreter ends
+        sys.stdout.flush()  # a closed pipe raises here, and not when the interpreter exits
         return code
     except FxlibError as error:
         print(f"fxlib: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader of a pipe left: what is still buffered must not be written at exit either.
+        # The reader closed the pipe, so that what is still buffered must not be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt as interrupt:

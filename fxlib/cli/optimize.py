@@ -1,4 +1,4 @@
-"""`fxlib optimize pkg.mod:factory`: one model's answer."""
+"""`fxlib optimize pkg.mod:factory`: ask the service for a faster module, and print the answer."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _add_answer(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, print, and return 0 if there is an answer (whichever), 1 if there is none."""
+    """Ask the service and print its answer; return 0 if there is one, whatever it decides, and 1 if there is none."""
     from fxlib.errors import FxlibWarning
 
     passes = with_rules(options.passes or (), options.rules)
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     profile = _profile(options.profile)
     model, workload = _made(options.factory)
     with client_of(options) as client, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FxlibWarning)  # the result says the same
+        warnings.simplefilter("ignore", FxlibWarning)  # the printed result says the same
         result = client.optimize(
             model,
             workload,
@@ -133,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_recipe(options: argparse.Namespace, passes: Sequence[Step]) -> None:
-    """End with exit code 2 if there is no such recipe, pass or option, before a model is made, which may take long."""
+    """End with exit code 2 if the recipe, a pass or an option is unknown, before the factory runs."""
     from fxlib.errors import PassError
     from fxlib.recipes import recipes
 
@@ -202,15 +202,15 @@ _HINT = "Write pkg.mod:function, for a function that takes nothing and returns a
 
 
 def with_rules(passes: Sequence[Step], name: str | None) -> list[Step]:
-    """Return the passes, those that rewrite by rules with the rules that the user's function returns.
+    """Return the passes, with the rules that the user's function returns given to each `rewrite_rules`.
 
     Args:
-        passes: names and options.
-        name: "pkg.mod:function", imported and called in this process; None: there are no rules.
+        passes: the passes' names and options.
+        name: "pkg.mod:function", imported and called in this process; None if there are no rules.
 
     Raises:
-        FxlibError: there is no such function, it returns no rules, or no pass takes them.
-        PassError: one of them is no rule.
+        FxlibError: there is no such function, it returns no rules, or no pass takes rules.
+        PassError: a rule is not valid.
     """
     if name is None:
         return list(passes)

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""The options that several commands share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_service(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Add where the service is, and how to speak to it; `optional`: a command that can do without a service."""
+    """Add the options for reaching the service; `optional` says that the command also works without one."""
     default = "" if optional else f" (default: what {SERVICE} says, else {DEFAULT_ADDRESS})"
     parser.add_argument(
         "--service",
@@ -41,7 +41,7 @@ def add_service(parser: argparse.ArgumentParser, *, optional: bool = False) -> N
 
 
 def client_of(options: argparse.Namespace) -> Client:
-    """Connect as the options say.
+    """Return a client that connects as the options say.
 
     Raises:
         FxlibError: a file cannot be read.
@@ -63,7 +63,7 @@ def client_of(options: argparse.Namespace) -> Client:
 
 
 def output(text: str) -> str:
-    """Read the path of a file to write: in a folder that is there, since what is written may take long to measure."""
+    """Read the path of a file to write; its folder must exist already, before a long measurement begins."""
     folder = Path(text).parent
     if not folder.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: there is no folder {folder}")
@@ -90,6 +90,6 @@ def step(text: str) -> tuple[str, dict[str, object]]:
             end = len(written.partition(",")[0])
             options[option] = written[:end]
         if written[end : end + 1] not in ("", ","):
-            raise argparse.ArgumentTypeError(f"{written!r} is no list of OPTION=VALUE with commas between")
+            raise argparse.ArgumentTypeError(f"{written!r} is not a list of OPTION=VALUE, separated by commas")
         rest = written[end + 1 :]
     return name, options

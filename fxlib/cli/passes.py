@@ -1,4 +1,4 @@
-"""`fxlib passes`: the passes and recipes that there are."""
+"""`fxlib passes`: list the passes and the recipes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print them."""
+    """Print the passes and recipes."""
     if options.service:
         with client_of(options) as client:
             known = client.passes()

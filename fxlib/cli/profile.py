@@ -1,4 +1,4 @@
-"""`fxlib profile pkg.mod:world -o FILE`: measure a model in a world that a function of the user's makes."""
+"""`fxlib profile pkg.mod:world -o FILE`: measure a model in the RPC group that the user's function starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, write, and print.
+    """Measure the model, write the profile, and print it.
 
     Raises:
         FxlibError: there is no such world, the model cannot be profiled, or the file cannot be written.
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def text_of(profile: Profile) -> str:
-    """Lay a profile out: the step, calls, servers, the longest local work, and what could not be measured."""
+    """Return a profile as text: the step, the calls, the servers, the longest local work, and notes."""
     from fxlib.protocol import plain
     from fxlib.utils.text import seconds, table
 

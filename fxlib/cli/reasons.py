@@ -1,4 +1,4 @@
-"""`fxlib reasons`: what the codes mean that reports, logs and metrics name."""
+"""`fxlib reasons`: print what the reason codes in reports, logs and metrics mean."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print them.
+    """Print the reasons.
 
     Raises:
-        FxlibError: there is no such reason.
+        FxlibError: a code names no reason.
     """
     codes = [each.upper() for each in options.codes] or list(Reason.__members__)
     if unknown := next((each for each in codes if each not in Reason.__members__), None):

@@ -1,4 +1,4 @@
-"""`fxlib serve`: the service, and a worker beside it, until told to end."""
+"""`fxlib serve`: run the service, and a worker beside it, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _READY_S = 60.0
 _POLL_S = 0.1
 _STEADY_S = 30.0
-"""A worker that ran for so long before it died is started again without delay."""
+"""Seconds after which a worker counts as steady: if it dies later, it is restarted without delay."""
 _RESTARTS = 5
-"""Deaths in a row of a worker, each before it was steady, after which it is given up."""
+"""Number of restarts in a row, each of a worker that died before it was steady, after which the command ends."""
 
 _DESCRIPTION = """Run the service, and a worker beside it, until Ctrl-C or SIGTERM.
 
@@ -42,21 +42,22 @@ NAME = "serve"
 
 
 class Stop:
-    """Whether this process was told to end.
+    """Records that this process was told to end.
 
-    Not a `threading.Event`: a handler that sets one waits for a lock, which the very code that it interrupts may hold.
+    It is not a `threading.Event`, because a signal handler that sets one can deadlock: the code that the signal
+    interrupted may hold the event's lock.
     """
 
     def __init__(self) -> None:
-        """Begin untold."""
+        """Start with `told` unset."""
         self.told = False
 
     def tell(self) -> None:
-        """Say it; from a signal handler, too."""
+        """Set `told`. A signal handler may call this."""
         self.told = True
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is said, but no longer than so; return whether it was."""
+        """Wait until `told` is set, for at most `seconds`; return whether it is."""
         end = time.monotonic() + seconds
         while not self.told and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _POLL_S))
@@ -69,7 +70,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Serve until told to end; return 0 then, 1 if the service or its worker again and again died, 2 for wrong options.
+    """Serve until told to end, and return 0 then; return 2 if an option of the applications is wrong.
 
     Raises:
         FxlibError: an application is not installed, the service does not start, or the options contradict each other.
@@ -153,7 +154,7 @@ class _Help(argparse.Action):
 
 
 def _settled(application: str, arguments: Sequence[str]) -> dict[str, Any] | None:
-    """Return an application's options in force, by their names; None if it said what is wrong with them."""
+    """Return an application's effective options, by name; None if they are wrong, which it has printed."""
     told = subprocess.run(command(application, [*arguments, "--print-options"]), check=False, stdout=subprocess.PIPE)
     if told.returncode:
         return None
@@ -176,7 +177,7 @@ def _worker_arguments(options: argparse.Namespace, settled: Mapping[str, Any]) -
 
 
 def _reached(listen: str) -> str:
-    """Return where this machine reaches a service that listens there."""
+    """Return the address at which this machine reaches a service that listens on `listen`."""
     host, _, port = listen.rpartition(":")
     everywhere = host in ("0.0.0.0", "[::]")  # noqa: S104 - an address to compare with
     return f"localhost:{port}" if everywhere else listen
@@ -195,7 +196,7 @@ def _shown(addresses: Mapping[str, str], settled: Mapping[str, Any], own: Mappin
 
 @contextmanager
 def _ending(stop: Stop) -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM tell `stop`."""
+    """Set `stop` on Ctrl-C and SIGTERM, for the length of the block."""
 
     def note(_number: int, _frame: FrameType | None) -> None:
         stop.tell()
@@ -209,13 +210,13 @@ def _ending(stop: Stop) -> Iterator[None]:
 
 
 def _addresses(service: Child, ready_file: Path, stop: Stop) -> dict[str, str] | None:
-    """Wait until the service says where it listens; None if it is told to end before."""
+    """Wait for the ready file, and return its addresses; None if this process is told to end before."""
     end = time.monotonic() + _READY_S
     while not ready_file.exists():
         if stop.wait(_POLL_S):
             return None
         if service.code is not None:
-            raise FxlibError(f"it ended with exit code {service.code}; see its words above", where="the service")
+            raise FxlibError(f"it ended with exit code {service.code}; its message is above", where="the service")
         if time.monotonic() > end:
             raise FxlibError(f"it is not ready after {_READY_S:.0f} s", where="the service")
     told: dict[str, str] = json.loads(ready_file.read_text())
@@ -230,7 +231,7 @@ def _attend(service: Child, stop: Stop) -> int:
 
 
 def _attend_with_worker(service: Child, arguments: list[str], stop: Stop) -> int:
-    """Keep a worker running for as long as the service does."""
+    """Keep a worker running while the service runs, restarting it when it dies."""
     deaths = 0
     while not stop.told:
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""`fxlib show FILE`: what a saved graph or profile holds."""
+"""`fxlib show FILE`: print what a saved graph or profile holds."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _show_profile(profile: Profile, options: argparse.Namespace) -> int:
 
 
 def _show_diffs(module: GraphModule, recipe: str) -> None:
-    """Print them, in colours where the output is a terminal."""
+    """Print what each pass of a recipe changes, in colours where the output is a terminal."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`fxlib worker`: a worker in place of this process."""
+"""`fxlib worker`: replace this process by a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "worker"
 
 
 def add_to(commands: Commands) -> None:
-    """Add the command to the list; its options are read by the worker itself."""
+    """Add the command to the list; the worker itself reads its options."""
     commands.add_parser(NAME, help="claim jobs of a service, rewrite and measure them here (fxlib worker --help)")
 
 
@@ -28,4 +28,4 @@ def run(arguments: Sequence[str]) -> NoReturn:
         FxlibError: the distribution `fxlib-workers` is not installed.
     """
     require("fxlib-workers", "workers")
-    os.execv(sys.executable, command("fxlib_workers", arguments))  # noqa: S606 - that is the command
+    os.execv(sys.executable, command("fxlib_workers", arguments))  # noqa: S606 - replacing the process is what the command does

@@ -174,7 +174,7 @@ def test_an_address_in_use_is_an_error_not_a_wait(tmp_path: Path) -> None:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with serve(tmp_path, "--no-worker", listen=listen) as serving:
             assert serving.process.wait(200) == 1
-            assert "see its words above" in serving.errors()
+            assert "its message is above" in serving.errors()
 
 
 def test_a_worker_on_a_cluster_is_told_the_interface(tmp_path: Path) -> None:
