@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import grpc
 
-from fxlib.client.credentials import Bearer, Tls, choose
+from fxlib.client.credentials import Bearer, Tls, choose, is_loopback
 from fxlib.client.deadline import Deadline
 from fxlib.client.failures import understand
 from fxlib.errors import ServiceUnavailableError
@@ -147,13 +147,15 @@ class Connection:
 
 
 def _channel(address: str, tls: Tls | None) -> grpc.Channel:
+    # A proxy that the environment names has no business on loopback: it would see the token on another machine.
+    options = (*_OPTIONS, ("grpc.enable_http_proxy", 0)) if is_loopback(address) else _OPTIONS
     if tls is None:
-        return grpc.insecure_channel(address, options=_OPTIONS)
+        return grpc.insecure_channel(address, options=options)
     credentials = grpc.ssl_channel_credentials(
         root_certificates=_read(tls.ca), private_key=_read(tls.key), certificate_chain=_read(tls.certificate)
     )
     name = (("grpc.ssl_target_name_override", tls.server_name),) if tls.server_name else ()
-    return grpc.secure_channel(address, credentials, options=(*_OPTIONS, *name))
+    return grpc.secure_channel(address, credentials, options=(*options, *name))
 
 
 def _read(path: Path | str | None) -> bytes | None:

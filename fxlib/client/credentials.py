@@ -82,16 +82,17 @@ def choose(address: str, *, token_file: Path | str | None, tls: Tls | None, inse
         address=address,
         token_file=Path(named) if named is not None else own,
         required=named is not None,
-        private=tls is not None or insecure or _is_loopback(address),
+        private=tls is not None or insecure or is_loopback(address),
     )
 
 
 def _local(address: str) -> LocalService | None:
     port = address.rpartition(":")[2]
-    return find(int(port)) if _is_loopback(address) and port.isdecimal() else None
+    return find(int(port)) if is_loopback(address) and port.isdecimal() else None
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address is of this machine, and reached from nowhere else."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")

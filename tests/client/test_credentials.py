@@ -1,6 +1,7 @@
 """A user's launchers and service meet without options; others need the token, which never goes unencrypted."""
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -114,6 +115,18 @@ def test_a_token_of_one_s_own_is_what_the_service_asks_for(tmp_path: Path) -> No
         with fxlib.connect(address, token_file=path, patience_s=60) as client, pytest.raises(RejectedError) as caught:
             client.jobs()
         assert caught.value.code == "UNAUTHENTICATED"
+
+
+def test_a_token_for_loopback_goes_through_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = token_file(tmp_path, new_token())
+    with socket.create_server(("127.0.0.1", 0)) as proxy, real_service(tmp_path, "--token-file", str(path)) as address:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        with fxlib.connect(address, token_file=path, patience_s=10) as client:
+            assert client.jobs() == []
+        proxy.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            proxy.accept()
 
 
 def test_a_policy_s_client_uses_its_token_and_not_the_owner_s_socket(tmp_path: Path) -> None:
