@@ -112,6 +112,22 @@ def _check_recurrent(
         raise IndexError("states and weights of a recurrent operator do not have the sizes of its layers")
 
 
+def _check_weight_norm(values: Tensor, magnitudes: Tensor, dim: int = 0) -> None:
+    if dim == -1:  # one norm for all, in plain arithmetic
+        return
+    wanted = [1] * values.dim()
+    if 0 <= dim < values.dim():
+        wanted[dim] = values.shape[dim]
+    if values.dim() < 2 or not values.numel() or not 0 <= dim < values.dim() or list(magnitudes.shape) != wanted:
+        raise IndexError(f"magnitudes of a weight norm have the shape {tuple(magnitudes.shape)}, and not {wanted}")
+
+
+def _check_median(values: Tensor, dim: int, *_: Any) -> None:
+    # Its kernel steps through memory as if elements that share one place had places of their own.
+    if any(step == 0 and size > 1 for step, size in zip(values.stride(), values.shape, strict=True)):
+        raise IndexError(f"a median along dimension {dim} of an expanded tensor: make it contiguous first")
+
+
 def _within(values: Tensor, last: int, what: str) -> None:
     if values.device.type == "cpu" and values.numel():
         low, high = int(values.min()), int(values.max())
@@ -133,6 +149,8 @@ CHECKS: Mapping[str, Callable[..., None]] = {
     "lstm.input": partial(_check_recurrent, _LSTM_GATES),
     "gru.input": partial(_check_recurrent, 3),
     "rnn_tanh.input": partial(_check_recurrent, 1),
+    **dict.fromkeys(("_weight_norm.default", "_weight_norm_interface.default"), _check_weight_norm),
+    **dict.fromkeys(("median.dim", "nanmedian.dim"), _check_median),
     "rnn_relu.input": partial(_check_recurrent, 1),
 }
 """Operators of `torch.ops.aten` that are checked. What `torch.batch_norm` calls is not among them: it checks itself."""

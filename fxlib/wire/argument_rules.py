@@ -147,10 +147,13 @@ def _may_write_out(name: str) -> bool:
     """Whether all variants of a function that write to what they are given were tried."""
     if "::" in name and "." in name:
         return True  # it is one of them, or has no such argument
+    name = _WRITTEN_BY.get(name, name)
     packet = name if "::" in name else "aten::" + _SPACES.get(name.rpartition(".")[0], "") + name.rpartition(".")[2]
     overloads = [f"{packet}.{each}" for each in registered().get(packet, ())]
     outs = [each for each in overloads if any(argument.is_out for argument in _schemas(each)[0].arguments)]
     return bool(outs) and all(each in memory_safety.safe() for each in outs)
 
 
+_WRITTEN_BY = {"torch.nn.functional.normalize": "torch.div"}
+"""Functions written in Python that hand their `out=` to an operator, and nothing else; spectral norms call this one."""
 _SPACES = {"torch.special": "special_", "torch.linalg": "linalg_", "torch.fft": "fft_"}
