@@ -129,6 +129,24 @@ def test_a_service_and_a_worker_run_until_sigterm(tmp_path: Path) -> None:
         assert all(gone(pid) for pid in pids)
 
 
+def test_a_user_s_own_packages_called_service_and_workers_are_not_run(tmp_path: Path) -> None:
+    for name in ("service", "workers"):
+        package = tmp_path / "stand-ins" / name  # on the path of all that is started
+        package.mkdir(parents=True)
+        for file in ("__init__.py", "__main__.py"):
+            (package / file).write_text(f"raise SystemExit('the user's own {name} was run')")
+    with serve(tmp_path, stand_ins=()) as serving:
+        with fxlib.connect(serving.address(), patience_s=60) as client:
+            assert client.jobs() == []
+        until(lambda: len(serving.children()) == 2)
+        pids = serving.children()
+        time.sleep(3)  # a module that ends at once would have been started again
+        assert serving.children() == pids
+        serving.process.terminate()
+        assert "a stranger was run" not in serving.errors()
+        assert serving.process.wait(200) == 0
+
+
 def test_no_worker_is_started_when_told_so_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     with serve(tmp_path, "--no-worker", stand_ins=("fxlib_service",)) as serving:
         serving.address()
