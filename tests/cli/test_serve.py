@@ -134,7 +134,7 @@ def test_a_user_s_own_packages_called_service_and_workers_are_not_run(tmp_path: 
         package = tmp_path / "stand-ins" / name  # on the path of all that is started
         package.mkdir(parents=True)
         for file in ("__init__.py", "__main__.py"):
-            (package / file).write_text(f"raise SystemExit('the user's own {name} was run')")
+            (package / file).write_text(f"raise SystemExit('a stranger was run: {name}')")
     with serve(tmp_path, stand_ins=()) as serving:
         with fxlib.connect(serving.address(), patience_s=60) as client:
             assert client.jobs() == []
