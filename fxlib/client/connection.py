@@ -8,11 +8,11 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
-from fxlib.client.credentials import Bearer, Tls, choose, is_loopback
+from fxlib.client.credentials import AuthorizedChannel, Tls, choose, is_loopback
 from fxlib.client.deadline import Deadline
 from fxlib.client.failures import understand
 from fxlib.errors import ServiceUnavailableError
@@ -69,11 +69,11 @@ class Connection:
         self.address = address
         target, self._credentials = choose(address, token_file=token_file, tls=tls, insecure=insecure)
         self._open = _channel(target, tls)
-        self._channel = grpc.intercept_channel(self._open, Bearer(self._credentials))
+        self._channel = AuthorizedChannel(self._open, self._credentials)
         self.jobs = jobs_pb2_grpc.OptimizerServiceStub(self._channel)
         self.blobs = blobs_pb2_grpc.BlobServiceStub(self._channel)
 
-    def stub(self, kind: Callable[[grpc.Channel], T]) -> T:
+    def stub(self, kind: Callable[[Any], T]) -> T:
         """Return a stub of another of the service's interfaces, over the same channel."""
         return kind(self._channel)
 

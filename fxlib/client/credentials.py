@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
-from typing_extensions import override
 
 from fxlib.errors import CredentialError, FxlibError
 from fxlib.utils.local_service import TOKEN_FILE, LocalService, find, read_token
@@ -102,32 +100,47 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-class Bearer(
-    grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]  # they are generic in their stubs only
-    grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
-    grpc.StreamUnaryClientInterceptor,  # type: ignore[type-arg]
-):
-    """Adds the token to every call."""
+class AuthorizedChannel:
+    """A channel that adds the token to every call; of `grpc.Channel`, it has what generated stubs ask for.
 
-    def __init__(self, credentials: Credentials) -> None:
+    It is no `grpc.intercept_channel`, which asks the channel for each call anew: in a channel that was closed
+    meanwhile, that ends the process (grpcio 1.85), where a call that was asked for before raises ValueError.
+    """
+
+    def __init__(self, channel: grpc.Channel, credentials: Credentials) -> None:
+        self._channel = channel
         self._credentials = credentials
 
-    @override
-    def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
-        return continuation(self._shown(client_call_details), request)
+    def unary_unary(self, *args: Any, **kwargs: Any) -> AuthorizedCall:
+        """Return what calls a method of the service."""
+        return AuthorizedCall(self._channel.unary_unary(*args, **kwargs), self._credentials)
 
-    @override
-    def intercept_unary_stream(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
-        return continuation(self._shown(client_call_details), request)
+    def unary_stream(self, *args: Any, **kwargs: Any) -> AuthorizedCall:
+        """Return what calls a method of the service that answers with a stream."""
+        return AuthorizedCall(self._channel.unary_stream(*args, **kwargs), self._credentials)
 
-    @override
-    def intercept_stream_unary(
-        self, continuation: Callable[..., Any], client_call_details: Any, request_iterator: Any
-    ) -> Any:
-        return continuation(self._shown(client_call_details), request_iterator)
+    def stream_unary(self, *args: Any, **kwargs: Any) -> AuthorizedCall:
+        """Return what calls a method of the service that takes a stream."""
+        return AuthorizedCall(self._channel.stream_unary(*args, **kwargs), self._credentials)
 
-    def _shown(self, details: Any) -> Any:
+
+class AuthorizedCall:
+    """Calls one method of a service, with the token."""
+
+    def __init__(self, call: Any, credentials: Credentials) -> None:
+        self._call = call
+        self._credentials = credentials
+
+    def __call__(self, request: Any, **options: Any) -> Any:
+        """Call the method, and return its answer, or the stream of its answers."""
+        return self._call(request, **self._authorized(options))
+
+    def future(self, request: Any, **options: Any) -> Any:
+        """Begin a call whose answer is asked for later."""
+        return self._call.future(request, **self._authorized(options))
+
+    def _authorized(self, options: dict[str, Any]) -> dict[str, Any]:
         token = self._credentials.token()
         if not token:
-            return details
-        return details._replace(metadata=(*(details.metadata or ()), ("authorization", f"Bearer {token}")))
+            return options
+        return {**options, "metadata": (*(options.get("metadata") or ()), ("authorization", f"Bearer {token}"))}
