@@ -33,7 +33,7 @@ class DictEntries:
     """Entries of dicts, and the object that each is held to: `Mark.ABSENT` where there was none.
 
     They are compared in one pass in C. Entries that have held for a while are compared by code that is generated for
-    them, `a['x'] is not b or ...`, which takes half of that time.
+    them, `a[b] is not c or ...`, which takes half of that time.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class DictEntries:
 
         differences = []
         for table, key, value in zip(self._tables, self._keys, self._values, strict=True):
-            where, what = name(table), repr(key) if type(key) is str else name(key)
+            where, what = name(table), name(key)  # keys are others' text, and none of it is in the code
             if type(table) not in _SUBSCRIPTED:
                 differences.append(f"get({where}, {what}, absent) is not {name(value)}")
             elif value is _ABSENT:
@@ -90,6 +90,6 @@ class DictEntries:
                 differences.append(f"{where}[{what}] is not {name(value)}")
         lines = " or\n        ".join(differences)
         text = f"def holds():\n  try:\n    return not (\n        {lines}\n    )\n  except KeyError:\n    return False\n"
-        exec(compile(text, "<guards of fxlib>", "exec"), known)  # noqa: S102 - made above, of names and literals
+        exec(compile(text, "<guards of fxlib>", "exec"), known)  # noqa: S102 - made above, of names of its own alone
         holds: Callable[[], bool] = known["holds"]
         return holds
