@@ -5,6 +5,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 SOURCES := $(wildcard fxlib service workers tests examples benchmarks)
 STUBS ?= .
+FUZZ_SECONDS ?= 180
+FUZZ_SEQUENCES ?= 40
 # What measures, on a machine that others share, runs once more if it fails, and the summary shows both. What compares
 # programs has one chance.
 PYTEST := $(BIN)/python -m pytest -raR --reruns 1 --rerun-show-tracebacks --rerun-exclude-path tests/random_programs
@@ -12,12 +14,15 @@ PYTEST := $(BIN)/python -m pytest -raR --reruns 1 --rerun-show-tracebacks --reru
 # in another one. That is before pytest-timeout's own limit, whose signal Python handles only where it goes on.
 PYTEST += -o faulthandler_timeout=280 -o faulthandler_exit_on_timeout=true
 # Some tests wait for other processes, so one more than the cores; tensors are small: threads would be in each other's way.
-PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n 3
+# Each begins with a third of them, in their order, so that most fixtures of a module are made once; who is done takes more.
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n 3 --dist worksteal
 # Tests start hundreds of processes: none should compile again what the first one did.
 unexport PYTHONDONTWRITEBYTECODE
+# What runs beside the tests says at its end, and at once, what it has to say: of what is right, the last line.
+IN_ONE_PIECE = said=$$($(1) 2>&1) && echo "$$said" | tail -n 1 || { echo "$$said"; exit 1; }
 SYSTEM_PACKAGES := chromium:chromium prometheus:prometheus dot:graphviz ip:iproute2
 
-.PHONY: help install check lint types arrows protos-lint fast test system demo bench docs reference protos format clean
+.PHONY: help install check lint types arrows protos-lint fast test fuzz system demo bench docs reference protos format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -32,17 +37,18 @@ $(INSTALLED): pyproject.toml service/pyproject.toml workers/pyproject.toml const
 		--editable '.[dev]' --editable ./service --editable ./workers
 	@touch $@
 
-check: lint types arrows protos-lint fast ## all that needs no cluster
+check: lint ## all that needs no cluster
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going fast types arrows protos-lint
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
 types: $(INSTALLED)
-	$(BIN)/mypy $(SOURCES)
+	@$(call IN_ONE_PIECE,$(BIN)/mypy $(SOURCES))
 
 arrows: $(INSTALLED)
-	$(BIN)/lint-imports
+	@$(call IN_ONE_PIECE,$(BIN)/lint-imports)
 
 protos-lint: $(INSTALLED)
 	$(BIN)/buf lint protos
@@ -55,6 +61,12 @@ test: $(INSTALLED) system ## every test: first those that can share the machine,
 	$(PARALLEL) -m "not cluster" || status=$$?; \
 	$(PYTEST) -n 1 -m cluster || status=$$?; \
 	exit $$status
+
+fuzz: $(INSTALLED) ## every parser, with inputs that coverage guides, for FUZZ_SECONDS (180), and long sequences of calls
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --only-binary atheris \
+		--editable '.[fuzz]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+	FXLIB_SEQUENCES=$(FUZZ_SEQUENCES) $(PYTEST) -k many tests/service/test_sequences.py
 
 system: ## Debian packages that some tests and the demo use, where this user may install them
 	@missing=""; \
@@ -81,13 +93,12 @@ bench: $(INSTALLED) ## all benchmarks; refreshes docs/benchmarks.md
 docs: $(INSTALLED) ## the pages of docs/ as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-reference: $(INSTALLED) ## the pages of docs/reference/ that come from the code
+reference: $(INSTALLED) ## the pages of docs/reference/ that come from the code and from protos/
 	$(BIN)/python -m tests.reference
 
-protos: $(INSTALLED) ## the stubs of protos/, into fxlib/v1/ (or under STUBS), and their page
+protos: $(INSTALLED) ## the stubs of protos/, into fxlib/v1/ (or under STUBS)
 	$(BIN)/python -m grpc_tools.protoc --proto_path=protos \
 		--python_out=$(STUBS) --pyi_out=$(STUBS) --grpc_python_out=$(STUBS) protos/fxlib/v1/*.proto
-	$(BIN)/python protos/reference.py
 
 format: $(INSTALLED) ## code as `make check` wants it
 	$(BIN)/ruff check --fix-only --quiet

@@ -33,7 +33,8 @@ from fxlib.spec.report import CandidateReport, Report
 from fxlib.spec.workload import Server, Table, Workload
 from fxlib_workers.config import TrialSettings
 from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
-from fxlib_workers.trial.cluster_run import ClusterRun, connected
+from fxlib_workers.trial.cluster_run import ClusterRun
+from fxlib_workers.trial.nodes import connected
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.select import Selection
 from fxlib_workers.trial.selection.statistics import ConfidenceSequence
@@ -155,11 +156,11 @@ def real(runs: int, seconds: float, names: Sequence[Arm]) -> Row:
     workload = Workload.describe([torch.randint(0, 1000, (16,))], servers=servers)
     graph, encoded = wire.serialize(wire.encode(fxlib.capture(Lookups())).graph), workload_to_proto(workload)
     program = EncodedProgram(original=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs))
-    options, settings, adopted = fxlib.TrialOptions(min_gain=0.0), TrialSettings(), 0
+    options, adopted = fxlib.TrialOptions(min_gain=0.0), 0
     with (
         tempfile.TemporaryDirectory(prefix="fxlib-aa-") as folder,
-        connected(settings, Path(folder)),
-        ClusterRun(workload, program, settings, lambda: False) as world,
+        connected(TrialSettings(), Path(folder)) as nodes,
+        ClusterRun(nodes, workload, program, lambda: False) as world,
     ):
         world.prepare()
         for name in names:

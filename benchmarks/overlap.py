@@ -2,9 +2,11 @@
 
 Arms: `blocking`; `paper` (each call split, issued early and awaited late, as in the torch.fx paper); `fxlib` (the
 recipe `schedule`); `hand` (an expert's code: coalesced, issued first, awaited last, pushed where the program pushes);
-`compute` (the remote results are there already); `bound` (what no schedule can beat). Metric: seconds per step;
-blocks of the arms in random order, within one process and against the same servers. Before, all arms are run from one
-state, and losses, weights and servers compared bit by bit.
+`compute` (the remote results are there already); `bound` (what no order within a step can beat); `pipeline` and
+`hand_pipeline` (the recipe's program under `fxlib.pipeline`, and an expert's code that asks for the next step's rows
+during this one: in the push's own message where the step pushes; neither under distributed autograd). Metric: seconds
+per step; blocks of the arms in random order, within one process and against the same servers. Before, all arms are run
+from one state, and losses, weights and servers compared bit by bit.
 """
 
 from __future__ import annotations

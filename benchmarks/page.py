@@ -75,7 +75,9 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
     cases: dict[tuple[tuple[str, object], ...], dict[Column, Row]] = {}
     for row in rows:
         cases.setdefault(tuple(row.case.items()), {})[row.arm, row.metric, row.unit] = row
-    kinds: list[frozenset[Column]] = sorted({frozenset(figures) for figures in cases.values()}, key=len, reverse=True)
+    kinds: list[frozenset[Column]] = sorted(
+        dict.fromkeys(frozenset(figures) for figures in cases.values()), key=len, reverse=True
+    )  # of equal length, the first first: a set has another order in each process
     while kinds:
         columns = kinds[0]
         found = [figures for figures in cases.values() if columns >= figures.keys() and frozenset(figures) in kinds]

@@ -32,7 +32,8 @@ from fxlib.spec.workload import Optimizer, Server, Workload
 from fxlib.v1 import profile_pb2
 from fxlib_workers.config import TrialSettings
 from fxlib_workers.exchange.candidate import ORIGINAL
-from fxlib_workers.trial.cluster_run import ClusterRun, connected
+from fxlib_workers.trial.cluster_run import ClusterRun
+from fxlib_workers.trial.nodes import Nodes, connected
 from fxlib_workers.trial.trainer import EncodedProgram
 
 ROWS, DIM, HIDDEN, BATCH = 1000, 16, 512, 256
@@ -79,11 +80,13 @@ def foreign(profile: Profile) -> Profile:
 
 
 @contextmanager
-def world(graph: bytes, candidate: bytes, workload: Workload, profile: Profile | None) -> Iterator[ClusterRun]:
+def world(
+    nodes: Nodes, graph: bytes, candidate: bytes, workload: Workload, profile: Profile | None
+) -> Iterator[ClusterRun]:
     """Start a trial's processes with both modules loaded."""
     encoded = workload_to_proto(workload)
     program = EncodedProgram(original=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs))
-    with ClusterRun(workload, program, TrialSettings(), lambda: False, profile) as made:
+    with ClusterRun(nodes, workload, program, lambda: False, profile) as made:
         made.prepare()
         made.load_candidate(OPTIMIZED, candidate, {})
         yield made
@@ -104,7 +107,7 @@ def race(worlds: Mapping[str, ClusterRun], rounds: int) -> dict[tuple[str, str],
     return seconds
 
 
-def compare(profile: Profile, service_ms: float, rounds: int) -> list[Row]:
+def compare(nodes: Nodes, profile: Profile, service_ms: float, rounds: int) -> list[Row]:
     """Measure one case."""
     graph, workload = job(service_ms / 1e3)
     candidate = recipes.apply(graph, "schedule", profile=profile).module
@@ -112,9 +115,9 @@ def compare(profile: Profile, service_ms: float, rounds: int) -> list[Row]:
     with ExitStack() as stack:
         bare = replace(workload, servers=[Server(name=each.name) for each in workload.servers])
         worlds = {
-            "real": stack.enter_context(world(own, optimized, workload, None)),
+            "real": stack.enter_context(world(nodes, own, optimized, workload, None)),
             "replay": stack.enter_context(
-                world(own.replace(OWN, FOREIGN), optimized.replace(OWN, FOREIGN), bare, foreign(profile))
+                world(nodes, own.replace(OWN, FOREIGN), optimized.replace(OWN, FOREIGN), bare, foreign(profile))
             ),
         }
         seconds = race(worlds, rounds)
@@ -139,9 +142,9 @@ def measurements(quick: bool) -> Sequence[Row]:
     found = profiles(services_ms)
     with (
         tempfile.TemporaryDirectory(prefix="fxlib-replay-") as folder,
-        connected(TrialSettings(), Path(folder)),
+        connected(TrialSettings(), Path(folder)) as nodes,
     ):
-        return [each for ms in services_ms for each in compare(found[ms], ms, 7 if quick else ROUNDS)]
+        return [each for ms in services_ms for each in compare(nodes, found[ms], ms, 7 if quick else ROUNDS)]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fxlib.cli.children import die_with_parent
+from fxlib.cli.applications import die_with_parent
 
 READY = "fxlib: the service is at "
 END_S = 20.0

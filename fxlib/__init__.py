@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from fxlib.equivalence.verify import verify
     from fxlib.errors import FxlibError
     from fxlib.inspection import analyze, draw
-    from fxlib.passes.local.decompose.decompose import decompose
+    from fxlib.passes.local.decompose import decompose
+    from fxlib.pipeline import Pipeline, pipeline, prefetch
     from fxlib.profiling import load_profile, profile, save_profile
     from fxlib.reasons import Reason
     from fxlib.recipes.recipes import optimize
-    from fxlib.render.html import write_report
+    from fxlib.render import write_report
     from fxlib.rules import Rule, register_guard
     from fxlib.runtime.graph_set import usage
     from fxlib.runtime.ops.clients import register_call
@@ -57,6 +58,7 @@ __all__ = [
     "FxlibError",
     "Handle",
     "Optimizer",
+    "Pipeline",
     "Profile",
     "Reason",
     "RemoteObject",
@@ -80,6 +82,8 @@ __all__ = [
     "load",
     "load_profile",
     "optimize",
+    "pipeline",
+    "prefetch",
     "profile",
     "push_gradients",
     "register_call",
@@ -105,11 +109,12 @@ _HOMES = {
     "fxlib.serialization.package": ("to_folder",),
     "fxlib.runtime.push_gradients": ("drop_gradients", "push_gradients"),
     "fxlib.inspection": ("analyze", "draw"),
-    "fxlib.passes.local.decompose.decompose": ("decompose",),
+    "fxlib.passes.local.decompose": ("decompose",),
+    "fxlib.pipeline": ("Pipeline", "pipeline", "prefetch"),
     "fxlib.spec.profile": ("Profile",),
     "fxlib.profiling": ("load_profile", "profile", "save_profile"),
     "fxlib.reasons": ("Reason",),
-    "fxlib.render.html": ("write_report",),
+    "fxlib.render": ("write_report",),
     "fxlib.recipes.recipes": ("optimize",),
     "fxlib.spec.report": ("Result", "Usage"),
     "fxlib.rules": ("Rule", "register_guard"),

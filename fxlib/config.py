@@ -1,4 +1,4 @@
-"""What the environment says: whether fxlib is on, and where its service is."""
+"""What the environment says: whether fxlib is on, and where its service is; and for which versions of torch it is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ SERVICE = "FXLIB_SERVICE"
 """Environment variable: "host:port" of the service, for launchers and commands that do not name one."""
 
 DEFAULT_ADDRESS = "localhost:8470"
+
+TORCH_VERSIONS = ((2, 13), (2, 14))
+"""The first version of torch whose programs this release rewrites, and the first one after the last."""
 
 
 def service_address() -> str:

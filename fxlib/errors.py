@@ -14,6 +14,12 @@ class FxlibError(Exception):
         self.hint = hint
 
 
+def of_system(error: OSError) -> FxlibError:
+    """Return what a failed system call means as a sentence: which file, and what is wrong with it."""
+    where = " and ".join(str(each) for each in (error.filename, error.filename2) if each is not None)
+    return FxlibError(error.strerror or str(error) or type(error).__name__, where=where)
+
+
 class OptionError(FxlibError):
     """An option of the service or of a worker is wrong; names the flag, the environment variable or the file's key."""
 

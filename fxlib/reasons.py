@@ -86,6 +86,20 @@ class Reason(Enum):
     # About the gradient of one remote result.
     GRADIENT_CARRIED = "distributed autograd carries gradients to the servers by itself"
 
+    # About running ahead of the step, under `fxlib.pipeline`.
+    RUNS_AHEAD = "may run ahead of its step: it needs inputs and constants alone, and no push writes what it reads"
+    RUNS_BEHIND_PUSH = "may run ahead of its step, behind the push of the step before: {detail} writes what it reads"
+    AHEAD_KIND = "calls of this kind do not run ahead of their step: {detail}"
+    AHEAD_WRITTEN = "{detail} writes what it reads, or may, so that it stays in its step"
+    AHEAD_NEEDS_STATE = "it sends what is computed from {detail}, which a step may change"
+    AHEAD_NEEDS_RESULT = "it sends what is computed from the result of {detail}"
+    AHEAD_RANDOM = "it sends what {detail} draws at random"
+    AHEAD_OPAQUE = "it sends what {detail} makes or may change, and that may do anything"
+    AHEAD_ARGUMENT_WRITTEN = "it sends what lies in memory that the program writes: {detail}"
+    AHEAD_DISTRIBUTED = "under distributed autograd no call runs ahead: the context of a step does not exist before it"
+    AHEAD_SEVERAL_TRAINERS = "with several trainers, no read of what pushes write runs ahead: theirs are ordered unseen"
+    AHEAD_OTHER_INPUTS = "the forward is not called with the batch as it was when it was pulled: {detail}"
+
     # About a whole job.
     FASTER = "measured faster: the interval's lower end is above the minimum gain"
     NO_CALLS = "the graph holds no remote call and no pass changed anything"

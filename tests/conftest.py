@@ -1,6 +1,12 @@
 """What every test relies on."""
 
+import os
+
 from hypothesis import HealthCheck, settings
+
+# Where gRPC was used, it starts its threads again in each process that a test forks; a process with threads cannot be
+# contained. It reads this when it is imported.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # The same programs on every run, so that a failure belongs to a change; `--hypothesis-profile=explore` seeks new ones.
 settings.register_profile("fxlib", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fxlib.cli.main import _parser
-from tests.client.real import adopt, real_service, scripted_worker
+from tests.shared.real_service import adopt, real_service, scripted_worker
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

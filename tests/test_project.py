@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+from fxlib import config
 
 ROOT = Path(__file__).parent.parent
 PROJECTS = [
@@ -39,6 +42,13 @@ def requirements() -> list[Requirement]:
 
 def stubs(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.glob("*_pb2*.py*")}
+
+
+def test_the_range_of_torch_that_is_installed_is_the_one_that_a_launcher_checks() -> None:
+    (torch,) = (needed for needed in requirements() if needed.name == "torch")
+    first, after = (".".join(map(str, version)) for version in config.TORCH_VERSIONS)
+    assert torch.specifier == SpecifierSet(f">={first},<{after}")
+    assert torch.specifier.contains(str(pins()["torch"].specifier).removeprefix("=="))
 
 
 def test_committed_stubs_are_what_the_protocol_generates(tmp_path: Path) -> None:

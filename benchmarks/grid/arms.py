@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,8 +14,8 @@ from torch.fx import GraphModule
 
 import fxlib
 from benchmarks.grid import paper
-from benchmarks.grid.cells import BLOCKING, COMPUTE, FXLIB, PAPER, Cell
-from benchmarks.grid.expert import Expert, Way, ways
+from benchmarks.grid.cells import BLOCKING, COMPUTE, FXLIB, PAPER, PIPELINE, Cell
+from benchmarks.grid.expert import Expert, ExpertAcross, Way, ways
 from benchmarks.grid.recommender import BATCH, DENSE, ROWS, Blocking, Towers, interact, server_name
 from fxlib import ps
 from fxlib.analysis.cost.bound import bound
@@ -29,6 +29,8 @@ LR = 1e-4
 
 Step = Callable[[], Tensor]
 """One whole step; returns the loss."""
+Steps = Callable[[int], Iterable[Tensor]]
+"""So many steps of a loop that knows its next batch; yields the loss of each."""
 Predict = Callable[[], Tensor]
 Send = Callable[[], None]
 
@@ -136,6 +138,10 @@ class Arms:
     """The steps of all arms but the expert's, by arm."""
     tried: Mapping[Way, Step]
     """The steps that the expert tries, by the way in which they ask."""
+    across: Mapping[str, Steps]
+    """The loops that read for the next step during this one, by arm, but the expert's."""
+    tried_across: Mapping[Way, Steps]
+    """Those that the expert tries."""
     predicted_s: Mapping[str, float]
     """Seconds per step, by the cost model."""
     bound_s: float
@@ -146,7 +152,10 @@ def arms(job: Job) -> Arms:
     """Write all programs of a cell; the graph is measured first, as a trial does."""
     graph = captured(job)
     profile = fxlib.profile(graph, job.workload)
-    schedule = recipes.apply(graph, "schedule", profile=profile, workload=job.workload).module
+    schedule, ahead = (
+        recipes.apply(graph, "schedule", profile=profile, workload=job.workload).module for _ in range(2)
+    )
+    knows_next = job.cell.mode != "distributed"
     return Arms(
         steps={
             BLOCKING: blocking(job),
@@ -155,6 +164,8 @@ def arms(job: Job) -> Arms:
             COMPUTE: compute(job),
         },
         tried={way: by_hand(job, way) for way in ways(job.cell)},
+        across={PIPELINE: pipelined(job, ahead)} if knows_next else {},
+        tried_across={way: by_hand_across(job, way) for way in ways(job.cell)} if knows_next else {},
         predicted_s={arm: predict(each, profile).step_s for arm, each in ((BLOCKING, graph), (FXLIB, schedule))},
         bound_s=bound(graph, profile).step_s,
     )
@@ -206,6 +217,35 @@ def by_hand(job: Job, way: Way) -> Step:
     return job.step(lambda: expert.predict(job.dense, job.sparse), expert.send)
 
 
+def pipelined(job: Job, module: nn.Module) -> Steps:
+    """The rewritten program under `fxlib.pipeline`."""
+    step = rewritten(job, module)
+
+    def steps(count: int) -> Iterator[Tensor]:
+        for _ in fxlib.pipeline([(job.dense, job.sparse)] * count, module):
+            yield step()
+
+    return steps
+
+
+def by_hand_across(job: Job, way: Way) -> Steps:
+    """The program of an expert who knows the next batch."""
+    expert = ExpertAcross(job.towers, job.cell, way)
+    step = job.step(lambda: expert.predict(job.dense, job.sparse), expert.send)
+
+    def steps(count: int) -> Iterator[Tensor]:
+        for place in range(count):
+            expert.following = job.sparse if place + 1 < count else None
+            yield step()
+
+    return steps
+
+
+def one_by_one(step: Step) -> Steps:
+    """Return the loop over a step that knows nothing of the next."""
+    return lambda count: (step() for _ in range(count))
+
+
 def compute(job: Job) -> Step:
     """The local work alone: remote results are there already, and their gradients go nowhere."""
     local = replace(job, cell=replace(job.cell, mode="forward" if job.cell.mode == "forward" else "local"))
@@ -217,25 +257,25 @@ def compute(job: Job) -> Step:
     return local.step(lambda: interact(job.towers, job.towers.bottom(job.dense), vectors))
 
 
-def check(job: Job, programs: Mapping[str, Step]) -> None:
+def check(job: Job, programs: Mapping[str, Steps]) -> None:
     """Run each program from the same first state, and compare each bit that it leaves with the blocking program's.
 
     Compute alone has the same loss in the first step, before servers have taken any gradient.
     """
     expected = outcome(job, programs[BLOCKING])
-    for name, step in programs.items():
-        found = outcome(job, step)
+    for name, steps in programs.items():
+        found = outcome(job, steps)
         if name == COMPUTE:
             assert found[0] == expected[0], name
         else:
             assert found == expected, f"{name} does not compute what {BLOCKING} does in {job.cell}"
 
 
-def outcome(job: Job, step: Step) -> list[object]:
+def outcome(job: Job, steps: Steps) -> list[object]:
     """Losses of some steps from the first state of trainer and servers, and the last state."""
     first = {name: each.clone() for name, each in job.towers.state_dict().items()}
     job.reset_servers()
-    losses: list[object] = [step().item() for _ in range(CHECKED_STEPS)]
+    losses: list[object] = [loss.item() for loss in steps(CHECKED_STEPS)]
     weights = [each.numpy().tobytes() for each in job.towers.state_dict().values()]
     job.towers.load_state_dict(first)
     return [*losses, *weights, *(rpc_sync(server, ps.state_digest) for server in job.servers)]

@@ -14,6 +14,8 @@ Per = Literal["item", "call"]
 
 BLOCKING, PAPER, FXLIB, HAND, COMPUTE, BOUND = "blocking", "paper", "fxlib", "hand", "compute", "bound"
 """The arms; the last is computed, not run."""
+PIPELINE, HAND_PIPELINE = "pipeline", "hand_pipeline"
+"""The arms that read for the next step during this one; there are none under distributed autograd."""
 
 MOST_LOOKUPS = 26
 HIDDEN = (256, 1024)

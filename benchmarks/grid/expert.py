@@ -6,7 +6,7 @@ knows the server: `python -m benchmarks.overlap` tries all three in each cell, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Final, Literal
@@ -14,7 +14,8 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 from torch.distributed.rpc import rpc_async
-from torch.futures import wait_all
+from torch.futures import Future, wait_all
+from typing_extensions import override
 
 from benchmarks.grid.cells import Cell
 from benchmarks.grid.recommender import Towers, interact, server_name
@@ -28,6 +29,10 @@ SERIAL: Final = "serial"
 """One call for each server, which reads its tables one after another."""
 POOLED: Final = "pooled"
 """One call for each server, which reads its tables side by side."""
+
+
+Column = tuple[str, str | tuple[str, ...], Tensor]
+"""A server, the table or tables that it is asked for, and their indices."""
 
 
 def ways(cell: Cell) -> tuple[Way, ...]:
@@ -66,6 +71,18 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(16)
 
 
+def push_then_look_up(
+    way: Way, what: str | Sequence[str], indices: Tensor, gradient: Tensor, following: Tensor
+) -> Tensor:
+    """On the server: take a gradient, then read the rows of the next step."""
+    PUSH[way](what, indices, gradient)
+    return LOOK_UP[way](what, following)
+
+
+PUSH: Final[Mapping[Way, Callable[..., None]]] = {SINGLE: ps.push, SERIAL: push_serial, POOLED: push_pooled}
+LOOK_UP: Final[Mapping[Way, Callable[..., Tensor]]] = {SINGLE: ps.lookup, SERIAL: lookup_serial, POOLED: lookup_pooled}
+
+
 class Expert:
     """The program: `predict` issues first and waits last, `send` sends the gradients to all servers and waits."""
 
@@ -73,13 +90,13 @@ class Expert:
         self.towers, self.cell, self.way = towers, cell, way
         servers = range(min(cell.servers, cell.lookups))
         self._tables = [tuple(f"table{i}" for i in range(cell.lookups)[rank :: cell.servers]) for rank in servers]
-        self._due: list[tuple[Tensor, str, str | tuple[str, ...], Tensor]] = []
+        self._due: list[tuple[Tensor, *Column]] = []
         """Whose gradients are to go: answer, server, table or tables, and indices."""
 
     def predict(self, dense: Tensor, sparse: Tensor) -> Tensor:
         """Return the logits [batch, 1]."""
         columns = self._columns(sparse)
-        futures = [rpc_async(to, self._lookup(), args=(what, each)) for to, what, each in columns]
+        futures = self._issued(columns)
         features = self.towers.bottom(dense)
         answers = wait_all(futures)
         if self.cell.mode == "push":
@@ -88,11 +105,15 @@ class Expert:
 
     def send(self) -> None:
         """Send the gradients of the last step, and wait until all have arrived."""
-        push = {SINGLE: ps.push, SERIAL: push_serial, POOLED: push_pooled}[self.way]
+        push = PUSH[self.way]
         wait_all([rpc_async(to, push, args=(what, each, answer.grad)) for answer, to, what, each in self._due])
         self._due.clear()
 
-    def _columns(self, sparse: Tensor) -> list[tuple[str, str | tuple[str, ...], Tensor]]:
+    def _issued(self, columns: Sequence[Column]) -> list[Future[Tensor]]:
+        """Return the lookups of a step in flight."""
+        return [rpc_async(to, self._lookup(), args=(what, each)) for to, what, each in columns]
+
+    def _columns(self, sparse: Tensor) -> list[Column]:
         """Return what is asked of whom: server, table or tables, and indices."""
         columns = sparse.t().contiguous()
         if self.way == SINGLE:
@@ -105,7 +126,7 @@ class Expert:
     def _lookup(self) -> Callable[..., Tensor]:
         if self.cell.mode == "distributed":
             return ps.lookup_attached if self.way == SINGLE else lookup_attached
-        return {SINGLE: ps.lookup, SERIAL: lookup_serial, POOLED: lookup_pooled}[self.way]
+        return LOOK_UP[self.way]
 
     def _vectors(self, answers: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the vectors [batch, dim] in the order of the tables."""
@@ -113,3 +134,39 @@ class Expert:
             return answers
         rows = [answer.unbind(0) for answer in answers]
         return [rows[i % self.cell.servers][i // self.cell.servers] for i in range(self.cell.lookups)]
+
+
+class ExpertAcross(Expert):
+    """The program of an expert who knows the next batch: its rows are asked for during this step.
+
+    Where the step pushes, they come with the answer to the push, which the server takes first; otherwise they are asked
+    for before anything else of the step is done. Pushes are waited for as in `Expert`.
+    """
+
+    def __init__(self, towers: Towers, cell: Cell, way: Way) -> None:
+        super().__init__(towers, cell, way)
+        self.following: Tensor | None = None
+        """The indices of the next step; None where this is the last."""
+        self._ahead: list[Future[Tensor]] = []
+
+    @override
+    def send(self) -> None:
+        if self.following is None or self.cell.mode != "push":
+            super().send()
+            return
+        columns = self._columns(self.following)
+        self._ahead = [
+            rpc_async(to, push_then_look_up, args=(self.way, what, each, answer.grad, following))
+            for (answer, to, what, each), (_, _, following) in zip(self._due, columns, strict=True)
+        ]
+        wait_all(self._ahead)
+        self._due.clear()
+
+    @override
+    def _issued(self, columns: Sequence[Column]) -> list[Future[Tensor]]:
+        futures = self._ahead or super()._issued(columns)
+        if self.following is not None and self.cell.mode != "push":
+            self._ahead = super()._issued(self._columns(self.following))
+        else:
+            self._ahead = []
+        return futures

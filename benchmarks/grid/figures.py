@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.grid.cells import BLOCKING, BOUND, COMPUTE, FXLIB, HAND, PAPER
+from benchmarks.grid.cells import BLOCKING, BOUND, COMPUTE, FXLIB, HAND, HAND_PIPELINE, PAPER, PIPELINE
 from benchmarks.grid.measure import Measured
 from benchmarks.report import RESAMPLES, Row, median_interval, ratio_interval, row
 
@@ -27,10 +27,17 @@ def rows(found: Measured) -> list[Row]:
             unit="s",
             samples=found.step_s[arm],
         )
-        for arm in (BLOCKING, PAPER, FXLIB, HAND, COMPUTE)
+        for arm in (BLOCKING, PAPER, FXLIB, HAND, PIPELINE, HAND_PIPELINE, COMPUTE)
+        if arm in found.step_s
     ]
     bound = figure(found, BOUND, "step_seconds", "s", found.bound_s, found.bound_s, found.bound_s)
     ratios = [ratio(found, "speedup", BLOCKING, FXLIB), ratio(found, "ratio_to_hand", FXLIB, HAND)]
+    if PIPELINE in found.step_s:
+        ratios += [
+            ratio(found, "speedup", BLOCKING, PIPELINE, of=PIPELINE),
+            ratio(found, "speedup_across_the_step", FXLIB, PIPELINE, of=PIPELINE),
+            ratio(found, "ratio_to_hand_pipeline", PIPELINE, HAND_PIPELINE, of=PIPELINE),
+        ]
     return [*steps, bound, *shares(found), *ratios, *predictions(found)]
 
 
@@ -38,7 +45,8 @@ def shares(found: Measured) -> list[Row]:
     """Return the share of the headroom that each overlapping arm captures, (blocking - arm) / (blocking - compute)."""
     return [
         figure(found, arm, "headroom_share", "share", *interval(found, headroom_share, (BLOCKING, arm, COMPUTE)))
-        for arm in (PAPER, FXLIB, HAND)
+        for arm in (PAPER, FXLIB, HAND, PIPELINE, HAND_PIPELINE)
+        if arm in found.step_s
     ]
 
 
@@ -47,9 +55,9 @@ def headroom_share(blocking: Medians, arm: Medians, compute: Medians) -> Medians
     return (blocking - arm) / (blocking - compute)
 
 
-def ratio(found: Measured, metric: str, above: str, below: str) -> Row:
-    """Return the median ratio of two arms, block by block of one round."""
-    return figure(found, FXLIB, metric, "", *ratio_interval(found.step_s[above], found.step_s[below]))
+def ratio(found: Measured, metric: str, above: str, below: str, *, of: str = FXLIB) -> Row:
+    """Return the median ratio of two arms, block by block of one round, as a figure of the arm `of`."""
+    return figure(found, of, metric, "", *ratio_interval(found.step_s[above], found.step_s[below]))
 
 
 def predictions(found: Measured) -> Iterator[Row]:
@@ -96,10 +104,23 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     behind = [each[FXLIB, "ratio_to_hand"] for each in cells if each[FXLIB, "ratio_to_hand"].low > 1 + SLACK]
     slower = [each[FXLIB, "speedup"] for each in cells if each[FXLIB, "speedup"].high < 1 / (1 + SLACK)]
     bounded = [_distance_to_bound(each) for each in cells if _possible_share(each) < WANTED]
+    known = [each for each in cells if (PIPELINE, "speedup") in each]
+    behind_across = [
+        each[PIPELINE, "ratio_to_hand_pipeline"]
+        for each in known
+        if each[PIPELINE, "ratio_to_hand_pipeline"].low > 1 + SLACK
+    ]
+    slower_across = [
+        each[PIPELINE, "speedup_across_the_step"]
+        for each in known
+        if each[PIPELINE, "speedup_across_the_step"].high < 1 / (1 + SLACK)
+    ]
     return [
         *_medians(cells),
         *_listed("cells_below_hand", behind, len(cells)),
         *_listed("cells_slower_than_blocking", slower, len(cells)),
+        *(_listed("cells_below_hand_pipeline", behind_across, len(known), arm=PIPELINE) if known else ()),
+        *(_listed("cells_slower_than_within_the_step", slower_across, len(known), arm=PIPELINE) if known else ()),
         *_listed("cells_that_the_bound_keeps_below_0.90", bounded, len(cells)),
     ]
 
@@ -112,15 +133,16 @@ def _by_cell(rows: Sequence[Row]) -> list[Cell]:
 
 
 def _medians(cells: Sequence[Cell]) -> Iterator[Row]:
-    shares = [(arm, "headroom_share") for arm in (PAPER, FXLIB, HAND)]
-    for arm, metric in (*shares, (BLOCKING, "prediction_error"), (FXLIB, "prediction_error")):
+    shares = [(arm, "headroom_share") for arm in (PAPER, FXLIB, HAND, PIPELINE, HAND_PIPELINE)]
+    across = [(PIPELINE, "speedup_across_the_step"), (PIPELINE, "ratio_to_hand_pipeline")]
+    for arm, metric in (*shares, *across, (BLOCKING, "prediction_error"), (FXLIB, "prediction_error")):
         if values := [cell[arm, metric].value for cell in cells if (arm, metric) in cell]:
             yield _over_cells(len(values), arm, f"median_{metric}", "share", median_interval(values))
 
 
-def _listed(metric: str, short: Sequence[Row], cells: int) -> Iterator[Row]:
+def _listed(metric: str, short: Sequence[Row], cells: int, *, arm: str = FXLIB) -> Iterator[Row]:
     count = float(len(short))
-    yield _over_cells(cells, FXLIB, metric, "cells", (count, count, count))
+    yield _over_cells(cells, arm, metric, "cells", (count, count, count))
     yield from short
 
 

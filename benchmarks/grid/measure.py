@@ -14,6 +14,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,8 +22,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.grid.arms import Job, Step, arms, check
-from benchmarks.grid.cells import HAND, Cell
+from benchmarks.grid.arms import Job, Steps, arms, check, one_by_one
+from benchmarks.grid.cells import HAND, HAND_PIPELINE, Cell
 from benchmarks.grid.recommender import served
 from fxlib.ps.local import local
 
@@ -56,16 +57,28 @@ def measure(cell: Cell, *, rounds: int) -> Measured:
     job = Job.of(cell)
     job.reset_servers()
     found = arms(job)
-    check(job, {**found.steps, **{f"{HAND} ({way})": step for way, step in found.tried.items()}})
-    samples = interleaved(found.tried, rounds=TRIED_ROUNDS)
-    best = min(samples, key=lambda way: statistics.median(samples[way]))
-    step_s = interleaved({**found.steps, HAND: found.tried[best]}, rounds=rounds)
+    steps = {arm: one_by_one(step) for arm, step in found.steps.items()} | dict(found.across)
+    tried = {way: one_by_one(step) for way, step in found.tried.items()}
+    by_hand = {f"{HAND} ({way})": each for way, each in tried.items()}
+    by_hand |= {f"{HAND_PIPELINE} ({way})": each for way, each in found.tried_across.items()}
+    check(job, {**steps, **by_hand})
+    best = fastest(tried)
+    steps[HAND] = tried[best]
+    if found.tried_across:
+        steps[HAND_PIPELINE] = found.tried_across[fastest(found.tried_across)]
+    step_s = interleaved(steps, rounds=rounds)
     return Measured(cell=cell, step_s=step_s, hand=best, predicted_s=found.predicted_s, bound_s=found.bound_s)
 
 
-def interleaved(programs: Mapping[Name, Step], *, rounds: int) -> dict[Name, list[float]]:
+def fastest(programs: Mapping[Name, Steps]) -> Name:
+    """Return which of an expert's programs is fastest here."""
+    samples = interleaved(programs, rounds=TRIED_ROUNDS)
+    return min(samples, key=lambda way: statistics.median(samples[way]))
+
+
+def interleaved(programs: Mapping[Name, Steps], *, rounds: int) -> dict[Name, list[float]]:
     """Run the programs in blocks, in a new random order each round; return seconds per step, round by round."""
-    lengths = {arm: max(1, round(BLOCK_S / block(step, 2))) for arm, step in programs.items()}
+    lengths = {arm: max(1, round(BLOCK_S / block(steps, 2))) for arm, steps in programs.items()}
     samples: dict[Name, list[float]] = {arm: [] for arm in programs}
     order, dice = list(programs), random.Random(0)
     for _ in range(rounds):
@@ -75,11 +88,10 @@ def interleaved(programs: Mapping[Name, Step], *, rounds: int) -> dict[Name, lis
     return samples
 
 
-def block(step: Step, length: int) -> float:
+def block(steps: Steps, length: int) -> float:
     """Seconds per step over so many of them."""
     start = time.perf_counter()
-    for _ in range(length):
-        step()
+    deque(steps(length), maxlen=0)
     return (time.perf_counter() - start) / length
 
 

@@ -6,10 +6,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from benchmarks.grid.cells import BLOCKING, BOUND, COMPUTE, FXLIB, HAND, PAPER
+from benchmarks.grid.cells import BLOCKING, BOUND, COMPUTE, FXLIB, HAND, HAND_PIPELINE, PAPER, PIPELINE
 from benchmarks.report import Case, Row
 
-COLOURS = {BLOCKING: "#8d99ae", PAPER: "#e9c46a", HAND: "#2d6a9f", FXLIB: "#d1495b", COMPUTE: "#9fc5b0", BOUND: "#222"}
+COLOURS = {
+    BLOCKING: "#8d99ae",
+    PAPER: "#e9c46a",
+    HAND: "#2d6a9f",
+    FXLIB: "#d1495b",
+    HAND_PIPELINE: "#79a7d3",
+    PIPELINE: "#8f2d56",
+    COMPUTE: "#9fc5b0",
+    BOUND: "#222",
+}
 WIDTH, LABELS, LINE, TOP, BOTTOM = 900, 330, 18, 34, 26
 RADIUS = 5
 TICKS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -85,6 +94,6 @@ def mark(arm: str, x: float, y: float, title: str) -> str:
 def legend() -> Iterator[str]:
     """Name the marks."""
     for place, arm in enumerate(COLOURS):
-        x = LABELS + 90 * place
+        x = LABELS + 70 * place
         yield mark(arm, x, 14, arm)
         yield f'<text x="{x + 10}" y="18">{arm}</text>'

@@ -244,7 +244,7 @@ def tokens() -> Batch:
 
 def halves(module: ModuleType) -> nn.Module:
     """BERT in two halves, with random weights, narrow where the program does not say how wide."""
-    from transformers import BertConfig, BertModel  # of this program alone
+    from transformers.models.bert import BertConfig, BertModel  # of this program alone
 
     with tempfile.TemporaryDirectory() as folder:
         BertModel(BertConfig(vocab_size=100, intermediate_size=64)).save_pretrained(folder)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
 from fxlib.cli.graph import add_graph_command, analysis_of
+from fxlib.cli.printing import say, say_json
 
 if TYPE_CHECKING:
     from fxlib.cli.options import Commands
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
         FxlibError: the file, an input or the device is not valid.
     """
     found = analysis_of(options)
-    print(json.dumps(_facts(found), indent=2) if options.json else found)
+    say_json(_facts(found)) if options.json else say(found)
     return 0
 
 
@@ -66,4 +66,14 @@ def _facts(found: Analysis) -> dict[str, Any]:
         "device": None if found.device is None else found.device.name,
         "seconds": found.seconds,
         "undeclared": plain(found.undeclared),
+        "ahead": [
+            {
+                "call": each.name,
+                "way": None if each.way is None else each.way.value,
+                "reason": each.reason.name,
+                "detail": each.detail,
+                "remedy": each.remedy,
+            }
+            for each in found.ahead
+        ],
     }

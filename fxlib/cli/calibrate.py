@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fxlib.cli.options import output
+from fxlib.cli.printing import say
 from fxlib.errors import FxlibError
 
 if TYPE_CHECKING:
@@ -49,5 +50,5 @@ def run(options: argparse.Namespace) -> int:
         save_device(device, options.output)
     except OSError as error:
         raise FxlibError(error.strerror or str(error), where=options.output) from error
-    print(f"{device.name}: written to {options.output}")
+    say(f"{device.name}: written to {options.output}")
     return 0

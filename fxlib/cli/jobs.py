@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fxlib.cli.options import add_service, client_of, label
+from fxlib.cli.printing import say, say_json, warn
 
 NAME = "jobs"
 
@@ -86,12 +85,12 @@ def _list(options: argparse.Namespace) -> int:
         )
     if options.json:
         for job in found:
-            print(_as_json(job))
+            say_json(_facts(job), indent=None)
     elif not found:
-        print("no jobs", file=sys.stderr)
+        warn("no jobs")
     else:
         header = ["job", "model", "namespace", "state", "phase", "decision", "gain", "created", "took"]
-        print("\n".join(table([header, *(_row(job) for job in found)], indent="")))
+        say("\n".join(table([header, *(_row(job) for job in found)], indent="")))
     return 0
 
 
@@ -124,7 +123,10 @@ def _watch(options: argparse.Namespace) -> int:
 def _cancel(options: argparse.Namespace) -> int:
     with client_of(options) as client:
         job = client.cancel(_id_of(options.job, client))
-    print(_as_json(job) if options.json else f"job {job.id}: {job.state}")
+    if options.json:
+        say_json(_facts(job), indent=None)
+    else:
+        say(f"job {job.id}: {job.state}")
     return 0
 
 
@@ -145,9 +147,9 @@ def _print(job: Job, *, as_json: bool) -> None:
     from fxlib.spec.report import render
 
     if as_json:
-        print(_as_json(job))
+        say_json(_facts(job), indent=None)
         return
-    print(f"job {job.id}: {job.state}")
+    say(f"job {job.id}: {job.state}")
     facts = {
         "model": job.name,
         "namespace": job.namespace,
@@ -160,15 +162,15 @@ def _print(job: Job, *, as_json: bool) -> None:
         "finished": _local(job.finished_at),
         "failure": f"{job.failure.message} ({job.failure.code})" if job.failure else "",
     }
-    print("\n".join(f"  {name}: {value}" for name, value in facts.items() if value))
+    say("\n".join(f"  {name}: {value}" for name, value in facts.items() if value))
     if job.report is not None:
-        print(f"\n{render(job.report)}")
+        say(f"\n{render(job.report)}")
 
 
-def _as_json(job: Job) -> str:
+def _facts(job: Job) -> object:
     from fxlib.spec.report import plain
 
-    return json.dumps(plain(job))
+    return plain(job)
 
 
 def _local(at: datetime | None) -> str:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fxlib.cli import analyze, calibrate, draw, jobs, optimize, passes, profile, reasons, serve, show, worker
-from fxlib.errors import FxlibError
+from fxlib.cli import analyze, calibrate, draw, jobs, optimize, passes, profile, reasons, serve, show, worker, zoo
+from fxlib.cli.printing import warn
+from fxlib.errors import FxlibError, of_system
 
 _EPILOG = """exit codes: 0 done; 1 it failed, or there is no answer; 2 the command line is wrong; 130 interrupted
 
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fxlib {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, worker, optimize, jobs, passes, reasons, profile, show, analyze, draw, calibrate):
+    for command in (serve, worker, optimize, jobs, zoo, passes, reasons, profile, show, analyze, draw, calibrate):
         command.add_to(commands)
     return parser
 
@@ -54,13 +55,16 @@ def _guarded(run: Callable[[], int]) -> int:
         sys.stdout.flush()  # a closed pipe raises here, and not when the interpreter exits
         return code
     except FxlibError as error:
-        print(f"fxlib: {error}", file=sys.stderr)
+        warn(f"fxlib: {error}")
         return 1
     except BrokenPipeError:
         # The reader closed the pipe, so that what is still buffered must not be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a read-only folder, a full disk, a file where a folder is wanted
+        warn(f"fxlib: {of_system(error)}")
+        return 1
     except KeyboardInterrupt as interrupt:
         for note in getattr(interrupt, "__notes__", ()):
-            print(f"fxlib: {note}", file=sys.stderr)
+            warn(f"fxlib: {note}")
         return 130

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from fxlib.cli.factory import called
 from fxlib.cli.options import add_service, client_of, label, output, step
+from fxlib.cli.printing import say, say_json
 from fxlib.errors import FxlibError
 
 if TYPE_CHECKING:
@@ -122,9 +122,9 @@ def run(options: argparse.Namespace) -> int:
             diffs=options.diff,
         )
     if options.json:
-        print(json.dumps(result.to_dict(), indent=2))
+        say_json(result.to_dict())
     else:
-        print(result)
+        say(result)
     if options.save:
         _save(result.module, options.save)
     if options.report:

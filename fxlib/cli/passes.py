@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from fxlib.cli.options import add_service, client_of
+from fxlib.cli.printing import say, say_json
 
 if TYPE_CHECKING:
     from fxlib.cli.options import Commands
@@ -37,9 +37,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         from google.protobuf.json_format import MessageToDict
 
-        print(json.dumps(MessageToDict(known, preserving_proto_field_name=True), indent=2))
+        say_json(MessageToDict(known, preserving_proto_field_name=True))
     else:
-        print(_text(known))
+        say(_text(known))
     return 0
 
 

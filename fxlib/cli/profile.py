@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fxlib.cli.factory import called
 from fxlib.cli.options import output
+from fxlib.cli.printing import say
 from fxlib.errors import FxlibError
 
 if TYPE_CHECKING:
@@ -59,14 +60,13 @@ def run(options: argparse.Namespace) -> int:
         fxlib.save_profile(profile, options.output)
     except OSError as error:
         raise FxlibError(error.strerror or str(error), where=options.output) from error
-    print(text_of(profile))
+    say(text_of(profile))
     return 0
 
 
 def text_of(profile: Profile) -> str:
     """Return a profile as text: the step, the calls, the servers, the longest local work, and notes."""
-    from fxlib.protocol import plain
-    from fxlib.utils.text import seconds, table
+    from fxlib.utils.text import plain, seconds, table
 
     local_s = sum(node.seconds for node in profile.nodes)
     parts = [("forward's local work", local_s), ("loss", profile.loss_s), ("backward", profile.backward_s)]
@@ -104,8 +104,7 @@ _LONGEST = 10
 
 
 def _call(call: CallProfile) -> list[str]:
-    from fxlib.protocol import plain
-    from fxlib.utils.text import seconds
+    from fxlib.utils.text import plain, seconds
 
     push = "-" if call.push is None else seconds(call.push.issue_s + call.push.service_s.median)
     sizes = [_size(call.request_bytes), _size(call.response_bytes)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
+from fxlib.cli.printing import say, say_json
 from fxlib.errors import FxlibError
 from fxlib.reasons import Reason
 
@@ -38,12 +38,12 @@ def run(options: argparse.Namespace) -> int:
         raise FxlibError(f"no reason is called {unknown}", hint="`fxlib reasons` lists them.")
     rows = [(each, Reason[each].sentence("...")) for each in codes]
     if options.json:
-        print(json.dumps(dict(rows), indent=2))
+        say_json(dict(rows))
     elif options.markdown:
-        print(markdown(rows), end="")
+        say(markdown(rows).removesuffix("\n"))
     else:
         width = max(len(code) for code, _ in rows)
-        print("\n".join(f"{code:{width}}  {sentence}" for code, sentence in rows))
+        say("\n".join(f"{code:{width}}  {sentence}" for code, sentence in rows))
     return 0
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from fxlib.cli.children import Child, command
-from fxlib.cli.extras import require
+from fxlib.cli.applications import Child, command, require, started_as
+from fxlib.cli.printing import say, warn
 from fxlib.errors import FxlibError
 
 if TYPE_CHECKING:
@@ -104,10 +104,7 @@ def run(arguments: Sequence[str]) -> int:
         if addresses is None:
             return 0
         scheme = "https" if settled["tls-cert"] else "http"
-        print(
-            f"fxlib: the service is at {addresses['listen']}, its metrics at {scheme}://{addresses['metrics']}/metrics",
-            flush=True,
-        )
+        say(f"fxlib: the service is at {addresses['listen']}, its metrics at {scheme}://{addresses['metrics']}/metrics")
         if options.no_worker:
             return _attend(service, stop)
         met = ["--service", _reached(addresses["listen"]), *_shown(addresses, settled, own)]
@@ -149,13 +146,14 @@ class _Help(argparse.Action):
         sys.stdout.flush()
         with suppress(FxlibError):
             require("fxlib-service", "service")
-            subprocess.run(command("fxlib_service", ["--help"]), check=True)
+            subprocess.run(command("fxlib_service", ["--help"]), check=True, env=started_as(NAME))
         parser.exit()
 
 
 def _settled(application: str, arguments: Sequence[str]) -> dict[str, Any] | None:
     """Return an application's effective options, by name; None if they are wrong, which it has printed."""
-    told = subprocess.run(command(application, [*arguments, "--print-options"]), check=False, stdout=subprocess.PIPE)
+    asked = command(application, [*arguments, "--print-options"])
+    told = subprocess.run(asked, check=False, stdout=subprocess.PIPE, env=started_as(NAME))
     if told.returncode:
         return None
     return {name: each["value"] for name, each in json.loads(told.stdout).items()}
@@ -242,7 +240,7 @@ def _attend_with_worker(service: Child, arguments: list[str], stop: Stop) -> int
                 if service.code is not None:
                     raise FxlibError(f"it ended with exit code {service.code}", where="the service")
         deaths = 1 if time.monotonic() - started > _STEADY_S else deaths + 1
-        print(f"fxlib: the worker ended with exit code {worker.code}; starting another", file=sys.stderr, flush=True)
+        warn(f"fxlib: the worker ended with exit code {worker.code}; starting another")
         if deaths > _RESTARTS:
             raise FxlibError(f"it died {deaths} times in a row", where="the worker")
         stop.wait(min(0.5 * 2**deaths, 15.0) if deaths > 1 else 0.0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fxlib.cli.printing import say, say_json
 from fxlib.cli.profile import text_of
 from fxlib.errors import FxlibError
 
@@ -57,11 +57,11 @@ def _show(options: argparse.Namespace) -> int:
     if options.diff:
         _show_diffs(module, options.diff)
     elif options.code:
-        print(module.code.strip())
+        say(module.code.strip())
     elif options.json:
-        print(json.dumps(_facts(module), indent=2))
+        say_json(_facts(module))
     else:
-        print(_text(module))
+        say(_text(module))
     return 0
 
 
@@ -74,9 +74,9 @@ def _show_profile(profile: Profile, options: argparse.Namespace) -> int:
 
         from fxlib.protocol import profile_to_proto
 
-        print(json.dumps(MessageToDict(profile_to_proto(profile), preserving_proto_field_name=True), indent=2))
+        say_json(MessageToDict(profile_to_proto(profile), preserving_proto_field_name=True))
     else:
-        print(text_of(profile))
+        say(text_of(profile))
     return 0
 
 
@@ -86,11 +86,12 @@ def _show_diffs(module: GraphModule, recipe: str) -> None:
     from rich.text import Text
 
     from fxlib.recipes import recipes
+    from fxlib.utils.text import plain
 
     console = Console(highlight=False, soft_wrap=True)
     for report in recipes.get(recipe).run(module, diffs=True).passes:
         for line in report.diff.splitlines():
-            console.print(Text(line, style=_STYLES.get(line[:1], "")))
+            console.print(Text(plain(line), style=_STYLES.get(line[:1], "")))
         if not report.diff:
             console.print(Text(f"{report.name}: no change", style="dim"))
 

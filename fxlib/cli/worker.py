@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from fxlib.cli.children import command
-from fxlib.cli.extras import require
+from fxlib.cli.applications import command, require, started_as
 
 if TYPE_CHECKING:
     from fxlib.cli.options import Commands
@@ -28,4 +27,4 @@ def run(arguments: Sequence[str]) -> NoReturn:
         FxlibError: the distribution `fxlib-workers` is not installed.
     """
     require("fxlib-workers", "workers")
-    os.execv(sys.executable, command("fxlib_workers", arguments))  # noqa: S606 - replacing the process is what the command does
+    os.execve(sys.executable, command("fxlib_workers", arguments), started_as(NAME))  # noqa: S606 - replacing the process is what the command does

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,25 +15,32 @@ from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 from torch.nn.parallel import DistributedDataParallel
 
-from fxlib.analysis.effects.resources import COLLECTIVES
+from fxlib.analysis.effects.resources import COLLECTIVES, ServerState, contract_of_call, destination, states_of
 from fxlib.analysis.operators.access import operator_of
 from fxlib.client.own_objects import CALLS, held_uses
 from fxlib.client.value_numbering import Numbers, bodies, callable_key
 from fxlib.errors import WireError
-from fxlib.runtime import (
-    create,
-    functions,
-    is_call,
-    is_issue,
-    is_wait,
-    kind_of,
-)
+from fxlib.runtime import bounds, functions, is_call, is_issue, is_wait, kind_of
+from fxlib.runtime.ops import create
 from fxlib.runtime.ops.batches import IN_ORDER, is_batch, items_of
 from fxlib.runtime.ops.calls import completes
-from fxlib.runtime.ops.registry import FETCHES, TRACKERS
+from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
+from fxlib.wire.limits import Limits
 from fxlib.wire.targets import methods
+
+_LARGER = 16
+"""Times that an answer may be as large as its original; decomposing operators makes it some times larger."""
+_MORE = 4_096
+_MORE_BYTES = 4 << 20
+_MORE_WEIGHTS_BYTES = 64 << 20
+_FEWEST = 256
+_NODES_PER_S = 4_000
+"""Nodes that are decoded and looked at within a second, on a slow machine."""
+
+_RELIANT = frozenset(name.partition(".")[0].replace("_", "") for name in bounds.CHECKS)
+"""Operators that are checked where graphs of others run, by their names in lower case without underscores."""
 
 _UNCOUNTED = frozenset({"change", "look up"})
 """Kinds of interactions that nobody else notices, however often they happen."""
@@ -43,6 +52,27 @@ _CHANGES = frozenset(f"{form}{name}{form}" for name in _IN_PLACE for form in (""
 _GROUP_OPERATORS = ("_c10d_functional::", "_c10d_functional_autograd::")
 """Operators of torch that speak to the other ranks, but for those of `_SILENT`."""
 _SILENT = frozenset({"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"})
+
+
+def limits_of_answer(original: GraphModule, sent_bytes: int, seconds: float = math.inf) -> Limits:
+    """Return how large the graph of an answer may be.
+
+    Args:
+        original: the graph that was sent.
+        sent_bytes: the size of its message.
+        seconds: the time that is left to check the answer.
+    """
+    nodes = sum(len(body.graph.nodes) for _, body in bodies(original))
+    modules = sum(1 for _ in original.modules())
+    weights = sum(each.untyped_storage().nbytes() for each in _state(original).values())
+    most = _LARGER * nodes + _MORE
+    return Limits(
+        graph_bytes=_LARGER * sent_bytes + _MORE_BYTES,
+        nodes=int(max(_FEWEST, min(most, seconds * _NODES_PER_S))),
+        steps=_LARGER * (most + modules),
+        modules=_LARGER * modules + _MORE,
+        weights_bytes=2 * weights + _MORE_WEIGHTS_BYTES,
+    )
 
 
 def screen(answer: GraphModule, original: GraphModule) -> None:
@@ -81,6 +111,9 @@ def screen(answer: GraphModule, original: GraphModule) -> None:
         problem = "the rewritten graph meets the other ranks in another order than the original, or not as often"
         raise WireError(problem, where="the answer")
     _check_counts(answered, allowed)
+    _check_order(answer, original, numbers)
+    if _relies_on_values(answer, original, numbers):
+        bounds.install()
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -96,6 +129,48 @@ def _packing(module: GraphModule) -> tuple[object, ...]:
     if info is None:
         return (type(codegen),)
     return type(codegen), tuple(info.orig_args), info.in_spec, info.out_spec, repr(getattr(codegen, "guards", None))
+
+
+def _relies_on_values(answer: GraphModule, original: GraphModule, numbers: Numbers) -> bool:
+    """Whether the answer may give values of its own to operators that take offsets and lengths for right.
+
+    It may where such an operator is given something else than in the original, or where more is written in place.
+    """
+    reliant, written = (_sensitive(answer, numbers, uses) for uses in (_is_reliant, _writes_in_place))
+    if not reliant:
+        return False
+    own, changed = (_sensitive(original, numbers, uses) for uses in (_is_reliant, _writes_in_place))
+    return bool(reliant - own or written - changed)
+
+
+def _sensitive(
+    module: GraphModule, numbers: Numbers, is_one: Callable[[Node, GraphModule], bool]
+) -> Counter[tuple[Hashable, ...]]:
+    known = numbers.of(module)
+    return Counter(
+        (path, callable_key(node.target), *_given(node, numbers, known))
+        for path, body in bodies(module)
+        for node in body.graph.nodes
+        if is_one(node, body)
+    )
+
+
+def _is_reliant(node: Node, body: GraphModule) -> bool:
+    if node.op == "call_module":
+        called = _called(body, node)
+        names = [type(each).__name__ for each in called.modules() if not isinstance(each, GraphModule)]
+    elif node.op == "call_method":
+        names = [str(node.target)]
+    elif node.op == "call_function":
+        names = [(known_name(node.target) or ("", ""))[1].rpartition("::")[2].partition(".default")[0]]
+    else:
+        return False
+    plain = [name.lower().replace("_", "") for name in names]
+    return any(stem in name for name in plain for stem in _RELIANT)
+
+
+def _writes_in_place(node: Node, _: GraphModule) -> bool:
+    return _is_change(node)
 
 
 def _modes(module: GraphModule) -> list[Hashable]:
@@ -194,7 +269,7 @@ class _Interactions:
         if node.target in CALLS:
             kind, args = ("push", node.args[1:]) if node.target in TRACKERS else ("call", node.args)
             key = kind, numbers.value(args[0], known), numbers.value(args[1], known)
-            self.arguments.setdefault(key, []).append(args[2:4])
+            self.arguments.setdefault(key, []).append((*args[2:4], args[4]))
             contract = node.meta.get("contract") if contracts else None
             if kind == "call" and not (isinstance(contract, Contract) and contract.is_read):
                 self.needed[key] += count
@@ -203,12 +278,113 @@ class _Interactions:
                 if name is not None:
                     key = kind, numbers.value(args[0], known), numbers.value(name, known)
                     self.allowed[key] += count
-                    self.arguments.setdefault(key, []).append(args[2:4])
+                    self.arguments.setdefault(key, []).append((*args[2:4], args[4]))
         elif is_batch(node):
             to = node.args[0]
             for item in items_of(node):
                 key = "call", numbers.value(to, known), numbers.value(item.function, known)
-                self.arguments.setdefault(key, []).append((item.args, item.kwargs))
+                self.arguments.setdefault(key, []).append((item.args, item.kwargs, node.args[2]))
+
+
+def _check_order(answer: GraphModule, original: GraphModule, numbers: Numbers) -> None:
+    """Check that calls which may write keep their order, and that others see what as many writes have left."""
+    states: dict[tuple[Hashable, ...], list[_States]] = {}
+    before, found = _made(original, numbers, states), _made(answer, numbers, {})
+    present = list(dict.fromkeys(each.key for each in found))
+    writers = {key for key in present if any(each.writes for each in states.get(key, ()))}
+    for writer in present:
+        for other in present if writer in writers else ():
+            if not _conflict(states.get(writer, []), states.get(other, [])):
+                continue
+            here, there = ([each for each in calls if each.key in (writer, other)] for calls in (found, before))
+            if other in writers:
+                kept = [each.key for each in here] == [each.key for each in there]
+            else:
+                kept = _seen(here, writer) <= _seen(there, writer)
+            if not kept or _overlap(here, writer):
+                problem = "the rewritten graph makes calls that may write in another order than the original"
+                raise WireError(problem, where="the answer")
+
+
+def _seen(calls: list[_Made], writer: tuple[Hashable, ...]) -> set[int]:
+    """Return how many calls of the writer come before the other calls."""
+    written = itertools.accumulate(each.key == writer for each in calls)
+    return {count for each, count in zip(calls, written, strict=True) if each.key != writer}
+
+
+def _overlap(calls: list[_Made], writer: tuple[Hashable, ...]) -> bool:
+    """Whether a call is made while one of the writer, or with the writer another one, is on its way."""
+    over = {True: 0.0, False: 0.0}
+    begun = {True: -1, False: -1}
+    for each in calls:
+        writes = each.key == writer
+        for of in (True, False) if writes else (True,):
+            if over[of] > each.begun != begun[of]:
+                return True
+        over[writes], begun[writes] = max(over[writes], each.over), each.begun
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """What a call reads and writes on servers, and whether its writes commute with others of their kind."""
+
+    reads: frozenset[ServerState]
+    writes: frozenset[ServerState]
+    commutes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A call by name, the place where it is made, and the place where its answer is there."""
+
+    key: tuple[Hashable, ...]
+    begun: int
+    over: float
+
+
+def _made(module: GraphModule, numbers: Numbers, states: dict[tuple[Hashable, ...], list[_States]]) -> list[_Made]:
+    """Return the calls by name that a module makes, in the order in which it makes them, those of nested graphs, too.
+
+    What their contracts say is added to `states`.
+    """
+    known, found, clock = numbers.of(module), list[_Made](), itertools.count()
+
+    def run(body: GraphModule) -> None:
+        places: dict[Node, int] = {}
+        for node in body.graph.nodes:
+            places[node] = next(clock)
+            for entered in _entered(_called(body, node)) if node.op == "call_module" else ():
+                run(entered)
+        for node, place in places.items():
+            if not (is_batch(node) or node.target in CALLS_BY_NAME):
+                continue
+            functions_called = [each.function for each in items_of(node)] if is_batch(node) else [node.args[1]]
+            for index, function in enumerate(functions_called):
+                waits = [places[user] for user in node.users if is_wait(user) and user.args[1:] in ((), (index,))]
+                over = max(waits, default=math.inf) if is_issue(node) else place
+                key = numbers.value(node.args[0], known), numbers.value(function, known)
+                found.append(_Made(key, place, over))
+                contract = contract_of_call(node)
+                said = states_of(contract, destination(node))
+                states.setdefault(key, []).append(_States(*said, commutes=contract is not None and contract.commutes))
+
+    run(module)
+    return sorted(found, key=lambda each: each.begun)
+
+
+def _conflict(ones: list[_States], others: list[_States]) -> bool:
+    """Whether a call may write what another one touches, by all that is known of either."""
+    return any(
+        not (one.commutes and other.commutes)
+        and (_meet(one.writes, other.writes | other.reads) or _meet(other.writes, one.reads))
+        for one in dict.fromkeys(ones)
+        for other in dict.fromkeys(others)
+    )
+
+
+def _meet(states: frozenset[ServerState], others: frozenset[ServerState]) -> bool:
+    return any(one.meets(other) for one in states for other in others)
 
 
 def _check_kinds(answer: _Interactions, original: _Interactions, module: GraphModule) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
 from fxlib.errors import LimitError, RejectedError, WireError
-from fxlib.protocol import blob_to_proto
+from fxlib.protocol import LEASE, blob_to_proto
 from fxlib.spec.job import Blob
 from fxlib.v1 import blobs_pb2, graph_pb2
 
@@ -23,8 +23,15 @@ MAX_GRAPH_BYTES = 1 << 30
 _REFS_PER_CALL = 1000
 
 
-def upload(connection: Connection, blobs: Mapping[str, bytes], deadline: Deadline) -> int:
+def upload(connection: Connection, blobs: Mapping[str, bytes], deadline: Deadline, *, lease: str = "") -> int:
     """Upload blobs, by SHA-256, to the service; return the number of bytes that it lacked.
+
+    Args:
+        connection: the connection to the service.
+        blobs: the blobs, by SHA-256.
+        deadline: for all calls together.
+        lease: the token of the worker's lease for whose answer the blobs are; a service whose disk is full has a
+            reserve for those.
 
     Raises:
         ServiceUnavailableError: the service was not reached in time.
@@ -36,12 +43,12 @@ def upload(connection: Connection, blobs: Mapping[str, bytes], deadline: Deadlin
         missing += _missing(connection, refs[start : start + _REFS_PER_CALL], deadline)
     for ref in missing:
         try:
-            _send(connection, ref, blobs[ref.sha256], deadline)
+            _send(connection, ref, blobs[ref.sha256], deadline, lease)
         except RejectedError as error:
             if error.code != BLOB_CORRUPT:
                 raise
             # What others had sent under this name was not the blob; the service has dropped it.
-            _send(connection, ref, blobs[ref.sha256], deadline)
+            _send(connection, ref, blobs[ref.sha256], deadline, lease)
     return sum(ref.size for ref in missing)
 
 
@@ -63,8 +70,8 @@ def download(connection: Connection, blob: Blob, deadline: Deadline) -> bytes:
     return data
 
 
-def _send(connection: Connection, ref: graph_pb2.BlobRef, data: bytes, deadline: Deadline) -> None:
-    part = _Part(connection, ref, data)
+def _send(connection: Connection, ref: graph_pb2.BlobRef, data: bytes, deadline: Deadline, lease: str) -> None:
+    part = _Part(connection, ref, data, lease)
     while not connection.call("uploading a blob", part, deadline):
         pass
 
@@ -81,14 +88,15 @@ def _missing(connection: Connection, refs: Sequence[graph_pb2.BlobRef], deadline
 class _Part:
     """The next part of a blob to upload; a call sends it, and returns whether the service has all of the blob."""
 
-    def __init__(self, connection: Connection, ref: graph_pb2.BlobRef, data: bytes) -> None:
+    def __init__(self, connection: Connection, ref: graph_pb2.BlobRef, data: bytes, lease: str) -> None:
         self._stub, self._ref, self._data = connection.blobs, ref, memoryview(data)
+        self._metadata = ((LEASE, lease),) if lease else ()
 
     def __call__(self, left_s: float) -> bool:
         stored = self._stub.QueryWrite(blobs_pb2.QueryWriteRequest(blob=self._ref), timeout=left_s)
         if stored.complete:
             return True
-        written = self._stub.Write(self._chunks(stored.committed_bytes), timeout=left_s)
+        written = self._stub.Write(self._chunks(stored.committed_bytes), timeout=left_s, metadata=self._metadata)
         return written.committed_bytes == self._ref.size
 
     def _chunks(self, start: int) -> Iterator[blobs_pb2.WriteRequest]:

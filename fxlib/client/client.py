@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Self
 
+import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed import rpc
@@ -25,10 +26,10 @@ from fxlib.client.rendezvous import Group, Rendezvous
 from fxlib.client.request import Prepared, Question, RequestOptions, captured_of, prepare
 from fxlib.client.sample_run import run_sample
 from fxlib.client.session import Inquiry, Outcome, ask, kept
-from fxlib.client.unserved import check_measurable
+from fxlib.client.unserved import UnservedError, check_measurable
 from fxlib.client.watch_job import follow, get_job
-from fxlib.config import DISABLE, disabled, service_address
-from fxlib.errors import CaptureError, FxlibWarning, WorkloadError
+from fxlib.config import DISABLE, TORCH_VERSIONS, disabled, service_address
+from fxlib.errors import CaptureError, FxlibError, FxlibWarning, WorkloadError
 from fxlib.protocol import job_from_proto, state_to_proto
 from fxlib.runtime.gradients.plain_forward import train_as_written
 from fxlib.spec.job import Event, Job, State
@@ -176,6 +177,38 @@ class Client:
             None if disabled() else discovery,
         )
 
+    def hand_in(
+        self, model: Model, workload: Workload, *, request_id: str = "", **asked: Unpack[RequestOptions]
+    ) -> Job | Result:
+        """Ask for a faster module, and return the job as the service took it, without waiting for its answer.
+
+        Where there is nothing to ask, since the model cannot be captured or no worker could measure it, the result says
+        so.
+
+        Args:
+            model: as for `optimize`.
+            workload: how its step runs.
+            request_id: the request's own id: whoever hands the same request in again, with the same id, gets the job
+                that it has already. By default each call makes a job of its own, unless a finished one answers it.
+            **asked: see `Question`.
+
+        Raises:
+            TypeError, WorkloadError: the arguments make no sense.
+            RemoteError: the service cannot be reached, or refuses.
+            Exception: whatever the model, or the loss, raises on a batch of the workload; see `run_sample`.
+        """
+        question = Question(**asked)
+        own = _question_of(model, workload, question)
+        if isinstance(own, Outcome):
+            return own.result
+        if request_id:
+            own.request.request_id = request_id
+        inquiry = Inquiry(self._connection, Deadline(question.deadline_s), self._patience_s, Silent())
+        try:
+            return inquiry.hand_in(own)
+        except UnservedError as error:
+            return kept(own.captured, error).result
+
     def _asking(self, asked: RequestOptions) -> Callable[[Prepared], Outcome]:
         """Return a function that asks one further question, with the time limit of the first."""
         limit_s = Question(**asked).deadline_s
@@ -318,6 +351,7 @@ def _question_of(model: Model, workload: Workload, question: Question) -> Prepar
         assert not isinstance(model, nn.Module)  # noqa: S101 - a module is one already
         return kept(model.module(), error)
     try:
+        _check_torch()
         # Captured even when disabled: fxlib.push_gradients works with captured modules alone.
         original = captured = captured_of(original, workload)
         if disabled():
@@ -336,3 +370,17 @@ def _question_of(model: Model, workload: Workload, question: Question) -> Prepar
         raise
     except Exception as error:  # noqa: BLE001 - the same
         return kept(captured, error)
+
+
+def _check_torch() -> None:
+    """Check that torch is of a version whose internals this release of fxlib knows.
+
+    Raises:
+        FxlibError: it is another one.
+    """
+    first, after = TORCH_VERSIONS
+    installed = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if not first <= installed < after:
+        known = f">={'.'.join(map(str, first))},<{'.'.join(map(str, after))}"
+        hint = f"Install torch{known}, or a release of fxlib that is for this one."
+        raise FxlibError(f"this release of fxlib is not for torch {torch.__version__}", hint=hint)

@@ -132,7 +132,7 @@ class Connection:
                 return attempt(min(ATTEMPT_S, deadline.left_s))
             except grpc.RpcError as error:
                 failure = understand(error)
-                wait_s = pause_s if failure.retry_after_s is None else failure.retry_after_s
+                wait_s = pause_s if failure.retry_after_s is None else max(failure.retry_after_s, _PAUSES_S[0])
                 if not failure.may_pass or wait_s >= limit.left_s:
                     raise failure.error(where) from error
                 _LOG.info("%s: %s; trying again in %.1f s", where, failure.message, wait_s)

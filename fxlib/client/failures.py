@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from fxlib.errors import RejectedError, RemoteError, ServiceUnavailableError
-from fxlib.protocol import plain
+from fxlib.utils.text import plain
 
 _AWAY = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.ABORTED))
 
@@ -41,10 +43,11 @@ def understand(error: grpc.RpcError) -> Failure:
     code, retry_after_s = "", None
     for detail in _details(error):
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info):
-            code = info.reason
-        elif detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
-            retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+        with suppress(DecodeError):
+            if detail.Is(info.DESCRIPTOR) and detail.Unpack(info):
+                code = info.reason
+            elif detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
+                retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
     status = error.code()
     message = plain(error.details() or "") or status.name.lower().replace("_", " ")
     return Failure(status=status, code=code, message=message, retry_after_s=retry_after_s)
@@ -53,6 +56,6 @@ def understand(error: grpc.RpcError) -> Failure:
 def _details(error: grpc.RpcError) -> list[Any]:
     try:
         status = rpc_status.from_call(cast(grpc.Call, error))
-    except ValueError:  # the details contradict the status: a proxy's doing
+    except (ValueError, DecodeError):  # the details contradict the status, or are none: a proxy's doing
         return []
     return list(status.details) if status is not None else []

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Protocol, Self, TextIO
 
 from fxlib.spec.job import TERMINAL, Event
+from fxlib.utils.text import plain
 
 
 class Progress(Protocol):
@@ -40,6 +41,7 @@ class Lines:
 
     def say(self, text: str) -> None:
         """Write a line, unless it is the last one again."""
+        text = plain(text)
         if text != self._last:
             self._last = text
             # A log that is closed or full is no reason to stop training.
@@ -81,14 +83,12 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Show a sentence, and no figure."""
-        self._bars.update(self._task, description=text, total=None)
+        self._bars.update(self._task, description=plain(text), total=None)
 
     def show(self, event: Event) -> None:
         """Show phase, message and bar."""
-        known = event.progress is not None
-        self._bars.update(
-            self._task, description=sentence(event), total=1.0 if known else None, completed=event.progress or 0.0
-        )
+        known, text = event.progress is not None, plain(sentence(event))
+        self._bars.update(self._task, description=text, total=1.0 if known else None, completed=event.progress or 0.0)
 
 
 def sentence(event: Event) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxlib import protocol, wire
-from fxlib.client.answer_policy import screen
+from fxlib.client.answer_policy import limits_of_answer, screen
 from fxlib.client.blobs import download, upload
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
@@ -19,11 +20,11 @@ from fxlib.client.request import Prepared
 from fxlib.client.unserved import UnservedError, check_served
 from fxlib.client.variant_exchange import bind_variants
 from fxlib.client.watch_job import follow, get_job
-from fxlib.errors import FxlibError, JobFailedError, RejectedError, WireError
+from fxlib.errors import FxlibError, JobFailedError, LimitError, RejectedError, WireError
 from fxlib.reasons import Reason
 from fxlib.recipes.recipes import with_variants
 from fxlib.runtime import CapturedModule
-from fxlib.spec.job import Job
+from fxlib.spec.job import Blob, Job
 from fxlib.spec.report import Report, Result
 from fxlib.v1 import jobs_pb2
 
@@ -73,7 +74,7 @@ def ask(
     """Send the question, follow the job, and bind the answer to the caller's own module; raise nothing."""
     inquiry = Inquiry(connection, deadline, patience_s, progress)
     try:
-        return Outcome(result=conclude(prepared, inquiry.answer(prepared)))
+        return Outcome(result=conclude(prepared, inquiry.answer(prepared), seconds=deadline.left_s))
     except Exception as error:  # noqa: BLE001 - promised: whatever happens on the way, the job trains
         return kept(prepared.captured, error, job_id=inquiry.job_id)
 
@@ -88,6 +89,23 @@ class Inquiry:
         self._progress = progress
         self.job_id = ""
 
+    def hand_in(self, prepared: Prepared) -> Job:
+        """Send the question, and return the job as the service took it.
+
+        Raises:
+            RemoteError: the service cannot be reached, refuses, or no worker of it could measure the job.
+            PassError: nobody knows the recipe.
+        """
+        connection, deadline = self._connection, self._deadline
+        self._progress.say(f"reaching {connection.address}")
+        capabilities = connection.reach(deadline.within(self._patience_s))
+        check_served(prepared, capabilities, connection, deadline)
+        job = _accepted(connection, prepared, deadline, self._progress)
+        self.job_id = job.id
+        found = "a finished job answers" if job.cached else "done" if job.done else "waiting for a worker's measurement"
+        _LOG.info("the service at %s took job %s: %s", connection.address, job.id, found)
+        return job
+
     def answer(self, prepared: Prepared) -> Answer:
         """Send the question, and follow the job to its end.
 
@@ -98,13 +116,7 @@ class Inquiry:
             WireError: what it sends has no meaning.
         """
         connection, deadline = self._connection, self._deadline
-        self._progress.say(f"reaching {connection.address}")
-        capabilities = connection.reach(deadline.within(self._patience_s))
-        check_served(prepared, capabilities, connection, deadline)
-        job = _accepted(connection, prepared, deadline, self._progress)
-        self.job_id = job.id
-        found = "a finished job answers" if job.cached else "done" if job.done else "waiting for a worker's measurement"
-        _LOG.info("the service at %s took job %s: %s", connection.address, job.id, found)
+        job = self.hand_in(prepared)
         if not job.done:
             job = follow(connection, job.id, deadline, self._progress.show)
         elif job.report is None:
@@ -112,22 +124,32 @@ class Inquiry:
         if job.report is None:
             return Answer(job=job)
         adopts = job.report.decision == "adopt" and job.graph is not None
-        graph = download(connection, job.graph, deadline) if adopts and job.graph is not None else b""
+        limits = _limits(prepared, deadline)
+        graph = b""
+        if adopts and job.graph is not None:
+            graph = _download(connection, job.graph, deadline, limits[""])
         variants = {
-            name: download(connection, job.variant_graphs[name], deadline)
+            name: _download(connection, job.variant_graphs[name], deadline, limits[name])
             for name, report in job.report.variants.items()
-            if report.decision == "adopt" and name in job.variant_graphs
+            if report.decision == "adopt" and name in job.variant_graphs and name in limits
         }
         graphs = [each for each in (graph, *variants.values()) if each]
         named = [ref for each in graphs for ref in map(protocol.blob_from_proto, wire.values_of(wire.parse(each)))]
-        values = {
-            sha256: download(connection, ref, deadline) for sha256, ref in {ref.sha256: ref for ref in named}.items()
-        }
+        wanted = {ref.sha256: ref for ref in named}
+        most = sum(each.weights_bytes for each in limits.values())
+        if (size := sum(ref.size for ref in wanted.values())) > most:
+            raise LimitError(f"{size:,} bytes of values exceed the limit of {most:,}", where="the answer")
+        values = {sha256: download(connection, ref, deadline) for sha256, ref in wanted.items()}
         return Answer(job=job, graph=graph, variants=variants, values=values)
 
 
-def conclude(prepared: Prepared, answer: Answer) -> Result:
+def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -> Result:
     """Check an answer, and bind its graph to the caller's own module.
+
+    Args:
+        prepared: the question.
+        answer: what was answered.
+        seconds: the time that is left for it; a graph that would take longer to check is refused unread.
 
     Raises:
         JobFailedError: the job ended without a report.
@@ -138,20 +160,37 @@ def conclude(prepared: Prepared, answer: Answer) -> Result:
         detail = f"{job.failure.message} ({job.failure.code})" if job.failure else "no reason given"
         raise JobFailedError(detail, where=f"job {job.id} {job.state}")
     module: nn.Module = prepared.captured
+    limits = limits_of_answer(prepared.captured, prepared.request.graph.size, seconds)
     protocol.check_adoption(job.report, protocol.trial_from_proto(prepared.request.trial))
     if job.report.decision == "adopt":
         if job.graph is None:
             raise WireError("there is no graph to adopt", where=f"job {job.id}")
-        module = rewritten = wire.decode(wire.parse(answer.graph), blobs=answer.values, root=prepared.captured)
+        module = rewritten = wire.decode(
+            wire.parse(answer.graph), blobs=answer.values, root=prepared.captured, limits=limits
+        )
         screen(rewritten, prepared.captured)
         rewritten.computed_from(prepared.marks)
-    variants, reports = bind_variants(prepared.variants, job.report.variants, answer.variants, answer.values)
+    variants, reports = bind_variants(
+        prepared.variants, job.report.variants, answer.variants, answer.values, seconds=seconds
+    )
     report = replace(job.report, variants={**reports, **prepared.declined})
     if report.adopts and isinstance(module, GraphModule) and isinstance(prepared.captured, CapturedModule):
         module = with_variants(prepared.captured, module, variants)
     report = _blamed(report) if prepared.ran else report
     _LOG.info("job %s: %s; %s", job.id, report.decision, report.explanation)
     return Result.of(report, module=module, job_id=job.id, cached=job.cached)
+
+
+def _limits(prepared: Prepared, deadline: Deadline) -> dict[str, wire.Limits]:
+    """Return how large the graphs of an answer may be, by the variant's name, "" for the main one."""
+    own = {name: limits_of_answer(each.captured, each.request.graph.size) for name, each in prepared.variants.items()}
+    return {"": limits_of_answer(prepared.captured, prepared.request.graph.size, deadline.left_s), **own}
+
+
+def _download(connection: Connection, blob: Blob, deadline: Deadline, limits: wire.Limits) -> bytes:
+    if blob.size > limits.graph_bytes:
+        raise LimitError(f"a graph of {blob.size:,} bytes, and may have {limits.graph_bytes:,}", where="the answer")
+    return download(connection, blob, deadline)
 
 
 def _blamed(report: Report) -> Report:

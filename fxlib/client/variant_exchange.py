@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from torch.fx import GraphModule
 from fxlib import protocol, wire
 from fxlib.analysis.effects.resources import COLLECTIVES, function_name, speaks_to
 from fxlib.capture.capture_variant import capture_variant, mode_of
-from fxlib.client.answer_policy import screen
+from fxlib.client.answer_policy import limits_of_answer, screen
 from fxlib.errors import FxlibError, FxlibWarning, WireError
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.data_parallel import described
@@ -69,9 +70,12 @@ def bind_variants(
     reports: Mapping[str, Report],
     graphs: Mapping[str, bytes],
     values: Mapping[str, bytes],
+    *,
+    seconds: float = math.inf,
 ) -> tuple[dict[str, CapturedModule], dict[str, Report]]:
     """Bind what the service answered to the caller's own model; return graphs to run, and reports, by name.
 
+    A graph that would take longer than `seconds` to check is refused unread.
     Where gradients are recorded, a variant that is not adopted runs its graph as captured, which tracks those of remote
     results.
 
@@ -87,7 +91,8 @@ def bind_variants(
         if report.decision == "adopt":
             if name not in graphs:
                 raise WireError("there is no graph to adopt", where=f"variant {name!r}")
-            module = wire.decode(wire.parse(graphs[name]), blobs=values, root=each.captured)
+            limits = limits_of_answer(each.captured, each.request.graph.size, seconds)
+            module = wire.decode(wire.parse(graphs[name]), blobs=values, root=each.captured, limits=limits)
             screen(module, each.captured)
             module.computed_from(each.marks)
             if collectives_of(module) != collectives_of(each.captured):

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.cost.memory import live_bytes
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
+from fxlib.analysis.effects.prologue import CallAhead, calls_ahead
 from fxlib.analysis.effects.resources import GENERATOR, PEERS, PROCESS, REDUCTIONS, Resource, ServerState, Storage
 from fxlib.capture.coerce import Model, as_graph, samples_of
 from fxlib.inspection.device import Device, load_device
@@ -82,6 +83,8 @@ class Analysis:
     """Seconds of one forward on the device, remote calls that no profile knows left out."""
     undeclared: tuple[Undeclared, ...] = ()
     """Remote functions that declare nothing, and what the cost model expects of declaring them; most first."""
+    ahead: tuple[CallAhead, ...] = ()
+    """Each remote call: whether `fxlib.pipeline` may make it ahead of its step, and why not."""
 
     @property
     def flops(self) -> int:
@@ -162,6 +165,7 @@ def analyze(
         device=described,
         seconds=None if timed is None else timed.seconds,
         undeclared=undeclared(module, request=PlanningRequest(profile=profile)),
+        ahead=calls_ahead(module),
     )
 
 
@@ -310,6 +314,8 @@ def render(analysis: Analysis) -> str:
     if analysis.undeclared:
         heading = "remote functions that declare nothing; what reads= would be worth, by the cost model"
         lines += ["", heading, *(f"  {each}" for each in analysis.undeclared)]
+    if analysis.ahead:
+        lines += ["", "calls ahead of their step, by fxlib.pipeline", *(f"  {each}" for each in analysis.ahead)]
     return "\n".join(lines)
 
 

@@ -1,20 +1,27 @@
-"""`fxlib.draw`: a graph as a picture, with what is known of each node."""
+"""`fxlib.draw`: a graph as a picture, with what is known of each node: by graphviz, or as an HTML page.
+
+The page has a row for each node, from top to bottom in program order, and its inputs as lines beside the rows. A line
+leads from the node that makes a value down to the last that uses it, with a dot at each use; lines that overlap have
+lanes of their own, as far as there is room. Bars are time and memory. The page is made in linear time, and nothing in
+it is a script.
+"""
 
 from __future__ import annotations
 
+import heapq
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
+
+from torch.fx import Node
 
 from fxlib.capture.coerce import Model
 from fxlib.errors import FxlibError
-from fxlib.inspection.analyzing import Analysis, analyze
-from fxlib.inspection.graphviz import dot_text, svg
+from fxlib.inspection.analyzing import Analysis, NodeFigures, analyze, cells, render
+from fxlib.inspection.graphviz import colour, dot_text, svg
 from fxlib.inspection.inputs import Given
-from fxlib.inspection.page import page
 from fxlib.serialization.files import write_whole
-
-_FORMS: Mapping[str, Callable[[Analysis], str]] = {".html": page, ".svg": svg, ".dot": dot_text}
 
 
 def draw(drawn: Analysis | Model, path: str | os.PathLike[str], inputs: Given = None) -> None:
@@ -36,3 +43,103 @@ def draw(drawn: Analysis | Model, path: str | os.PathLike[str], inputs: Given = 
         raise FxlibError(f"nothing is drawn as {target.suffix!r}", where=str(path), hint=hint)
     analysis = drawn if isinstance(drawn, Analysis) else analyze(drawn, inputs)
     write_whole(target, [_FORMS[target.suffix](analysis).encode()])
+
+
+MOST_NODES = 2000
+_LANES = 24
+_ROW, _LANE, _BAR = 18, 7, 90
+_COLUMNS = (("node", 0), ("target", 210), ("makes", 430), ("time", 650), ("live memory", 750), ("effects", 950))
+_WIDTH = 1300
+_CUT = {"node": 30, "target": 32, "makes": 32, "effects": 60}
+
+
+def page(analysis: Analysis) -> str:
+    """Return the page; of a longer graph the first `MOST_NODES` nodes, and a note."""
+    title = escape(f"{analysis.name}: {len(analysis.nodes)} nodes")
+    left = len(analysis.nodes) - MOST_NODES
+    note = f"<p>{left} more nodes are not drawn; the text below counts them.</p>" if left > 0 else ""
+    return _PAGE.format(title=title, note=note, figure=figure(analysis), text=escape(render(analysis)))
+
+
+def figure(analysis: Analysis) -> str:
+    """Return the rows and lines as an SVG fragment, for a page of one's own."""
+    nodes = list(analysis.nodes)[:MOST_NODES]
+    margin = _LANES * _LANE + 10
+    parts = [f'<text x="{margin + x}" y="12" font-weight="bold">{escape(name)}</text>' for name, x in _COLUMNS]
+    parts += _lines(nodes)
+    most_s = max((each.seconds or 0.0 for each in analysis.nodes.values()), default=0.0)
+    for row, node in enumerate(nodes):
+        figures = analysis.nodes[node]
+        parts += _row(node, figures, _middle(row), margin, (most_s, analysis.peak_bytes))
+    height, width = _middle(len(nodes)), margin + _WIDTH
+    return f'<svg viewBox="0 0 {width} {height}" width="{width}" font-size="11" fill="#222">{"".join(parts)}</svg>'
+
+
+def _middle(row: int) -> int:
+    return (row + 1) * _ROW + _ROW // 2
+
+
+def _row(node: Node, figures: NodeFigures, y: int, margin: int, most: tuple[float, int]) -> Iterator[str]:
+    made, takes, arithmetic, moves, live = cells(figures)
+    target = node._pretty_print_target(node.target)
+    told = [f"{node.name} = {node.op} {target}", made, f"{takes}, {arithmetic}, {moves} moved, {live} live"]
+    told += [*figures.effects, *([str(figures.unknown)] if figures.unknown is not None else [])]
+    told += [source] if (source := str(node.meta.get("source", ""))) else []
+    yield (
+        f'<g><title>{escape(chr(10).join(told))}</title><rect x="{margin - 4}" y="{y - _ROW // 2 + 1}" '
+        f'width="{_WIDTH}" height="{_ROW - 2}" fill="{colour(figures)}"/>'
+    )
+    shares = {
+        "time": (figures.seconds or 0.0) / most[0] if most[0] else 0.0,
+        "live memory": figures.live_bytes / most[1] if most[1] else 0.0,
+    }
+    words = {
+        "node": node.name, "target": target, "makes": made, "time": takes, "live memory": live,
+        "effects": "; ".join(figures.effects),
+    }  # fmt: skip
+    for name, x in _COLUMNS:
+        if name in shares:
+            width = _BAR * shares[name]
+            yield f'<rect x="{margin + x}" y="{y - 6}" width="{width:.1f}" height="12" fill="#9fb8d8"/>'
+        yield f'<text x="{margin + x}" y="{y + 4}">{escape(_cut(words[name], _CUT.get(name, 20)))}</text>'
+    yield "</g>"
+
+
+def _lines(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield a line for each value that is used beyond the next row, in the first lane that is free."""
+    rows = {node: row for row, node in enumerate(nodes)}
+    free, busy = list(range(_LANES)), list[tuple[int, int]]()
+    for row, node in enumerate(nodes):
+        while busy and busy[0][0] <= row:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        uses = sorted(rows[user] for user in node.users if user in rows)
+        if not uses:
+            continue
+        lane = heapq.heappop(free) if free else _LANES - 1
+        if lane < _LANES - 1:
+            heapq.heappush(busy, (uses[-1], lane))
+        x = (_LANES - lane) * _LANE
+        ends = f'<line x1="{x}" y1="{_middle(row)}" x2="{x}" y2="{_middle(uses[-1])}" stroke="#7a8ca5"/>'
+        dots = (f'<circle cx="{x}" cy="{_middle(use)}" r="2.2" fill="#2d6a9f"/>' for use in uses)
+        start = f'<circle cx="{x}" cy="{_middle(row)}" r="2.2" fill="#fff" stroke="#2d6a9f"/>'
+        yield f"<g><title>{escape(node.name)}</title>{ends}{start}{''.join(dots)}</g>"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 14px/1.4 system-ui, sans-serif; margin: 2em; color: #222; background: #fff; }}
+h1 {{ font-size: 20px; }} pre {{ font-size: 12px; overflow-x: auto; }}
+</style></head><body><h1>{title}</h1>
+<p>Warm rows have effects, grey ones are unknown. Lines join a value (ring) to its uses (dots); rest the pointer on
+anything for all that is known of it.</p>
+{note}{figure}
+<pre>{text}</pre>
+</body></html>
+"""
+
+
+_FORMS: Mapping[str, Callable[[Analysis], str]] = {".html": page, ".svg": svg, ".dot": dot_text}

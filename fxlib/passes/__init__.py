@@ -1,14 +1,14 @@
 """Transforms of a GraphModule, one to a file. Importing the package registers them all."""
 
 from fxlib.passes.infra.base import REGISTRY, Context, GraphPass, PassResult, register_pass
-from fxlib.passes.local.channels_last.channels_last import ChannelsLast
+from fxlib.passes.local.channels_last import ChannelsLast
 from fxlib.passes.local.common_subexpressions import CommonSubexpressions
 from fxlib.passes.local.dead_code import DeadCode
-from fxlib.passes.local.decompose.decompose import Decompose
-from fxlib.passes.local.fold_constants.fold_constants import FoldConstants
-from fxlib.passes.local.fold_norms.fold_norms import FoldNorms
+from fxlib.passes.local.decompose import Decompose
+from fxlib.passes.local.fold_constants import FoldConstants
+from fxlib.passes.local.fold_norms import FoldNorms
 from fxlib.passes.local.reinplace.reinplace import Reinplace
-from fxlib.passes.local.rewrite_rules.rewrite_rules import RewriteRules
+from fxlib.passes.local.rewrite_rules import RewriteRules
 from fxlib.passes.remote.coalesce_calls import CoalesceCalls
 from fxlib.passes.remote.coalesce_writes import CoalesceWrites
 from fxlib.passes.remote.fold_pairs import FoldPairs

@@ -11,8 +11,8 @@ from fxlib.protocol.batches import (
     spec_from_proto,
     spec_to_proto,
 )
-from fxlib.protocol.catalogue import catalogue_to_proto
 from fxlib.protocol.jobs import (
+    LEASE,
     event_from_proto,
     event_to_proto,
     job_from_proto,
@@ -20,16 +20,28 @@ from fxlib.protocol.jobs import (
     state_from_proto,
     state_to_proto,
 )
-from fxlib.protocol.plain import plain
 from fxlib.protocol.profile import profile_from_proto, profile_to_proto
-from fxlib.protocol.recipe import RecipeLike, passes_that_need, recipe_from_proto, recipe_to_proto
+from fxlib.protocol.recipe import (
+    RecipeLike,
+    catalogue_to_proto,
+    check_weights,
+    passes_that_need,
+    recipe_from_proto,
+    recipe_to_proto,
+)
 from fxlib.protocol.report import blob_from_proto, blob_to_proto, check_adoption, report_from_proto, report_to_proto
-from fxlib.protocol.trial import trial_from_proto, trial_to_proto
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
-from fxlib.protocol.weights import check_weights
-from fxlib.protocol.workload import EncodedWorkload, blobs_of, workload_from_proto, workload_to_proto
+from fxlib.protocol.workload import (
+    EncodedWorkload,
+    blobs_of,
+    trial_from_proto,
+    trial_to_proto,
+    workload_from_proto,
+    workload_to_proto,
+)
 
 __all__ = [
+    "LEASE",
     "EncodedWorkload",
     "RecipeLike",
     "batch_from_bytes",
@@ -48,7 +60,6 @@ __all__ = [
     "job_from_proto",
     "job_to_proto",
     "passes_that_need",
-    "plain",
     "profile_from_proto",
     "profile_to_proto",
     "recipe_from_proto",

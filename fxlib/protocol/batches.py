@@ -13,9 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fxlib.errors import WireError, WorkloadError
-from fxlib.protocol.converter import Converter
-from fxlib.protocol.dtypes import DTYPE
-from fxlib.protocol.plain import finite
+from fxlib.protocol.converter import DTYPE, Converter
+from fxlib.protocol.figures import finite
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
 from fxlib.v1 import graph_pb2, workload_pb2
 from fxlib.wire.nested_inputs import read_nest, write_nest

@@ -1,4 +1,7 @@
-"""A dataclass and a message, converted field by field: equal names are copied, and each exception is written out."""
+"""A dataclass and a message, converted field by field: equal names are copied, and each exception is written out.
+
+Exceptions that several messages share are here: numbers that stand for a closed set of words, and data types by name.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+import torch
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from fxlib.protocol.plain import amount, plain
+from fxlib.protocol.figures import amount
+from fxlib.utils.text import plain
+from fxlib.wire.constants import DTYPES
 from fxlib.wire.faults import Fault
 
 if TYPE_CHECKING:
@@ -226,3 +232,56 @@ def _scalar(
 
 def _same(value: T) -> T:
     return value
+
+
+W = TypeVar("W")
+N = TypeVar("N")
+
+
+class Bijection(Generic[W, N]):
+    """Words to numbers and back."""
+
+    def __init__(self, pairs: Mapping[W, N]) -> None:
+        self._there = dict(pairs)
+        self._back = {number: word for word, number in pairs.items()}
+
+    def there(self, word: W) -> N:
+        """Return the number of a word."""
+        return self._there[word]
+
+    def back(self, number: N) -> W:
+        """Return the word of a number.
+
+        Raises:
+            Fault: the number stands for none.
+        """
+        try:
+            return self._back[number]
+        except KeyError:
+            raise Fault(f"{number} stands for nothing") from None
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of a field that holds such a number."""
+        return Rule(self.there, self.back)
+
+
+def dtype_to_text(dtype: torch.dtype) -> str:
+    """Return the dtype's name: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_from_text(name: str) -> torch.dtype:
+    """Return the dtype called `name`.
+
+    Raises:
+        Fault: there is none.
+    """
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise Fault(f"no dtype is called {name!r}") from None
+
+
+DTYPE = Rule(dtype_to_text, dtype_from_text)
+"""The rule of a field that holds the name of a dtype."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fxlib.protocol.bijection import Bijection
-from fxlib.protocol.converter import Converter, Rule
-from fxlib.protocol.plain import finite
+from fxlib.protocol.converter import Bijection, Converter, Rule
+from fxlib.protocol.figures import finite
 from fxlib.protocol.report import blob_from_proto, report_from_proto, report_to_proto, variant_graphs_of
 from fxlib.spec.job import Event, Failure, Job, State
 from fxlib.v1 import jobs_pb2
 from fxlib.wire.faults import Fault
+
+LEASE: Final = "fxlib-lease"
+"""The metadata by which a worker tells that an upload belongs to the answer of the job that it holds."""
 
 _STATES = Bijection[State, "jobs_pb2.JobState"](
     {

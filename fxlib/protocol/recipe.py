@@ -1,18 +1,30 @@
-"""Recipes, to and from protobuf: a name, or a list of passes with options."""
+"""Recipes, to and from protobuf: a name, or a list of passes with options; and the catalogue of both that is installed.
+
+A rewrite rule travels as two graphs and the name of a guard, and no code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from itertools import pairwise
 from typing import TypeAlias, TypeGuard
 
-from fxlib.errors import PassError
-from fxlib.passes.infra.base import GraphPass, Need
-from fxlib.protocol.rules import rule_to_proto, rules_from_proto
+import torch
+from torch.fx import GraphModule
+
+from fxlib import wire
+from fxlib.errors import LimitError, PassError, WireError
+from fxlib.passes.infra.base import REGISTRY, GraphPass, Need
 from fxlib.protocol.values import value_from_proto, value_to_proto
 from fxlib.recipes import recipes
+from fxlib.recipes.recipes import RECIPES, Recipe
 from fxlib.rules import Rule
-from fxlib.v1 import jobs_pb2
+from fxlib.rules.snippet import MAX_NODES
+from fxlib.v1 import graph_pb2, jobs_pb2
 
 RULES = "rules"
 """The option that holds rewrite rules, which are no plain values."""
@@ -83,3 +95,134 @@ def _options(step: jobs_pb2.PassSpec) -> dict[str, object]:
     """
     options = {name: value_from_proto(value, f"{step.name}.{name}") for name, value in sorted(step.options.items())}
     return options | ({RULES: rules_from_proto(step.rules, f"{step.name}.{RULES}")} if step.rules else {})
+
+
+_MAX_RULES = 256
+_LIMITS = wire.Limits(graph_bytes=1 << 20, nodes=MAX_NODES, steps=2 * MAX_NODES, modules=8, weights_bytes=0)
+
+
+def rule_to_proto(rule: Rule) -> jobs_pb2.Rule:
+    """Write a rule.
+
+    Raises:
+        WireError: a side cannot be written, or the guard is a function.
+    """
+    if rule.guard is not None and not isinstance(rule.guard, str):
+        hint = "Register it, there and here, with fxlib.rules.register_guard, and give its name."
+        raise WireError("the guard is a function, and code does not travel", where=f"rule {rule.name!r}", hint=hint)
+    return jobs_pb2.Rule(
+        name=rule.name,
+        pattern=wire.encode(GraphModule(torch.nn.Module(), rule.seeks.graph)).graph,
+        replacement=wire.encode(GraphModule(torch.nn.Module(), rule.gives.graph)).graph,
+        guard=rule.guard or "",
+    )
+
+
+def rules_from_proto(protos: Sequence[jobs_pb2.Rule], where: str) -> tuple[Rule, ...]:
+    """Read rules.
+
+    Raises:
+        LimitError: there are too many, or a side is too large.
+        WireError: a side is malformed, or names what is not allowed.
+        PassError: the two sides are no rule, or the guard is unknown here.
+    """
+    if len(protos) > _MAX_RULES:
+        raise LimitError(f"{len(protos)} rules, and there may be {_MAX_RULES}", where=where)
+    return tuple(_rule(each, f"{where}[{place}]") for place, each in enumerate(protos))
+
+
+def _rule(proto: jobs_pb2.Rule, where: str) -> Rule:
+    name = proto.name if proto.name.isprintable() else ""
+    try:
+        pattern, replacement = (_graph(each) for each in (proto.pattern, proto.replacement))
+        return Rule(pattern, replacement, proto.guard or None, name=name)
+    except (WireError, PassError) as error:
+        raise type(error)(str(error), where=where) from error
+
+
+def _graph(proto: graph_pb2.Graph) -> GraphModule:
+    return wire.decode(proto, limits=_LIMITS)
+
+
+def check_weights(recipe: Recipe, graph: graph_pb2.Graph) -> None:
+    """Check that no pass computes with weights that were not sent; `graph` is a valid one.
+
+    Raises:
+        PassError: the values of a tensor are missing; names the pass, the tensor, and the node that uses it.
+    """
+    wanting = next((step for step in recipe.passes if "weights" in step.needs), None)
+    if wanting is None or all(storage.HasField("data") or not storage.bytes for storage in graph.storages):
+        return
+    for path, tensor in _tensors(graph, len(graph.modules) - 1, ""):
+        storage = graph.storages[graph.tensors[tensor].storage]
+        if storage.bytes and not storage.HasField("data"):
+            raise _missing(wanting, path, graph)
+
+
+def _tensors(graph: graph_pb2.Graph, index: int, prefix: str) -> Iterator[tuple[str, int]]:
+    module = graph.modules[index]
+    for slots in (module.parameters, module.buffers):
+        yield from ((prefix + slot.name, slot.tensor) for slot in slots if slot.HasField("tensor"))
+    for child in module.children:
+        if child.HasField("module"):
+            yield from _tensors(graph, child.module, f"{prefix}{child.name}.")
+
+
+def _missing(wanting: GraphPass, path: str, graph: graph_pb2.Graph) -> PassError:
+    owner = path.rpartition(".")[0]
+    body = graph.modules[-1].graph
+    user = next((node for node in body.nodes if graph.targets[node.target].path in {path, owner or path}), None)
+    used = f", which node {user.name!r} uses" if user else ""
+    source = f" ({graph.texts[user.source]})" if user and user.HasField("source") else ""
+    return PassError(
+        f"needs the weights, and the graph was sent without the values of {path!r}{used}{source}",
+        where=wanting.name,
+        hint="Encode the graph with weights=True, as fxlib's client does for a pass that needs them.",
+    )
+
+
+def catalogue_to_proto() -> jobs_pb2.ListPassesResponse:
+    """Describe every pass and recipe of this library, by name."""
+    return jobs_pb2.ListPassesResponse(
+        passes=[_pass_to_proto(kind) for _, kind in sorted(REGISTRY.items())],
+        recipes=[
+            jobs_pb2.RecipeInfo(name=name, summary=recipe.summary, passes=[step.name for step in recipe.passes])
+            for name, recipe in sorted(RECIPES.items())
+        ],
+    )
+
+
+def _pass_to_proto(kind: type[GraphPass]) -> jobs_pb2.PassInfo:
+    docs = _docs_of(kind)
+    return jobs_pb2.PassInfo(
+        name=kind.name,
+        summary=(kind.__doc__ or "").strip().partition("\n")[0],
+        preserves=kind.preserves,
+        needs=sorted(kind.needs),
+        options=[_option_to_proto(option, docs.get(option.name, "")) for option in fields(kind)],
+        version=kind.version,
+    )
+
+
+def _docs_of(kind: type[GraphPass]) -> dict[str, str]:
+    """Return what the source of a pass says right below each option."""
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    except (OSError, SyntaxError):  # of a pass that was made where there is no file, or has changed since
+        return {}
+    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    return {
+        option.target.id: " ".join(doc.value.value.split())
+        for option, doc in pairwise(body)
+        if isinstance(option, ast.AnnAssign) and isinstance(option.target, ast.Name)
+        if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) and isinstance(doc.value.value, str)
+    }
+
+
+def _option_to_proto(option: Field[object], doc: str) -> jobs_pb2.OptionInfo:
+    return jobs_pb2.OptionInfo(
+        name=option.name,
+        type=str(option.type),
+        default_value="" if option.default is MISSING else repr(option.default),
+        doc=doc,
+    )

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import get_args
 
 from fxlib.errors import WireError
-from fxlib.protocol.bijection import Bijection
-from fxlib.protocol.converter import Converter, Rule, each_by
-from fxlib.protocol.plain import finite, plain, plain_lines
+from fxlib.protocol.converter import Bijection, Converter, Rule, each_by
+from fxlib.protocol.figures import finite
 from fxlib.reasons import Declined, Reason
 from fxlib.spec.job import Blob
 from fxlib.spec.report import (
@@ -26,6 +25,7 @@ from fxlib.spec.report import (
     Undeclared,
 )
 from fxlib.spec.trial import TrialOptions
+from fxlib.utils.text import plain, plain_lines
 from fxlib.v1 import graph_pb2, jobs_pb2
 from fxlib.wire.faults import Fault
 

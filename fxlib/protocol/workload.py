@@ -1,4 +1,4 @@
-"""Workloads, to and from protobuf; real batches and a captured loss travel as blobs beside it."""
+"""Workloads and trial options, to and from protobuf; real batches and a captured loss travel as blobs beside them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.fx import GraphModule
 from fxlib import wire
 from fxlib.errors import WireError
 from fxlib.protocol.batches import batch_from_bytes, batch_to_bytes, blob_ref, spec_from_proto, spec_to_proto
-from fxlib.protocol.bijection import Bijection
-from fxlib.protocol.converter import Converter, Rule
+from fxlib.protocol.converter import Bijection, Converter, Rule
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
+from fxlib.spec.trial import TrialOptions
 from fxlib.spec.workload import Assume, BatchSpec, Dense, Mode, Optimizer, RemoteObject, Server, Table, Workload
-from fxlib.v1 import graph_pb2, workload_pb2
+from fxlib.v1 import graph_pb2, jobs_pb2, workload_pb2
 from fxlib.wire.faults import Fault
 
 _MODES = Bijection[Mode, "workload_pb2.StepMode"](
@@ -192,3 +192,20 @@ def _rref_from_proto(proto: workload_pb2.RRefSpec) -> RemoteObject:
             key: value_from_proto(value, f"{where}.kwargs[{key!r}]") for key, value in sorted(proto.kwargs.items())
         },
     )
+
+
+_OPTIONS = Converter(TrialOptions, jobs_pb2.TrialOptions, number=None)
+
+
+def trial_to_proto(options: TrialOptions) -> jobs_pb2.TrialOptions:
+    """Write trial options."""
+    return _OPTIONS.write(options)
+
+
+def trial_from_proto(proto: jobs_pb2.TrialOptions) -> TrialOptions:
+    """Read trial options.
+
+    Raises:
+        WorkloadError: a figure is out of its range.
+    """
+    return _OPTIONS.read(proto)

@@ -24,8 +24,7 @@ from torch.distributed import autograd as dist_autograd
 
 from fxlib import batch
 from fxlib.errors import WorkloadError
-from fxlib.ps.placement import place
-from fxlib.ps.state import EmbeddingTable, ServerState
+from fxlib.ps.state import EmbeddingTable, ServerState, place
 from fxlib.spec.contract import remote
 from fxlib.spec.servers import Server, ServiceTimePer
 

@@ -1,11 +1,11 @@
-"""What a reference server holds: embedding tables and dense parameters, with their optimizers."""
+"""What a reference server holds: embedding tables and dense parameters, with their optimizers; and who holds which."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from fxlib.errors import WorkloadError
-from fxlib.spec.workload import Dense, Server, Table
+from fxlib.spec.servers import Server, ServiceTimePer, Table
+from fxlib.spec.workload import Dense
 
 Held = TypeVar("Held")
 
@@ -335,3 +336,38 @@ class RowOptimizer:
             step = gradient / squares.sqrt_().add_(_EPSILON)
         # By what takes rows alone: indexing by brackets, which takes anything, is slower by half.
         self._parameter.index_copy_(0, rows, self._parameter.index_select(0, rows).sub_(self._lr * step))
+
+
+def place(
+    tables: Sequence[Table],
+    names: Sequence[str],
+    *,
+    service_time_s: float = 0.0,
+    service_time_per: ServiceTimePer = "item",
+) -> tuple[Server, ...]:
+    """Spread tables over servers: the largest first, each to the server that holds the least (Graham's LPT rule, 1969).
+
+    Args:
+        tables: all tables of the job.
+        names: of the servers, at least one.
+        service_time_s: of each server.
+        service_time_per: of each server: whether a call or each item of a batch takes this time.
+
+    Raises:
+        ValueError: there is no server.
+    """
+    if not names:
+        raise ValueError("no server to place tables on")
+    held: dict[str, list[Table]] = {name: [] for name in names}
+    for table in sorted(tables, key=lambda table: -table.rows * table.dim):
+        least = min(names, key=lambda name: sum(each.rows * each.dim for each in held[name]))
+        held[least].append(table)
+    return tuple(
+        Server(
+            name=name,
+            tables=tuple(table for table in tables if table in held[name]),
+            service_time_s=service_time_s,
+            service_time_per=service_time_per,
+        )
+        for name in names
+    )

@@ -33,8 +33,7 @@ from fxlib.passes import (
     SplitCalls,
 )
 from fxlib.passes.infra.annotate import annotate
-from fxlib.passes.infra.base import Preserves
-from fxlib.passes.infra.context import Context
+from fxlib.passes.infra.base import Context, Preserves
 from fxlib.passes.infra.copy import differs, draft_of
 from fxlib.passes.infra.diff import code_of, diff_of
 from fxlib.passes.infra.invariants import Invariants

@@ -31,7 +31,7 @@ _MAX_REASONS = 32
 OTHER_REASONS = "other reasons"
 
 
-class Hindrance(NamedTuple):
+class GuardFailure(NamedTuple):
     """Why a graph may not run for a call, in words, and whether the user is told when the original runs for it."""
 
     reason: str
@@ -44,13 +44,13 @@ class Captured(Protocol):
     @property
     def _fxlib(self) -> Any: ...
 
-    def _hindrance(
+    def _guard_failure(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
-    ) -> Hindrance | None: ...
+    ) -> GuardFailure | None: ...
 
-    def _hindrance_as_variant(
+    def _guard_failure_as_variant(
         self, main: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
-    ) -> Hindrance | None: ...
+    ) -> GuardFailure | None: ...
 
 
 M = TypeVar("M", bound=Captured)
@@ -120,28 +120,44 @@ class GraphSet(Generic[M]):
 
     def fitting(
         self, main: M, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
-    ) -> M | Hindrance:
+    ) -> M | GuardFailure:
         """Return the module whose graph fits a call: the one that ran last, if it does. Else: why none does."""
         last = self._last
-        if last is not None and not last.module._hindrance_as_variant(main, args, kwargs, grad_enabled=grad_enabled):
+        if last is not None and not last.module._guard_failure_as_variant(
+            main, args, kwargs, grad_enabled=grad_enabled
+        ):
             _count(last)
             return last.module
-        hindrance = main._hindrance(args, kwargs, grad_enabled=grad_enabled)
-        if hindrance is None:
+        failure = main._guard_failure(args, kwargs, grad_enabled=grad_enabled)
+        if failure is None:
             self._last = None
             self._main_runs += not torch.compiler.is_dynamo_compiling()  # a count would be a guard, broken at once
             return main
         for each in self._variants:
             if each is last:
                 continue
-            found = each.module._hindrance_as_variant(main, args, kwargs, grad_enabled=grad_enabled)
+            found = each.module._guard_failure_as_variant(main, args, kwargs, grad_enabled=grad_enabled)
             if found is None:
                 self._last = each
                 _count(each)
                 return each.module
-            if found.told and not hindrance.told:  # it fits but for this: what the user can do something about
-                hindrance = found
-        return hindrance
+            if found.told and not failure.told:  # it fits but for this: what the user can do something about
+                failure = found
+        return failure
+
+    def fits(self, main: M, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool) -> M | None:
+        """Return the module whose graph would run for a call, as `fitting` chooses it; nothing is counted."""
+        last = self._last
+        if last is not None and not last.module._guard_failure_as_variant(
+            main, args, kwargs, grad_enabled=grad_enabled
+        ):
+            return last.module
+        if main._guard_failure(args, kwargs, grad_enabled=grad_enabled) is None:
+            return main
+        for each in self._variants:
+            if each.module._guard_failure_as_variant(main, args, kwargs, grad_enabled=grad_enabled) is None:
+                return each.module
+        return None
 
     def original_runs(self, main: M, why: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Count a call that no graph fits, and report it to `unmet`."""

@@ -20,10 +20,11 @@ from typing_extensions import override
 
 from fxlib.errors import CaptureError, WireError
 from fxlib.runtime import failure
+from fxlib.runtime.ahead import Ahead
 from fxlib.runtime.compilers import break_at, is_compiled, skip
 from fxlib.runtime.gradients.plain_forward import tracked_calls
 from fxlib.runtime.gradients.tape import Tape
-from fxlib.runtime.graph_set import GraphSet, Hindrance
+from fxlib.runtime.graph_set import GraphSet, GuardFailure
 from fxlib.runtime.guards.capture_facts import Facts
 from fxlib.runtime.guards.conditions import Conditions, Entry, FixedAnswers, parameters_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
@@ -91,9 +92,9 @@ class CapturedModule(GraphModule):
             conditions.fix_entries(entries)
         state = ModuleState(conditions, original, constants=constants_of(graph))
         if isinstance(root, CapturedModule):
-            state.reliance = root._fxlib.reliance.copied()
+            state.weight_assumptions = root._fxlib.weight_assumptions.copied()
             state.captured_with = root._fxlib.captured_with
-        state.reliance.read(self, graph)
+        state.weight_assumptions.read(self, graph)
         if original is not None:
             state.mirror = Mirror(original)
         # Not through `__setattr__`, which looks for modules among the values.
@@ -110,7 +111,7 @@ class CapturedModule(GraphModule):
 
     def computed_from(self, marks: Mapping[str, Mark]) -> None:
         """Take what the graph holds for computed from the weights as they were when `marks` were noted of them."""
-        self._fxlib.reliance.since(marks)
+        self._fxlib.weight_assumptions.since(marks)
 
     @override
     def recompile(self) -> PythonCode:
@@ -146,7 +147,7 @@ class CapturedModule(GraphModule):
         del cls.__call__
         if (state := self.__dict__.get("_fxlib")) is not None:
             state.constants = constants_of(self.graph)
-            state.reliance.read(self, self.graph)
+            state.weight_assumptions.read(self, self.graph)
             state.submodule_cache.forget()
         return code
 
@@ -250,41 +251,69 @@ class CapturedModule(GraphModule):
         if state.mirror is not None:
             state.mirror.follow(self, state.constants)
 
-    def _hindrance(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool) -> Hindrance | None:
+    def _guard_failure(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
+    ) -> GuardFailure | None:
         """Return why the graph may not run for this call; None if it may."""
         state, program = self._fxlib, self._program
         if broken := state.broken(grad_enabled=grad_enabled):
-            return Hindrance(broken)
+            return GuardFailure(broken)
         if changed := state.conditions.changed_metadata():
-            return Hindrance(changed, told=True)
+            return GuardFailure(changed, told=True)
         if stale := state.stale(self, grad_enabled=grad_enabled):
-            return Hindrance(stale, told=not grad_enabled)
+            return GuardFailure(stale, told=not grad_enabled)
         if misfit := state.misfit(program.expected, args, kwargs):
-            return Hindrance(misfit, told=True)
+            return GuardFailure(misfit, told=True)
         if program.reordered and grad_enabled:
             given = (*args, *kwargs.values())
             if reordered := state.conditions.reordered(given):
-                return Hindrance(reordered)
+                return GuardFailure(reordered)
             if program.reorders_backward and not torch.compiler.is_compiling():
                 shows = state.conditions.backward_shows(given)
-                return Hindrance(shows, told=True) if shows else None
+                return GuardFailure(shows, told=True) if shows else None
         return None
 
-    def _hindrance_as_variant(
+    def _guard_failure_as_variant(
         self, main: CapturedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
-    ) -> Hindrance | None:
+    ) -> GuardFailure | None:
         """Return why this graph, a variant of `main`'s, may not run for a call of that; None if it may."""
-        if self._fxlib.conditions.grad_enabled is not grad_enabled and not self._fxlib.reliance.on_weights:
-            return Hindrance("grad mode is another one than at capture")  # the most common, and the cheapest to see
+        if self._fxlib.conditions.grad_enabled is not grad_enabled and not self._fxlib.weight_assumptions.on_weights:
+            return GuardFailure("grad mode is another one than at capture")  # the most common, and the cheapest to see
         # Of the root, each has tables and a flag of its own; all modules below are the same objects.
         self.__dict__["training"] = main.training
         self._follow()
         lend_state(main, self)
-        return self._hindrance(args, kwargs, grad_enabled=grad_enabled)
+        return self._guard_failure(args, kwargs, grad_enabled=grad_enabled)
 
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool) -> Any:
-        """Run the graph; what is raised is what the blocking program would have raised."""
-        state, generated = self._fxlib, self._program.generated
+    def _run_after(self, ahead: Ahead, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool) -> Any:
+        """Run the graph with the results of calls that were made ahead of it, where there are such."""
+        if torch.compiler.is_dynamo_compiling() or is_compiled():
+            return self._run(args, kwargs, grad_enabled=grad_enabled)
+        generated = ahead.over(self, self._program.generated, args, kwargs)
+        try:
+            return self._run(args, kwargs, grad_enabled=grad_enabled, generated=generated)
+        finally:
+            ahead.ended()
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        grad_enabled: bool,
+        generated: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Run the graph; what is raised is what the blocking program would have raised.
+
+        Args:
+            args: of the forward.
+            kwargs: of the forward.
+            grad_enabled: grad mode of the caller.
+            generated: the generated forward over other globals; None is the forward itself.
+        """
+        state = self._fxlib
+        if generated is None:
+            generated = self._program.generated
         recording = current_recording()
         run: Callable[..., Any] = generated
         stands: Any = self
@@ -323,6 +352,7 @@ class CapturedModule(GraphModule):
 
 
 skip(CapturedModule._run.__code__, inner=False)
+skip(CapturedModule._run_after.__code__, inner=False)
 for _each in (
     CapturedModule._follow,
     GraphSet.fitting,
@@ -378,11 +408,15 @@ def _guard(program: _Program) -> Callable[..., Any]:
         grad_enabled, state = torch.is_grad_enabled(), self._fxlib
         if state.original is None:
             _check_alone(self, program.guarded, args, kwargs)
-            return self._run(args, kwargs, grad_enabled=grad_enabled)
+            if state.ahead is None:
+                return self._run(args, kwargs, grad_enabled=grad_enabled)
+            return self._run_after(state.ahead, args, kwargs, grad_enabled=grad_enabled)
         self._follow()
         runs = state.graphs.fitting(self, args, kwargs, grad_enabled=grad_enabled)
         if isinstance(runs, CapturedModule):
-            return runs._run(args, kwargs, grad_enabled=grad_enabled)
+            if state.ahead is None:
+                return runs._run(args, kwargs, grad_enabled=grad_enabled)
+            return runs._run_after(state.ahead, args, kwargs, grad_enabled=grad_enabled)
         if runs.told:
             state.tell_of_original(type(self).__name__, runs.reason)
         state.graphs.original_runs(self, runs.reason, args, kwargs)

@@ -10,11 +10,12 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from fxlib.errors import FxlibWarning
+from fxlib.runtime.ahead import Ahead
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.graph_set import GraphSet
 from fxlib.runtime.guards.conditions import Conditions, Parameter
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
-from fxlib.runtime.guards.folded_weights import Reliance
+from fxlib.runtime.guards.folded_weights import WeightAssumptions
 from fxlib.runtime.state import Mirror
 from fxlib.runtime.submodule_cache import SubmoduleCache
 
@@ -38,7 +39,7 @@ class ModuleState:
     """The original's root as the module last saw it."""
     constants: tuple[str, ...] = ()
     """The attributes of the root that the graph reads."""
-    reliance: Reliance = field(default_factory=Reliance)
+    weight_assumptions: WeightAssumptions = field(default_factory=WeightAssumptions)
     """The assumptions of the graph about weights and inputs."""
     graphs: GraphSet[Any] = field(default_factory=GraphSet)
     """The graphs for calls that this one does not fit, and how often each ran."""
@@ -46,20 +47,23 @@ class ModuleState:
     """The object that the generated code is given in place of the module."""
     captured_with: Any = None
     """The options of the capture; None where the graph was received, or made in another way."""
+    ahead: Ahead | None = None
+    """The calls that `fxlib.pipeline` has made ahead of forwards to come; None where there never was any."""
     told: bool = False
     """Whether the user was warned that the original runs."""
 
     def broken(self, *, grad_enabled: bool) -> str:
         """Whether a condition of the capture does not hold any more."""
         conditions = self.conditions
-        if self.reliance.on_weights and not grad_enabled and not conditions.asks_grad_mode:
+        if self.weight_assumptions.on_weights and not grad_enabled and not conditions.asks_grad_mode:
             # Made for inference: it needs no gradients, whatever was recorded at capture.
             return conditions.broken(grad_enabled=conditions.grad_enabled)
         return conditions.broken(grad_enabled=grad_enabled)
 
     def stale(self, module: nn.Module, *, grad_enabled: bool) -> str:
         """Whether the weights are not those that the graph's constants were computed from."""
-        return self.reliance.broken(module, grad_enabled=grad_enabled) if self.reliance.on_weights else ""
+        assumed = self.weight_assumptions
+        return assumed.broken(module, grad_enabled=grad_enabled) if assumed.on_weights else ""
 
     def tell_of_original(self, name: str, reason: str) -> None:
         """Tell the user, once, why the original runs in place of the module of this name."""
@@ -76,6 +80,7 @@ class ModuleState:
         if isinstance(expected, GuardedCodeGen):
             return expected.misfit(tuple(args), kwargs)
         broken = self.conditions.misfit(expected, args, kwargs)
-        if broken or not self.reliance.has_ranks:
+        if broken or not self.weight_assumptions.has_ranks:
             return broken
-        return self.reliance.misfit(dict(zip([each.name for each in expected], args, strict=False)) | dict(kwargs))
+        given = dict(zip([each.name for each in expected], args, strict=False)) | dict(kwargs)
+        return self.weight_assumptions.misfit(given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fxlib.errors import FxlibError
+from fxlib.runtime.ahead import Ahead
 from fxlib.runtime.gradients.plain_forward import AsWritten, as_written
 from fxlib.runtime.gradients.pushes import push_all
 from fxlib.runtime.gradients.tape import Tape
@@ -36,7 +37,7 @@ def push_gradients(module: nn.Module) -> None:
             itself, whose results are not tracked then.
         Exception: whatever a push raises.
     """
-    tapes, written = _tapes(module, "push_gradients")
+    tapes, written, aheads = _tapes(module, "push_gradients")
     untracked = next((tape.untracked for tape in tapes if tape.untracked), "")
     pending = [push for tape in tapes for push in tape.take()]
     for each in written:
@@ -47,7 +48,17 @@ def push_gradients(module: nn.Module) -> None:
             where=f"push_gradients({type(module).__name__})",
             hint="Capture the model in the state in which it trains.",
         )
-    push_all(pending, current_recording())
+    if not aheads:
+        push_all(pending, current_recording())
+        return
+    try:
+        push_all(pending, current_recording(), [rider for ahead in aheads for rider in ahead.riders()])
+    except BaseException:
+        for ahead in aheads:
+            ahead.drop()
+        raise
+    for ahead in aheads:
+        ahead.pushed()
 
 
 def drop_gradients(module: nn.Module) -> None:
@@ -63,21 +74,25 @@ def drop_gradients(module: nn.Module) -> None:
     Raises:
         FxlibError: there is no captured module in `module`.
     """
-    for tape in _tapes(module, "drop_gradients")[0]:
+    tapes, _, aheads = _tapes(module, "drop_gradients")
+    for tape in tapes:
         tape.drop()
+    for each in aheads:
+        each.pushed()
 
 
-def _tapes(module: nn.Module, caller: str) -> tuple[list[Tape], list[AsWritten]]:
-    """Return where the gradients are that a module's forwards left, and those of them that run as written."""
+def _tapes(module: nn.Module, caller: str) -> tuple[list[Tape], list[AsWritten], list[Ahead]]:
+    """Return where a module's forwards left gradients, those modules that run as written, and what was made ahead."""
     within = [each for _, each in local_modules(module)]
     written = [found for each in within if (found := as_written(each)) is not None]
     for each in written:
         each.settle()
-    tapes = [each._fxlib.tape for each in within if isinstance(each, CapturedModule)] + [each.tape for each in written]
+    states = [each._fxlib for each in within if isinstance(each, CapturedModule)]
+    tapes = [each.tape for each in states] + [each.tape for each in written]
     if not tapes:
         raise FxlibError(
             "the module was not captured, so it does not know which gradients belong where",
             where=f"{caller}({type(module).__name__})",
             hint="Call it with the module that fxlib.capture or client.optimize returned.",
         )
-    return tapes, written
+    return tapes, written, [each.ahead for each in states if each.ahead is not None]

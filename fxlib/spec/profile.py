@@ -104,13 +104,13 @@ class CallProfile:
     response_bytes: int
     returns: Result
     issue_s: float
-    """What issuing takes on the trainer's thread."""
+    """The time of the trainer's thread that issuing takes."""
     wait_s: float
-    """What waiting takes on the trainer's thread when the answer is already there."""
+    """The time of the trainer's thread that a wait takes when the answer is already there."""
     service_s: Spread
-    """From the end of the issue to the arrival of the answer: transfer, queue and work on the server."""
+    """The time from the end of the issue to the arrival of the answer: transfer, queue and work on the server."""
     wake_s: float = 0.0
-    """What a wait that blocks takes longer: until the thread runs again, and works as fast as before it stood still."""
+    """The time that a wait that blocks adds, until the thread runs again, as fast as before it stood still."""
     push: Push | None = None
 
     def __post_init__(self) -> None:
@@ -125,21 +125,21 @@ class ServerProfile:
 
     name: str
     round_trip_s: float
-    """Of a call that does nothing."""
+    """The time of a call that does nothing."""
     concurrency: int
-    """How many calls it works on at once."""
+    """The number of calls that it works on at once."""
     bytes_per_s: float
-    """Of large transfers, one way."""
+    """The rate of large transfers, one way."""
     per_item_s: float | None = None
-    """What each further call in a batch adds to the batch's service time, besides the transfer of its bytes; None if it
-    was not tried."""
+    """The time that each further call in a batch adds to the batch's service time, besides the transfer of its bytes;
+    None if it was not tried."""
     per_call_s: float | None = None
-    """What each further call in flight adds that travels by itself, its server's own work and the transfer of its bytes
-    left out: the work of the RPC layer, which the calls of one trainer share whatever their servers. None if it was not
-    tried."""
+    """The time that each further call in flight adds that travels by itself, without its server's own work and the
+    transfer of its bytes: the work of the RPC layer, which the calls of one trainer share whatever their servers.
+    None if it was not tried."""
     per_turn_s: float | None = None
-    """As `per_item_s`, of a batch that works its calls off one after another: their declared batched form, where they
-    have one."""
+    """The same as `per_item_s` for a batch that works its calls off one after another, in their declared batched form
+    where they have one."""
 
     def __post_init__(self) -> None:
         """Refuse what no clock says, and a server that never answers."""
@@ -173,17 +173,17 @@ class Profile:
     loss_s: float = 0.0
     backward_s: float = 0.0
     rest_s: float = 0.0
-    """Of a step besides forward, loss, backward and pushes: the optimizer above all."""
+    """The time of a step besides forward, loss, backward and pushes: the optimizer's above all."""
     step_s: float = 0.0
-    """Of a whole step with no clock between its nodes, which the parts add up to; 0 if none was run."""
+    """The time of a whole step with no clock between its nodes, which the parts add up to; 0 if none was run."""
     least_share: float = 1.0
     """The least that was seen of each part of the local work, as a share of what the parts usually take."""
     steps: int = 0
-    """How many steps were measured."""
+    """The number of steps that were measured."""
     hardware: str = ""
     torch_version: str = ""
     notes: tuple[str, ...] = field(default=())
-    """What could not be measured, and why."""
+    """Sentences that say what could not be measured, and why."""
 
     def __post_init__(self) -> None:
         """Refuse what no clock says."""

@@ -71,13 +71,13 @@ class Undeclared:
     functions: tuple[str, ...]
     """Names of the functions; more than one in one entry: all that declare nothing."""
     calls: int
-    """How often the program calls them."""
+    """The number of their calls in the program."""
     gain: float
     """Gain that the cost model expects over the plan without these contracts (0.48: 48% more samples per second)."""
     remedy: str = ""
     """The declaration, ready to be pasted."""
     measured: bool = True
-    """Whether by a profile of the program; else the gain is the forward's, by estimates."""
+    """Whether the gain is by a profile of the program; else it is the forward's, by estimates."""
 
     def __str__(self) -> str:
         """One line."""
@@ -90,7 +90,7 @@ class Undeclared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassReport:
-    """What one pass did: changes made, seconds taken, and what it declined, with reasons."""
+    """The work of one pass: changes made, seconds taken, and what it declined, with reasons."""
 
     name: str
     changes: int

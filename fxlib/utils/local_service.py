@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import stat
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,15 @@ class LocalService:
         for path in (self.socket, self.token):
             with suppress(OSError):
                 path.unlink()
+
+
+def remove_dead(folder: Path, *, older_than_s: float) -> None:
+    """Remove the files of services that were killed: nobody answers there, and nothing has touched them for so long."""
+    names = {path.stem for path in folder.iterdir() if path.suffix in (".sock", ".token") and path.stem.isdecimal()}
+    for each in (LocalService(folder=folder, port=int(name)) for name in names):
+        ages = [time.time() - path.stat().st_mtime for path in (each.socket, each.token) if path.exists()]
+        if ages and min(ages) > older_than_s and not each.answers():
+            each.remove()
 
 
 def make_folder() -> Path:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 CONFIG: Final = "FXLIB_CONFIG"
 """The environment variable that names the TOML file, where no `--config` does."""
 
+STARTED_AS: Final = "FXLIB_STARTED_AS"
+"""Environment variable by which `fxlib serve` and `fxlib worker` have the application name them in its usage."""
+
 TABLES: Final = ("serve", "worker")
 """The tables that the file may have: the commands that start an application."""
 
@@ -102,7 +105,7 @@ BYTES: Final = Kind(read=_count, metavar="BYTES", toml=(int,))
 SECONDS: Final = Kind(read=_positive, metavar="SECONDS", toml=(int, float), show="{:g}".format)
 DAYS: Final = Kind(read=_not_negative, metavar="DAYS", toml=(int, float), show="{:g}".format)
 GIBIBYTES: Final = Kind(
-    read=lambda text: int(_positive(text) * GIB),
+    read=lambda text: int(_positive(f"{_positive(text) * GIB}")),
     metavar="GIB",
     toml=(int, float),
     show=lambda value: f"{value / GIB:g}",
@@ -211,7 +214,7 @@ class Application(Generic[C]):
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(
-            prog=self.program,
+            prog=os.environ.get(STARTED_AS, self.program),
             description=self.description,
             epilog=f"Each option may be given by an environment variable (FXLIB_{self.command.upper()}_...) and in the "
             f"table [{self.command}] of a TOML file, too; docs/reference/options.md names them.",

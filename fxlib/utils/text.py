@@ -1,8 +1,11 @@
-"""Durations and tables as text for a person."""
+"""Durations and tables as text for a person; and text of strangers, made harmless before a person sees it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+
+from typing_extensions import override
 
 
 def seconds(value: float | None) -> str:
@@ -12,6 +15,24 @@ def seconds(value: float | None) -> str:
     if value < 1e-3:
         return f"{value * 1e6:.0f} us"
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def plain(text: str) -> str:
+    """Return one line of text: what steers a terminal, begins a new line or turns the direction becomes blank."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
+
+
+def plain_lines(text: str) -> str:
+    """Return text of several lines, each of them plain."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
+class PlainFormatter(logging.Formatter):
+    """Formats log lines of which nothing steers a terminal, whatever strangers have put into their arguments."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        return plain_lines(super().format(record))
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: str = "  ") -> list[str]:

@@ -545,15 +545,17 @@ class Span(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., to: _Optional[str] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "torch_version", "hardware", "allowed_modules", "fxlib_version")
+    __slots__ = ("worker_id", "torch_version", "hardware", "allowed_modules", "fxlib_version", "containment")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_MODULES_FIELD_NUMBER: _ClassVar[int]
     FXLIB_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONTAINMENT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     torch_version: str
     hardware: str
     allowed_modules: _containers.RepeatedScalarFieldContainer[str]
     fxlib_version: str
-    def __init__(self, worker_id: _Optional[str] = ..., torch_version: _Optional[str] = ..., hardware: _Optional[str] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., fxlib_version: _Optional[str] = ...) -> None: ...
+    containment: str
+    def __init__(self, worker_id: _Optional[str] = ..., torch_version: _Optional[str] = ..., hardware: _Optional[str] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., fxlib_version: _Optional[str] = ..., containment: _Optional[str] = ...) -> None: ...

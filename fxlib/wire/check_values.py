@@ -15,6 +15,7 @@ from fxlib.wire.names import check_label, check_name, check_text
 from fxlib.wire.operators import check_operator
 
 _STRUCTURE = frozenset({"none", "list", "tuple", "dict", "ordered_dict", "named_tuple", "container"})
+_OF_CONTAINERS = frozenset({"structure", "result"})
 _ASKED_OF_RREFS = frozenset({"is_owner", "owner", "owner_name", "to_here", "wait"})
 """What the operators of `fxlib.runtime` call on whatever they are given."""
 _PLACES: dict[str, tuple[str, ...]] = {
@@ -34,7 +35,8 @@ class Place:
 
     limits: Limits
     kind: str = "immediate"
-    """"immediate", "attribute", "tensor_meta", "structure": containers, with None for each leaf; "input": of a step."""
+    """"immediate", "attribute", "tensor_meta", "input": of a step; "structure": containers, with None for each leaf;
+    "result": of a remote function, likewise, but containers of Python's own alone."""
     nodes: int = 0
     """Nodes that it may refer to: those with a lower index."""
     tensors: int = 0
@@ -48,7 +50,7 @@ class Place:
 def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
     """Raise Fault unless the value is well-formed and may stand in this place."""
     kind = value.WhichOneof("kind")
-    if place.kind == "structure" and kind not in _STRUCTURE:
+    if place.kind in _OF_CONTAINERS and kind not in _STRUCTURE:
         raise Fault(f"a {kind} stands where a structure has containers, and None for each leaf")
     if kind == "node":
         if value.node >= place.nodes:

@@ -41,7 +41,7 @@ def check_contract(message: pb.Contract, limits: Limits = DEFAULT) -> None:
     for text in (*message.reads, *message.writes, message.gradient, message.batched_by, message.part):
         check_comment(text, limits)
     if message.HasField("returns"):
-        check_value(message.returns, Place(limits=limits, kind="structure"))
+        check_value(message.returns, Place(limits=limits, kind="result"))
     read_contract(message)
 
 

@@ -10,9 +10,9 @@ class Limits:
     """Bounds on received data; what exceeds one is refused with a `LimitError` that names it."""
 
     graph_bytes: int = 256 << 20
-    """Serialized graph, without weights."""
+    """Size of a serialized graph, without weights."""
     nodes: int = 1_000_000
-    """In all bodies together."""
+    """Nodes in all bodies together."""
     steps: int = 10_000_000
     """Nodes and modules that one forward runs; those of a nested GraphModule count at each call."""
     modules: int = 100_000
@@ -20,15 +20,15 @@ class Limits:
     nesting: int = 32
     """Containers in containers, annotations in annotations, modules in modules."""
     text_chars: int = 1 << 20
-    """One string."""
+    """Characters of one string."""
     integer_bits: int = 4096
-    """One integer."""
+    """Bits of one integer."""
     tensor_dims: int = 64
     """Dimensions of one tensor."""
     tensor_elements: int = 1 << 40
     """Elements of one tensor, as its shape has them."""
     weights_bytes: int = 64 << 30
-    """All storages together."""
+    """Size of all storages together."""
 
 
 DEFAULT = Limits()

@@ -19,9 +19,9 @@ from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.check_values import Place, check_value
 from fxlib.wire.faults import Fault
 from fxlib.wire.limits import DEFAULT
-from fxlib.wire.opaque import opaque_container, opaque_record, tuple_label
+from fxlib.wire.opaque import OpaqueContainer, opaque_record, tuple_label
 from fxlib.wire.read_values import ValueReader
-from fxlib.wire.structures import container_label
+from fxlib.wire.structures import container_facts
 from fxlib.wire.write_values import ValueWriter
 
 
@@ -42,7 +42,7 @@ def write_nest(value: pb.Value, nest: object, where: str) -> list[Any]:
             message.tensor = places[id(data)]
         elif is_registered(data):
             parts, context = pytree.SUPPORTED_NODES[type(data)].flatten_fn(data)
-            message.container.name = container_label(type(data))
+            message.container.name, context = container_facts(type(data), context)
             ValueWriter().write(message.container.context, context)
             writer.write_all(message.container.items, parts)
         elif is_open(data):
@@ -92,7 +92,7 @@ class _NestReader(ValueReader):
             return opaque_record(data.name, tuple(data.fields))(*map(self.read, data.items))
         if kind == "container":
             parts = [self.read(item) for item in value.container.items]
-            return opaque_container(value.container.name)(parts, super().read(value.container.context))
+            return OpaqueContainer(value.container.name, parts, super().read(value.container.context))
         return super().read(value)
 
 

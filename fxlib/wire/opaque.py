@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections import namedtuple
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from torch import nn
@@ -20,6 +20,8 @@ from fxlib.errors import OpaqueError
 from fxlib.runtime.attributes import check_data
 from fxlib.v1 import graph_pb2 as pb
 
+_MOST_RECORDS = 256
+"""Classes that are kept at a time: whoever reads what others send shall not grow by each name."""
 _NO_IDENTIFIER = re.compile(r"\W")
 
 
@@ -152,9 +154,8 @@ class OpaqueContainer:
     as an attribute.
     """
 
-    label = ""
-
-    def __init__(self, parts: list[Any], context: Any) -> None:
+    def __init__(self, label: str, parts: list[Any], context: Any) -> None:
+        self.label = label
         self.parts = parts
         self.context = context
 
@@ -168,7 +169,7 @@ class OpaqueContainer:
         Raises:
             AttributeError: no part has this name.
         """
-        if name.startswith("__") or name in ("parts", "context"):
+        if name.startswith("__") or name in ("label", "parts", "context"):
             raise AttributeError(name)
         if name in (names := _names_in(self.context)):
             return self.parts[names.index(name)]
@@ -197,19 +198,6 @@ def _names_in(context: object) -> list[Any]:
     return []
 
 
-@cache
-def opaque_container(label: str) -> type[OpaqueContainer]:
-    """Return the class that stands for the client's class `label`; torch's pytree knows it."""
-    cls = type("OpaqueContainer", (OpaqueContainer,), {"label": label, "__module__": __name__})
-    pytree.register_pytree_node(
-        cls,
-        lambda each: (each.parts, each.context),
-        lambda parts, context: cls(list(parts), context),
-        flatten_with_keys_fn=lambda each: (_keyed(each), each.context),
-    )
-    return cls
-
-
 def _keyed(container: OpaqueContainer) -> list[tuple[Any, Any]]:
     names = _names_in(container.context)
     if len(names) != len(container.parts):
@@ -217,16 +205,43 @@ def _keyed(container: OpaqueContainer) -> list[tuple[Any, Any]]:
     return [(pytree.MappingKey(name), part) for name, part in zip(names, container.parts, strict=True)]
 
 
-@cache
+# One class stands for all of them: a class for each label would stay in torch's register for as long as the process.
+pytree.register_pytree_node(
+    OpaqueContainer,
+    lambda each: (each.parts, (each.label, each.context)),
+    lambda parts, known: OpaqueContainer(known[0], list(parts), known[1]),
+    flatten_with_keys_fn=lambda each: (_keyed(each), (each.label, each.context)),
+)
+
+
+class OpaqueRecord:
+    """Stands for an object of a dataclass that only the client has; its classes are dataclasses with these fields."""
+
+    def __init__(self, *values: Any) -> None:
+        for field, value in zip(dataclasses.fields(self), values, strict=True):  # type: ignore[arg-type]
+            check_data(value, field.name)
+            setattr(self, field.name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+@lru_cache(maxsize=_MOST_RECORDS)
 def opaque_record(label: str, fields: tuple[str, ...]) -> type[Any]:
-    """Return a dataclass that stands for the client's dataclass `label`. The caller has checked all names."""
+    """Return a dataclass that stands for the client's dataclass `label`. The caller has checked all names.
 
-    def check(record: Any) -> None:
-        for field in fields:
-            check_data(getattr(record, field), field)
-
-    space = {"__post_init__": check, "__fxlib_label__": label, "__module__": __name__}
-    return dataclasses.make_dataclass(label.rpartition(".")[2], [(field, Any) for field in fields], namespace=space)
+    Python compiles no method for it, as it otherwise does of the names of fields.
+    """
+    space = {"__fxlib_label__": label, "__module__": __name__}
+    name, typed = label.rpartition(".")[2], [(field, Any) for field in fields]
+    return dataclasses.make_dataclass(
+        name, typed, bases=(OpaqueRecord,), namespace=space, init=False, repr=False, eq=False, match_args=False
+    )
 
 
 def tuple_label(cls: type) -> str:

@@ -44,7 +44,7 @@ class GraphReader:
         values: reads arguments.
         own: callables of the client's module; None where there is no client.
         more: other callables that fill opaque slots, by label.
-        containers: the client's classes of containers, by label.
+        containers: the client's classes of containers, by label; None where there is no client.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GraphReader:
         values: ValueReader,
         own: Labels | None,
         more: Mapping[str, Callable[..., Any]],
-        containers: Mapping[str, OwnContainer],
+        containers: Mapping[str, OwnContainer] | None,
     ) -> None:
         self._values = values
         self._containers = containers

@@ -16,7 +16,7 @@ from torch.utils._pytree import TreeSpec
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import bodies, label_of, specs_of
 from fxlib.wire.faults import Fault
-from fxlib.wire.opaque import OpaqueContainer, opaque_container, tuple_label
+from fxlib.wire.opaque import OpaqueContainer, tuple_label
 from fxlib.wire.read_values import ValueReader
 from fxlib.wire.write_values import ValueWriter
 
@@ -56,13 +56,18 @@ def write_spec(value: pb.Value, spec: TreeSpec) -> None:
         value.named_tuple.fields.extend(spec.context._fields)
         _write_all(value.named_tuple.items, spec)
     else:
-        value.container.name = container_label(spec.type)
-        ValueWriter().write(value.container.context, spec.context)
+        value.container.name, context = container_facts(spec.type, spec.context)
+        ValueWriter().write(value.container.context, context)
         _write_all(value.container.items, spec)
 
 
-def read_spec(value: pb.Value, reader: ValueReader, classes: Mapping[str, OwnContainer]) -> TreeSpec:
-    """Return the structure that a checked message describes; `classes` are the client's own, by label.
+def read_spec(value: pb.Value, reader: ValueReader, classes: Mapping[str, OwnContainer] | None) -> TreeSpec:
+    """Return the structure that a checked message describes.
+
+    Args:
+        value: the message.
+        reader: reads the keys of dicts and what containers say besides their parts.
+        classes: the client's own classes, by label, which alone may then be named; None where there is no client.
 
     Raises:
         Fault: it contradicts itself.
@@ -81,11 +86,12 @@ def read_spec(value: pb.Value, reader: ValueReader, classes: Mapping[str, OwnCon
     if kind == "named_tuple":
         return TreeSpec(_NAMED, reader.tuple_class(data.name, tuple(data.fields)), children)
     if kind == "container":
-        own = classes.get(data.name)
-        if own is not None and _bytes(data.context) not in own.contexts:  # its own code would make objects of it
+        context = reader.read(data.context)
+        own = OwnContainer(OpaqueContainer, set()) if classes is None else classes.get(data.name)
+        # The class's own code would make objects of what the message says.
+        if own is None or (classes is not None and _bytes(data.context) not in own.contexts):
             raise Fault(f"a container of the class {data.name!r} is not described as in the client's own graphs")
-        made = opaque_container(data.name) if own is None else own.cls
-        return TreeSpec(made, reader.read(data.context), children)
+        return TreeSpec(own.cls, (data.name, context) if own.cls is OpaqueContainer else context, children)
     return TreeSpec(list if kind == "list" else tuple, None, children)
 
 
@@ -94,9 +100,10 @@ def container_classes(root: nn.Module) -> dict[str, OwnContainer]:
     found: dict[str, OwnContainer] = {}
     for body in bodies(root):
         for spec in (each for whole in specs_of(body) for each in _containers(whole)):
+            label, said = container_facts(spec.type, spec.context)
             context = pb.Value()
-            ValueWriter().write(context, spec.context)
-            found.setdefault(container_label(spec.type), OwnContainer(spec.type, set())).contexts.add(_bytes(context))
+            ValueWriter().write(context, said)
+            found.setdefault(label, OwnContainer(spec.type, set())).contexts.add(_bytes(context))
     return found
 
 
@@ -111,9 +118,9 @@ def _containers(spec: TreeSpec) -> Iterator[TreeSpec]:
         yield from _containers(child)
 
 
-def container_label(cls: type) -> str:
-    """Return the label of a class of containers."""
-    return cls.label if issubclass(cls, OpaqueContainer) else label_of(cls)
+def container_facts(cls: type, context: Any) -> tuple[str, Any]:
+    """Return the label of a class of containers, and what is said of such a container besides its parts."""
+    return context if cls is OpaqueContainer else (label_of(cls), context)
 
 
 def _write_all(items: Any, spec: TreeSpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -10,7 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
-from fxlib.errors import FxlibError
+from fxlib.errors import FxlibError, of_system
+from fxlib.utils.text import PlainFormatter
 from fxlib_service import audit
 from fxlib_service.config import APPLICATION, Address, Config
 
@@ -18,13 +20,18 @@ from fxlib_service.config import APPLICATION, Address, Config
 def main() -> int:
     """Run the service; return the exit status."""
     os.umask(0o077)  # weights, and the tokens of leases, are for this user's eyes, whatever folder they are put into
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         config = APPLICATION.read()
         audit.write_to(config.audit_log)
         asyncio.run(_run(config))
     except FxlibError as error:
         sys.stderr.write(f"fxlib service: {error}\n")
+        return 2
+    except OSError as error:  # a read-only folder, a full disk, a file where a folder is wanted
+        sys.stderr.write(f"fxlib service: {of_system(error)}\n")
         return 2
     return 0
 
@@ -38,6 +45,8 @@ async def _run(config: Config) -> None:
     server = Server(config)
     try:
         listen, metrics = await server.start()
+        gc.collect()
+        gc.freeze()  # what was imported stays: to look through it again stops every call for up to half a second
         _announce(config, listen, metrics, server.token_file)
         await ended.wait()
     finally:

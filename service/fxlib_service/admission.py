@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import time
 import uuid
+from collections.abc import Mapping
 from typing import Final
 
 from fxlib import wire
 from fxlib.protocol import blobs_of
-from fxlib.v1 import graph_pb2, jobs_pb2
-from fxlib.wire import parse
+from fxlib.v1 import graph_pb2, jobs_pb2, workload_pb2
 from fxlib_service import content_checks
-from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.blobs.base import Blob, BlobStore, damaged
 from fxlib_service.check_pool import CheckPool
+from fxlib_service.clock import Clock
 from fxlib_service.config import Limits
 from fxlib_service.convert import blob_from_proto
 from fxlib_service.errors import Code, ServiceError, Violation
@@ -22,18 +23,32 @@ from fxlib_service.job import Job
 from fxlib_service.roles import OWNER, Caller
 from fxlib_service.stores.base import JobStore
 
+LOST: Final = frozenset({Code.BLOB_NOT_FOUND, Code.BLOB_CORRUPT})
+"""The codes of reading a blob that is gone, or was damaged: its next upload brings it back."""
+
 _MAX_VIOLATIONS: Final = 50
 
 
 class Admission:
-    """Checks a whole request before anything is stored."""
+    """Checks a whole request before anything is stored.
 
-    def __init__(self, blobs: BlobStore, limits: Limits, store: JobStore) -> None:
+    Attributes:
+        checks: the processes in which graphs, requests and results are checked.
+    """
+
+    def __init__(
+        self,
+        blobs: BlobStore,
+        limits: Limits,
+        store: JobStore,
+        clock: Clock | None = None,
+    ) -> None:
         self._blobs = blobs
+        self._clock = clock or Clock()
         self._store = store
         self._limits = limits
         self.graph_limits = wire.Limits(nodes=limits.graph_nodes, graph_bytes=limits.graph_bytes)
-        self._checks = CheckPool()
+        self.checks = CheckPool()
 
     def identify(self, request: jobs_pb2.OptimizeRequest) -> str:
         """Fill in the job's name where it is missing, and return the digest by which a repeated request is recognized.
@@ -51,57 +66,17 @@ class Admission:
         Raises:
             ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
         """
-        return await self._checks.run(self._examine, request, digest, caller)
-
-    async def check_graph(self, ref: graph_pb2.BlobRef, field: str) -> None:
-        """Check that a blob is stored, and holds a valid graph.
-
-        Raises:
-            ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
-        """
-        await self._checks.run(self._check_graph, ref, field, OWNER)
-
-    async def still_there(self, ref: graph_pb2.BlobRef) -> bool:
-        """Whether a graph that was checked before is still stored, with all of its weights. Asking counts as a use."""
-        return await self._checks.run(self._still_there, blob_from_proto(ref))
-
-    async def blobs_of_answer(self, result: jobs_pb2.JobResult) -> dict[str, int]:
-        """Return the sizes in bytes of the graphs that an answer names, and of their weights, by SHA-256."""
-        return await self._checks.run(self._blobs_of_answer, result)
-
-    def _blobs_of_answer(self, result: jobs_pb2.JobResult) -> dict[str, int]:
-        found = dict[str, int]()
-        for each in (result, *(variant.result for variant in result.variants)):
-            if each.HasField("graph"):
-                graph = parse(self._blobs.read_all(blob_from_proto(each.graph)))
-                found |= {ref.sha256: ref.size for ref in (each.graph, *wire.values_of(graph))}
-        return found
-
-    def _still_there(self, blob: Blob) -> bool:
-        if self._blobs.size(blob.sha256) is None:
-            return False
-        values = wire.values_of(parse(self._blobs.read_all(blob)))
-        return all(self._blobs.size(ref.sha256) is not None for ref in values)
-
-    def _examine(self, request: jobs_pb2.OptimizeRequest, digest: str, caller: Caller) -> Job:
         if not request.HasField("graph"):
             raise ServiceError(Code.INVALID_REQUEST, violations=[Violation(field="graph", problem="is not set")])
-        content_checks.complete_trial(request)
-        content_checks.check_workload(request.workload)
-        content_checks.check_profile(request)
-        content_checks.check_variants(request)
-        key = content_checks.cache_key(request)
-        self._check_present({f"workload.blobs[{i}]": ref for i, ref in enumerate(blobs_of(request.workload))}, caller)
-        self._check_graph(request.graph, "graph", caller, request.recipe)
-        if request.workload.loss.WhichOneof("kind") == "graph":
-            self._check_graph(request.workload.loss.graph, "workload.loss.graph", caller)
+        key = await self._examined(request, caller)
+        await self._check_workload(request.workload, "workload", caller)
+        await self._check_graph(request.graph, "graph", caller, request.recipe)
+        await self._check_loss(request.workload, "workload", caller)
         for index, each in enumerate(request.variants):
             field = f"variants[{index}]"
-            blobs = enumerate(blobs_of(each.workload))
-            self._check_present({f"{field}.workload.blobs[{i}]": ref for i, ref in blobs}, caller)
-            self._check_graph(each.graph, f"{field}.graph", caller, request.recipe)
-            if each.workload.loss.WhichOneof("kind") == "graph":
-                self._check_graph(each.workload.loss.graph, f"{field}.workload.loss.graph", caller)
+            await self._check_workload(each.workload, f"{field}.workload", caller)
+            await self._check_graph(each.graph, f"{field}.graph", caller, request.recipe)
+            await self._check_loss(each.workload, f"{field}.workload", caller)
         return Job(
             id=uuid.uuid4().hex,
             request_id=request.request_id,
@@ -112,19 +87,112 @@ class Admission:
             torch_version=request.torch_version,
             cache_key=key,
             fresh=request.fresh,
-            created_at=time.time(),
+            created_at=self._clock.now(),
         )
 
-    def _check_graph(
+    async def check_graph(self, ref: graph_pb2.BlobRef, field: str) -> None:
+        """Check that a blob is stored, and holds a valid graph.
+
+        Raises:
+            ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
+        """
+        await self._check_graph(ref, field, OWNER)
+
+    async def check_result(self, result: bytes, trial: bytes, caller: Caller) -> None:
+        """Check a worker's serialized answer for a job with this serialized trial; its graphs are not looked at.
+
+        Raises:
+            ServiceError: INVALID_REQUEST.
+        """
+        await self.checks.run(content_checks.check_answer, result, trial, tenant=caller.tenant)
+
+    async def still_there(self, ref: graph_pb2.BlobRef, tenant: str) -> bool:
+        """Whether a graph that was checked before is still stored, with all of its weights. Asking counts as a use."""
+        blob = blob_from_proto(ref)
+        if await asyncio.to_thread(self._blobs.size, blob.sha256) != blob.size:
+            return False
+        try:
+            weights = await self._weights_of(blob, tenant)
+        except ServiceError as error:
+            if error.code not in LOST:
+                raise
+            return False
+        return await asyncio.to_thread(lambda: all(self._blobs.size(sha256) == size for sha256, size in weights))
+
+    async def blobs_of_answer(self, result: jobs_pb2.JobResult, tenant: str) -> dict[str, int]:
+        """Return the sizes in bytes of the graphs that an answer names, and of their weights, by SHA-256."""
+        found = dict[str, int]()
+        for each in (result, *(variant.result for variant in result.variants)):
+            if each.HasField("graph"):
+                blob = blob_from_proto(each.graph)
+                found |= {blob.sha256: blob.size, **dict(await self._weights_of(blob, tenant))}
+        return found
+
+    async def _examined(self, request: jobs_pb2.OptimizeRequest, caller: Caller) -> str:
+        """Check a request but for its blobs, complete its trial, and return its cache key."""
+        content = jobs_pb2.OptimizeRequest()
+        content.CopyFrom(request)
+        for field in ("request_id", "name", "namespace", "labels", "fresh"):  # equal requests differ in these
+            content.ClearField(field)
+        data = content.SerializeToString(deterministic=True)
+        digest = hashlib.sha256(data).digest()
+        trial, key = await self.checks.run(content_checks.examined, data, tenant=caller.tenant, key=digest)
+        request.trial.ParseFromString(trial)
+        return key
+
+    async def _check_workload(self, workload: workload_pb2.Workload, field: str, caller: Caller) -> None:
+        named = {f"{field}.blobs[{index}]": ref for index, ref in enumerate(blobs_of(workload))}
+        if named:
+            await asyncio.to_thread(self._check_present, named, caller)
+
+    async def _check_loss(self, workload: workload_pb2.Workload, field: str, caller: Caller) -> None:
+        if workload.loss.WhichOneof("kind") == "graph":
+            await self._check_graph(workload.loss.graph, f"{field}.loss.graph", caller)
+
+    async def _check_graph(
         self, ref: graph_pb2.BlobRef, field: str, caller: Caller, recipe: jobs_pb2.Recipe | None = None
     ) -> None:
-        self._check_present({field: ref}, caller)
         blob = blob_from_proto(ref, field)
-        if blob.size > self._limits.graph_bytes:
-            problem = f"has {blob.size} bytes, and a graph may have {self._limits.graph_bytes}"
-            raise ServiceError(Code.INVALID_GRAPH, violations=[Violation(field=field, problem=problem)])
-        weights = content_checks.check_graph(self._blobs.read_all(blob), field, self.graph_limits, recipe)
-        self._check_present({f"{field}.storages[{index}]": ref for index, ref in enumerate(weights)}, caller)
+        asked = None if recipe is None else recipe.SerializeToString(deterministic=True)
+
+        def load(known: bool) -> bytes:
+            self._check_present({field: ref}, caller)
+            if blob.size > self._limits.graph_bytes:
+                problem = f"has {blob.size} bytes, and a graph may have {self._limits.graph_bytes}"
+                raise ServiceError(Code.INVALID_GRAPH, violations=[Violation(field=field, problem=problem)])
+            try:
+                return self._sound(blob, known)
+            except ServiceError as error:
+                if error.code not in LOST:
+                    raise
+                raise _missing({field: blob}) from error
+
+        weights = await self.checks.run(
+            content_checks.weights_needed,
+            field,
+            self.graph_limits,
+            asked,
+            tenant=caller.tenant,
+            key=(blob.sha256, field, asked),
+            load=load,
+        )
+        refs = [graph_pb2.BlobRef(sha256=sha256, size=size) for sha256, size in weights]
+        if refs:
+            named = {f"{field}.storages[{index}]": ref for index, ref in enumerate(refs)}
+            await asyncio.to_thread(self._check_present, named, caller)
+
+    async def _weights_of(self, blob: Blob, tenant: str) -> content_checks.Sizes:
+        return await self.checks.run(
+            content_checks.weights_of, tenant=tenant, key=blob.sha256, load=lambda known: self._sound(blob, known)
+        )
+
+    def _sound(self, blob: Blob, known: bool) -> bytes:
+        """Return the bytes of a blob, or nothing if they are known; they are read in any case, and have its digest."""
+        if not known:
+            return self._blobs.read_all(blob)
+        if not self._blobs.verify(blob.sha256):
+            raise damaged(blob.sha256)
+        return b""
 
     def _check_present(self, refs: dict[str, graph_pb2.BlobRef], caller: Caller) -> None:
         blobs = {field: blob_from_proto(ref, field) for field, ref in refs.items()}
@@ -136,8 +204,12 @@ class Admission:
             if self._blobs.size(blob.sha256) != blob.size or blob.sha256 not in known
         }
         if missing:
-            violations = [
-                Violation(field=field, problem=f"blob {blob.sha256} of {blob.size} bytes is not here")
-                for field, blob in list(missing.items())[:_MAX_VIOLATIONS]
-            ]
-            raise ServiceError(Code.BLOB_MISSING, violations=violations, hint="Upload it, then ask again.")
+            raise _missing(missing)
+
+
+def _missing(blobs: Mapping[str, Blob]) -> ServiceError:
+    violations = [
+        Violation(field=field, problem=f"blob {blob.sha256} of {blob.size} bytes is not here")
+        for field, blob in list(blobs.items())[:_MAX_VIOLATIONS]
+    ]
+    return ServiceError(Code.BLOB_MISSING, violations=violations, hint="Upload it, then ask again.")

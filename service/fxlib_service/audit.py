@@ -1,13 +1,16 @@
 """The audit log: one line of JSON for each decision about a call, on the logger `fxlib.audit`.
 
 Refusals are logged as WARNING, calls that change something as INFO, and calls that only read as DEBUG. A line names the
-principal, and never holds its credentials.
+principal, and never holds its credentials. Of callers that nobody knows at most ten lines are written in a second: what
+anybody may cause without a token must not fill a disk. The next line tells how many were left out.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +32,35 @@ _CHANGES: Final = frozenset(
 )
 _REFUSALS: Final = frozenset({Code.UNAUTHENTICATED.name, Code.PERMISSION_DENIED.name, Code.QUOTA_EXCEEDED.name})
 _MAX_OBJECT: Final = 128
+_UNKNOWN_PER_S: Final = 10
+
+
+class Limiter:
+    """Lets so many lines pass in a second, and counts the others.
+
+    Args:
+        per_s: number of lines that pass in each second.
+        clock: returns a time in seconds that never goes back.
+    """
+
+    def __init__(self, per_s: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s, self._clock = per_s, clock
+        self._second, self._passed, self._left_out = -1, 0, 0
+
+    def passes(self) -> int | None:
+        """Return how many lines were left out before this one, or None if this one is to be left out, too."""
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._passed = second, 0
+        if self._passed >= self._per_s:
+            self._left_out += 1
+            return None
+        self._passed += 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out
+
+
+_unknown = Limiter(_UNKNOWN_PER_S)
 
 
 def write(*, method: str, code: str, caller: Caller | None, peer: str, about: str) -> None:
@@ -45,7 +77,10 @@ def write(*, method: str, code: str, caller: Caller | None, peer: str, about: st
     level = logging.WARNING if refused else logging.INFO if method in _CHANGES else logging.DEBUG
     if not logger.isEnabledFor(level):
         return
-    line = {
+    left_out = 0 if caller else _unknown.passes()
+    if left_out is None:
+        return
+    line: dict[str, object] = {
         "decision": "refused" if refused else "allowed",
         "code": code,
         "method": method,
@@ -55,6 +90,8 @@ def write(*, method: str, code: str, caller: Caller | None, peer: str, about: st
         "peer": peer,
         "about": about[:_MAX_OBJECT],
     }
+    if left_out:
+        line["left_out"] = left_out
     logger.log(level, "%s", json.dumps(line))
 
 

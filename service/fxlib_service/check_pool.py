@@ -1,53 +1,235 @@
-"""Threads for long checks of what callers sent: few at a time, each holding its place until it ends."""
+"""Processes for long checks of what callers sent: few at a time, tenants in turn, and each answer remembered."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import os
+import signal
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sized
 from contextlib import suppress
-from threading import Thread
-from typing import Final, ParamSpec, TypeVar
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, Final, TypeVar, cast
 
-P = ParamSpec("P")
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.fair_budget import FairBudget
+
 T = TypeVar("T")
 
 _PLACES: Final = 2
-"""Number of checks that run at once. They hold the interpreter lock, and more would starve the event loop."""
+_WAITING: Final = 1_000
+_LONGEST_S: Final = 100.0
+_REMEMBERED: Final = 1_000_000
+"""Number of remembered answers and of their items together, an item being the digest and the size of a blob."""
+_NICE: Final = 5
+_CHECKS: Final = "fxlib_service.content_checks"
+
+logger = logging.getLogger(__name__)
 
 
 class CheckPool:
-    """Runs functions on threads of its own, at most two at a time.
+    """Runs functions in processes of its own, at most two at a time, and one for each tenant.
 
-    When a caller leaves, its check keeps its place until the thread ends. The threads are daemons, so that no check,
-    however long, delays shutdown; the functions must therefore change nothing.
+    Tenants are served in turn. A check whose caller leaves goes on, and keeps its place until it ends. What a check
+    answered or refused is remembered by its key, so that the same thing is checked once, however often it comes. The
+    processes fork from one that has imported torch and run nothing; one that hangs or dies is replaced.
+
+    Args:
+        places: number of checks that run at once.
     """
 
-    def __init__(self) -> None:
-        self._places = asyncio.Semaphore(_PLACES)
+    def __init__(self, places: int = _PLACES) -> None:
+        self.turns = FairBudget("checks", total=places, share=max(1, places - 1), waiting=_WAITING)
+        self._idle = list[_Child]()
+        self._busy = set[_Child]()
+        self._known: OrderedDict[Hashable, object] = OrderedDict()
+        self._items = 0
+        self._closed = False
+        self._running = dict[Hashable, asyncio.Future[Any]]()
 
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Wait for a free place, call the function on a thread, and return its result or raise its exception."""
-        await self._places.acquire()
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
+    async def run(
+        self,
+        function: Callable[..., T],
+        *args: object,
+        tenant: str,
+        key: Hashable = None,
+        load: Callable[[bool], bytes] | None = None,
+    ) -> T:
+        """Return what a function returns, or raise the ServiceError that it raises.
 
-        def leave(result: T | None, error: BaseException | None) -> None:
-            self._places.release()
-            if answer.done():  # the caller has left
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)  # type: ignore[arg-type]  # T may include None
+        Args:
+            function: a function of a module, which changes nothing; it is called in another process.
+            args: its arguments, which are pickled.
+            tenant: who asks.
+            key: identifies function and arguments; None, if the answer is not to be remembered.
+            load: is called on a thread at this tenant's turn, and returns the first argument. It is told whether the
+                answer is known already; then it may return nothing, but still raise.
 
-        def work() -> None:
-            result, failure = None, None
+        Raises:
+            ServiceError: the function's own; SERVICE_BUSY; CALL_TIMEOUT, if it took too long.
+        """
+        check = _Check(function, args, key, load)
+        if load is None and check.key in self._known:
+            return cast(T, self._recalled(check.key))
+        task = asyncio.ensure_future(self._at_its_turn(tenant, check))
+        task.add_done_callback(_retrieved)
+        try:
+            return cast(T, await asyncio.shield(task))
+        except asyncio.CancelledError:
+            if not check.began:
+                task.cancel()
+            raise
+
+    async def warm(self) -> None:
+        """Start the processes before anybody asks. It takes as long as to import torch."""
+        await asyncio.gather(*(asyncio.to_thread(self._start) for _ in range(self.turns.total)))
+
+    def close(self) -> None:
+        """End the processes."""
+        self._closed = True
+        for child in (*self._idle, *self._busy):
+            child.end()
+        self._idle.clear()
+
+    def _start(self) -> None:
+        child = _Child()
+        if self._closed:
+            child.end()
+        else:
+            self._idle.append(child)
+
+    async def _at_its_turn(self, tenant: str, check: _Check) -> object:
+        async with self.turns.hold(tenant, 1):
+            check.began = True
+            known = check.key is not None and check.key in self._known
+            data = () if check.load is None else (await asyncio.to_thread(check.load, known),)
+            if known:
+                return self._recalled(check.key)
+            if check.key in self._running:  # another tenant has just asked the same
+                return _told(await asyncio.shield(self._running[check.key]))
+            answer = asyncio.ensure_future(self._asked(check.function, (*data, *check.args)))
+            if check.key is None:
+                return _told(await answer)
+            self._running[check.key] = answer
             try:
-                result = function(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001  # whatever it is, the caller gets it
-                failure = error
-            with suppress(RuntimeError):  # the loop is closed, since the service has ended
-                loop.call_soon_threadsafe(leave, result, failure)
+                found = await answer
+            finally:
+                del self._running[check.key]
+            self._remember(check.key, found)
+            return _told(found)
 
-        Thread(target=work, name="fxlib-check", daemon=True).start()
-        return await answer
+    async def _asked(self, function: Callable[..., object], args: tuple[object, ...]) -> object:
+        """Return what a child answers: a value, or a refusal as a ServiceError."""
+        child = self._idle.pop() if self._idle else await asyncio.to_thread(_Child)
+        self._busy.add(child)
+        try:
+            answer = await asyncio.to_thread(child.ask, function, args)
+        except (EOFError, OSError, TimeoutError) as error:
+            child.end()
+            if isinstance(error, TimeoutError):
+                raise ServiceError(Code.CALL_TIMEOUT, f"a check took more than {_LONGEST_S:g} s") from None
+            raise RuntimeError("a process that checks requests has died") from error
+        except BaseException:
+            child.end()
+            raise
+        else:
+            self._idle.append(child)
+            return answer
+        finally:
+            self._busy.discard(child)
+
+    def _recalled(self, key: Hashable) -> object:
+        self._known.move_to_end(key)
+        return _told(self._known[key])
+
+    def _remember(self, key: Hashable, found: object) -> None:
+        self._known[key] = found
+        self._items += _weight(found)
+        while self._items > _REMEMBERED:
+            _, oldest = self._known.popitem(last=False)
+            self._items -= _weight(oldest)
+
+
+class _Check:
+    """One check: what it calls with what, and whether it has begun."""
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        key: Hashable,
+        load: Callable[[bool], bytes] | None,
+    ) -> None:
+        self.function, self.args, self.load = function, args, load
+        self.key = None if key is None else (function.__name__, key)
+        self.began = False
+
+
+class _Child:
+    """A process that makes one check after the other. It ends with the process that started it."""
+
+    def __init__(self) -> None:
+        context = get_context("forkserver")  # a plain fork would copy the locks of gRPC's threads
+        context.set_forkserver_preload([_CHECKS])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), name="fxlib-check", daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, function: Callable[..., object], args: tuple[object, ...]) -> object:
+        """Return what the function returns, or the ServiceError that it raises.
+
+        Raises:
+            TimeoutError: there is no answer for too long.
+            EOFError, OSError: the process died.
+            RuntimeError: the function failed otherwise; holds the traceback.
+        """
+        self._pipe.send((function, args))
+        if not self._pipe.poll(_LONGEST_S):
+            raise TimeoutError
+        failed, answer = self._pipe.recv()
+        if failed:
+            raise RuntimeError(answer)
+        return answer
+
+    def end(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+        self._process.join()
+        with suppress(OSError):
+            self._pipe.close()
+
+
+def _serve(pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to handle
+    os.nice(_NICE)  # the event loop comes first
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = False, function(*args)
+        except ServiceError as refusal:
+            answer = False, refusal
+        except Exception:  # noqa: BLE001  # whatever it is, the service logs it
+            answer = True, traceback.format_exc()
+        pipe.send(answer)
+
+
+def _told(found: object) -> object:
+    if isinstance(found, ServiceError):
+        raise found.copy()
+    return found
+
+
+def _weight(found: object) -> int:
+    return 1 + (len(found) if isinstance(found, Sized) else 0)
+
+
+def _retrieved(task: asyncio.Future[object]) -> None:
+    if not task.cancelled():
+        task.exception()  # an awaiting caller gets it; asyncio would log it for one that has left

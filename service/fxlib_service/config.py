@@ -98,9 +98,11 @@ class Limits:
     """Limits on what one client, job or upload may take. Those without an option are the same in every service.
 
     Attributes:
-        message_bytes: size of the largest message that the service accepts.
+        message_bytes: size of the largest upload or result; other messages have limits of their own, in `in_flight`.
         graph_bytes: size of the largest serialized graph.
         streams_per_connection: number of calls that one connection may have open at once.
+        connections: number of connections that each of the service's addresses may have open at once.
+        idle_s: time without a call after which a connection is closed; a client opens it again with its next call.
         calls: number of calls that the service may have open at once.
         call_timeout_s: longest duration of a call that has one response.
         claim_wait_s: longest time for which a worker's claim waits for a job.
@@ -108,6 +110,15 @@ class Limits:
     """
 
     message_bytes: int = 8 * MIB
+    in_flight_bytes: int = field(
+        default=384 * MIB,
+        metadata=option(
+            "max-in-flight-bytes",
+            "bytes of requests, of uploads and of answers that may be on their way at once, a third each, and half of "
+            "that for one tenant; more wait, and are refused after a while with SERVICE_BUSY and when to come back",
+            BYTES,
+        ),
+    )
     blob_bytes: int = field(default=16 * GIB, metadata=option("max-blob-bytes", "size of one blob", BYTES))
     graph_bytes: int = 256 * MIB
     graph_nodes: int = field(default=1_000_000, metadata=option("max-graph-nodes", "nodes of one graph", COUNT))
@@ -128,10 +139,25 @@ class Limits:
         metadata=option("max-trial-processes", "most trainers and servers together that a job may ask for", COUNT),
     )
     streams_per_connection: int = 1_000
+    connections: int = 4_096
+    idle_s: float = 300.0
     calls: int = 10_000
     call_timeout_s: float = 120.0
     claim_wait_s: float = 60.0
     upload_idle_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Refuse limits that contradict each other.
+
+        Raises:
+            OptionError: one tenant could not send the largest message.
+        """
+        if self.in_flight_bytes < 6 * self.message_bytes:
+            raise OptionError(
+                f"{self.in_flight_bytes} is less than six times the largest message",
+                option="max-in-flight-bytes",
+                hint=f"Give at least {6 * self.message_bytes}.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +209,14 @@ class Config:
             variable=TOKEN_FILE,
         ),
     )
+    tcp_only: bool = field(
+        default=False,
+        metadata=option(
+            "tcp-only",
+            "listen on the port alone, which asks for a token, and not on the Unix socket, where its user needs none",
+            kind=None,
+        ),
+    )
     audit_log: Path | None = field(
         default=None,
         metadata=option(
@@ -206,6 +240,15 @@ class Config:
             "abandon-uploads-seconds",
             "time after which an unfinished upload is dropped, if nothing was added to it",
             SECONDS,
+        ),
+    )
+    reserve_bytes: int = field(
+        default=64 * MIB,
+        metadata=option(
+            "reserve-bytes",
+            "room that is allocated on the disk in advance for the answers to jobs that were accepted; when the disk "
+            "is full, new jobs and uploads are refused, and answers take it",
+            BYTES,
         ),
     )
     keep_days: float = field(

@@ -45,6 +45,40 @@ def check_graph(
     return wire.values_of(graph)
 
 
+Sizes = tuple[tuple[str, int], ...]
+"""Blobs: the SHA-256 of each, and its size in bytes."""
+
+
+def weights_needed(data: bytes, field: str, limits: wire.Limits, recipe: bytes | None) -> Sizes:
+    """Check a graph as `check_graph` does, in a process of the check pool; the recipe is serialized."""
+    asked = None if recipe is None else jobs_pb2.Recipe.FromString(recipe)
+    return tuple((ref.sha256, ref.size) for ref in check_graph(data, field, limits, asked))
+
+
+def weights_of(data: bytes) -> Sizes:
+    """Return the blobs of the weights of a graph that was checked before."""
+    return tuple((ref.sha256, ref.size) for ref in wire.values_of(wire.parse(data)))
+
+
+def examined(data: bytes) -> tuple[bytes, str]:
+    """Check a serialized request but for its blobs; return its serialized trial, completed, and its cache key.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, naming the field.
+    """
+    request = jobs_pb2.OptimizeRequest.FromString(data)
+    complete_trial(request)
+    check_workload(request.workload)
+    check_profile(request)
+    check_variants(request)
+    return request.trial.SerializeToString(), cache_key(request)
+
+
+def check_answer(data: bytes, trial: bytes) -> None:
+    """Check a result as `check_result` does, in a process of the check pool; both are serialized."""
+    check_result(jobs_pb2.JobResult.FromString(data), jobs_pb2.TrialOptions.FromString(trial))
+
+
 def check_workload(workload: workload_pb2.Workload, field: str = "workload") -> None:
     """Check that a workload describes a step that can run. The contents of its blobs are not looked at.
 

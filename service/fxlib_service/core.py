@@ -14,17 +14,21 @@ from fxlib.v1 import jobs_pb2
 from fxlib_service.admission import Admission
 from fxlib_service.background import Background
 from fxlib_service.blobs.base import BlobStore
+from fxlib_service.check_pool import CheckPool
+from fxlib_service.clock import Clock
 from fxlib_service.config import Config
 from fxlib_service.dispatch import Dispatcher
 from fxlib_service.events import EventBroker
 from fxlib_service.gauges import Gauges
 from fxlib_service.holdings import Holdings
+from fxlib_service.in_flight import InFlight
 from fxlib_service.leases import Leases
 from fxlib_service.ledger import Ledger
 from fxlib_service.metrics import Metrics
 from fxlib_service.model_figures import Figures, ModelFigures
 from fxlib_service.policy import Policy
 from fxlib_service.quotas import Quotas, StorageQuota
+from fxlib_service.reserve import Reserve
 from fxlib_service.retention import Retention
 from fxlib_service.servicers.blobs import BlobServicer
 from fxlib_service.servicers.optimizer import OptimizerServicer
@@ -49,56 +53,85 @@ class Core:
     retention: Retention | None
     broker: EventBroker
     ledger: Ledger
+    in_flight: InFlight
+    checks: CheckPool
     metrics: Metrics
     registry: CollectorRegistry
+    clock: Clock
 
     async def close(self) -> None:
         """End the calls that wait, finish the work under way, and close the store."""
         self.dispatcher.close()
         self.broker.close()
         await self.ledger.close()
+        self.checks.close()
 
 
-async def make_core(config: Config, store: JobStore, blobs: BlobStore, policy: Policy | None = None) -> Core:
+async def make_core(
+    config: Config,
+    store: JobStore,
+    blobs: BlobStore,
+    policy: Policy | None = None,
+    *,
+    clock: Clock | None = None,
+    reserve: Reserve | None = None,
+) -> Core:
     """Put a service together on its stores, and recover the workers, leases and figures that the stores hold.
 
     With a policy, namespaces are isolated: each has its own blobs and, unless `share_results` is set, its own answers.
+    Without a reserve, nothing is refused before the disk is full.
     """
+    clock = clock or Clock()
     broker, background, registry = EventBroker(), Background(), _registry()
     models = ModelFigures(shown=config.model_labels)
     metrics = Metrics(registry, models, [each.name for each in catalogue_to_proto().passes])
-    ledger = Ledger(store, broker, background)
-    workers = Workers(ledger, live_s=config.limits.claim_wait_s + config.lease_s)
-    dispatcher = Dispatcher(
-        ledger, workers, Leases(duration_s=config.lease_s), background, on_expiry=metrics.lease_expired
-    )
-    admission = Admission(blobs, config.limits, store)
+    ledger = Ledger(store, broker, background, clock=clock, reserve=reserve)
+    workers = Workers(ledger, live_s=config.limits.claim_wait_s + config.lease_s, clock=clock)
+    leases = Leases(duration_s=config.lease_s)
+    dispatcher = Dispatcher(ledger, workers, leases, background, on_expiry=metrics.lease_expired)
+    admission = Admission(blobs, config.limits, store, clock)
     holdings = Holdings(ledger, admission, kept=policy is not None)
-    submit = Submit(ledger, admission, holdings, workers, limits=config.limits, policy=policy)
+    submit = Submit(ledger, admission, holdings, workers, limits=config.limits, policy=policy, reserve=reserve)
     quotas = Quotas() if policy is None else policy.quotas
     ledger.listeners += [metrics.heard, dispatcher.heard, EqualJobs(ledger, holdings, background).heard]
     await workers.recall()
     await dispatcher.recover()
     await _recall_figures(models, ledger, _REMEMBERED_PER_LABEL * config.model_labels)
-    registry.register(Gauges(store, workers, broker, models))
+    in_flight = InFlight(config.limits)
+    registry.register(
+        Gauges(
+            store,
+            workers,
+            broker=broker,
+            models=models,
+            clock=clock,
+            in_flight=in_flight,
+            checks=admission.checks,
+            folder=config.data,
+        )
+    )
     return Core(
         optimizer=OptimizerServicer(ledger, broker, submit, workers, config.limits),
-        blobs=BlobServicer(blobs, holdings, StorageQuota(quotas), config.limits),
+        blobs=BlobServicer(blobs, holdings, StorageQuota(quotas), config.limits, leases=leases, reserve=reserve),
         workers=WorkerServicer(dispatcher, admission, holdings, config.limits),
         dispatcher=dispatcher,
         blob_store=blobs,
-        retention=_retention(config, ledger, blobs, metrics) if config.keep_days else None,
+        retention=_retention(config, ledger, blobs, metrics, clock) if config.keep_days else None,
         broker=broker,
         ledger=ledger,
+        in_flight=in_flight,
+        checks=admission.checks,
         metrics=metrics,
         registry=registry,
+        clock=clock,
     )
 
 
-def _retention(config: Config, ledger: Ledger, blobs: BlobStore, metrics: Metrics) -> Retention:
+def _retention(config: Config, ledger: Ledger, blobs: BlobStore, metrics: Metrics, clock: Clock) -> Retention:
     return Retention(
         ledger,
         blobs,
+        clock=clock,
         keep_s=config.keep_days * _DAY_S,
         spare_s=config.abandon_uploads_s,
         count=metrics.forgotten,
@@ -109,7 +142,7 @@ async def _recall_figures(models: ModelFigures, ledger: Ledger, limit: int) -> N
     for job in reversed(await ledger.read(ledger.store.recent_answers, limit)):
         result = await ledger.read(ledger.store.result_of, job.id)
         if result is not None:
-            models.record(job.name, Figures.of(jobs_pb2.JobResult.FromString(result)))
+            models.record((job.namespace, job.name), Figures.of(jobs_pb2.JobResult.FromString(result)))
 
 
 def _registry() -> CollectorRegistry:

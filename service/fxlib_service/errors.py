@@ -17,13 +17,16 @@ class Code(Enum):
     INVALID_REQUEST = "a field of the request is not valid"
     INVALID_GRAPH = "the graph is not a valid fxlib graph, or lacks the weights that a pass needs"
     BLOB_MISSING = "the request refers to blobs that were not uploaded"
-    BLOB_CORRUPT = "the bytes received do not have the digest that they were announced with"
+    BLOB_CORRUPT = "the bytes received, or those that were stored, do not have the blob's digest"
     BLOB_OFFSET = "the data does not continue what is stored of the blob"
     BLOB_NOT_FOUND = "there is no such blob"
     UPLOAD_STALLED = "an upload sent nothing, or too little, for too long"
     STORAGE_FULL = "the service has no room to store this"
+    STORAGE_UNAVAILABLE = "the service cannot read or write its storage now"
     REQUEST_ID_REUSED = "the request id belongs to another request"
     QUOTA_EXCEEDED = "the namespace has reached one of its quotas"
+    MESSAGE_TOO_LARGE = "the message is larger than messages of its kind may be"
+    SERVICE_BUSY = "the service has as much in hand as it has room for"
     QUEUE_FULL = "the namespace has as many queued jobs as it may have"
     JOB_NOT_FOUND = "there is no such job"
     SEQUENCE_AHEAD = "the job's history is shorter than that"
@@ -70,6 +73,23 @@ class ServiceError(FxlibError):
         self.violations = tuple(violations)
         self.metadata = dict(metadata or {})
         self.retry_after_s = retry_after_s
+
+    def copy(self) -> ServiceError:
+        """Return an equal error without a traceback."""
+        return _restored(*self._parts())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle it, for the way between processes."""
+        return _restored, self._parts()
+
+    def _parts(self) -> tuple[Code, str, tuple[Violation, ...], dict[str, str], float | None]:
+        return self.code, str(self), self.violations, self.metadata, self.retry_after_s
+
+
+def _restored(
+    code: Code, text: str, violations: tuple[Violation, ...], metadata: dict[str, str], retry_after_s: float | None
+) -> ServiceError:
+    return ServiceError(code, text, violations=violations, metadata=metadata, retry_after_s=retry_after_s)
 
 
 def invalid(field: str, problem: str) -> ServiceError:

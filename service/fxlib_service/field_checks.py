@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from fxlib.protocol import plain
+from fxlib.utils.text import plain
 from fxlib.v1 import jobs_pb2
 from fxlib_service.errors import Code, ServiceError, Violation, invalid
 
@@ -20,6 +20,7 @@ _KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _VERSION: Final = re.compile(r"[0-9A-Za-z.+_-]{1,63}")
 _TOKEN: Final = re.compile(r"[0-9]{1,18}")
+_CONTAINMENT: Final = re.compile(r"[a-z]{0,32}")
 _FAILURE: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _MAX_LABELS: Final = 32
 _MAX_MODULES: Final = 1_000
@@ -62,6 +63,7 @@ def check_worker(worker: jobs_pb2.WorkerInfo) -> None:
             ),
             ("allowed_modules", len(worker.allowed_modules) <= _MAX_MODULES, f"must be at most {_MAX_MODULES}"),
             ("allowed_modules", all(map(_is_text, worker.allowed_modules)), "must be names"),
+            ("containment", _CONTAINMENT.fullmatch(worker.containment), "must be the name of a level"),
         )
         if not ok
     ]

@@ -49,5 +49,5 @@ class Holdings:
 
     async def give(self, namespace: str, result: jobs_pb2.JobResult) -> None:
         """Record that a namespace has the graphs of an answer, with their weights; done before the answer is stored."""
-        if self._kept and (named := await self._admission.blobs_of_answer(result)):
+        if self._kept and (named := await self._admission.blobs_of_answer(result, namespace)):
             await self._ledger.write(self._ledger.store.hold, namespace, named)

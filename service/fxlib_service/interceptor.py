@@ -1,12 +1,13 @@
-"""What surrounds every call: it authenticates the caller, parses, limits time, and turns errors into statuses."""
+"""What surrounds every call: it authenticates, receives and parses, limits, and turns errors into statuses."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -17,6 +18,8 @@ from typing_extensions import override
 from fxlib_service import audit
 from fxlib_service.authentication import Authenticator
 from fxlib_service.errors import Code, ServiceError
+from fxlib_service.in_flight import InFlight
+from fxlib_service.metrics import Metrics
 from fxlib_service.quotas import Quotas
 from fxlib_service.servicers.context import Call
 from fxlib_service.status import STATUS, to_status
@@ -24,26 +27,35 @@ from fxlib_service.status import STATUS, to_status
 M = TypeVar("M", bound=Message)
 
 _OURS: Final = "/fxlib.v1."
+_ANYBODY: Final = ""
+"""The tenant of callers that are not authenticated."""
 
 logger = logging.getLogger(__name__)
 
-Observer = Callable[[str, str, float], None]
-"""A function that is called when a call ends, with its method, its status and its duration in seconds."""
+Serve = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
+"""A handler as gRPC calls it: it reads the messages that come, and writes answers to the context."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is generic in its stubs only
-    """Wraps the methods of the fxlib services; health and reflection are left as they are.
+    """Wraps every method, so that each message has room reserved before gRPC gathers it.
+
+    For gRPC each method becomes one that reads a stream and writes a stream; on the wire there is no difference. What
+    callers of the fxlib services have in flight counts for their tenants; callers of health and reflection are one.
 
     Args:
-        observe: is called when a call ends.
+        metrics: counts calls and refusals.
         authenticator: identifies the caller; one whose role may not call the method is refused before parsing.
+        in_flight: the budgets of calls and bytes.
         timeout_s: longest duration of a call with one request and one response, in seconds.
     """
 
-    def __init__(self, observe: Observer, authenticator: Authenticator, *, timeout_s: float) -> None:
-        self._observe = observe
+    def __init__(
+        self, metrics: Metrics, authenticator: Authenticator, in_flight: InFlight, *, timeout_s: float
+    ) -> None:
+        self._metrics = metrics
         self._authenticator = authenticator
         self._quotas = Quotas() if authenticator.policy is None else authenticator.policy.quotas
+        self._in_flight = in_flight
         self._timeout_s = timeout_s
 
     @override
@@ -51,52 +63,96 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> Any:
         handler: Any = await continuation(handler_call_details)
         name = handler_call_details.method.removeprefix(_OURS)
-        if handler is None or name == handler_call_details.method:
+        if handler is None:
             return handler
+        if name == handler_call_details.method:
+            return self._bounded(name, handler)
         parse = _parser(handler.request_deserializer)
         if handler.unary_unary:
-            serve, wrap = self._unary(name, handler.unary_unary, parse), grpc.unary_unary_rpc_method_handler
+            serve = self._unary(name, handler.unary_unary, parse)
         elif handler.stream_unary:
-            serve, wrap = self._upload(name, handler.stream_unary, parse), grpc.stream_unary_rpc_method_handler
+            serve = self._upload(name, handler.stream_unary, parse)
         else:
-            serve, wrap = self._stream(name, handler.unary_stream, parse), grpc.unary_stream_rpc_method_handler
-        return wrap(serve, response_serializer=handler.response_serializer)
+            serve = self._stream(name, handler.unary_stream, parse)
+        return grpc.stream_stream_rpc_method_handler(serve)
 
-    def _unary(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
-        async def serve(raw: bytes, context: Any) -> Message:
-            async with self._intercepted(name, context) as intercepted, asyncio.timeout(self._timeout_s):
-                request = intercepted.noted(parse(raw))
-                response: Message = await method(request, intercepted.call)
-                return intercepted.noted(response)
-
-        return serve
-
-    def _upload(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
-        async def serve(raws: AsyncIterator[bytes], context: Any) -> Message:
-            async with self._intercepted(name, context) as intercepted:
-                response: Message = await method(
-                    (intercepted.noted(parse(raw)) async for raw in raws), intercepted.call
-                )
-                return response
+    def _unary(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Serve:
+        async def serve(messages: AsyncIterator[bytes], context: Any) -> None:
+            async with self._intercepted(name, context) as call:
+                async with (
+                    asyncio.timeout(self._timeout_s),
+                    self._in_flight.request(name, call.tenant, messages) as raw,
+                ):
+                    answer: Message = await method(call.noted(parse(raw)), call.call)
+                await self._answer(call, call.noted(answer), context)
 
         return serve
 
-    def _stream(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Callable[..., Any]:
-        async def serve(raw: bytes, context: Any) -> AsyncIterator[Message]:
-            async with self._intercepted(name, context) as intercepted:
-                async for message in method(intercepted.noted(parse(raw)), intercepted.call):
-                    yield message
+    def _upload(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Serve:
+        async def serve(messages: AsyncIterator[bytes], context: Any) -> None:
+            async with self._intercepted(name, context) as call:
+                async with self._in_flight.upload(name, call.tenant, messages) as raws:
+                    answer: Message = await method((call.noted(parse(raw)) async for raw in raws), call.call)
+                await self._answer(call, answer, context)
 
         return serve
+
+    def _stream(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Serve:
+        async def serve(messages: AsyncIterator[bytes], context: Any) -> None:
+            async with self._intercepted(name, context) as call:
+                async with self._in_flight.request(name, call.tenant, messages) as raw:
+                    request = call.noted(parse(raw))
+                async with aclosing(method(request, call.call)) as answers:
+                    async for answer in answers:
+                        await self._answer(call, answer, context)
+
+        return serve
+
+    async def _answer(self, call: _Intercepted, answer: Message, context: Any) -> None:
+        await self._in_flight.send(call.tenant, answer.SerializeToString(), context.write)
+
+    def _bounded(self, name: str, handler: Any) -> Any:
+        """Return a handler for health or reflection, whose methods speak to gRPC themselves, and know no callers."""
+        parse = _parser(handler.request_deserializer)
+
+        async def unary(messages: AsyncIterator[bytes], context: Any) -> None:
+            async with self._refusing(context), self._in_flight.request(name, _ANYBODY, messages) as raw:
+                await context.write(await handler.unary_unary(parse(raw), context))
+
+        async def watch(messages: AsyncIterator[bytes], context: Any) -> None:
+            async with self._refusing(context):
+                async with self._in_flight.request(name, _ANYBODY, messages) as raw:
+                    request = parse(raw)
+                await handler.unary_stream(request, context)
+
+        async def converse(messages: AsyncIterator[bytes], context: Any) -> None:
+            async with self._refusing(context), self._in_flight.upload(name, _ANYBODY, messages) as raws:
+                async for answer in handler.stream_stream((parse(raw) async for raw in raws), context):
+                    await context.write(answer)
+
+        serve = converse if handler.request_streaming else watch if handler.response_streaming else unary
+        return grpc.stream_stream_rpc_method_handler(serve, response_serializer=handler.response_serializer)
+
+    @asynccontextmanager
+    async def _refusing(self, context: Any) -> AsyncIterator[None]:
+        """Count a call of nobody's as open, and turn a refusal into a status."""
+        try:
+            async with self._in_flight.call(_ANYBODY):
+                yield
+        except ServiceError as refusal:
+            traceback.clear_frames(refusal.__traceback__)
+            self._metrics.refused(refusal)
+            await _abort(context, refusal)
 
     @asynccontextmanager
     async def _intercepted(self, name: str, context: Any) -> AsyncIterator[_Intercepted]:
         """Admit a call if its caller may make it now, and turn whatever goes wrong in it into a status.
 
-        UNAUTHENTICATED, PERMISSION_DENIED and QUOTA_EXCEEDED are decided before anything is parsed.
+        UNAUTHENTICATED, PERMISSION_DENIED, QUOTA_EXCEEDED and, for calls, SERVICE_BUSY are decided before anything is
+        received.
         """
         began, status, code, caller = time.monotonic(), "OK", "OK", None
         peer = context.peer()  # asked for now, since gRPC forgets a call once its client has left
@@ -105,18 +161,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             caller = self._authenticator.caller(context)
             caller.check(name)
             with self._quotas.in_flight(caller.namespace):
-                intercepted.call = Call(caller=caller, clock=context, peer=peer)
-                yield intercepted
+                async with self._in_flight.call(caller.tenant):
+                    intercepted.call = Call(caller=caller, clock=context, peer=peer)
+                    intercepted.tenant = caller.tenant
+                    yield intercepted
         except Exception as error:  # noqa: BLE001  # every error becomes a status
             refusal = _as_refusal(name, error)
+            traceback.clear_frames(error.__traceback__)  # they hold the message, whose room is free again
             status, code = STATUS[refusal.code].name, refusal.code.name
-            told = rpc_status.to_status(to_status(refusal))
-            await context.abort(told.code, told.details, told.trailing_metadata)
+            self._metrics.refused(refusal)
+            await _abort(context, refusal)
         except BaseException:
             status = code = "CANCELLED"
             raise
         finally:
-            self._observe(name, status, time.monotonic() - began)
+            self._metrics.rpc(name, status, time.monotonic() - began)
             audit.write(method=name, code=code, caller=caller, peer=peer, about=intercepted.about)
 
 
@@ -125,12 +184,21 @@ class _Intercepted:
 
     def __init__(self) -> None:
         self.call: Call | None = None
+        self.tenant = _ANYBODY
         self.about = ""
 
     def noted(self, message: M) -> M:
         """Note the job or blob that a message names, unless one is noted already; return the message."""
         self.about = self.about or _object_of(message)
         return message
+
+
+async def _abort(context: Any, refusal: ServiceError) -> None:
+    told = rpc_status.to_status(to_status(refusal))
+    try:
+        await context.abort(told.code, told.details, told.trailing_metadata)
+    except grpc.aio.InternalError as error:  # nobody is there any more to be told
+        raise asyncio.CancelledError from error
 
 
 def _object_of(message: Any) -> str:

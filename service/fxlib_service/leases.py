@@ -6,6 +6,7 @@ of the wall clock ends no lease, and a heartbeat costs no write.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,6 +51,10 @@ class Leases:
         """Return the name of the caller that holds a job's lease; "" without a lease or a name."""
         lease, _ = self._live.get(job_id, (None, 0.0))
         return lease.principal if lease is not None else ""
+
+    def holds(self, token: str) -> bool:
+        """Whether a lease under this token is live."""
+        return bool(token) and any(secrets.compare_digest(lease.token, token) for lease, _ in self._live.values())
 
     def end(self, job_id: str) -> None:
         """Forget the job's lease, if there is one."""

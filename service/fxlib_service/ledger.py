@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from fxlib_service.background import Background
+from fxlib_service.clock import Clock
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.events import EventBroker
 from fxlib_service.job import Job
 from fxlib_service.lifecycle import Input, Transition, decide
+from fxlib_service.reserve import Reserve
 from fxlib_service.stores.base import JobStore
 
 P = ParamSpec("P")
@@ -28,13 +30,25 @@ class Ledger:
         store: the store of jobs, which `close` closes.
         broker: is handed every event.
         background: finishes a write whose caller left, since what is stored must be announced.
+        clock: stamps what happens.
+        reserve: room on the disk for all that happens to jobs that were accepted.
 
     Attributes:
         listeners: functions that are called with every transition that changed a job, on the event loop's thread.
     """
 
-    def __init__(self, store: JobStore, broker: EventBroker, background: Background) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        broker: EventBroker,
+        background: Background,
+        *,
+        clock: Clock | None = None,
+        reserve: Reserve | None = None,
+    ) -> None:
         self.store = store
+        self._clock = clock or Clock()
+        self._reserve = reserve
         self.listeners: list[Callable[[Transition], None]] = []
         self._broker = broker
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="fxlib-store-write")
@@ -46,8 +60,17 @@ class Ledger:
         return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: function(*args, **kwargs))
 
     async def write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a writing method of the store that changes no job, so that there is nothing to announce."""
-        return await asyncio.get_running_loop().run_in_executor(self._writer, lambda: function(*args, **kwargs))
+        """Call a writing method of the store that changes no job, so that there is nothing to announce.
+
+        Raises:
+            ServiceError: STORAGE_FULL, if the disk is full and its reserve is used up; STORAGE_UNAVAILABLE.
+        """
+
+        def act() -> T:
+            return function(*args, **kwargs)
+
+        within = act if self._reserve is None else partial(self._reserve.within, act)
+        return await asyncio.get_running_loop().run_in_executor(self._writer, within)
 
     async def get(self, job_id: str) -> Job:
         """Return a job.
@@ -68,7 +91,9 @@ class Ledger:
         """
 
         async def act() -> Job:
-            job = await self.write(self.store.submit, entry, request, queue_limit=queue_limit)
+            # The reserve of the disk is not for new jobs.
+            store = partial(self.store.submit, entry, request, queue_limit=queue_limit)
+            job = await asyncio.get_running_loop().run_in_executor(self._writer, store)
             if job.id == entry.job.id:
                 self._tell(entry)
             return job
@@ -83,7 +108,7 @@ class Ledger:
         """
 
         async def act() -> Transition:
-            now = time.time()
+            now = self._clock.now()
             transition = await self.write(self.store.update, job_id, lambda job: decide(job, happened, now))
             if transition is None:
                 raise job_not_found(job_id)

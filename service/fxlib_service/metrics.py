@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from fxlib.reasons import Reason
 from fxlib.v1 import jobs_pb2
+from fxlib_service.errors import ServiceError
 from fxlib_service.field_checks import PHASES
 from fxlib_service.job import Job, State
 from fxlib_service.lifecycle import Transition
@@ -20,6 +22,8 @@ _RPC_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 
 _JOB_BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _PASS_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
 _PHASES: Final = ("fetch", "start", *PHASES, "timeline")
+_COUNTED_AT_ONCE: Final = 64 << 10
+"""Size in bytes of the largest result that is counted on the event loop."""
 _ACTIONS: Final = ("moved", "merged", "left_alone")
 _DECISIONS: Final = {jobs_pb2.DECISION_ADOPT: "adopt", jobs_pb2.DECISION_KEEP_ORIGINAL: "keep_original"}
 
@@ -36,10 +40,14 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry, models: ModelFigures, passes: Collection[str]) -> None:
         self._models = models
         self._passes = frozenset(passes)
+        self._counting = ThreadPoolExecutor(1, thread_name_prefix="fxlib-count")
         self._rpc_s = Histogram(
             "fxlib_rpc_seconds", "Duration of calls, and their number as `_count`", ["method", "code"],
             buckets=_RPC_BUCKETS, registry=registry,
         )  # fmt: skip
+        self._refused = Counter(
+            "fxlib_calls_refused", "Calls refused because of a limit, by its name", ["limit"], registry=registry
+        )
         self._phase_s = Histogram(
             "fxlib_job_phase_seconds", "Time that jobs spent in the queue, and in the phases of the work", ["phase"],
             buckets=_JOB_BUCKETS, registry=registry,
@@ -77,6 +85,11 @@ class Metrics:
         """Count a call that ended, with its duration in seconds."""
         self._rpc_s.labels(method, code).observe(seconds)
 
+    def refused(self, refusal: ServiceError) -> None:
+        """Count a refusal, if a limit was its reason."""
+        if limit := refusal.metadata.get("limit") or refusal.metadata.get("quota"):
+            self._refused.labels(limit).inc()
+
     def lease_expired(self) -> None:
         """Count a lease that expired."""
         self._expired.inc()
@@ -93,17 +106,22 @@ class Metrics:
             self._phase_s.labels("queued").observe(max(0.0, job.started_at - job.created_at))
         if job.state.finished:
             self._finished.labels(job.state.value).inc()
-        if transition.result is not None:
-            self._answered(job, jobs_pb2.JobResult.FromString(transition.result))
+        if transition.result is None:
+            return
+        if len(transition.result) <= _COUNTED_AT_ONCE:
+            self._answered(job, transition.result)
+        else:
+            self._counting.submit(self._answered, job, transition.result)
 
-    def _answered(self, job: Job, result: jobs_pb2.JobResult) -> None:
+    def _answered(self, job: Job, data: bytes) -> None:
+        result = jobs_pb2.JobResult.FromString(data)
         cached = str(job.cached).lower()
         self._answers.labels(*_decided(result), cached).inc()
         for variant in result.variants:
             self._variant_answers.labels(*_decided(variant.result), cached).inc()
         if job.cached:
             return
-        self._models.record(job.name, Figures.of(result))
+        self._models.record((job.namespace, job.name), Figures.of(result))
         for phase, seconds in result.phase_seconds.items():
             if phase in _PHASES:
                 self._phase_s.labels(phase).observe(max(0.0, seconds))

@@ -1,4 +1,4 @@
-"""The page of metrics that is served over HTTP, and who may read how much of it."""
+"""What is served over HTTP: the metrics, to whoever may read them, and whether the service lives and is ready."""
 
 from __future__ import annotations
 
@@ -17,10 +17,38 @@ App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 _OF_MODELS: Final = "fxlib_model_"
 _SCHEME: Final = "bearer "
-_PLAIN: Final = ("Content-Type", "text/plain")
+_PLAIN: Final = ("Content-Type", "text/plain; charset=utf-8")
 
 
-def page(registry: CollectorRegistry, authenticator: Authenticator | None) -> App:
+def pages(metrics: App, ready: Callable[[], bool]) -> App:
+    """Return the WSGI application that serves `/metrics`, `/healthz` and `/readyz`, and nothing else.
+
+    `/healthz` answers 200 as long as the process does; `/readyz` answers 200 while it accepts calls, else 503. Neither
+    says anything more, and neither asks for a token, as probes have none.
+
+    Args:
+        metrics: serves the metrics; see `metrics_app`.
+        ready: says whether the service accepts calls.
+    """
+
+    def routed(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path, method = environ.get("PATH_INFO", ""), environ.get("REQUEST_METHOD", "")
+        if path not in ("/metrics", "/healthz", "/readyz"):
+            start_response("404 Not Found", [_PLAIN])
+            return [b"There are /metrics, /healthz and /readyz.\n"]
+        if method not in ("GET", "HEAD"):
+            start_response("405 Method Not Allowed", [_PLAIN, ("Allow", "GET, HEAD")])
+            return [b""]
+        if path == "/metrics":
+            return metrics(environ, start_response)
+        well = path == "/healthz" or ready()
+        start_response("200 OK" if well else "503 Service Unavailable", [_PLAIN])
+        return [b"ok\n" if well else b"not ready\n"]
+
+    return routed
+
+
+def metrics_app(registry: CollectorRegistry, authenticator: Authenticator | None) -> App:
     """Return the WSGI application that serves the metrics.
 
     Without an authenticator, whoever reaches the address reads everything. With one, operators read everything, viewers

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from threading import Lock
 from typing import Final
 
 from fxlib.v1 import jobs_pb2
 
 OTHER: Final = "other"
+
+Model = tuple[str, str]
+"""A model's namespace and name."""
+
 _KEPT_PER_SHOWN: Final = 10
 
 
@@ -40,7 +45,7 @@ class Figures:
 
 
 class ModelFigures:
-    """Figures by model name: the models answered most often have rows of their own, all others share one.
+    """Figures by namespace and name: the models answered most often have rows of their own, all others share one.
 
     Args:
         shown: number of models that have a row of their own.
@@ -48,25 +53,27 @@ class ModelFigures:
 
     def __init__(self, *, shown: int) -> None:
         self._shown = shown
-        self._rows: dict[str, tuple[int, Figures]] = {}
+        self._rows: dict[Model, tuple[int, Figures]] = {}
+        self._recording = Lock()  # large results are counted on a thread
 
-    def record(self, name: str, figures: Figures) -> None:
+    def record(self, model: Model, figures: Figures) -> None:
         """Record the figures of an answer. When there are too many models, the one answered longest ago is dropped."""
-        count, _ = self._rows.pop(name, (0, figures))
-        self._rows[name] = count + 1, figures
-        if len(self._rows) > self._shown * _KEPT_PER_SHOWN:
-            del self._rows[next(iter(self._rows))]
+        with self._recording:
+            count, _ = self._rows.pop(model, (0, figures))
+            self._rows[model] = count + 1, figures
+            if len(self._rows) > self._shown * _KEPT_PER_SHOWN:
+                del self._rows[next(iter(self._rows))]
 
-    def rows(self) -> Iterator[tuple[str, Figures]]:
-        """Yield names and figures; "other" has the figures of the latest answer to any model without its own row."""
+    def rows(self) -> Iterator[tuple[Model, Figures]]:
+        """Yield models and figures; "other" has the figures of the latest answer to any model without its own row."""
         rows = list(self._rows.items())
         by_count = sorted(rows, key=lambda row: row[1][0], reverse=True)
-        shown = {name for name, _ in by_count[: self._shown] if name != OTHER}
+        shown = {model for model, _ in by_count[: self._shown] if model != (OTHER, OTHER)}
         latest: Figures | None = None
-        for name, (_, figures) in rows:
-            if name in shown:
-                yield name, figures
+        for model, (_, figures) in rows:
+            if model in shown:
+                yield model, figures
             else:
                 latest = figures
         if latest is not None:
-            yield OTHER, latest
+            yield (OTHER, OTHER), latest

@@ -94,6 +94,10 @@ class Quotas:
         violations = []
         if budget_s > seconds:
             violations.append(Violation(field="trial.budget_s", problem=f"must be at most {seconds:g} seconds here"))
+        step_s = max(seconds, TrialOptions().step_timeout_s)  # a step that hangs holds the worker for so long
+        if request.trial.step_timeout_s > step_s:
+            problem = f"must be at most {step_s:g} seconds here"
+            violations.append(Violation(field="trial.step_timeout_s", problem=problem))
         if asked > processes:
             problem = f"has {asked} trainers and servers, and may have {processes} here"
             violations.append(Violation(field="workload", problem=problem))

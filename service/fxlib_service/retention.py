@@ -8,7 +8,6 @@ time to name it in a job. A blob is deleted only if it is still unused at that m
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +17,7 @@ from fxlib.protocol import blobs_of
 from fxlib.v1 import graph_pb2, jobs_pb2
 from fxlib.wire import parse, values_of
 from fxlib_service.blobs.base import BlobStore
+from fxlib_service.clock import Clock
 from fxlib_service.convert import blob_from_proto
 from fxlib_service.errors import ServiceError
 from fxlib_service.ledger import Ledger
@@ -46,16 +46,25 @@ class Retention:
     Args:
         ledger: gives access to the jobs.
         blobs: the store of the blobs.
+        clock: judges the age of jobs.
         keep_s: time for which a job is kept after it finished, in seconds.
         spare_s: least time for which a blob that no job names is kept after its last use, in seconds.
         count: is called with what each sweep has deleted.
     """
 
     def __init__(
-        self, ledger: Ledger, blobs: BlobStore, *, keep_s: float, spare_s: float, count: Callable[[Forgotten], None]
+        self,
+        ledger: Ledger,
+        blobs: BlobStore,
+        *,
+        keep_s: float,
+        spare_s: float,
+        count: Callable[[Forgotten], None],
+        clock: Clock | None = None,
     ) -> None:
         self._ledger = ledger
         self._blobs = blobs
+        self._clock = clock or Clock()
         self._keep_s = keep_s
         self._unused_s = max(keep_s, spare_s)
         self._count = count
@@ -64,10 +73,10 @@ class Retention:
         """Delete what is due, and return how much that was.
 
         Raises:
-            OSError: a blob cannot be deleted.
+            ServiceError: STORAGE_FULL or STORAGE_UNAVAILABLE.
         """
-        now = time.time()
-        found = Forgotten(jobs=await self._forget_jobs(now - self._keep_s), blobs=await self._delete_blobs())
+        jobs = await self._forget_jobs(self._clock.before(self._keep_s))
+        found = Forgotten(jobs=jobs, blobs=await self._delete_blobs())
         self._count(found)
         return found
 

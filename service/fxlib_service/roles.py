@@ -66,6 +66,11 @@ class Caller:
     roles: frozenset[Role]
     namespace: str | None = None
 
+    @property
+    def tenant(self) -> str:
+        """The name under which what it has in flight is counted: its namespace or, where it has none, its own."""
+        return self.namespace or f"principal {self.name}"  # no namespace has a space in it
+
     def check(self, method: str) -> None:
         """Refuse a method that none of the caller's roles may call.
 

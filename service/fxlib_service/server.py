@@ -8,7 +8,9 @@ import hashlib
 import logging
 import os
 import ssl
+import stat
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Final
@@ -18,22 +20,27 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
-from sqlalchemy.exc import SQLAlchemyError
 
 from fxlib.errors import FxlibError
-from fxlib.utils.local_service import RUNTIME_DIR, LocalService, make_folder, new_token, read_token
+from fxlib.utils.local_service import RUNTIME_DIR, LocalService, make_folder, new_token, read_token, remove_dead
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
 from fxlib_service.authentication import Authenticator
 from fxlib_service.blobs.folder import FolderBlobStore
+from fxlib_service.clock import Clock
 from fxlib_service.config import Address, Config, Tls
 from fxlib_service.core import Core, make_core
+from fxlib_service.errors import ServiceError
 from fxlib_service.interceptor import CallInterceptor
-from fxlib_service.metrics_page import page
+from fxlib_service.metrics_page import metrics_app, pages
 from fxlib_service.policy import Policy
+from fxlib_service.reserve import Reserve
 from fxlib_service.stores.sql import SqlJobStore
 
 SERVICES: Final = ("fxlib.v1.OptimizerService", "fxlib.v1.BlobService", "fxlib.v1.WorkerService")
 _TIDY_S: Final = 600.0
+_DEAD_S: Final = 3 * _TIDY_S
+"""Time in seconds after which files that a running service would have touched are taken for those of a killed one."""
+_LOOKAHEAD_BYTES: Final = 16 << 10
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +56,12 @@ class Server:
         """
         self._config = config
         self._folder = make_folder()
-        self._owner_token = read_token(config.token_file) if config.token_file is not None else new_token()
+        self._owner_token = new_token() if config.token_file is None else _owner_token(config.token_file)
         self._authenticator = _authenticator(config, self._owner_token)
         self._local: LocalService | None = None
         self._data_lock = _DataLock(config.data)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
+        self._accepts = False
         self._tasks: list[asyncio.Task[None]] = []
         self._core: Core | None = None
         self._grpc: grpc.aio.Server | None = None
@@ -67,11 +75,17 @@ class Server:
         """
         config = self._config
         url = config.database_url or f"sqlite:///{config.data / 'service.sqlite'}"
-        store = await asyncio.to_thread(SqlJobStore, url)
-        core = self._core = await make_core(config, store, FolderBlobStore(config.data), self._authenticator.policy)
+        reserve, clock = Reserve(config.data, config.reserve_bytes), Clock(config.data)
+        store = await asyncio.to_thread(reserve.within, partial(SqlJobStore, url))
+        await asyncio.to_thread(reserve.refill)
+        blobs, policy = FolderBlobStore(config.data, clock), self._authenticator.policy
+        core = self._core = await make_core(config, store, blobs, policy, clock=clock, reserve=reserve)
         listen = await self._listen(core)
         metrics = self._serve_metrics(core)
-        self._tasks = [asyncio.create_task(core.dispatcher.sweep()), asyncio.create_task(self._tidy(core))]
+        self._tasks = [
+            asyncio.create_task(each) for each in (core.dispatcher.sweep(), self._tidy(core), core.checks.warm())
+        ]
+        self._accepts = True
         for name in ("", *SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return listen, metrics
@@ -84,6 +98,7 @@ class Server:
 
     async def stop(self) -> None:
         """Shut down: report NOT_SERVING, give calls under way `shutdown_grace_s` to finish, and close the stores."""
+        self._accepts = False
         await self._health.enter_graceful_shutdown()
         if self._core is not None:
             self._core.dispatcher.close()
@@ -108,13 +123,19 @@ class Server:
     async def _listen(self, core: Core) -> Address:
         config, limits = self._config, self._config.limits
         server = self._grpc = grpc.aio.server(
-            interceptors=[CallInterceptor(core.metrics.rpc, self._authenticator, timeout_s=limits.call_timeout_s)],
-            maximum_concurrent_rpcs=limits.calls,
+            interceptors=[
+                CallInterceptor(core.metrics, self._authenticator, core.in_flight, timeout_s=limits.call_timeout_s)
+            ],
             options=[
                 ("grpc.so_reuseport", 0),  # a second service on this port shall fail, not share it
                 ("grpc.max_receive_message_length", limits.message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_concurrent_streams", limits.streams_per_connection),
+                ("grpc.max_allowed_incoming_connections", limits.connections),
+                ("grpc.max_connection_idle_ms", round(limits.idle_s * 1000)),
+                # What gRPC holds of a message that nobody reads yet. By default it grows to megabytes for each call.
+                ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
+                ("grpc.http2.bdp_probe", 0),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -138,7 +159,7 @@ class Server:
         return Address(host=config.listen.host, port=port)
 
     def _meet_locally(self, server: grpc.aio.Server, local: LocalService) -> None:
-        """Write the owner's token into the user's folder, and listen on a Unix socket there, too, unless TLS is on.
+        """Write the owner's token into the user's folder, and listen on a Unix socket there, too, where that is wanted.
 
         Raises:
             FxlibError: the files belong to another running service, which has the same port of another address.
@@ -151,9 +172,10 @@ class Server:
             )
         self._local = local
         local.remove()  # files for this port were left behind by a service that was killed
+        remove_dead(self._folder, older_than_s=_DEAD_S)
         if self._config.token_file is None:
             local.write_token(self._owner_token)
-        if self._config.tls is not None:
+        if self._config.tls is not None or self._config.tcp_only:
             return
         if not local.target:
             logger.warning(
@@ -181,22 +203,36 @@ class Server:
         except OSError as error:
             raise FxlibError(f"cannot listen on {address}: {error.strerror}", where="--metrics") from error
         asks = self._authenticator.policy is not None or not (address.loopback or authority)
-        self._metrics[0].set_app(page(core.registry, self._authenticator if asks else None))
+        metrics = metrics_app(core.registry, self._authenticator if asks else None)
+        self._metrics[0].set_app(pages(metrics, lambda: self._accepts))
         return Address(host=address.host, port=self._metrics[0].server_port)
 
     async def _tidy(self, core: Core) -> None:
         while True:
             if self._local is not None:
                 self._local.touch()
+            core.clock.observe()
             try:
                 dropped = await asyncio.to_thread(core.blob_store.abandon, older_than_s=self._config.abandon_uploads_s)
                 if dropped:
                     logger.info("dropped %d unfinished uploads", dropped)
                 if core.retention is not None and (found := await core.retention.sweep()).some:
                     logger.info("deleted %d expired jobs and %d unused blobs", found.jobs, found.blobs)
-            except (OSError, SQLAlchemyError):
+            except ServiceError:
                 logger.exception("the periodic cleanup failed; it runs again in %.0f s", _TIDY_S)
             await asyncio.sleep(_TIDY_S)
+
+
+def _owner_token(path: Path) -> str:
+    """Read the owner's token, and warn if it is not the owner's alone.
+
+    Raises:
+        FxlibError: the file cannot be read, or holds no token.
+    """
+    token = read_token(path)
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        logger.warning("others may read %s, and whoever has its token may do everything: chmod go-rwx it", path)
+    return token
 
 
 def _authenticator(config: Config, owner_token: str) -> Authenticator:

@@ -9,7 +9,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from fxlib.protocol import plain
+from fxlib.utils.text import plain
 from fxlib_service.errors import Code, ServiceError
 
 DOMAIN: Final = "fxlib"
@@ -29,8 +29,11 @@ STATUS: Final = {
     Code.BLOB_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Code.UPLOAD_STALLED: grpc.StatusCode.ABORTED,
     Code.STORAGE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.STORAGE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Code.REQUEST_ID_REUSED: grpc.StatusCode.ALREADY_EXISTS,
     Code.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.MESSAGE_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.SERVICE_BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Code.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Code.JOB_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Code.SEQUENCE_AHEAD: grpc.StatusCode.OUT_OF_RANGE,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import replace
 from typing import Final
 
 from fxlib.v1 import jobs_pb2
-from fxlib_service.admission import Admission
+from fxlib_service.admission import LOST, Admission
 from fxlib_service.background import Background
 from fxlib_service.config import Limits
 from fxlib_service.errors import Code, ServiceError
@@ -18,11 +19,13 @@ from fxlib_service.ledger import Ledger
 from fxlib_service.lifecycle import Answered, Transition, decide, submit
 from fxlib_service.policy import Policy
 from fxlib_service.quotas import Quotas
+from fxlib_service.reserve import Reserve
 from fxlib_service.roles import Caller
 from fxlib_service.stores.base import QueueFullError
 from fxlib_service.workers import Workers
 
 _RETRY_AFTER_S: Final = 10.0
+_LOST_CODES: Final = frozenset(code.name for code in LOST)
 
 
 class Submit:
@@ -35,6 +38,7 @@ class Submit:
         workers: the known workers, whose hardware decides which cached answers apply.
         limits: limits on queued jobs and on trials.
         policy: says whether namespaces share answers, and what each may ask for; None: they share, without quotas.
+        reserve: room on the disk that new jobs may not take.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Submit:
         *,
         limits: Limits,
         policy: Policy | None,
+        reserve: Reserve | None = None,
     ) -> None:
         self._ledger = ledger
         self._admission = admission
@@ -54,39 +59,46 @@ class Submit:
         self._quotas = Quotas() if policy is None else policy.quotas
         self._workers = workers
         self._limits = limits
+        self._reserve = reserve
 
-    async def accept(self, received: jobs_pb2.OptimizeRequest, caller: Caller, *, peer: str = "") -> Job:
-        """Return the job of a caller's request, which is stored durably by then.
+    async def accept(
+        self, received: jobs_pb2.OptimizeRequest, caller: Caller, *, peer: str = ""
+    ) -> tuple[Job, bytes | None]:
+        """Return the job of a caller's request, which is stored durably by then, with its answer if that was cached.
 
         Raises:
             ServiceError: PERMISSION_DENIED, INVALID_REQUEST, INVALID_GRAPH, BLOB_MISSING, REQUEST_ID_REUSED,
-                QUEUE_FULL.
+                QUEUE_FULL, STORAGE_FULL.
         """
         request = jobs_pb2.OptimizeRequest()
         request.CopyFrom(received)  # a copy, since defaults are filled in below
         request.namespace = caller.namespace_asked(request.namespace, otherwise=DEFAULT_NAMESPACE)
         digest = self._admission.identify(request)
-        known = await self._ledger.read(self._ledger.store.find, request.namespace, request.request_id)
+        known, answer = await self._ledger.read(self._ledger.store.find, request.namespace, request.request_id), None
         if known is None:
+            if self._reserve is not None:
+                await asyncio.to_thread(self._reserve.check)
             self._quotas.check_trial(request, self._limits)
             job = await self._admission.examine(request, digest, caller)
             key = job.cache_key if self._shared else _scoped(job.cache_key, job.namespace)
-            known = await self._enter(replace(job, cache_key=key, asked_by=caller.name, asked_from=peer), request)
+            known, answer = await self._enter(
+                replace(job, cache_key=key, asked_by=caller.name, asked_from=peer), request
+            )
         if known.request_digest != digest:
             message = (
                 f"request id {request.request_id} belongs to job {known.id}, which was asked for with other content"
             )
             raise ServiceError(Code.REQUEST_ID_REUSED, message, metadata={"job_id": known.id})
-        return known
+        return known, answer
 
-    async def _enter(self, job: Job, request: jobs_pb2.OptimizeRequest) -> Job:
+    async def _enter(self, job: Job, request: jobs_pb2.OptimizeRequest) -> tuple[Job, bytes | None]:
         entry = submit(job, message=self._first_message(job))
         if not job.fresh and (answer := await self._answer_to(job)) is not None:
             cached = decide(job, answer, job.created_at)
             entry = replace(cached, job=replace(cached.job, started_at=job.created_at))
         queue_limit = self._quotas.queued(job.namespace, self._limits)
         try:
-            return await self._ledger.submit(entry, request.SerializeToString(), queue_limit=queue_limit)
+            entered = await self._ledger.submit(entry, request.SerializeToString(), queue_limit=queue_limit)
         except QueueFullError:
             raise ServiceError(
                 Code.QUEUE_FULL,
@@ -94,19 +106,23 @@ class Submit:
                 metadata={"namespace": job.namespace},
                 retry_after_s=_RETRY_AFTER_S,
             ) from None
+        return entered, entry.result if entered.id == job.id else None
 
     async def _answer_to(self, job: Job) -> Answered | None:
-        store = self._ledger.store
-        found = await self._ledger.read(store.answer, job.cache_key, self._workers.hardware(job.torch_version))
-        result = await self._ledger.read(store.result_of, found.id) if found else None
+        found, result = await self._ledger.read(self._stored_answer, job)
         if found is None or result is None:
             return None
         answer = jobs_pb2.JobResult.FromString(result)
         for each in (answer, *(variant.result for variant in answer.variants)):
-            if each.HasField("graph") and not await self._admission.still_there(each.graph):
+            if each.HasField("graph") and not await self._admission.still_there(each.graph, job.namespace):
                 return None
         await self._holdings.give(job.namespace, answer)
         return Answered(job_id=found.id, result=result, measured_by=found.measured_by)
+
+    def _stored_answer(self, job: Job) -> tuple[Job | None, bytes | None]:
+        store = self._ledger.store
+        found = store.answer(job.cache_key, self._workers.hardware(job.torch_version))
+        return found, store.result_of(found.id) if found else None
 
     def _first_message(self, job: Job) -> str:
         live = {worker.torch_version for worker in self._workers.live()}
@@ -133,7 +149,8 @@ class EqualJobs:
     def heard(self, transition: Transition) -> None:
         """End the queued duplicates of a job that a worker has ended."""
         job = transition.job
-        if job.state in (State.SUCCEEDED, State.FAILED) and not job.cached:
+        lost_blob = job.failure is not None and job.failure.code in _LOST_CODES  # an equal job may have brought it back
+        if job.state in (State.SUCCEEDED, State.FAILED) and not job.cached and not lost_blob:
             answer = Answered(job_id=job.id, result=transition.result, failure=job.failure, measured_by=job.measured_by)
             self._background.entrust(self._end(job.cache_key, answer), "ending equal jobs")
 

@@ -1,16 +1,20 @@
-"""Uploads of blobs. One writer at a time adds to a blob; the next one continues where it stopped."""
+"""Uploads of blobs. All who send one blob add to the same bytes: whoever is ahead stores them, and none waits."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, TypeVar
 
 from fxlib.v1 import blobs_pb2
 from fxlib_service.blobs.base import Blob, BlobStore
 from fxlib_service.errors import Code, ServiceError
+from fxlib_service.reserve import Reserve
+
+T = TypeVar("T")
 
 _RETRY_AFTER_S: Final = 1.0
 _LEAST_BYTES_PER_S: Final = 64 << 10
@@ -28,19 +32,28 @@ class _Pace:
         return min(self._idle_s, self._began + allowed_s - time.monotonic())
 
 
+class _Upload:
+    """A blob that one or more streams send: `turn` is held while a chunk is stored, never while one is waited for."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.streams = 0
+        self.complete = False
+
+
 class Uploads:
     """Writes streams of chunks into a blob store.
 
     Args:
         store: the store of blobs.
-        idle_s: seconds without new bytes, or behind the least pace of 64 KiB/s, after which a stream is ended, so that
-            others get their turn. What it sent is kept, and the upload can be resumed.
+        idle_s: seconds without new bytes, or behind the least pace of 64 KiB/s, after which a stream is ended. What it
+            sent is kept, and the upload can be resumed.
     """
 
     def __init__(self, store: BlobStore, *, idle_s: float) -> None:
         self._store = store
         self._idle_s = idle_s
-        self._turns: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
+        self._open = dict[tuple[str, str], _Upload]()
 
     async def write(
         self,
@@ -50,27 +63,33 @@ class Uploads:
         *,
         owner: str = "",
         known: bool = True,
+        reserve: Reserve | None = None,
     ) -> int:
         """Store chunks until the blob is complete or the stream ends; return how many bytes are stored.
 
-        Bytes that are stored already are skipped; the digest is checked at the end. An `owner` to whom the blob is not
-        `known` continues its own unfinished upload alone.
+        Bytes that are stored already, by this stream or by another, are skipped; the digest is checked at the end. An
+        `owner` to whom the blob is not `known` continues its own unfinished upload alone. An upload for an answer may
+        use the disk's `reserve`.
 
         Raises:
             ServiceError: BLOB_OFFSET, BLOB_CORRUPT, UPLOAD_STALLED, STORAGE_FULL.
         """
-        async with self._turn(blob.sha256, owner):
-            if known and await asyncio.to_thread(self._store.size, blob.sha256) == blob.size:
-                return blob.size
-            committed = await self.kept(blob, owner=owner)
-            if committed == 0:  # a longer partial upload cannot belong to this blob
-                await asyncio.to_thread(self._store.drop, blob.sha256, owner=owner)
+        with self._shared(blob.sha256, owner) as upload:
+            async with upload.turn:
+                if known and await asyncio.to_thread(self._sound, blob):
+                    return blob.size
+                upload.complete = False  # if it was, the blob is gone again
+                if await self.kept(blob, owner=owner) == 0:  # a longer partial upload cannot belong to this blob
+                    await asyncio.to_thread(self._store.drop, blob.sha256, owner=owner)
             position, chunk = first.offset, first.data
             pace = _Pace(start=position, idle_s=self._idle_s)
             while True:
-                committed = await self._add(blob, owner, committed, position, chunk)
-                if committed >= blob.size:
-                    await asyncio.to_thread(self._store.commit, blob, owner=owner)
+                async with upload.turn:
+                    committed = blob.size if upload.complete else await self._add(blob, owner, position, chunk, reserve)
+                    if committed >= blob.size and not upload.complete:
+                        await _written(partial(self._store.commit, blob, owner=owner), reserve)
+                        upload.complete = True
+                if upload.complete:
                     return blob.size
                 position += len(chunk)
                 message = await self._next(more, pace.left_s(position))
@@ -83,10 +102,20 @@ class Uploads:
         size = await asyncio.to_thread(self._store.partial_size, blob.sha256, owner=owner)
         return size if size <= blob.size else 0
 
-    async def _add(self, blob: Blob, owner: str, committed: int, position: int, chunk: bytes) -> int:
+    def _sound(self, blob: Blob) -> bool:
+        """Whether a blob is stored, and undamaged: who sends it although it is there may know better."""
+        return self._store.size(blob.sha256) == blob.size and self._store.verify(blob.sha256)
+
+    async def _add(self, blob: Blob, owner: str, position: int, chunk: bytes, reserve: Reserve | None) -> int:
+        committed = await self.kept(blob, owner=owner)
         if not 0 <= position <= committed:
             message = f"data at {position} of blob {blob.sha256}, of which {committed} bytes are here"
-            raise ServiceError(Code.BLOB_OFFSET, message, metadata={"committed_bytes": str(committed)})
+            raise ServiceError(
+                Code.BLOB_OFFSET,
+                message,
+                metadata={"committed_bytes": str(committed)},
+                retry_after_s=_RETRY_AFTER_S if position > committed else None,  # another stream's bytes were dropped
+            )
         fresh = chunk[committed - position :]
         if committed + len(fresh) > blob.size:
             await asyncio.to_thread(self._store.drop, blob.sha256, owner=owner)
@@ -94,7 +123,7 @@ class Uploads:
             raise ServiceError(Code.BLOB_CORRUPT, message)
         if not fresh:
             return committed
-        return await asyncio.to_thread(self._store.append, blob.sha256, fresh, owner=owner)
+        return await _written(partial(self._store.append, blob.sha256, fresh, owner=owner), reserve)
 
     async def _next(self, more: AsyncIterator[blobs_pb2.WriteRequest], left_s: float) -> blobs_pb2.WriteRequest | None:
         try:
@@ -106,15 +135,18 @@ class Uploads:
             problem = f"nothing, or too little, was sent for {self._idle_s:g} s"
             raise ServiceError(Code.UPLOAD_STALLED, problem, retry_after_s=_RETRY_AFTER_S) from None
 
-    @asynccontextmanager
-    async def _turn(self, sha256: str, owner: str) -> AsyncIterator[None]:
-        key = sha256, owner
-        lock, users = self._turns.get(key, (asyncio.Lock(), 0))
-        self._turns[key] = lock, users + 1
+    @contextmanager
+    def _shared(self, sha256: str, owner: str) -> Iterator[_Upload]:
+        """Return the upload that all streams of an owner's blob share, for the length of the block."""
+        upload = self._open.setdefault((sha256, owner), _Upload())
+        upload.streams += 1
         try:
-            async with lock:
-                yield
+            yield upload
         finally:
-            lock, users = self._turns.pop(key)
-            if users > 1:
-                self._turns[key] = lock, users - 1
+            upload.streams -= 1
+            if not upload.streams:
+                del self._open[sha256, owner]
+
+
+async def _written(write: Callable[[], T], reserve: Reserve | None) -> T:
+    return await asyncio.to_thread(write if reserve is None else partial(reserve.within, write))

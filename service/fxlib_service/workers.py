@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from fxlib_service.clock import Clock
 from fxlib_service.ledger import Ledger
 from fxlib_service.stores.base import Worker
 
@@ -20,43 +21,57 @@ class Workers:
     Args:
         ledger: gives access to the store.
         live_s: seconds of silence after which a worker no longer counts as live.
-        clock: returns the time, in seconds since the epoch.
+        clock: stamps what is stored, and judges its age.
+        steady: returns a time that never jumps, in seconds, by which silence is measured.
     """
 
-    def __init__(self, ledger: Ledger, *, live_s: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        live_s: float,
+        clock: Clock | None = None,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._ledger = ledger
         self._live_s = live_s
-        self._clock = clock
+        self._clock = clock or Clock()
+        self._steady = steady
         self._workers: dict[str, Worker] = {}
+        self._heard_at: dict[str, float] = {}
         self._stored_at: dict[str, float] = {}
 
     async def recall(self) -> None:
         """Load the stored workers."""
+        now, wall = self._steady(), self._clock.now()
         self._workers = {worker.id: worker for worker in await self._ledger.read(self._ledger.store.workers)}
+        self._heard_at = {each.id: now - max(0.0, wall - each.seen_at) for each in self._workers.values()}
 
     async def see(self, worker: Worker) -> None:
         """Record a worker's description of itself; it is stored when it changed, and once a minute otherwise."""
-        now = self._clock()
+        now, wall = self._steady(), self._clock.now()
         known = self._workers.get(worker.id)
-        self._workers[worker.id] = replace(worker, seen_at=now)
+        self._workers[worker.id] = replace(worker, seen_at=wall)
+        self._heard_at[worker.id] = now
         same = known is not None and replace(known, seen_at=0.0) == replace(worker, seen_at=0.0)
-        if same and now - self._stored_at.get(worker.id, 0.0) < _STORE_EVERY_S:
+        if same and now - self._stored_at.get(worker.id, -_STORE_EVERY_S) < _STORE_EVERY_S:
             return
         self._stored_at[worker.id] = now
         self._forget(now - _FORGET_S)
-        await self._ledger.write(self._ledger.store.see, replace(worker, seen_at=now), forget_before=now - _FORGET_S)
+        forgotten = self._clock.before(_FORGET_S)
+        await self._ledger.write(self._ledger.store.see, replace(worker, seen_at=wall), forget_before=forgotten)
 
     def touch(self, worker_id: str) -> None:
         """Record that a worker was just heard from."""
         if worker_id in self._workers:
-            self._workers[worker_id] = replace(self._workers[worker_id], seen_at=self._clock())
+            self._workers[worker_id] = replace(self._workers[worker_id], seen_at=self._clock.now())
+            self._heard_at[worker_id] = self._steady()
 
     def live(self) -> list[Worker]:
         """Return the workers that were heard from within `live_s`, sorted by id."""
-        since = self._clock() - self._live_s
-        return sorted(
-            (worker for worker in list(self._workers.values()) if worker.seen_at >= since), key=lambda w: w.id
-        )
+        since = self._steady() - self._live_s
+        heard = [worker for worker in list(self._workers.values()) if self._heard_at[worker.id] >= since]
+        return sorted(heard, key=lambda worker: worker.id)
 
     def hardware(self, torch_version: str) -> set[str]:
         """Return the hardware fingerprints of the live workers with this torch version.
@@ -67,8 +82,9 @@ class Workers:
         if live:
             return live
         fitting = [worker for worker in self._workers.values() if worker.torch_version == torch_version]
-        return {max(fitting, key=lambda worker: worker.seen_at).hardware} if fitting else set()
+        return {max(fitting, key=lambda worker: self._heard_at[worker.id]).hardware} if fitting else set()
 
     def _forget(self, before: float) -> None:
-        self._workers = {worker.id: worker for worker in self._workers.values() if worker.seen_at >= before}
+        self._workers = {name: worker for name, worker in self._workers.items() if self._heard_at[name] >= before}
+        self._heard_at = {name: at for name, at in self._heard_at.items() if name in self._workers}
         self._stored_at = {name: at for name, at in self._stored_at.items() if name in self._workers}

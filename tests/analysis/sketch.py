@@ -11,7 +11,8 @@ from torch.fx import Graph, Node
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
 from fxlib.recipes.recipes import Rewrite
-from fxlib.runtime import CapturedModule, create, fetch, issue_call, remote_call, wait
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.ops import create, fetch, issue_call, remote_call, wait
 from fxlib.runtime.ops.collectives import collective
 from fxlib.spec.contract import Contract
 

@@ -13,7 +13,7 @@ from torch.distributed import rpc
 from fxlib import batch
 from fxlib.spec.workload import Server
 from tests.batch import functions
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 X = torch.tensor([1.0, 2.0])
 

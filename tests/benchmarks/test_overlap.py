@@ -21,7 +21,15 @@ from benchmarks.report import Row
 from fxlib import ps
 from fxlib.runtime import is_issue, is_wait
 
-STEPS_S = {"blocking": 0.1, "paper": 0.06, "fxlib": 0.02, "hand": 0.02, "compute": 0.01}
+STEPS_S = {
+    "blocking": 0.1,
+    "paper": 0.06,
+    "fxlib": 0.02,
+    "hand": 0.02,
+    "pipeline": 0.016,
+    "hand_pipeline": 0.016,
+    "compute": 0.01,
+}
 
 
 def cell_of(steps_s: Mapping[str, float], cell: Cell = MIDDLE) -> Measured:
@@ -71,6 +79,15 @@ def test_the_summary_counts_the_cells_that_fall_short_and_lists_them() -> None:
     assert [each.case for each in found if each.metric == "ratio_to_hand"] == [behind.cell.case]
     assert [each.case for each in found if each.metric == "speedup"] == [slow.cell.case]
     assert figure(found, "fxlib", "median_headroom_share").value == pytest.approx(7 / 9)
+
+
+def test_the_summary_counts_the_cells_in_which_reading_ahead_falls_short() -> None:
+    good, behind = cell_of({}), cell_of({"hand_pipeline": 0.012}, Cell(lookups=8, service_ms=2.0, hidden=256))
+    slow = cell_of({"pipeline": 0.03, "hand_pipeline": 0.03}, Cell(lookups=8, service_ms=0.0, hidden=256))
+    found = summary([row for each in (good, behind, slow) for row in rows(each)])
+    assert figure(found, "pipeline", "cells_below_hand_pipeline").value == 1
+    assert figure(found, "pipeline", "cells_slower_than_within_the_step").value == 1
+    assert figure(found, "pipeline", "median_speedup_across_the_step").value == pytest.approx(1.25)
 
 
 def test_slack_covers_two_hundredths_and_no_more() -> None:

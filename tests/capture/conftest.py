@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from fxlib.spec.workload import Server
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 
 @pytest.fixture(scope="module")

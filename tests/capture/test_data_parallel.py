@@ -20,7 +20,7 @@ from fxlib.client.unserved import UnservedError, check_measurable
 from fxlib.errors import CaptureError, OpaqueError
 from fxlib.reasons import Reason
 from fxlib.runtime.data_parallel import DataParallel, DataParallelOptions, body_of
-from tests.process_group import process_group
+from tests.shared.process_group import process_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning")
 

@@ -16,7 +16,8 @@ from torch.futures import collect_all, wait_all
 import fxlib
 from fxlib import wire
 from fxlib.errors import ContractError
-from fxlib.runtime import create, is_call, is_issue
+from fxlib.runtime import is_call, is_issue
+from fxlib.runtime.ops import create
 from tests.capture import servers
 from tests.capture.checks import same, targets
 from tests.capture.servers import Arithmetic, Table, double

@@ -15,7 +15,7 @@ from fxlib.runtime import is_call, is_issue
 from tests.capture import servers
 from tests.capture.checks import same, targets
 from tests.capture.servers import Averager, Decoder, Sharded, Table, remote_method
-from tests.process_group import process_group
+from tests.shared.process_group import process_group
 
 pytestmark = pytest.mark.usefixtures("world")
 

@@ -11,7 +11,7 @@ import pytest
 
 from fxlib import connect
 from tests.cli.conftest import Run
-from tests.client.real import adopt, real_service, scripted_worker
+from tests.shared.real_service import adopt, real_service, scripted_worker
 
 FACTORY = "tests.client.models:made"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fxlib.cli import extras
+from fxlib.cli import applications
 from tests.cli.conftest import Run
 
 COMMANDS = [
@@ -64,9 +64,9 @@ def test_help_does_not_wait_for_torch() -> None:
 def test_a_missing_application_is_named(
     fxlib: Run, monkeypatch: pytest.MonkeyPatch, *, command: str, folder: str, needed: str, part: str
 ) -> None:
-    requirements: Callable[[str], list[str] | None] = extras._requirements
+    requirements: Callable[[str], list[str] | None] = applications._requirements
     missing = f"fxlib-{folder}" if part == "itself" else needed
-    monkeypatch.setattr(extras, "_requirements", lambda name: None if name == missing else requirements(name))
+    monkeypatch.setattr(applications, "_requirements", lambda name: None if name == missing else requirements(name))
     ran = fxlib(command)
     assert ran.code == 1
     why = "" if part == "itself" else f", which fxlib-{folder} needs"

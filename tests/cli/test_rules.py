@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.client.asked import as_asked
-from tests.client.real import real_service, scripted_worker
+from tests.shared.real_service import real_service, scripted_worker
 
 FACTORY = "tests.cli.gates:made"
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 import fxlib
 from fxlib.cli import serve as command
-from fxlib.cli.children import Child
+from fxlib.cli.applications import Child
 from fxlib.cli.serve import Stop
 from fxlib.errors import FxlibError
 
@@ -213,6 +213,14 @@ def test_what_the_service_cannot_use_is_exit_code_2(tmp_path: Path) -> None:
     with serve(tmp_path, "--no-worker", "--lease-seconds", "soon") as serving:
         assert serving.process.wait(200) == 2
         assert "--lease-seconds: 'soon' is not a number" in serving.errors()
+
+
+def test_an_option_that_there_is_not_is_told_in_the_words_of_the_command(tmp_path: Path) -> None:
+    with serve(tmp_path, "--lsten", "x") as serving:
+        assert serving.process.wait(200) == 2
+        said = serving.errors()
+        assert said.startswith("usage: fxlib serve ")
+        assert "fxlib serve: error: unrecognized arguments: --lsten x" in said
 
 
 def test_a_client_authority_needs_workers_of_its_own(tmp_path: Path) -> None:

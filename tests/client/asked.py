@@ -10,7 +10,7 @@ from fxlib import protocol
 from fxlib.recipes import recipes
 from fxlib.spec.report import Report
 from fxlib.v1 import workers_pb2
-from tests.client.real import adopt
+from tests.shared.real_service import adopt
 
 
 def as_asked(lease: workers_pb2.Lease, graph: GraphModule) -> tuple[Report, GraphModule]:

@@ -24,12 +24,14 @@ FAILED = jobs_pb2.JOB_STATE_FAILED
 class Scripted(jobs_pb2_grpc.OptimizerServiceServicer, blobs_pb2_grpc.BlobServiceServicer):
     """Accepts every job; what becomes of it, and what fails, are attributes.
 
-    `failures` holds status codes by method, each for one call; `part` cuts uploads off after so many bytes.
+    `failures` holds status codes by method, each for one call, and `details` are the bytes that come with them in place
+    of a `google.rpc.Status`; `cut_after` cuts uploads off after so many bytes.
     """
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.failures: dict[str, deque[grpc.StatusCode]] = {}
+        self.details = b""
         self.requests: list[jobs_pb2.OptimizeRequest] = []
         self.blobs: dict[str, bytes] = {}
         self.partial: dict[str, bytes] = {}
@@ -49,6 +51,8 @@ class Scripted(jobs_pb2_grpc.OptimizerServiceServicer, blobs_pb2_grpc.BlobServic
     def _enter(self, method: str, context: Context) -> None:
         self.calls[method] += 1
         if waiting := self.failures.get(method):
+            if self.details:
+                context.set_trailing_metadata((("grpc-status-details-bin", self.details),))
             context.abort(waiting.popleft(), f"{method} fails as told")
 
     @override

@@ -2,6 +2,9 @@
 
 import copy
 import operator
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,15 +16,17 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn.parallel import DistributedDataParallel
 
 import fxlib
-from fxlib import ps
-from fxlib.client.answer_policy import screen
-from fxlib.errors import WireError
-from fxlib.runtime import create, functions, is_wait, issue_batch, remote_call, track_gradient, wait_item
+from fxlib import ps, wire
+from fxlib.client.answer_policy import limits_of_answer, screen
+from fxlib.errors import LimitError, WireError
+from fxlib.runtime import functions, is_wait
+from fxlib.runtime.ops import create, issue_batch, issue_call, remote_call, track_gradient, wait, wait_item
 from fxlib.runtime.ops.collectives import collective
 from fxlib.spec.contract import Contract
+from fxlib.v1 import graph_pb2
 from tests.capture import feature_store
 from tests.client.models import Clicks
-from tests.process_group import process_group
+from tests.shared.process_group import process_group
 
 Build = Callable[[Graph], Any]
 
@@ -544,3 +549,143 @@ def test_the_wait_of_a_client_is_given_what_was_issued_once_and_nothing_else() -
     for module in (more, again):
         with pytest.raises(WireError):
             screen(module, original)
+
+
+def writing(*steps: str) -> GraphModule:
+    """A graph that issues calls in this order and waits for them: "a" issues, "a." waits, "A" is a blocking call.
+
+    The function a reads and b to d write: b and c the same state, d another one. Of e nothing is known.
+    """
+    contracts = {"a": Contract(reads=frozenset({"t"})), "b": _WRITES, "c": _WRITES}
+    contracts["d"] = Contract(writes=frozenset({"other"}))
+
+    def build(graph: Graph) -> Any:
+        issued: dict[str, Any] = {}
+        results = []
+        for step in steps:
+            name = step[0].lower()
+            call: tuple[Any, ...] = ("ps0", f"m:{name}", (), {}, None)
+            if step.endswith("."):
+                results.append(graph.call_function(wait, (issued[name],)))
+                continue
+            node = graph.call_function(remote_call if step.isupper() else issue_call, call)
+            if name in contracts:
+                node.meta["contract"] = contracts[name]
+            issued[name] = node
+            results.append(node)
+        return [each for each in results if each.target is not issue_call]
+
+    return of(build)
+
+
+_WRITES = Contract(writes=frozenset({"t"}))
+
+
+@pytest.mark.parametrize(
+    "program, answer",
+    [
+        ("B C", "C B"),
+        ("B C", "b c b. c."),  # on their way together, the server may run either first
+        ("B E", "E B"),
+        ("D E", "E D"),
+        ("A B", "B A"),
+        ("A B", "a b a. b."),
+        ("B A", "A B"),
+        ("E A", "A E"),
+        ("B A C", "B C A"),
+    ],
+)
+def test_calls_that_may_write_stay_in_order(program: str, answer: str) -> None:
+    with pytest.raises(WireError, match="makes calls that may write in another order"):
+        screen(writing(*answer.split()), writing(*program.split()))
+
+
+@pytest.mark.parametrize(
+    "program, answer",
+    [
+        ("B D", "D B"),
+        ("B D", "b d b. d."),
+        ("A D", "d a a. d."),
+        ("B C", "b b. c c."),
+        ("A A B", "A B"),
+        ("B A", "B A"),
+    ],
+)
+def test_calls_that_touch_nothing_of_each_other_may_move(program: str, answer: str) -> None:
+    screen(writing(*answer.split()), writing(*program.split()))
+
+
+def test_writes_stay_in_order_where_a_nested_graph_makes_them() -> None:
+    def nested(inside: str, behind: str) -> GraphModule:
+        return of(lambda graph: [graph.call_module("inner"), ask(graph, "ps0", behind)], inner=writing_one(inside))
+
+    screen(of(lambda graph: [ask(graph, "ps0", "m:b"), ask(graph, "ps0", "m:c")]), nested("m:b", "m:c"))
+    with pytest.raises(WireError, match="in another order"):
+        screen(of(lambda graph: [ask(graph, "ps0", "m:c"), ask(graph, "ps0", "m:b")]), nested("m:b", "m:c"))
+
+
+def writing_one(function: str) -> GraphModule:
+    return of(lambda graph: ask(graph, "ps0", function))
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0, 0.001])
+def test_a_call_keeps_its_timeout(timeout_s: float | None) -> None:
+    def waiting(seconds: float | None) -> GraphModule:
+        return of(lambda graph: graph.call_function(remote_call, ("ps0", "m:f", (), {}, seconds)))
+
+    screen(waiting(timeout_s), waiting(timeout_s))
+    with pytest.raises(WireError, match="with other arguments"):
+        screen(waiting(timeout_s), waiting(1.5))
+
+
+def bags(offsets: Callable[[Graph, Any], Any]) -> GraphModule:
+    def build(graph: Graph) -> Any:
+        indices, weight, starts = (graph.placeholder(name) for name in ("indices", "weight", "starts"))
+        return graph.call_function(torch.embedding_bag, (weight, indices, offsets(graph, starts)))
+
+    return of(build)
+
+
+def test_offsets_of_the_answer_s_own_are_checked_before_an_operator_trusts_them() -> None:
+    program = """
+import torch
+from fxlib.client.answer_policy import screen
+from tests.client.test_answer_policy import bags
+same = bags(lambda graph, starts: starts)
+given = torch.tensor([1, 2]), torch.randn(4, 2), torch.tensor([0, 1])
+screen(bags(lambda graph, starts: starts), same)
+from fxlib.runtime import bounds
+assert not bounds.install.cache_info().currsize, "a launcher that runs its own pays nothing"
+answer = bags(lambda graph, starts: graph.call_function(torch.mul, (starts, 1 << 40)))
+screen(answer, same)
+same(*given)
+try:
+    answer(*given)
+except IndexError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "offsets of an embedding bag reach from 0 to" in ran.stdout, ran.stderr
+
+
+def test_a_graph_that_takes_longer_than_the_deadline_is_refused_unread() -> None:
+    captured = fxlib.capture(Clicks())
+    graph = wire.encode(captured).graph
+    size, body = graph.ByteSize(), graph.modules[-1].graph
+    relu = next(node for node in body.nodes if node.op == graph_pb2.OPCODE_CALL_MODULE)
+    body.nodes.extend([relu] * 300_000)
+    began_s = time.monotonic()
+    with pytest.raises(LimitError, match="nodes"):
+        wire.decode(wire.parse(wire.serialize(graph)), root=captured, limits=limits_of_answer(captured, 1 << 30, 6.0))
+    assert time.monotonic() - began_s < 6.0
+    with pytest.raises(LimitError, match="bytes of a graph"):
+        wire.decode(graph, root=captured, limits=limits_of_answer(captured, size))
+
+
+def test_an_answer_may_be_some_times_as_large_as_its_original_and_no_larger() -> None:
+    captured = fxlib.capture(Clicks())
+    limits = limits_of_answer(captured, 1_000)
+    nodes = len(captured.graph.nodes)
+    assert nodes * 10 < limits.nodes < nodes * 10 + 10_000
+    assert limits_of_answer(captured, 1_000, 0.5).nodes == 2_000
+    assert limits.weights_bytes < 1 << 28

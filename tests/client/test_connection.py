@@ -5,15 +5,26 @@ from contextlib import ExitStack
 
 import grpc
 import pytest
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
 from fxlib.client.watch_job import follow, get_job
 from fxlib.errors import RejectedError, ServiceUnavailableError
 from fxlib.spec.job import Event
-from tests.client.real import free_port
 from tests.client.scripted import RUNNING, SUCCEEDED, Scripted, event, serving
-from tests.undisturbed import undisturbed
+from tests.shared.real_service import free_port
+from tests.shared.undisturbed import undisturbed
+
+_RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
+
+
+def _status(detail: any_pb2.Any) -> bytes:
+    """A status as gRPC sends it, with one detail; its code and message are those that the scripted service gives."""
+    status = status_pb2.Status(code=14, message="GetJob fails as told", details=[detail])
+    data: bytes = status.SerializeToString()
+    return data
 
 
 def test_what_may_pass_is_tried_again(service: Scripted, connection: Connection) -> None:
@@ -39,6 +50,31 @@ def test_trying_again_ends_with_the_deadline(service: Scripted, connection: Conn
         return service.calls["GetJob"] - before
 
     assert 1 < undisturbed(tries, lambda made: made > 1) < 20
+
+
+@pytest.mark.parametrize("details", [b"\xff garbage", _status(any_pb2.Any(type_url=_RETRY_INFO, value=b"\xff"))])
+def test_details_that_cannot_be_read_leave_the_status(
+    service: Scripted, connection: Connection, details: bytes
+) -> None:
+    service.details = details
+    service.fail("GetJob", grpc.StatusCode.UNAVAILABLE)
+    assert get_job(connection, "job-1", Deadline(60)).id == "job-1"
+    service.fail("GetJob", grpc.StatusCode.NOT_FOUND)
+    with pytest.raises(RejectedError, match="GetJob fails as told"):
+        get_job(connection, "job-1", Deadline(60))
+
+
+@pytest.mark.parametrize("seconds", [0, -5])
+def test_a_service_that_says_at_once_is_not_asked_in_a_hurry(
+    service: Scripted, connection: Connection, seconds: int
+) -> None:
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=seconds)))
+    service.details = _status(detail)
+    service.fail("GetJob", *[grpc.StatusCode.UNAVAILABLE] * 1000)
+    with pytest.raises(ServiceUnavailableError):
+        get_job(connection, "job-1", Deadline(0.5))
+    assert 1 < service.calls["GetJob"] <= 11
 
 
 def test_a_service_that_is_not_there_is_noticed_in_time() -> None:

@@ -17,10 +17,10 @@ from fxlib.errors import CredentialError, FxlibError, FxlibWarning, RejectedErro
 from fxlib.utils.local_service import RUNTIME_DIR, TOKEN_FILE, LocalService, find, make_folder, new_token, read_token
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc
 from tests.client.models import Clicks, workload
-from tests.client.real import real_service
 from tests.service.certificates import certificates
 from tests.service.principals import token, write_policy
 from tests.service.support import refused
+from tests.shared.real_service import real_service
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +82,32 @@ def test_what_a_killed_service_left_is_replaced_by_the_next_one(tmp_path: Path, 
     with real_service(tmp_path, "--listen", address), fxlib.connect(address, patience_s=60) as client:
         assert client.jobs() == []
         assert read_token(here.token) != "of one that was killed"
+
+
+def test_the_next_service_removes_what_killed_ones_left_long_ago(tmp_path: Path, folder: Path) -> None:
+    with real_service(tmp_path) as address:
+        dead, fresh = (LocalService(folder=folder, port=port) for port in (1, 2))
+        for each in (dead, fresh):
+            each.write_token("of one that was killed")
+            each.socket.touch()
+        (folder / "notes.token").touch()
+        alive = LocalService(folder=folder, port=int(address.rpartition(":")[2]))
+        for path in (dead.socket, dead.token, alive.socket, alive.token, folder / "notes.token"):
+            os.utime(path, (0, 0))
+        with real_service(tmp_path / "next"):
+            assert not dead.socket.exists()
+            assert not dead.token.exists()
+            assert all(path.exists() for path in (fresh.socket, fresh.token, alive.socket, alive.token))
+            assert (folder / "notes.token").exists()
+
+
+def test_a_service_without_a_socket_asks_its_own_user_for_the_token(tmp_path: Path, folder: Path) -> None:
+    with real_service(tmp_path, "--tcp-only") as address:
+        here = LocalService(folder=folder, port=int(address.rpartition(":")[2]))
+        assert not here.socket.exists()
+        assert bare(address) is grpc.StatusCode.UNAUTHENTICATED
+        with fxlib.connect(address, patience_s=60) as client:
+            assert client.jobs() == []
 
 
 def test_a_folder_may_be_named_with_signs_that_mean_something_in_an_address(

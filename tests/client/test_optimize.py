@@ -1,6 +1,7 @@
 """Whatever happens between the launcher and the answer, the launcher has a module to train with."""
 
 import copy
+import re
 import socket
 import warnings
 from collections.abc import Callable, Iterator
@@ -229,6 +230,18 @@ def test_a_model_that_cannot_be_captured_trains_as_it_is(client: Client) -> None
     model = Branching()
     with pytest.warns(FxlibWarning):
         assert ask(client, model).module is model
+
+
+@pytest.mark.parametrize("installed", ["2.12.1+cpu", "2.14.0", "3.0.0a0+git"])
+def test_with_a_torch_that_this_release_is_not_for_a_launcher_trains_with_its_original(
+    service: Scripted, client: Client, monkeypatch: pytest.MonkeyPatch, installed: str
+) -> None:
+    model = Clicks()
+    monkeypatch.setattr(torch, "__version__", installed)
+    with pytest.warns(FxlibWarning, match=rf"not for torch {re.escape(installed)}.*Install torch>=2\.13,<2\.14"):
+        result = ask(client, model)
+    assert (result.decision, result.module) == ("keep_original", model)
+    assert service.requests == []
 
 
 def test_a_wrong_argument_is_the_caller_s_to_mend(client: Client, graph: GraphModule) -> None:

@@ -15,7 +15,7 @@ from fxlib.errors import FxlibWarning
 from fxlib.spec.report import Result
 from tests.cli.gates import Gates, any_rules
 from tests.client.asked import as_asked
-from tests.client.real import real_service, scripted_worker
+from tests.shared.real_service import real_service, scripted_worker
 
 pytestmark = pytest.mark.slow
 

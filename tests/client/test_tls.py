@@ -9,8 +9,8 @@ import fxlib
 from fxlib import Tls
 from fxlib.cli import main
 from fxlib.errors import ServiceUnavailableError
-from tests.client.real import real_service
 from tests.service.certificates import Files, certificates
+from tests.shared.real_service import real_service
 
 
 @pytest.fixture(scope="module")

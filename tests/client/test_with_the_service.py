@@ -13,7 +13,7 @@ from fxlib import Client
 from fxlib.errors import FxlibWarning, RejectedError
 from fxlib.spec.job import Event
 from tests.client.models import Clicks, workload
-from tests.client.real import adopt, free_port, real_service, scripted_worker
+from tests.shared.real_service import adopt, free_port, real_service, scripted_worker
 
 pytestmark = pytest.mark.slow
 

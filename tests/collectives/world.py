@@ -6,19 +6,19 @@ To start a process and import torch takes seconds, so the processes stay for the
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import queue
 import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
-from tests.process_group import process_group
+from tests.shared.forked import forks
+from tests.shared.process_group import process_group
 
 SIZE = 2
 
@@ -48,11 +48,11 @@ class _Ranks:
     """The processes, which end with this one at the latest."""
 
     def __init__(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._answers: Any = spawn.Queue()
-        self._tasks: list[Any] = [spawn.Queue() for _ in range(SIZE)]
-        self._processes: list[SpawnProcess] = [
-            spawn.Process(target=_serve, args=(rank, tasks, self._answers), daemon=True)
+        context = forks()
+        self._answers: Any = context.Queue()
+        self._tasks: list[Any] = [context.Queue() for _ in range(SIZE)]
+        self._processes: list[ForkServerProcess] = [
+            context.Process(target=_serve, args=(rank, tasks, self._answers), daemon=True)
             for rank, tasks in enumerate(self._tasks)
         ]
         for process in self._processes:

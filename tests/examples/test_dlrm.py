@@ -10,9 +10,10 @@ import fxlib
 from examples.dlrm.model import DLRM, SPARSE_FEATURES, tables
 from examples.dlrm.training import Batches, compute_step, train
 from fxlib import ps
-from fxlib.runtime import exposed_s, is_wait, record, send_gradient
-from tests.runtime.world import rpc_world
-from tests.undisturbed import undisturbed
+from fxlib.runtime import exposed_s, is_wait, record
+from fxlib.runtime.ops import send_gradient
+from tests.shared.rpc_world import rpc_world
+from tests.shared.undisturbed import undisturbed
 
 ROWS, DIM, BATCH = 50, 4, 16
 SERVERS = ps.place(tables(ROWS, DIM), ("ps0", "ps1"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxlib
-from fxlib.render.timeline import chrome_trace, lanes, pack, page, svg
+from fxlib.render import chrome_trace, lanes, pack, page, svg
 from fxlib.spec.report import Report, Span, Timeline
 
 TIMES = st.floats(0, 10, allow_nan=False)

@@ -21,7 +21,7 @@ from fxlib.inspection import Analysis, NodeFigures, analyze
 from fxlib.spec.profile import CallProfile, Profile, Spread, TensorShape
 from tests.inspection.servers import lookup_rows, row_like
 from tests.models import zoo
-from tests.undisturbed import undisturbed
+from tests.shared.undisturbed import undisturbed
 
 X = torch.randn(3, 8)
 

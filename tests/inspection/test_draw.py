@@ -15,7 +15,7 @@ from typing_extensions import override
 
 import fxlib
 from fxlib.errors import FxlibError
-from fxlib.inspection import analyze, draw, graphviz, page
+from fxlib.inspection import analyze, draw, drawing, graphviz
 
 X = torch.randn(2, 3, 8, 8)
 HOSTILE = "\"]; <script>alert(1)</script> <img src='https://example.com/x'> \\"
@@ -65,23 +65,23 @@ def test_a_page_shows_shapes_time_memory_and_effects_and_needs_nothing(tmp_path:
 
 def test_names_and_sources_are_text_and_no_markup() -> None:
     read = Page()
-    read.feed(page.page(analyze(hostile(), [X])))
+    read.feed(drawing.page(analyze(hostile(), [X])))
     assert "script" not in read.tags
     assert "img" not in read.tags
     assert any("<script>" in word for word in read.words)
 
 
 def test_a_long_graph_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "MOST_NODES", 20)
+    monkeypatch.setattr(drawing, "MOST_NODES", 20)
     monkeypatch.setattr(graphviz, "MOST_NODES", 10)
     graph = Graph()
     x = graph.placeholder("x")
-    for _ in range(page.MOST_NODES + 10):
+    for _ in range(drawing.MOST_NODES + 10):
         x = graph.call_function(torch.relu, (x,))
     graph.output(x)
     analysis = analyze(GraphModule(nn.Module(), graph), [torch.ones(1)])
-    assert "12 more nodes are not drawn" in page.page(analysis)
-    assert f"{page.MOST_NODES + 12 - graphviz.MOST_NODES} more nodes are not drawn" in graphviz.dot_text(analysis)
+    assert "12 more nodes are not drawn" in drawing.page(analysis)
+    assert f"{drawing.MOST_NODES + 12 - graphviz.MOST_NODES} more nodes are not drawn" in graphviz.dot_text(analysis)
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")

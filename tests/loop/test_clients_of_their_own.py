@@ -19,7 +19,7 @@ from fxlib.client import Client
 from fxlib.reasons import Reason
 from fxlib.runtime import is_issue
 from fxlib.spec.workload import Workload
-from fxlib_workers.trial.cluster_run import connected
+from fxlib_workers.trial.nodes import connected
 from tests.capture import grpc_store, ray_tables
 from tests.workers.trial_settings import SETTINGS
 

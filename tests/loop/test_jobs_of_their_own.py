@@ -16,7 +16,7 @@ from fxlib.spec.report import Result
 from fxlib.spec.workload import Server, Workload
 from tests.loop import own_functions
 from tests.loop.processes import Service, Worker
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 pytestmark = pytest.mark.cluster
 

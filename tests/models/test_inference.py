@@ -10,7 +10,7 @@ import torch
 import fxlib
 from fxlib.recipes import recipes
 from tests.models import zoo
-from tests.passes.nets import changes, graph_runs
+from tests.models.nets import changes, graph_runs
 
 _SMALL = ["resnet20_cifar10", "squeezenet_v1_1", "mobilenet_wd4"]
 _LARGE = ["resnet50", "densenet121", "peleenet", "seresnet10", "resnext14_16x4d", "dla34", "preresnet10", "dpn68"]

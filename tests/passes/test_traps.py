@@ -15,7 +15,7 @@ from fxlib.runtime import is_issue, is_wait
 from fxlib.spec.workload import Server
 from tests.analysis.sketch import Sketch, names, schedule
 from tests.passes import shop
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 
 @pytest.fixture(scope="module", autouse=True)

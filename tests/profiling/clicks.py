@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed import rpc
 
 from fxlib import Batch, Server, Table, Workload, ps
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 TABLES = (Table(name="clicks", rows=100, dim=4, optimizer="adagrad"),)
 

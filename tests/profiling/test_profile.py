@@ -17,7 +17,7 @@ from fxlib.spec.profile import Opaque, TensorShape
 from tests.profiling import remote_functions as far
 from tests.profiling.clicks import Clicks, batch, digests, workload, world
 from tests.runtime.graphs import Program
-from tests.undisturbed import undisturbed
+from tests.shared.undisturbed import undisturbed
 
 pytestmark = pytest.mark.usefixtures("servers")
 

@@ -14,7 +14,7 @@ from fxlib import batch as batching
 from fxlib.profiling import servers as probing
 from fxlib.spec.profile import Profile
 from tests.profiling import remote_functions as far
-from tests.undisturbed import undisturbed
+from tests.shared.undisturbed import undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("servers")]
 

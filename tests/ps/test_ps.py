@@ -22,8 +22,8 @@ from fxlib.ps.state import ServerState
 from fxlib.runtime import functions
 from fxlib.spec.contract import contract_of
 from fxlib.spec.workload import Dense, Server, Table
-from tests.runtime.world import rpc_world
-from tests.undisturbed import undisturbed
+from tests.shared.rpc_world import rpc_world
+from tests.shared.undisturbed import undisturbed
 
 ROWS, DIM, LR = 50, 4, 0.1
 INDICES = torch.tensor([[3, 7], [3, 0]])

@@ -166,6 +166,7 @@ class Flying:
         return self.result
 
     def done(self) -> bool:
+        self.world.stir()  # time passes
         return self.landed
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
@@ -187,6 +188,13 @@ class World:
     def rpc_async(
         self, to: str, function: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = -1
     ) -> Flying:
+        flying: Flying = rpc.api._invoke_rpc(to, function, None, args, kwargs, timeout)  # as torch's own does
+        return flying
+
+    def send(  # noqa: PLR0917 - as torch's own
+        self, to: str, function: Callable[..., Any], mode: object, args: Any, kwargs: Any, timeout: float
+    ) -> Flying:
+        """Put a call in flight."""
         call = Flying(self, to, function, tuple(args or ()), dict(kwargs or {}))
         self._flying.append(call)
         self.stir()
@@ -230,6 +238,7 @@ def simulated(seed: int) -> Iterator[World]:
             mock.patch.multiple(
                 rpc, rpc_async=world.rpc_async, rpc_sync=world.rpc_sync, get_rpc_timeout=mock.Mock(return_value=60.0)
             ),
+            mock.patch.object(rpc.api, "_invoke_rpc", world.send),
             mock.patch.object(internal, "_get_current_rpc_agent", _Agent),  # errors say whose they are
         ):
             yield world

@@ -75,13 +75,21 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "writes travel with what needs the first": lambda: mock.patch.object(coalesce_writes._Group, "pass_by"),
     "reads are merged whatever is written in between": lambda: mock.patch.object(merge_reads, "levels", _no_levels),
     "reads are merged whatever becomes of the results": lambda: mock.patch.object(
-        merge_reads._Results, "hindrance", return_value=None
+        merge_reads._Results, "refusal", return_value=None
     ),
 }
 
 
-def _seeds_that_notice() -> Iterator[int]:
-    for seed in range(400):
+RARE = {
+    "a batch has no effects": 22,
+    "reads are merged whatever becomes of the results": 26,
+    "reads are merged whatever is written in between": 171,
+}
+"""Seeds of programs that notice what few do, by what they notice: they come first, so that not all are searched."""
+
+
+def _seeds_that_notice(bug: str) -> Iterator[int]:
+    for seed in (RARE.get(bug, 0), *range(400)):
         try:
             check(seed)
         except (AssertionError, PassError, RuntimeError):
@@ -91,4 +99,4 @@ def _seeds_that_notice() -> Iterator[int]:
 @pytest.mark.parametrize("bug", PLANTED)
 def test_batches_without_one_of_their_rules_are_caught(bug: str) -> None:
     with PLANTED[bug]():
-        assert next(_seeds_that_notice(), None) is not None
+        assert next(_seeds_that_notice(bug), None) is not None

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from fxlib.recipes import recipes
-from fxlib.runtime import issue_call, remote_call
+from fxlib.runtime.ops import issue_call, remote_call
 from fxlib.spec.workload import Server
 from tests.random_programs.programs import Program, differentiable_program, random_program
 from tests.random_programs.running import Outcome, differences, distributed_outcome, outcome, real_servers
 from tests.random_programs.simulation import SERVERS
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 
 @pytest.fixture(scope="module", autouse=True)

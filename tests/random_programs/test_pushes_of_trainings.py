@@ -120,8 +120,12 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {
 }
 
 
-def _seeds_that_notice() -> Iterator[int]:
-    for seed in range(400):
+RARE = {"what a backward that raised has brought": 146}
+"""Seeds of programs that notice what few do, by what they notice: they come first, so that not all are searched."""
+
+
+def _seeds_that_notice(bug: str) -> Iterator[int]:
+    for seed in (RARE.get(bug, 0), *range(400)):
         try:
             check(seed)
         except (AssertionError, RuntimeError):
@@ -131,4 +135,4 @@ def _seeds_that_notice() -> Iterator[int]:
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_push_without_one_of_its_rules_is_caught(bug: str) -> None:
     with PLANTED[bug]():
-        assert next(_seeds_that_notice(), None) is not None
+        assert next(_seeds_that_notice(bug), None) is not None

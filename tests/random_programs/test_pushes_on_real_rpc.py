@@ -13,7 +13,7 @@ from tests.random_programs.running import RealServers, real_servers
 from tests.random_programs.simulation import SERVERS
 from tests.random_programs.test_pushes_of_trainings import differences
 from tests.random_programs.trainings import forget_rows, random_training
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,7 +18,7 @@ from fxlib.capture.capture_variant import capture_variant
 from fxlib.recipes.recipes import with_variants
 from fxlib.runtime import CapturedModule
 from fxlib.spec.workload import Server, Table, Variant, Workload
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 DIM, ROWS, BATCH = 4, 20, 3
 SERVERS = [

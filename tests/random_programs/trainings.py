@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed import rpc
 from torch.fx import Graph, GraphModule, Node
 
 import fxlib
@@ -100,6 +101,15 @@ def push_row(x: torch.Tensor, gradient: torch.Tensor, row: str = "first") -> Non
     state[row] = (state.get(row, torch.ones(2, 4)) * 0.75 + gradient).detach()
 
 
+@fxlib.remote(reads="count", gradient=f"{HERE}:push_count")
+def look_up_unsteadily(x: torch.Tensor) -> torch.Tensor:
+    """Fails where what it reads has come so far."""
+    found = simulation._state()["count"]
+    if float(found[0, 0].detach()) > 0.9:
+        raise LookupError(f"no row at {float(found.detach().sum()):.6f}")
+    return found * x.detach()
+
+
 def forget_rows() -> None:
     """Put the rows of a real server back to the first ones."""
     for row in ("first", "second"):
@@ -119,6 +129,21 @@ DEVIATIONS = (
     "interrupted",
     "clipped",
 )
+
+
+IN_THE_LOOP = (
+    "batch changed",
+    "batch replaced",
+    "own write",
+    "own write in flight",
+    "write of another kind",
+    "no forward",
+    "forward twice",
+)
+"""What a loop may do besides, where the next batch's calls may be under way."""
+
+
+Given = tuple[torch.Tensor, str]
 
 
 class World(Protocol):
@@ -147,10 +172,23 @@ class Training:
     """What single steps do besides, by step: some of `DEVIATIONS`."""
     zeroes: bool
     """Whether gradients, those that hooks have seen among them, and inputs are overwritten before the push."""
+    in_the_loop: Mapping[int, str] = field(default_factory=dict)
+    """What the loop does besides in single steps, by step: some of `IN_THE_LOOP`."""
+
+    def batch(self, step: int) -> Given:
+        """Return the arguments of a step's forward."""
+        torch.manual_seed(self.seed + step)
+        return torch.randn(2, 4), SERVERS[step % 2]
 
 
-def random_training(seed: int, *, rare: bool = True) -> Training:
-    """Make the training that belongs to a seed; `rare`: some pushes may fail, or declare nothing."""
+def random_training(seed: int, *, rare: bool = True, loop: bool = False) -> Training:
+    """Make the training that belongs to a seed.
+
+    Args:
+        seed: decides everything.
+        rare: some pushes may fail, or declare nothing.
+        loop: most lookups need the batch alone, some fail, and the loop has ways of its own.
+    """
     rng = random.Random(seed)
     found = rng.random()
     deviations: dict[int, str] = {}
@@ -161,21 +199,26 @@ def random_training(seed: int, *, rare: bool = True) -> Training:
     elif found < 0.6:
         deviations = {step: rng.choice(DEVIATIONS) for step in range(6) if rng.random() < 0.5}
     return Training(
-        module=CapturedModule(Root(rng), _graph(rng, rare=rare)),
+        module=CapturedModule(Root(rng), _graph(rng, rare=rare, loop=loop)),
         seed=seed,
         steps=6,
         deviations=deviations,
         zeroes=rng.random() < 0.7,
+        in_the_loop={step: rng.choice(IN_THE_LOOP) for step in range(6) if loop and rng.random() < 0.2},
     )
 
 
-def _graph(rng: random.Random, *, rare: bool) -> Graph:
+def _graph(rng: random.Random, *, rare: bool, loop: bool) -> Graph:
     graph = Graph()
     x, to = graph.placeholder("x"), graph.placeholder("to")
     values, gathered = [graph.call_function(torch.mul, (graph.get_attr("weight"), x))], []
     for index in range(rng.randrange(2, 7)):
         function = rng.choice(RARE) if rare and rng.random() < 0.08 else rng.choice(LOOK_UPS)
-        gathered.append(_look_up(graph, rng, function, (rng.choice((x, *values)), to), index))
+        sent = rng.choice((x, *values))
+        if loop:
+            function = look_up_unsteadily if rng.random() < 0.08 else function
+            sent = graph.call_function(torch.abs, (x,)) if rng.random() < 0.7 else sent
+        gathered.append(_look_up(graph, rng, function, (sent, to), index))
         values.append(_work(graph, rng, gathered[-1], rng.choice(values)))
         if rng.random() < 0.5:
             values.append(graph.call_module("linear", (rng.choice(values),)))
@@ -212,22 +255,41 @@ def _work(graph: Graph, rng: random.Random, one: Node, other: Node) -> Node:
     return graph.call_function(function, (graph.call_function(torch.tanh, (one,)), other))
 
 
-def run(training: Training, module: GraphModule, servers: AbstractContextManager[World]) -> dict[str, object]:
+Loop = Callable[[list[Given], GraphModule], Iterable[Given]]
+"""Yields the batches of a training that it is given."""
+
+
+def run(
+    training: Training,
+    module: GraphModule,
+    servers: AbstractContextManager[World],
+    loop: Loop = lambda batches, _: batches,
+) -> dict[str, object]:
     """Train from the first state; return every bit of what each step left behind, and the error that ended it."""
     before = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     trace: dict[str, object] = {"error": ""}
     try:
         with servers as world:
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5)
-            for step in range(training.steps):
+            batches = list(map(training.batch, range(training.steps)))
+            under_way: Any = None
+            for step, given in enumerate(loop(batches, module)):
                 try:
-                    _step(training, module, optimizer, step, trace)
+                    if under_way is not None:
+                        under_way.wait()
+                    if training.in_the_loop.get(step) != "no forward":
+                        _step(training, module, optimizer, step, given, trace)
+                    under_way = None
+                    if training.in_the_loop.get(step) == "own write in flight":  # until the next step begins
+                        under_way = rpc.rpc_async(given[1], push_count, args=(torch.ones(2, 4), torch.ones(2, 4)))
                 except FxlibError as error:
                     trace["error"] = f"FxlibError: {error}"
                     break
                 except Exception as error:  # noqa: BLE001 - an error is an outcome; servers add tracebacks to it
                     trace["error"] = f"{type(error).__name__}: {error}".partition("Traceback")[0]
                     break
+                if under_way is not None:
+                    continue  # the servers' state is either
                 tensors = world.snapshot() | dict(module.state_dict())
                 trace |= {f"{step} {name}": _bits(tensor) for name, tensor in tensors.items()}
             _state(module).tape = Tape()
@@ -244,14 +306,19 @@ def _state(module: GraphModule) -> ModuleState:
     return module._fxlib
 
 
-def _step(
-    training: Training, module: GraphModule, optimizer: torch.optim.Optimizer, step: int, trace: dict[str, object]
+def _step(  # noqa: PLR0917 - the step of a training loop, with all that such steps do
+    training: Training,
+    module: GraphModule,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    given: Given,
+    trace: dict[str, object],
 ) -> None:
-    deviation = training.deviations.get(step, "")
-    torch.manual_seed(training.seed + step)
-    x = torch.randn(2, 4)
+    deviation, in_the_loop = training.deviations.get(step, ""), training.in_the_loop.get(step, "")
     optimizer.zero_grad()
-    output = module(x, SERVERS[step % 2])
+    x, server = _in_the_loop(in_the_loop, *given)
+    output = module(x, server)
+    output = output + module(x, server) * 0.5 if in_the_loop == "forward twice" else output
     kept: list[torch.Tensor] = []
     output.register_hook(kept.append)
     loss = output.square().mean()
@@ -284,6 +351,19 @@ def _step(
         fxlib.drop_gradients(module)
     elif deviation != "no push":
         fxlib.push_gradients(module)
+
+
+def _in_the_loop(what: str, x: torch.Tensor, server: str) -> Given:
+    """Do what a loop may do besides, before its forward; return what this is then called with."""
+    if what == "batch changed":
+        x.mul_(1.5)
+    elif what == "batch replaced":
+        return x * 2, server
+    elif what == "own write":
+        rpc.rpc_sync(server, push_table, args=(x, torch.ones(2, 4)))
+    elif what == "write of another kind":
+        rpc.rpc_sync(server, push_anywhere, args=(x, torch.ones(2, 4)))
+    return x, server
 
 
 def _refuse(gradient: torch.Tensor) -> torch.Tensor:

@@ -22,10 +22,10 @@ from torch.nn import functional as F
 import fxlib
 from fxlib import Rule
 from fxlib.passes import Context, RewriteRules
-from fxlib.passes.local.rewrite_rules import matching
+from fxlib.passes.local import rewrite_rules
 from fxlib.recipes import recipes
 from tests.rules.rule_programs import found, ruled
-from tests.undisturbed import undisturbed
+from tests.shared.undisturbed import undisturbed
 
 SUM = Rule(lambda x, y: x + y, lambda x, y: y + x, name="sum")
 BOTH = Rule(lambda x, y: (x + y, x - y), lambda x, y: (y + x, torch.sub(x, y)), name="both")
@@ -60,13 +60,13 @@ def test_as_many_steps_as_the_program_has_nodes(
     step: Callable[[Graph, Node, Node], Node], rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[object] = []
-    stock = matching._pairs
+    stock = rewrite_rules._pairs
 
     def counted(one: object, other: object) -> object:
         steps.append(one)
         return stock(one, other)
 
-    monkeypatch.setattr(matching, "_pairs", counted)
+    monkeypatch.setattr(rewrite_rules, "_pairs", counted)
 
     def compared(nodes: int) -> int:
         steps.clear()

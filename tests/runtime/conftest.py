@@ -8,7 +8,7 @@ import pytest
 from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.spec.workload import Server
 from tests.runtime.gradients.pushing import log
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 SERVERS = ("ps0", "ps1")
 

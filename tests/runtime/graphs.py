@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, Node
 
-from fxlib.runtime import CapturedModule, issue_batch, issue_call, remote_call, wait, wait_item
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.ops import issue_batch, issue_call, remote_call, wait, wait_item
 from fxlib.runtime.ops.batches import NamedCall
 from tests.runtime import remote_functions
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fxlib.runtime import remote_call
+from fxlib.runtime.ops import remote_call
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME
 

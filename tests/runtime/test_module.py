@@ -14,7 +14,7 @@ from torch.fx import Graph, symbolic_trace
 
 from fxlib.errors import WireError
 from fxlib.runtime import CapturedModule
-from tests.process_group import process_group
+from tests.shared.process_group import process_group
 
 X = torch.randn(3, 4)
 

@@ -67,6 +67,16 @@ class MemoryBlobStore(BlobStore):
         return self._blobs[sha256][offset : offset + length]
 
     @override
+    def verify(self, sha256: str) -> bool:
+        with self._lock:
+            data = self._blobs.get(sha256)
+            if data is not None and hashlib.sha256(data).hexdigest() == sha256:
+                return True
+            self._blobs.pop(sha256, None)
+            self._used_at.pop(sha256, None)
+            return False
+
+    @override
     def abandon(self, *, older_than_s: float) -> int:
         limit = time.monotonic() - older_than_s
         old = [key for key, (_, at) in self._partials.items() if at <= limit]

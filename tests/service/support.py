@@ -25,9 +25,11 @@ from fxlib import wire
 from fxlib.utils.local_service import find
 from fxlib.v1 import blobs_pb2, graph_pb2, jobs_pb2, workers_pb2, workload_pb2
 from fxlib_service.blobs.base import BlobStore
+from fxlib_service.clock import Clock
 from fxlib_service.config import Config, Limits
 from fxlib_service.core import Core, make_core
 from fxlib_service.errors import ServiceError
+from fxlib_service.reserve import Reserve
 from fxlib_service.stores.base import JobStore
 from tests.service.memory_blob_store import MemoryBlobStore
 from tests.service.memory_job_store import MemoryJobStore
@@ -78,8 +80,16 @@ def request(
     )
 
 
-def worker(name: str = "w1", *, torch_version: str = TORCH, hardware: str = "cpu-a") -> jobs_pb2.WorkerInfo:
-    return jobs_pb2.WorkerInfo(worker_id=name, torch_version=torch_version, hardware=hardware, fxlib_version="0.1.0")
+def worker(
+    name: str = "w1", *, torch_version: str = TORCH, hardware: str = "cpu-a", containment: str = ""
+) -> jobs_pb2.WorkerInfo:
+    return jobs_pb2.WorkerInfo(
+        worker_id=name,
+        torch_version=torch_version,
+        hardware=hardware,
+        fxlib_version="0.1.0",
+        containment=containment,
+    )
 
 
 def answer(*, gain: float = 0.5, reason: str = "FASTER", calls: int = 3) -> jobs_pb2.JobResult:
@@ -110,10 +120,12 @@ async def make_service(
     lease_s: float = 30.0,
     limits: Limits | None = None,
     graphs: Iterable[bytes] = (),
+    clock: Clock | None = None,
+    reserve: Reserve | None = None,
 ) -> AsyncIterator[Core]:
     """A service without sockets, that has the usual graph (and more)."""
     config = Config(data=Path("unused"), lease_s=lease_s, limits=limits or Limits())
-    core = await make_core(config, store or MemoryJobStore(), blobs or MemoryBlobStore())
+    core = await make_core(config, store or MemoryJobStore(), blobs or MemoryBlobStore(), clock=clock, reserve=reserve)
     for data in (graph_bytes(), *graphs):
         await put(core, data)
     try:

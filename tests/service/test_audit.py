@@ -12,10 +12,11 @@ import grpc
 import pytest
 
 from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc, workers_pb2
-from tests.client.real import real_service
+from fxlib_service import audit as audit_log
 from tests.service.principals import bearer, token
 from tests.service.support import answer, graph_bytes, local, ref, request
 from tests.service.test_roles import Guarded, guarded
+from tests.shared.real_service import real_service
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
@@ -52,6 +53,30 @@ async def test_each_call_is_one_line(tmp_path: Path, audit: pytest.LogCaptureFix
     assert abouts == [ref(graph_bytes()).sha256, job.id, job.id, "", job.id, ""]
     assert all(str(line["peer"]).startswith("ipv4:127.0.0.1:") for _, line in lines(audit))
     assert not any(token(name) in audit.text for name in ("ads", "viewer", "web"))
+
+
+async def test_callers_that_nobody_knows_write_few_lines(tmp_path: Path, audit: pytest.LogCaptureFixture) -> None:
+    async with guarded(tmp_path) as service:
+        for _ in range(100):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await service.jobs.ListJobs(jobs_pb2.ListJobsRequest())
+        for _ in range(30):
+            await service.jobs.ListJobs(jobs_pb2.ListJobsRequest(), metadata=bearer("ads"))
+    told = [line for _, line in lines(audit)]
+    assert sum(line["caller"] == "ads" for line in told) == 30
+    unknown = [line for line in told if line["caller"] == ""]
+    assert 1 <= len(unknown) < 100
+    assert len(unknown) + sum(int(str(line.get("left_out", 0))) for line in unknown) <= 100
+
+
+def test_lines_are_limited_by_the_second_and_the_others_counted() -> None:
+    now = [0.0]
+    limiter = audit_log.Limiter(2, lambda: now[0])
+    assert [limiter.passes() for _ in range(5)] == [0, 0, None, None, None]
+    now[0] = 1.5
+    assert [limiter.passes() for _ in range(3)] == [3, 0, None]
+    now[0] = 9.0
+    assert limiter.passes() == 1
 
 
 async def test_it_is_recorded_who_asked_and_whose_worker_measured(tmp_path: Path) -> None:
@@ -116,7 +141,7 @@ async def test_metrics_name_models_to_operators_alone(tmp_path: Path) -> None:
         await service.workers.Complete(done, metadata=bearer("worker"))
         status, text = await scraped(service, "operator")
         assert status == 200
-        assert 'fxlib_model_adopted{model="ads-secret-model"}' in text
+        assert 'fxlib_model_adopted{fxlib_namespace="ads",model="ads-secret-model"}' in text
         status, text = await scraped(service, "viewer")
         assert status == 200
         assert "fxlib_queue_depth" in text

@@ -1,61 +1,154 @@
-"""Long checks hold up neither each other's successors nor the end of the service."""
+"""Long checks hold up neither other tenants' nor the end of the service, and nothing is checked twice."""
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+import os
+import posixpath
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from fxlib_service.admission import Admission
 from fxlib_service.check_pool import CheckPool
-from tests.service.support import make_service, request, submit
+from fxlib_service.errors import Code, ServiceError
+from tests.service.checks import die, fail, note, refuse, wait_for
+from tests.service.support import make_service, submit
 
 
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """Opened at the latest when the test ends."""
-    event = threading.Event()
-    yield event
-    event.set()
+@asynccontextmanager
+async def pool() -> AsyncIterator[CheckPool]:
+    checks = CheckPool()
+    try:
+        async with asyncio.timeout(100):
+            yield checks
+    finally:
+        checks.close()
 
 
-async def abandoned(checks: CheckPool, function: Callable[[], object]) -> None:
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await checks.run(function)
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
 
 
-async def test_a_place_is_free_when_its_thread_ends_and_not_when_its_caller_leaves(gate: threading.Event) -> None:
-    checks, began = CheckPool(), list[int]()
-
-    def long() -> None:
-        began.append(1)
-        gate.wait()
-
-    for _ in range(5):
-        await abandoned(checks, long)
-    async with asyncio.timeout(60):
-        while len(began) < 2:  # noqa: ASYNC110  # nothing tells
-            await asyncio.sleep(0.01)
-    gate.set()
-    async with asyncio.timeout(60):
-        assert await checks.run(lambda: "answer") == "answer"
-    assert len(began) == 2
+async def begun(path: Path, number: int = 1) -> None:
+    while len(lines(path)) < number:  # noqa: ASYNC110  # another process writes it
+        await asyncio.sleep(0.01)
 
 
-async def test_what_a_check_raises_reaches_its_caller() -> None:
-    with pytest.raises(ZeroDivisionError):
-        await CheckPool().run(lambda: 1 // 0)
+async def test_a_check_runs_in_another_process_and_is_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "noted"
+    async with pool() as checks:
+        first = await checks.run(note, path, tenant="ads", key="a graph")
+        assert first != os.getpid()
+        assert await checks.run(note, path, tenant="web", key="a graph") == first
+        await checks.run(note, path, tenant="ads", key="another graph")
+        await checks.run(note, path, tenant="ads")
+        await checks.run(note, path, tenant="ads")
+    assert len(lines(path)) == 4
 
 
-async def test_checks_without_end_leave_the_rest_of_the_service_alone(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Admission, "_examine", lambda *_: gate.wait())
-    async with asyncio.timeout(60):
-        async with make_service(graphs=[b"another"]) as core:
-            for _ in range(20):
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.01):
-                        await submit(core, request())
-            await asyncio.to_thread(bool)
+async def test_a_refusal_is_remembered_too(tmp_path: Path) -> None:
+    async with pool() as checks:
+        for _ in range(3):
+            with pytest.raises(ServiceError) as caught:
+                await checks.run(refuse, tmp_path / "noted", tenant="ads", key="no graph")
+            assert caught.value.code is Code.INVALID_REQUEST
+            assert [each.field for each in caught.value.violations] == ["graph"]
+    assert len(lines(tmp_path / "noted")) == 1
+
+
+async def test_what_several_tenants_ask_at_once_is_checked_once(tmp_path: Path) -> None:
+    gate, noted = tmp_path / "gate", tmp_path / "noted"
+    async with pool() as checks:
+        asked = [
+            asyncio.create_task(checks.run(wait_for, gate, noted, tenant=tenant, key="a graph"))
+            for tenant in ("ads", "web", "ads", "search", "ads")
+        ]
+        await begun(noted)
+        gate.touch()
+        await asyncio.gather(*asked)
+    assert len(lines(noted)) == 1
+
+
+async def test_tenants_take_turns_however_much_one_of_them_asks(tmp_path: Path) -> None:
+    gate, noted = tmp_path / "gate", tmp_path / "noted"
+    async with pool() as checks:
+        long = asyncio.create_task(checks.run(wait_for, gate, noted, "long", tenant="another"))
+        loud = [asyncio.create_task(checks.run(wait_for, gate, noted, f"loud {i}", tenant="loud")) for i in range(6)]
+        await begun(noted, 2)
+        quiet = asyncio.create_task(checks.run(wait_for, gate, noted, "quiet", tenant="quiet"))
+        await asyncio.sleep(0)
+        gate.touch()
+        await asyncio.gather(long, quiet, *loud)
+    order = [line for line in lines(noted) if line != "long"]
+    assert order[0] == "loud 0", "it had begun"
+    assert order.index("quiet") <= 2, "at most the next one of the loud tenant comes before"
+
+
+async def test_a_place_is_free_when_its_check_ends_and_not_when_its_caller_leaves(tmp_path: Path) -> None:
+    gate, noted = tmp_path / "gate", tmp_path / "noted"
+    async with pool() as checks:
+        leaving = asyncio.create_task(checks.run(wait_for, gate, noted, tenant="ads"))
+        await begun(noted)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        assert checks.turns.held == 1
+        gate.touch()
+        await checks.run(note, noted, "next", tenant="ads")
+    assert lines(noted) == ["checked", "next"]
+
+
+async def test_who_leaves_before_the_turn_is_forgotten(tmp_path: Path) -> None:
+    gate, noted = tmp_path / "gate", tmp_path / "noted"
+    async with pool() as checks:
+        first = asyncio.create_task(checks.run(wait_for, gate, noted, tenant="ads"))
+        await begun(noted)
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await checks.run(note, noted, "left", tenant="ads")
+        gate.touch()
+        await first
+        await checks.run(note, noted, "stayed", tenant="ads")
+    assert lines(noted) == ["checked", "stayed"]
+
+
+async def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
+    async with pool() as checks:
+        with pytest.raises(RuntimeError, match="has died"):
+            await checks.run(die, tenant="ads")
+        await checks.run(note, tmp_path / "noted", tenant="ads")
+    assert lines(tmp_path / "noted") == ["checked"]
+
+
+async def test_the_failure_of_a_check_reaches_its_caller() -> None:
+    async with pool() as checks:
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            await checks.run(fail, tenant="ads")
+
+
+async def test_what_is_known_is_still_loaded(tmp_path: Path) -> None:
+    known = list[bool]()
+
+    def load(is_known: bool) -> bytes:
+        known.append(is_known)
+        if len(known) == 3:
+            raise ServiceError(Code.BLOB_CORRUPT)
+        return b"/dev/null"
+
+    async with pool() as checks:
+        assert await checks.run(posixpath.basename, tenant="ads", key=1, load=load) == b"null"
+        assert await checks.run(posixpath.basename, tenant="ads", key=1, load=load) == b"null"
+        with pytest.raises(ServiceError):
+            await checks.run(posixpath.basename, tenant="ads", key=1, load=load)
+    assert known == [False, True, True]
+
+
+async def test_checks_without_end_delay_the_end_of_the_service_by_nothing(tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    async with asyncio.timeout(100):
+        async with make_service() as core:
+            await submit(core)
+            never = asyncio.create_task(core.checks.run(wait_for, tmp_path / "never", noted, tenant="ads"))
+            await begun(noted)
+        with pytest.raises(RuntimeError, match="has died"):
+            await never

@@ -57,7 +57,14 @@ def test_an_event_is_told_as_its_client_reads_it() -> None:
 
 
 def test_a_worker_reads_as_it_was_written_but_for_when_it_was_seen() -> None:
-    worker = Worker(id="w", torch_version="2.13.0", hardware="4 cores", fxlib_version="0.1", allowed_modules=("a", "b"))
+    worker = Worker(
+        id="w",
+        torch_version="2.13.0",
+        hardware="4 cores",
+        fxlib_version="0.1",
+        allowed_modules=("a", "b"),
+        containment="isolated",
+    )
     assert worker_from_proto(worker_to_proto(replace(worker, seen_at=3.0))) == worker
 
 

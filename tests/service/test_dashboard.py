@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from fxlib.v1 import jobs_pb2, workers_pb2
-from tests.client.real import free_port
 from tests.service.client import Client
 from tests.service.support import Process, answer, eventually, fetch, graph_bytes, local, request
+from tests.shared.real_service import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "fxlib.json").read_text())
@@ -53,6 +53,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     assert "127.0.0.1:8471" in config
     config = config.replace("127.0.0.1:8471", service.metrics).replace("15s", "500ms")
     (folder / "prometheus.yml").write_text(config)
+    shutil.copy(DEPLOY / "alerts.yml", folder)
     address = f"127.0.0.1:{free_port()}"
     command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
     with (folder / "prometheus.log").open("wb") as log:
@@ -117,7 +118,10 @@ def _work_a_day(service: Process) -> None:
 
 @needs_prometheus
 def test_every_query_finds_samples(prometheus: Prometheus) -> None:
-    asked = [query.replace("$__rate_interval", WINDOW).replace("$model", ".*") for query in QUERIES]
+    asked = [
+        query.replace("$__rate_interval", WINDOW).replace("$model", ".*").replace("$namespace", ".*")
+        for query in QUERIES
+    ]
     assert not [query for query in asked if "$" in query]
     found = {query: prometheus.samples(query) for query in asked}
     assert not [query for query, samples in found.items() if all(each["value"][1] == "NaN" for each in samples)]
@@ -126,13 +130,14 @@ def test_every_query_finds_samples(prometheus: Prometheus) -> None:
 @needs_prometheus
 def test_the_model_variable_lists_the_models(prometheus: Prometheus) -> None:
     (variable,) = [each for each in DASHBOARD["templating"]["list"] if each["name"] == "model"]
-    metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
+    query = variable["query"]["query"].replace("$namespace", ".*")
+    metric, label = re.fullmatch(r"label_values\((.+), (\w+)\)", query).groups()  # type: ignore[union-attr]
     assert {each["metric"][label] for each in prometheus.samples(metric)} == {"dlrm", "bert"}
 
 
 @needs_prometheus
 def test_a_gain_is_shown_as_the_trial_measured_it(prometheus: Prometheus) -> None:
-    (sample,) = prometheus.samples('fxlib_model_gain_ratio{model="dlrm", bound="value"}')
+    (sample,) = prometheus.samples('fxlib_model_gain_ratio{fxlib_namespace="default", model="dlrm", bound="value"}')
     assert float(sample["value"][1]) == 0.5
     (sample,) = prometheus.samples('fxlib_model_qps{model="dlrm", arm="optimized"}')
     assert float(sample["value"][1]) == 150
@@ -142,6 +147,24 @@ def test_a_gain_is_shown_as_the_trial_measured_it(prometheus: Prometheus) -> Non
 def test_the_scrape_file_is_valid() -> None:
     command = ["promtool", "check", "config", str(DEPLOY / "prometheus.yml")]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs `promtool` (`make system` installs it)")
+@pytest.mark.parametrize("command", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
+def test_the_alerts_are_valid_and_fire_when_they_should(command: tuple[str, ...]) -> None:
+    ran = subprocess.run(["promtool", *command], cwd=DEPLOY, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_each_alert_has_a_runbook_and_metrics_that_there_are() -> None:
+    alerts = (DEPLOY / "alerts.yml").read_text()
+    page = (DEPLOY.parent / "docs" / "how-to" / "runbooks.md").read_text()
+    named = re.findall(r"alert: (\w+)", alerts)
+    assert re.findall(r"^## (\w+)", page, re.MULTILINE) == named
+    assert re.findall(r"runbook_url: docs/how-to/runbooks.md#(\w+)", alerts) == [each.lower() for each in named]
+    known = (DEPLOY.parent / "docs" / "reference" / "metrics.md").read_text()
+    used = {re.sub(r"_(count|sum|bucket)$", "", each) for each in re.findall(r"\bfxlib_\w+(?=[\[{ )])", alerts)}
+    assert {each for each in used if each != "fxlib_namespace" and f"`{each}`" not in known} == set()
 
 
 def test_panels_have_their_own_names_and_places() -> None:

@@ -169,7 +169,9 @@ def test_only_a_worker_s_reusable_answer_is_found(store: JobStore) -> None:
 
 def test_workers_are_remembered_for_a_time(store: JobStore) -> None:
     old = Worker(id="w1", torch_version="2.13.0", hardware="cpu", seen_at=1.0)
-    new = Worker(id="w2", torch_version="2.13.0", hardware="cpu", allowed_modules=("my.ps",), seen_at=50.0)
+    new = Worker(
+        id="w2", torch_version="2.13.0", hardware="cpu", allowed_modules=("my.ps",), containment="private", seen_at=50.0
+    )
     store.see(old, forget_before=0.0)
     store.see(new, forget_before=0.0)
     assert store.workers() == [new, old]

@@ -1,5 +1,6 @@
 """What the metrics say, and that no client can make them grow without bound."""
 
+import asyncio
 import re
 
 import pytest
@@ -29,12 +30,23 @@ async def test_an_answer_is_counted_and_its_figures_shown() -> None:
         found = samples(core)
         assert found['fxlib_answers_total{cached="false",decision="adopt",reason="FASTER"}'] == 1
         assert found['fxlib_calls_total{action="moved",reason="MOVED"}'] == 3
-        assert found['fxlib_model_qps{arm="optimized",model="dlrm"}'] == 150
-        assert found['fxlib_model_gain_ratio{bound="low",model="dlrm"}'] == 0.4
-        assert found['fxlib_model_adopted{model="dlrm"}'] == 1
+        assert found['fxlib_model_qps{arm="optimized",fxlib_namespace="default",model="dlrm"}'] == 150
+        assert found['fxlib_model_gain_ratio{bound="low",fxlib_namespace="default",model="dlrm"}'] == 0.4
+        assert found['fxlib_model_adopted{fxlib_namespace="default",model="dlrm"}'] == 1
         assert found['fxlib_job_phase_seconds_sum{phase="qps"}'] == 4.0
         assert found['fxlib_jobs_finished_total{state="succeeded"}'] == 1
         assert found['fxlib_workers_live{torch_version="2.13.0"}'] == 1
+
+
+async def test_a_large_answer_is_counted_beside_the_event_loop() -> None:
+    async with make_service() as core:
+        await submit(core)
+        large = answer(calls=5_000)
+        assert large.ByteSize() > 100_000
+        await work(core, large)
+        async with asyncio.timeout(60):
+            while samples(core).get('fxlib_calls_total{action="moved",reason="MOVED"}') != 5_000:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 async def test_a_cached_answer_is_told_from_a_measured_one() -> None:
@@ -74,7 +86,7 @@ async def test_gauges_are_as_they_were_after_a_restart() -> None:
         before = told(core)
     async with make_service(store, blobs) as core:
         assert told(core) == before
-        assert before['fxlib_model_gain_ratio{bound="value",model="dlrm"}'] == 0.4
+        assert before['fxlib_model_gain_ratio{bound="value",fxlib_namespace="default",model="dlrm"}'] == 0.4
 
 
 async def test_no_client_makes_the_metrics_grow_without_bound() -> None:
@@ -101,24 +113,32 @@ async def test_no_client_makes_the_metrics_grow_without_bound() -> None:
 def test_the_names_answered_most_often_are_shown_and_the_rest_share_one() -> None:
     models = ModelFigures(shown=2)
     for name in ("a", "a", "b", "b", "c", "d"):
-        models.record(name, figures())
-    models.record("a", figures(0.9))
+        models.record(("ads", name), figures())
+    models.record(("ads", "a"), figures(0.9))
     rows = dict(models.rows())
-    assert sorted(rows) == ["a", "b", "other"]
-    assert rows["a"].gain == answer(gain=0.9).gain
+    assert sorted(rows) == [("ads", "a"), ("ads", "b"), ("other", "other")]
+    assert rows["ads", "a"].gain == answer(gain=0.9).gain
 
 
 def test_a_board_remembers_a_bounded_number_of_names() -> None:
     models = ModelFigures(shown=2)
     for number in range(1000):
-        models.record(f"m{number}", figures())
+        models.record(("ads", f"m{number}"), figures())
     assert len(models._rows) == 20
 
 
 def test_a_model_called_other_is_one_of_the_others() -> None:
     models = ModelFigures(shown=2)
-    models.record("other", figures())
-    assert [name for name, _ in models.rows()] == ["other"]
+    models.record(("other", "other"), figures())
+    assert [model for model, _ in models.rows()] == [("other", "other")]
+
+
+def test_models_of_one_name_in_two_namespaces_keep_figures_of_their_own() -> None:
+    models = ModelFigures(shown=4)
+    models.record(("ads", "ranker"), figures(0.5))
+    models.record(("feed", "ranker"), figures(0.1))
+    rows = dict(models.rows())
+    assert [rows[each, "ranker"].gain for each in ("ads", "feed")] == [answer(gain=each).gain for each in (0.5, 0.1)]
 
 
 @pytest.mark.parametrize("missing", ["qps_original", "qps_optimized", "gain"])
@@ -131,5 +151,5 @@ async def test_a_figure_that_was_not_measured_is_not_shown(missing: str) -> None
         found = samples(core)
         shown = {"qps_original": "original", "qps_optimized": "optimized", "gain": "value"}[missing]
         assert not [name for name in found if f'"{shown}"' in name and "fxlib_model" in name]
-        assert found['fxlib_model_adopted{model="dlrm"}'] == 0
+        assert found['fxlib_model_adopted{fxlib_namespace="default",model="dlrm"}'] == 0
         assert kept.decision == jobs_pb2.DECISION_KEEP_ORIGINAL

@@ -10,6 +10,8 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from fxlib.errors import FxlibError
+from fxlib.protocol import trial_to_proto
+from fxlib.spec.trial import TrialOptions
 from fxlib.v1 import blobs_pb2, jobs_pb2
 from fxlib_service.config import Limits
 from fxlib_service.errors import Code, ServiceError
@@ -114,6 +116,17 @@ async def test_a_trial_that_says_nothing_asks_for_the_library_s_own_budget() -> 
         with pytest.raises(ServiceError) as caught:
             await submit(core, request())
     assert fields(caught.value) == ["trial.budget_s"]
+
+
+async def test_a_step_may_hang_no_longer_than_a_trial_may_take() -> None:
+    asked = request()
+    asked.trial.CopyFrom(trial_to_proto(TrialOptions(budget_s=60, step_timeout_s=91)))
+    async with make_service(limits=Limits(trial_s=90.0)) as core:
+        with pytest.raises(ServiceError) as caught:
+            await submit(core, asked)
+        assert fields(caught.value) == ["trial.step_timeout_s"]
+        asked.trial.step_timeout_s = 90
+        await submit(core, asked)
 
 
 async def test_a_service_bounds_the_trials_of_everybody() -> None:

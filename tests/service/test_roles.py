@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc, workers_pb2, workers_pb2_grpc
-from fxlib_service.config import Address, Config
+from fxlib_service.config import Address, Config, Limits
 from fxlib_service.roles import MAY_CALL
 from fxlib_service.server import Server
 from tests.service.principals import bearer, write_policy
@@ -142,9 +142,14 @@ def _asked(method: str, job: jobs_pb2.Job, data: bytes) -> Message:
 
 
 @asynccontextmanager
-async def guarded(folder: Path, more: str = "") -> AsyncIterator[Guarded]:
+async def guarded(folder: Path, more: str = "", limits: Limits | None = None) -> AsyncIterator[Guarded]:
     config = Config(
-        data=folder / "data", listen=ANYWHERE, metrics=ANYWHERE, policy=write_policy(folder, more), shutdown_grace_s=0.5
+        data=folder / "data",
+        listen=ANYWHERE,
+        metrics=ANYWHERE,
+        policy=write_policy(folder, more),
+        limits=limits or Limits(),
+        shutdown_grace_s=0.5,
     )
     server = Server(config)
     try:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fxlib.errors import FxlibError
 from fxlib_service.errors import ServiceError
 from fxlib_service.lifecycle import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
-from fxlib_service.stores.base import Filter, JobStore, QueueFullError
+from fxlib_service.stores.base import Filter, JobStore, QueueFullError, Worker
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
 from tests.service.memory_job_store import MemoryJobStore
@@ -49,6 +49,7 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(tm
     with sqlite3.connect(path) as db:
         for column in ("asked_by", "asked_from", "measured_by"):
             db.execute(f"alter table jobs drop column {column}")
+        db.execute("alter table workers drop column containment")
         db.execute("drop table holdings")
         db.execute("update fxlib_about set schema_version = 1")
     db.close()
@@ -57,6 +58,8 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(tm
     assert (again.request_of(stored.id), again.result_of(stored.id)) == (b"asked", DONE.result)
     again.hold("ads", {"a" * 64: 5})
     assert add(again, asked_by="ads-launcher").asked_by == "ads-launcher"
+    again.see(Worker(id="w", torch_version="2.13.0", hardware="cpu", containment="isolated"), forget_before=0.0)
+    assert [worker.containment for worker in again.workers()] == ["isolated"]
     again.close()
     SqlJobStore(f"sqlite:///{path}").close()  # the next start finds it up to date
 

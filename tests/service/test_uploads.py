@@ -122,25 +122,61 @@ async def again_and_again(message: blobs_pb2.WriteRequest) -> AsyncIterator[blob
 
 
 @pytest.mark.parametrize("data", [b"", DATA[1:1000]])
-async def test_who_sends_nothing_new_loses_the_turn(data: bytes) -> None:
-    async with make_service(limits=Limits(upload_idle_s=0.2)) as core:
+async def test_who_sends_nothing_new_is_ended_and_delays_nobody(data: bytes) -> None:
+    async with make_service(limits=Limits(upload_idle_s=2.0)) as core:
         squatter = core.blobs.Write(again_and_again(blobs_pb2.WriteRequest(data=data, offset=1)), None)
         task = asyncio.ensure_future(squatter)
-        while not core.blobs._uploads._turns:  # noqa: ASYNC110  # nothing tells
+        while not core.blobs._uploads._open:  # noqa: ASYNC110  # nothing tells
             await asyncio.sleep(0.01)
-        async with asyncio.timeout(60):
-            assert await write(core, chunks(size=len(DATA))) == len(DATA)  # in one piece: it cannot stall itself
+        assert await write(core, chunks()[:2]) == 2000
+        assert not task.done()
         with pytest.raises(ServiceError) as caught:
             await task
         assert caught.value.code is Code.UPLOAD_STALLED
 
 
-async def test_writers_of_one_blob_take_turns_and_all_succeed() -> None:
+async def test_one_trickling_upload_delays_no_other_of_the_same_blob() -> None:
+    released = asyncio.Event()
+
+    async def trickle() -> AsyncIterator[blobs_pb2.WriteRequest]:
+        yield chunks(size=1)[0]
+        await released.wait()
+        yield blobs_pb2.WriteRequest(offset=1, data=DATA[1:])
+
+    async with make_service() as core:
+        slow = asyncio.ensure_future(core.blobs.Write(trickle(), None))
+        while (await kept(core))[0] == 0:  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.01)
+        assert await write(core, chunks(start=1)) == len(DATA)
+        assert not slow.done()
+        assert await read(core) == DATA
+        released.set()
+        assert (await slow).committed_bytes == len(DATA)
+        assert core.blobs._uploads._open == {}
+
+
+async def test_who_is_overtaken_by_wrong_bytes_is_told_to_come_back() -> None:
+    async with make_service() as core:
+
+        async def overtaken() -> AsyncIterator[blobs_pb2.WriteRequest]:
+            yield chunks()[0]
+            wrong = blobs_pb2.WriteRequest(blob=BLOB, offset=1000, data=bytes(len(DATA) - 1000))
+            assert (await refusal(core, [wrong])).code is Code.BLOB_CORRUPT
+            yield chunks()[1]
+
+        with pytest.raises(ServiceError) as caught:
+            await core.blobs.Write(overtaken(), None)
+        assert caught.value.code is Code.BLOB_OFFSET
+        assert caught.value.retry_after_s == 1.0
+        assert await write(core, chunks()) == len(DATA)
+
+
+async def test_writers_of_one_blob_all_succeed() -> None:
     async with make_service() as core:
         written = await asyncio.gather(*(write(core, chunks()) for _ in range(10)))
         assert written == [len(DATA)] * 10
         assert await read(core) == DATA
-        assert core.blobs._uploads._turns == {}
+        assert core.blobs._uploads._open == {}
 
 
 async def test_a_stalled_upload_is_ended_and_kept() -> None:

@@ -216,6 +216,7 @@ async def test_an_outcome_is_needed() -> None:
         (workers_pb2.ClaimRequest(worker=worker("a\nb")), "worker.worker_id"),
         (workers_pb2.ClaimRequest(worker=worker(torch_version="")), "worker.torch_version"),
         (workers_pb2.ClaimRequest(worker=worker(hardware="x" * 5000)), "worker.hardware"),
+        (workers_pb2.ClaimRequest(worker=worker(containment="\x1b[1m")), "worker.containment"),
         (workers_pb2.ClaimRequest(worker=worker(), wait_s=float("nan")), "wait_s"),
         (workers_pb2.ClaimRequest(worker=worker(), wait_s=-1), "wait_s"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fxlib.errors import OptionError
-from fxlib.utils.settings import COUNT, FILE, SECONDS, Application, group, option
+from fxlib.utils.settings import COUNT, FILE, GIBIBYTES, SECONDS, Application, group, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,3 +123,9 @@ def test_the_options_in_force_are_printed_with_where_they_come_from(capsys: pyte
     assert told["wait-seconds"] == {"value": "1.5", "from": "default"}
     assert told["first"] == {"value": None, "from": "default"}
     assert "fixed" not in told
+
+
+@pytest.mark.parametrize("text", ["1e308", "inf", "nan", "-1", "0", "1_", "x"])
+def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"finite|positive|not a number"):
+        GIBIBYTES.read(text)

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxlib import wire
-from fxlib.runtime import issue_batch, wait_item
+from fxlib.runtime.ops import issue_batch, wait_item
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from tests.wire.spoiled import refusal

@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 
 from fxlib import wire
 from fxlib.errors import WireError
-from fxlib.runtime import issue_call, wait
+from fxlib.runtime.ops import issue_call, wait
 from fxlib.spec.contract import Contract
 
 LIMITS = wire.Limits(weights_bytes=1 << 20)

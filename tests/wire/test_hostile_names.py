@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fxlib import wire
-from fxlib.runtime import remote_call
+from fxlib.runtime.ops import remote_call
 from fxlib.v1 import graph_pb2 as pb
 from tests.wire.spoiled import Edit, node_of, refusal, target_of, whole
 from tests.wire.support import calling, graph_of

@@ -44,6 +44,7 @@ STRUCTURE: dict[str, tuple[Edit, str]] = {
     "quantized": (lambda graph, node: setattr(graph.tensors[0], "dtype", "qint8"), "unknown dtype"),
     "digest": (lambda graph, node: setattr(graph.storages[0].data, "sha256", "../../etc/passwd"), "no SHA-256"),
     "contract": (lambda graph, node: graph.contracts.add(pure=True, reads=["x"]), "pure"),
+    "result": (lambda graph, node: setattr(graph.contracts.add().returns.container, "name", "a.C"), "a container may"),
     "range": (lambda graph, node: setattr(node.args.add().range, "start", 1), "step 0"),
 }  # fmt: skip
 

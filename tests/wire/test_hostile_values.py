@@ -13,7 +13,8 @@ from torch.fx import Graph, GraphModule
 import fxlib
 from fxlib import wire
 from fxlib.errors import LimitError, WireError
-from fxlib.runtime import functions, remote_call
+from fxlib.runtime import functions
+from fxlib.runtime.ops import remote_call
 from fxlib.v1 import graph_pb2 as pb
 from tests.wire.spoiled import refusal
 from tests.wire.support import call_of, graph_of, round_trip

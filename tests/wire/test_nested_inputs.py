@@ -19,6 +19,7 @@ from fxlib.errors import WireError, WorkloadError
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors, draw
 from fxlib.utils import pytree
 from fxlib.v1 import graph_pb2, workload_pb2
+from fxlib.wire.opaque import opaque_record
 
 
 class State(NamedTuple):
@@ -175,3 +176,40 @@ def test_received_nests_are_bounded_and_hold_data_alone() -> None:
         nested.structure.tuple.items.add().dict.SetInParent()
         with pytest.raises(WireError, match=r"Workload\.description"):
             protocol.spec_from_proto(spec)
+
+
+def test_stand_ins_for_the_classes_of_others_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.exec", _not_called)  # which Python's dataclasses use for methods made of names
+    registered = len(torch.utils._pytree.SUPPORTED_NODES)
+    for number in range(600):
+        spec = workload_pb2.BatchSpec(count=1)
+        for _ in range(2):
+            spec.nested.tensors.add(shape=[1], dtype="float32")
+        inputs, named = (spec.nested.structure.tuple.items.add() for _ in range(2))
+        named.dict.SetInParent()
+        record, container = (inputs.tuple.items.add() for _ in range(2))
+        record.record.name, container.container.name = f"m.Batch{number}", f"m.Bag{number}"
+        record.record.fields.append("rows")
+        record.record.items.add().tensor = 0
+        container.container.context.none = True
+        container.container.items.add().tensor = 1
+        assert protocol.spec_to_proto(protocol.spec_from_proto(spec)) == spec
+    assert len(torch.utils._pytree.SUPPORTED_NODES) == registered
+    assert opaque_record.cache_info().currsize < 600
+
+
+def _not_called(*_: object) -> None:
+    raise AssertionError("code is made of received names")
+
+
+def test_an_answer_names_no_class_of_containers_that_the_model_has_not() -> None:
+    captured = fxlib.capture(lambda x: (x + 1, x * 2), sample_inputs=[torch.ones(2)], how="export")
+    graph = wire.encode(captured).graph
+    outputs = graph.modules[-1].graph.pytree.outputs
+    items = [*outputs.tuple.items]
+    outputs.container.name = "m.Ragged"
+    outputs.container.context.none = True
+    outputs.container.items.extend(items)
+    with pytest.raises(WireError, match=r"'m\.Ragged' is not described as in the client's own graphs"):
+        wire.decode(graph, root=captured)
+    assert len(list(wire.decode(graph)(torch.ones(2)))) == 2

@@ -19,7 +19,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 import fxlib
 from fxlib import wire
 from fxlib.errors import WireError
-from fxlib.runtime import issue_call, remote_call, wait
+from fxlib.runtime.ops import issue_call, remote_call, wait
 from fxlib.spec.contract import Contract
 from tests.wire.support import call_of, calling, graph_of, round_trip
 

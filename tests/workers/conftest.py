@@ -13,8 +13,8 @@ from torch import nn
 from fxlib import TrialOptions
 from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
-from fxlib_workers.trial.cluster_run import connected
 from fxlib_workers.trial.driver import TrialDriver
+from fxlib_workers.trial.nodes import Nodes, connected
 from tests.workers.cases import fill
 from tests.workers.trial_settings import ALLOWED, QUICK, SETTINGS, Try
 
@@ -33,10 +33,10 @@ def trials(root: Path) -> Iterator[TrialDriver]:
 
 
 @pytest.fixture(scope="package")
-def ray() -> Iterator[None]:
+def nodes() -> Iterator[Nodes]:
     """A Ray of this process's own, for tests that look into the processes of a trial."""
-    with TemporaryDirectory(prefix="fxlib-test-", dir="/tmp") as folder, connected(SETTINGS, Path(folder)):
-        yield
+    with TemporaryDirectory(prefix="fxlib-test-", dir="/tmp") as folder, connected(SETTINGS, Path(folder)) as made:
+        yield made
 
 
 @pytest.fixture

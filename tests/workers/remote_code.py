@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
+import socket
 import threading
 import time
 
@@ -10,6 +13,7 @@ import torch
 from torch import nn
 
 from fxlib import remote
+from fxlib_workers.trial.frames import framed
 
 _calls = {"count": 0}
 _lock = threading.Lock()
@@ -62,6 +66,16 @@ def die(x: torch.Tensor) -> torch.Tensor:
     _calls["count"] += 1
     if _calls["count"] >= 10:
         os._exit(7)
+    return x
+
+
+@remote(pure=True)
+def lie(x: torch.Tensor) -> torch.Tensor:
+    """Send the host of this process a pickle, in place of the answer to whatever it asks next."""
+    for descriptor in range(3, 100):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as each:
+            if each.family == socket.AF_UNIX:
+                each.sendall(framed(pickle.dumps(print)))
     return x
 
 

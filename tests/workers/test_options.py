@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fxlib.errors import FxlibError
+from fxlib.errors import FxlibError, OptionError
 from fxlib_workers import logs
 from fxlib_workers.__main__ import main
+from fxlib_workers.agent import check_containment, containment_level
 from fxlib_workers.config import APPLICATION, Config
 from fxlib_workers.process.child import inherited_variables
+from fxlib_workers.process.containment import Available, Level, Part
 from fxlib_workers.service_client import fingerprint
 
 
@@ -76,6 +78,45 @@ def test_no_slot_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_module_that_is_not_there_is_told_at_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--allow-module", "no.such.module"]) == 2
     assert "no.such.module" in capsys.readouterr().err
+
+
+BARE = Available.without({Part.FILES: "there is no user namespace", Part.NETWORK: "there is no user namespace"})
+WHOLE = Available(parts=frozenset(Part))
+
+
+@pytest.mark.parametrize(
+    "host, options, level",
+    [
+        (WHOLE, [], Level.ISOLATED),
+        (WHOLE, ["--interface", "eth0"], Level.PRIVATE),
+        (WHOLE, ["--ray-address", "head:6379", "--interface", "eth0"], Level.NONE),
+        (BARE, [], Level.FILTERED),
+        (Available.without(dict.fromkeys(Part, "no")), [], Level.NONE),
+    ],
+)
+def test_a_worker_starts_at_the_level_that_it_reaches_and_at_no_higher_one(
+    host: Available, options: list[str], level: Level
+) -> None:
+    assert containment_level(parse(options).trial, host) is level
+    check_containment(parse([*options, "--require-containment", level.value]), host)
+    for each in Level:
+        if each.rank > level.rank:
+            with pytest.raises(OptionError, match=f"this worker reaches the level {level} only") as raised:
+                check_containment(parse([*options, "--require-containment", each.value]), host)
+            assert str(raised.value).startswith("--require-containment: ")
+
+
+def test_what_keeps_a_worker_from_a_level_is_named() -> None:
+    with pytest.raises(OptionError, match="files: there is no user namespace; network: there is no user namespace"):
+        check_containment(parse(["--require-containment", "isolated"]), BARE)
+    with pytest.raises(OptionError, match="meet on the interface that --interface names"):
+        check_containment(parse(["--require-containment", "isolated", "--interface", "eth0"]), WHOLE)
+
+
+def test_an_unknown_level_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--require-containment", "total"])
+    assert "total" in capsys.readouterr().err
 
 
 def test_the_fingerprint_is_the_same_each_time() -> None:

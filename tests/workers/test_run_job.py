@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,13 @@ from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2
 from fxlib_workers.config import Config
 from fxlib_workers.exchange.job_folder import JobFolder, ReportProgress
 from fxlib_workers.lease import ActiveLease, WorkerShutdownError
+from fxlib_workers.process.forking import Forker
 from fxlib_workers.process.host_lock import HostLock
+from fxlib_workers.rewrite.sandbox import REWRITING
 from fxlib_workers.run_job import JobRunner
-from fxlib_workers.service_client import ServiceClient
+from fxlib_workers.service_client import Check, ServiceClient
 from tests.workers.cases import Lookups, lookup_workload, request
+from tests.workers.process.contained import everything
 
 
 class FakeService:
@@ -31,20 +34,25 @@ class FakeService:
         self.info = jobs_pb2.WorkerInfo(hardware="a machine")
         self.outcomes: list[jobs_pb2.JobResult | jobs_pb2.JobFailure] = []
         self.stored: list[bytes] = []
+        self.refusals: list[str] = []
 
     def fetch(self, ref: graph_pb2.BlobRef) -> bytes:
         if ref.sha256 not in self.blobs:
             raise RejectedError("no such blob", code="BLOB_NOT_FOUND")
         return self.blobs[ref.sha256]
 
-    def store_all(self, blobs: Mapping[str, bytes]) -> None:
+    def store_all(self, lease: workers_pb2.Lease, blobs: Mapping[str, bytes], check: Check) -> None:
         self.stored.extend(blobs.values())
 
-    def store(self, data: bytes) -> Blob:
+    def store(self, lease: workers_pb2.Lease, data: bytes, check: Check) -> Blob:
         self.stored.append(data)
         return Blob(sha256=blob_ref(data).sha256, size=len(data))
 
-    def complete(self, lease: workers_pb2.Lease, outcome: jobs_pb2.JobResult | jobs_pb2.JobFailure) -> None:
+    def complete(
+        self, lease: workers_pb2.Lease, outcome: jobs_pb2.JobResult | jobs_pb2.JobFailure, check: Check
+    ) -> None:
+        if self.refusals:
+            raise RejectedError("refused", code=self.refusals.pop())
         self.outcomes.append(outcome)
 
 
@@ -67,11 +75,26 @@ def given(tmp_path: Path) -> JobFolder:
     return request(tmp_path / "given", Lookups(), lookup_workload())
 
 
-def runner(tmp_path: Path, service: FakeService) -> JobRunner:
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    made = Forker(REWRITING, tmp_path_factory.mktemp("forker"))
+    yield made
+    made.end()
+
+
+def runner(tmp_path: Path, service: FakeService, forker: Forker) -> JobRunner:
     root = tmp_path / "root"
     root.mkdir()
     lock = HostLock(tmp_path / "lock")
-    return JobRunner(config=Config(), service=service, lock=lock, driver=FakeDriver(), root=root)  # type: ignore[arg-type]
+    return JobRunner(
+        config=Config(),
+        service=service,  # type: ignore[arg-type]
+        lock=lock,
+        driver=FakeDriver(),  # type: ignore[arg-type]
+        forker=forker,
+        containment=everything(),
+        root=root,
+    )
 
 
 def active(given: JobFolder, shutdown: threading.Event | None = None) -> ActiveLease:
@@ -79,10 +102,10 @@ def active(given: JobFolder, shutdown: threading.Event | None = None) -> ActiveL
     return ActiveLease(None, message, shutdown or threading.Event())  # type: ignore[arg-type]
 
 
-def test_an_answer_is_completed_with_its_graph(given: JobFolder, tmp_path: Path) -> None:
+def test_an_answer_is_completed_with_its_graph(given: JobFolder, tmp_path: Path, forker: Forker) -> None:
     original = given.original.read_bytes()
     service = FakeService({blob_ref(original).sha256: original})
-    made = runner(tmp_path, service)
+    made = runner(tmp_path, service, forker)
     made.run(active(given))
     (result,) = service.outcomes
     assert isinstance(result, jobs_pb2.JobResult)
@@ -92,17 +115,38 @@ def test_an_answer_is_completed_with_its_graph(given: JobFolder, tmp_path: Path)
     assert not list(made.root.iterdir())
 
 
-def test_a_request_that_cannot_be_read_fails_the_job(given: JobFolder, tmp_path: Path) -> None:
+def test_a_request_that_cannot_be_read_fails_the_job(given: JobFolder, tmp_path: Path, forker: Forker) -> None:
     service = FakeService({given.request().graph.sha256: b"\xff\xff not a graph"})
-    runner(tmp_path, service).run(active(given))
+    runner(tmp_path, service, forker).run(active(given))
     (failure,) = service.outcomes
     assert isinstance(failure, jobs_pb2.JobFailure)
     assert failure.code == "UNREADABLE_REQUEST"
 
 
-def test_a_job_that_is_given_back_leaves_no_folder(given: JobFolder, tmp_path: Path) -> None:
+def test_a_job_whose_graph_the_service_has_lost_fails_with_that_reason(
+    given: JobFolder, tmp_path: Path, forker: Forker
+) -> None:
+    service = FakeService({})
+    runner(tmp_path, service, forker).run(active(given))
+    (failure,) = service.outcomes
+    assert isinstance(failure, jobs_pb2.JobFailure)
+    assert failure.code == "BLOB_NOT_FOUND"
+
+
+def test_an_answer_whose_graph_the_service_has_lost_is_uploaded_again(
+    given: JobFolder, tmp_path: Path, forker: Forker
+) -> None:
     original = given.original.read_bytes()
-    made = runner(tmp_path, FakeService({blob_ref(original).sha256: original}))
+    service = FakeService({blob_ref(original).sha256: original})
+    service.refusals = ["BLOB_MISSING"]
+    runner(tmp_path, service, forker).run(active(given))
+    assert len(service.outcomes) == 1
+    assert service.stored[: len(service.stored) // 2] == service.stored[len(service.stored) // 2 :]
+
+
+def test_a_job_that_is_given_back_leaves_no_folder(given: JobFolder, tmp_path: Path, forker: Forker) -> None:
+    original = given.original.read_bytes()
+    made = runner(tmp_path, FakeService({blob_ref(original).sha256: original}), forker)
     shutdown = threading.Event()
     shutdown.set()
     with pytest.raises(WorkerShutdownError):

@@ -3,58 +3,125 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 import threading
 import time
-from pathlib import Path
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import grpc
 
 from fxlib.client.failures import understand
-from fxlib.errors import CredentialError, FxlibError, RemoteError
+from fxlib.errors import CredentialError, OptionError, RemoteError
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_workers import logs
-from fxlib_workers.config import Config
+from fxlib_workers.config import LOOPBACK, Config, TrialSettings
 from fxlib_workers.lease import ActiveLease, JobCancelledError, LeaseOverError, WorkerShutdownError
+from fxlib_workers.process.containment import Available, Containment, Level, Part, module_folders
+from fxlib_workers.process.exceptions import DISK_FAULTS, shorten
+from fxlib_workers.process.forking import Forker
 from fxlib_workers.process.host_lock import HostLock
-from fxlib_workers.process.reaper import delete
+from fxlib_workers.process.system_calls import compile_filter
+from fxlib_workers.process.worker_folder import WorkerFolder
+from fxlib_workers.rewrite.sandbox import REWRITING
 from fxlib_workers.run_job import JobRunner
 from fxlib_workers.service_client import ServiceClient
 from fxlib_workers.trial.driver import TrialDriver
 
 _LOG: Final = logs.Log(__name__)
 
+_SET_BACKS: Final = 2
+"""The number of times that a job is given back since this worker's disk fails; after them, the job fails."""
+
+_DISK_PAUSE_S: Final = 10.0
+"""The pause after a job that the disk had no room for."""
+
 _BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 """The pauses between failed claims; the last one is repeated."""
 
 
-class Agent:
-    """One worker process."""
+_CLUSTER: Final = "trials run on a cluster, of whose nodes this worker does not know what they allow"
+_SHARED_NETWORK: Final = "network: the processes of a trial meet on the interface that --interface names"
 
-    def __init__(self, config: Config) -> None:
+
+def containment_level(settings: TrialSettings, host: Available) -> Level:
+    """Return how far this worker contains what a job's graph runs in."""
+    return Level.NONE if settings.ray_address else host.level(own_network=settings.interface == LOOPBACK)
+
+
+def check_containment(config: Config, host: Available) -> None:
+    """Check that this worker reaches the level that its operator requires.
+
+    Raises:
+        OptionError: it does not; says what is missing.
+    """
+    level = containment_level(config.trial, host)
+    if level.rank >= config.require_containment.rank:
+        return
+    why = [f"{part}: {reason}" for part, reason in host.missing if part not in {Part.USER, Part.MEMORY}]
+    why += [_CLUSTER] if config.trial.ray_address else [] if config.trial.interface == LOOPBACK else [_SHARED_NETWORK]
+    raise OptionError(
+        f"this worker reaches the level {level!s} only ({'; '.join(why)})",
+        option="require-containment",
+        hint="See how-to/secure.md, or require less.",
+    )
+
+
+def _policy(host: Available, modules: Sequence[str]) -> Containment:
+    """Return what each rewrite is kept from on this host; it reads the operator's modules."""
+    program = compile_filter(sockets=False) if Part.FILTER in host.parts else b""
+    return Containment(parts=host.parts, readable=tuple(module_folders(modules)), program=program)
+
+
+class Agent:
+    """One worker process.
+
+    Args:
+        config: the worker's options.
+        host: what this host allows a contained process.
+    """
+
+    def __init__(self, config: Config, host: Available) -> None:
         self._config = config
         self._shutdown = threading.Event()
         self._signalled = False
-        self._service = ServiceClient(config)
+        self._set_back: Counter[str] = Counter()
+        self._host = host
+        self._service = ServiceClient(config, containment_level(config.trial, host))
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT, or until one job is done if `once` is set; unfinished jobs are given back."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note_signal)
-        root = Path(tempfile.mkdtemp(prefix="fxlib-worker-"))
+        folder = WorkerFolder()
+        root = folder.path
+        if Part.USER in self._host.parts and Part.FILES not in self._host.parts:
+            root.chmod(0o711)  # a contained process enters the job's folder as another user, by its whole path
         driver = TrialDriver(self._config.trial, root)
+        forker = Forker(REWRITING, root, keep_variables=self._config.trial.keep_variables)
         runner = JobRunner(
             config=self._config,
             service=self._service,
             lock=HostLock(self._config.host_lock),
             driver=driver,
+            forker=forker,
+            containment=_policy(self._host, self._config.trial.allowed_modules),
             root=root,
         )
         info = self._service.info
-        _LOG.info("worker", name=info.worker_id, service=self._config.service, torch=info.torch_version)
+        _LOG.info(
+            "worker",
+            name=info.worker_id,
+            service=self._config.service,
+            torch=info.torch_version,
+            containment=info.containment,
+            parts=",".join(sorted(self._host.parts)),
+        )
+        for part, why in self._host.missing:
+            _LOG.info("not contained", part=part, why=why)
         slots = [threading.Thread(target=self._run_slot, args=[runner], daemon=True) for _ in range(self._config.slots)]
         try:
+            forker.start()
             driver.start()
             for slot in slots:
                 slot.start()
@@ -67,8 +134,9 @@ class Agent:
             for slot in slots:
                 slot.join()
             driver.end()
+            forker.end()
             self._service.close()
-            delete(root)
+            folder.delete()
             _LOG.info("worker ended", name=info.worker_id)
 
     def _note_signal(self, *_: object) -> None:
@@ -110,7 +178,25 @@ class Agent:
                 _LOG.info(event, job=message.job_id, why=over)
             except RemoteError as error:
                 _LOG.warning("answer not delivered", job=message.job_id, error=error)
-            except (FxlibError, OSError, ValueError) as error:
-                _LOG.warning("worker failed", job=message.job_id, error=error)
-                failure = jobs_pb2.JobFailure(code="WORKER_FAILED", message=f"{type(error).__name__}: {error}")
-                self._service.complete(message, failure)
+            except OSError as error:
+                if error.errno in DISK_FAULTS and self._set_back[message.job_id] < _SET_BACKS:
+                    self._set_back_job(message, error)
+                else:
+                    self._fail(lease, error)
+            except Exception as error:  # noqa: BLE001 - whatever one job does to a worker, the next is not to feel it
+                self._fail(lease, error)
+
+    def _set_back_job(self, message: workers_pb2.Lease, error: OSError) -> None:
+        """Give a job back that this worker's disk has no room for, and take no other for a moment."""
+        self._set_back[message.job_id] += 1
+        _LOG.warning("given back, as the disk fails", job=message.job_id, error=error)
+        self._service.release(message)
+        self._shutdown.wait(_DISK_PAUSE_S)
+
+    def _fail(self, lease: ActiveLease, error: Exception) -> None:
+        _LOG.warning("worker failed", job=lease.job_id, error=error)
+        failure = jobs_pb2.JobFailure(code="WORKER_FAILED", message=shorten(f"{type(error).__name__}: {error}"))
+        try:
+            self._service.complete(lease.message, failure, lease.check)
+        except (RemoteError, LeaseOverError) as over:
+            _LOG.warning("failure not delivered", job=lease.job_id, error=over)

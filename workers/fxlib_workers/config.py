@@ -12,19 +12,23 @@ from fxlib.config import SERVICE
 from fxlib.errors import FxlibError, OptionError
 from fxlib.utils.local_service import TOKEN_FILE
 from fxlib.utils.settings import COUNT, FILE, GIB, GIBIBYTES, SECONDS, Application, Kind, group, option
+from fxlib_workers.process.containment import Level
 
 TRIAL_SETTINGS: Final = "FXLIB_TRIAL_SETTINGS"
 """The environment variable that holds `TrialSettings` as JSON, for the process that drives trials."""
 
-REWRITE_JOB: Final = "FXLIB_REWRITE_JOB"
-"""The environment variable that holds the job's folder, for a rewriting process."""
+LOOPBACK: Final = "lo"
+"""The interface of trials whose processes are all on one host; it may give them a network of their own."""
 
-REWRITE_LIMITS: Final = "FXLIB_REWRITE_LIMITS"
-"""The environment variable that holds `RewriteLimits` as JSON, for a rewriting process."""
 
-REWRITE_MODULES: Final = "FXLIB_REWRITE_MODULES"
-"""The environment variable that holds the names of the operator's modules as JSON, for a rewriting process."""
+def _level(text: str) -> Level:
+    try:
+        return Level(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is none of {', '.join(Level)}") from None
 
+
+_LEVEL: Final = Kind(read=_level, metavar="LEVEL")
 _ADDRESS: Final = Kind(read=str, metavar="HOST:PORT")
 _NAME: Final = Kind(read=str, metavar="NAME")
 
@@ -85,7 +89,7 @@ class TrialSettings:
         ),
     )
     interface: str = field(
-        default="lo",
+        default=LOOPBACK,
         metadata=option(
             "interface", "network interface over which the processes of a trial speak to each other", _NAME
         ),
@@ -161,6 +165,15 @@ class Config:
     once: bool = field(default=False, metadata=option("once", "end after one job", kind=None))
     trial: TrialSettings = field(default_factory=TrialSettings, metadata=group(TrialSettings))
     rewrite: RewriteLimits = field(default_factory=RewriteLimits, metadata=group(RewriteLimits))
+    require_containment: Level = field(
+        default=Level.NONE,
+        metadata=option(
+            "require-containment",
+            "least containment of what a job's graph runs in, without which the worker does not start: none, "
+            "filtered, private or isolated",
+            _LEVEL,
+        ),
+    )
     host_lock: Path = field(
         default=Path("/tmp/fxlib-host.lock"),  # noqa: S108 - one place that all users of the host share
         metadata=option("host-lock", "lock by which the workers of a host take turns at measuring", FILE),
@@ -179,7 +192,7 @@ class Config:
         if (self.tls_certificate is None) != (self.tls_key is None):
             there, missing = ("tls-cert", "tls-key") if self.tls_certificate else ("tls-key", "tls-cert")
             raise OptionError(f"it needs --{missing}, too", option=there)
-        if self.trial.ray_address and self.trial.interface == "lo":
+        if self.trial.ray_address and self.trial.interface == LOOPBACK:
             raise OptionError(
                 "the processes of a trial on a cluster cannot speak to each other on loopback",
                 option="interface",

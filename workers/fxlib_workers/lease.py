@@ -11,6 +11,7 @@ from typing import Final, Self
 import grpc
 
 from fxlib.client.failures import understand
+from fxlib.errors import CredentialError
 from fxlib.v1 import workers_pb2
 from fxlib_workers import logs
 from fxlib_workers.service_client import ServiceClient
@@ -111,12 +112,16 @@ class ActiveLease:
                 self._over = JobCancelledError()
         except grpc.RpcError as error:
             self._failed(error)
+        except CredentialError as error:  # a service that restarts writes its token anew
+            _LOG.warning("heartbeat failed", job=self.job_id, error=error)
 
     def _send(self, progress: _Progress) -> None:
         try:
             self._service.report(self.message, *progress)
         except grpc.RpcError as error:
             self._failed(error)
+        except CredentialError as error:  # a service that restarts writes its token anew
+            _LOG.warning("heartbeat failed", job=self.job_id, error=error)
 
     def _failed(self, error: grpc.RpcError) -> None:
         failure = understand(error)

@@ -9,13 +9,15 @@ import json
 import logging
 import sys
 
+from fxlib.utils.text import PlainFormatter
+
 _ROOT = logging.getLogger("fxlib_workers")
 
 
 def set_up(level: int = logging.INFO) -> None:
     """Write the lines of all modules of this process to standard error, with time, level and module."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     _ROOT.addHandler(handler)
     _ROOT.setLevel(level)
     _ROOT.propagate = False

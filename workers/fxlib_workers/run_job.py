@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from fxlib import wire
-from fxlib.errors import FxlibError, RemoteError
+from fxlib.errors import FxlibError, RejectedError, RemoteError
 from fxlib.protocol import blobs_of, report_to_proto
 from fxlib.spec.job import Blob
 from fxlib.spec.report import Report
@@ -25,14 +25,22 @@ from fxlib_workers import logs
 from fxlib_workers.config import Config
 from fxlib_workers.exchange.job_folder import JobFolder
 from fxlib_workers.lease import ActiveLease
+from fxlib_workers.process.containment import Containment, unused_user
+from fxlib_workers.process.forking import Forker
 from fxlib_workers.process.host_lock import HostLock
 from fxlib_workers.rewrite.sandbox import RewriteSandbox
 from fxlib_workers.service_client import ServiceClient
-from fxlib_workers.trial.driver import TrialDriver
+from fxlib_workers.trial.driver import RefusedJobError, TrialDriver
 
 _LOG: Final = logs.Log(__name__)
 
 _UNREADABLE: Final = "UNREADABLE_REQUEST"
+
+_LOST: Final = frozenset({"BLOB_NOT_FOUND", "BLOB_CORRUPT"})
+"""The service's error codes for a blob of the job that it has lost: another worker would not find it either."""
+
+_MISSING: Final = _LOST | {"BLOB_MISSING"}
+"""The service's error codes for a graph of the answer that it has lost since it was uploaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +52,8 @@ class JobRunner:
         service: where blobs come from and answers go.
         lock: the lock by which rewrites and trials share the host.
         driver: the process that runs trials.
+        forker: what forks the processes of rewrites.
+        containment: what rewrites are kept from.
         root: the worker's folder; each job has one of its own in it.
     """
 
@@ -51,6 +61,8 @@ class JobRunner:
     service: ServiceClient
     lock: HostLock
     driver: TrialDriver
+    forker: Forker
+    containment: Containment
     root: Path
 
     def run(self, lease: ActiveLease) -> None:
@@ -62,16 +74,39 @@ class JobRunner:
         """
         folder = JobFolder(Path(tempfile.mkdtemp(dir=self.root, prefix="job-")))
         try:
-            self.service.complete(lease.message, self._answer(folder, lease))
+            found = self._find(folder, lease)
+            if isinstance(found, jobs_pb2.JobFailure):
+                self.service.complete(lease.message, found, lease.check)
+            else:
+                self._hand_in(found, folder, lease)
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
 
-    def _answer(self, folder: JobFolder, lease: ActiveLease) -> jobs_pb2.JobResult | jobs_pb2.JobFailure:
+    def _hand_in(self, report: Report, folder: JobFolder, lease: ActiveLease) -> None:
+        """Upload the graphs of the answer, and complete the job; upload them once more if the service has lost one."""
+        for again in (True, False):
+            graphs = {name: self._store(each, lease) for name, each in folder.variants.items()}
+            found = {name: graph for name, graph in graphs.items() if graph is not None}
+            result = report_to_proto(report, graph=self._store(folder, lease), variant_graphs=found)
+            try:
+                self.service.complete(lease.message, result, lease.check)
+            except RejectedError as error:
+                if error.code not in _MISSING or not again:
+                    raise
+                _LOG.warning("service has lost a graph", job=lease.job_id, error=error)
+            else:
+                return
+
+    def _find(self, folder: JobFolder, lease: ActiveLease) -> Report | jobs_pb2.JobFailure:
         job = lease.job_id
         try:
             start = time.monotonic()
             self._fetch(folder, lease)
             fetched = time.monotonic()
+        except RejectedError as error:
+            if error.code not in _LOST:
+                raise
+            return jobs_pb2.JobFailure(code=error.code, message=str(error))
         except RemoteError:
             raise
         except FxlibError as error:
@@ -79,12 +114,17 @@ class JobRunner:
         _LOG.info("fetched", job=job, seconds=fetched - start)
         with ExitStack() as open_:
             with self.lock.rewriting(lease.check):
+                # One user for all of the job's rewrites, which share its blobs.
+                policy = replace(self.containment, user=unused_user())
                 sandboxes = {
-                    name: open_.enter_context(self._sandbox(each, lease))
+                    name: open_.enter_context(self._sandbox(each, lease, policy))
                     for name, each in {MAIN: folder, **folder.variants}.items()
                 }
                 reports = {name: self._rewrite(each, lease) for name, each in sandboxes.items()}
-            report = self._try(folder, reports, sandboxes, lease)
+            try:
+                report = self._try(folder, reports, sandboxes, lease)
+            except RefusedJobError as error:
+                return jobs_pb2.JobFailure(code=_UNREADABLE, message=str(error))
         report = replace(
             report,
             hardware=self.service.info.hardware,
@@ -92,28 +132,24 @@ class JobRunner:
             phase_seconds={"fetch": fetched - start, **report.phase_seconds},
         )
         _LOG.info("decided", job=job, decision=report.decision, reason=report.reason and report.reason.name)
-        graphs = {name: self._store(each) for name, each in folder.variants.items()}
-        found = {name: graph for name, graph in graphs.items() if graph is not None}
-        return report_to_proto(report, graph=self._store(folder), variant_graphs=found)
+        return report
 
-    def _sandbox(self, folder: JobFolder, lease: ActiveLease) -> RewriteSandbox:
-        trial = self.config.trial
+    def _sandbox(self, folder: JobFolder, lease: ActiveLease, policy: Containment) -> RewriteSandbox:
         return RewriteSandbox(
             folder,
             self.config.rewrite,
-            self.root,
+            self.forker,
             lease.check,
-            modules=trial.allowed_modules,
-            keep_variables=trial.keep_variables,
+            policy,
+            modules=self.config.trial.allowed_modules,
         )
 
-    def _store(self, folder: JobFolder) -> Blob | None:
+    def _store(self, folder: JobFolder, lease: ActiveLease) -> Blob | None:
         """Upload the graph that the answer speaks of, if there is one, and before it the values that it names."""
-        if not folder.rewritten.exists():
+        if (graph := folder.chosen()) is None:
             return None
-        graph = folder.rewritten.read_bytes()
-        self.service.store_all(folder.values_in(graph))
-        return self.service.store(graph)
+        self.service.store_all(lease.message, folder.values_in(graph), lease.check)
+        return self.service.store(lease.message, graph, lease.check)
 
     def _fetch(self, folder: JobFolder, lease: ActiveLease) -> None:
         request = lease.message.request

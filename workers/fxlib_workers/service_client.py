@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import grpc
 import psutil
@@ -20,17 +20,19 @@ from fxlib.client.connection import Connection
 from fxlib.client.credentials import Tls
 from fxlib.client.deadline import Deadline
 from fxlib.client.failures import understand
-from fxlib.errors import ServiceUnavailableError, WireError
+from fxlib.errors import RejectedError, ServiceUnavailableError, WireError
 from fxlib.protocol import blob_from_proto, blob_ref
 from fxlib.spec.job import Blob
 from fxlib.utils.hardware import cores, processor
 from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2, workers_pb2_grpc
 from fxlib_workers import logs
 from fxlib_workers.config import Config
+from fxlib_workers.process.containment import Level
 
 _LOG: Final = logs.Log(__name__)
 
-T = TypeVar("T")
+Check = Callable[[], None]
+"""A function that raises `LeaseOverError` when the job is no longer this worker's to finish."""
 
 _CALL_S: Final = 10.0
 """The deadline of a small call."""
@@ -39,17 +41,27 @@ _POLL_S: Final = 0.1
 _TRANSFER_S: Final = 600.0
 """The deadline of an upload or a download."""
 
+_AWAY_S: Final = 1.0
+"""The pause before a service that was away, or full, is asked again."""
+
+_STORAGE_FULL: Final = "STORAGE_FULL"
+"""The service's error code for a full disk."""
+
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class ServiceClient:
     """One worker's connection to the service.
 
+    Args:
+        config: the worker's options.
+        containment: how far it contains what a job's graph runs in.
+
     Raises:
         CredentialError: there is no token where one was named, or it may not be sent.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, containment: Level = Level.NONE) -> None:
         tls = Tls(ca=config.tls_ca, certificate=config.tls_certificate, key=config.tls_key)
         self._connection = Connection(
             config.service,
@@ -67,6 +79,7 @@ class ServiceClient:
             hardware=fingerprint(config.trial.ray_address),
             allowed_modules=config.trial.allowed_modules,
             fxlib_version=fxlib.__version__,
+            containment=containment,
         )
 
     def close(self) -> None:
@@ -113,18 +126,21 @@ class ServiceClient:
         )
         self._stub.Report(request, timeout=_CALL_S)
 
-    def complete(self, lease: workers_pb2.Lease, outcome: jobs_pb2.JobResult | jobs_pb2.JobFailure) -> None:
-        """Hand the answer in, and wait for a service that restarts.
+    def complete(
+        self, lease: workers_pb2.Lease, outcome: jobs_pb2.JobResult | jobs_pb2.JobFailure, check: Check
+    ) -> None:
+        """Hand the answer in, and wait for a service that restarts, or whose disk is full.
 
         Raises:
             RemoteError: the lease is lost, or the service stayed away.
+            LeaseOverError: by `check`, the job is no longer this worker's to finish.
         """
         request = workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token)
         if isinstance(outcome, jobs_pb2.JobResult):
             request.result.CopyFrom(outcome)
         else:
             request.failure.CopyFrom(outcome)
-        self._retry_while_away("completing a job", lambda left_s: self._stub.Complete(request, timeout=left_s))
+        self._retry_while_away("completing a job", lambda left_s: self._stub.Complete(request, timeout=left_s), check)
 
     def release(self, lease: workers_pb2.Lease) -> None:
         """Give the job back unfinished, if the service is there; if not, the lease runs out by itself."""
@@ -145,38 +161,51 @@ class ServiceClient:
             raise WireError("not a SHA-256 in lower-case hex", where="BlobRef.sha256")
         return download(self._connection, blob_from_proto(ref), Deadline(_TRANSFER_S))
 
-    def store(self, data: bytes) -> Blob:
-        """Upload a blob and return its address.
+    def store(self, lease: workers_pb2.Lease, data: bytes, check: Check) -> Blob:
+        """Upload a blob of a job's answer, and return its address.
 
         Raises:
-            RemoteError: the service stayed away, or refuses.
+            RemoteError, LeaseOverError: as `store_all` does.
         """
         blob = blob_from_proto(blob_ref(data))
-        self.store_all({blob.sha256: data})
+        self.store_all(lease, {blob.sha256: data}, check)
         return blob
 
-    def store_all(self, blobs: Mapping[str, bytes]) -> None:
-        """Upload blobs, by SHA-256.
+    def store_all(self, lease: workers_pb2.Lease, blobs: Mapping[str, bytes], check: Check) -> None:
+        """Upload blobs of a job's answer, by SHA-256.
 
         Raises:
             RemoteError: the service stayed away, or refuses.
+            LeaseOverError: by `check`, the job is no longer this worker's to finish.
         """
 
         def attempt(_: float) -> None:
-            upload(self._connection, blobs, Deadline(_TRANSFER_S))
+            upload(self._connection, blobs, Deadline(_TRANSFER_S), lease=lease.token)
 
-        self._retry_while_away("uploading the answer", attempt)
+        self._retry_while_away("uploading the answer", attempt, check)
 
-    def _retry_while_away(self, what: str, attempt: Callable[[float], T]) -> T:
+    def _retry_while_away(self, what: str, attempt: Callable[[float], object], check: Check) -> None:
+        """Make a call until the service takes it, which may be away for a while, or full for as long as the lease is.
+
+        A measurement that is done is worth waiting for: the lease lives on by its heartbeats, whatever the disk says.
+        """
         deadline = Deadline(self._outage_s)
         while True:
             try:
-                return self._connection.call(what, attempt, deadline)
+                self._connection.call(what, attempt, deadline)
             except ServiceUnavailableError as error:
                 if deadline.passed:
                     raise
                 _LOG.warning("service away", doing=what, error=error)
-                time.sleep(1.0)
+            except RejectedError as error:
+                if error.code != _STORAGE_FULL:
+                    raise
+                deadline = Deadline(self._outage_s)
+                _LOG.warning("service full", doing=what, error=error)
+            else:
+                return
+            check()
+            time.sleep(_AWAY_S)
 
 
 def fingerprint(ray_address: str = "") -> str:

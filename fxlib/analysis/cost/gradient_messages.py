@@ -31,11 +31,11 @@ class Gradient:
     part: Hashable
     """The part of its server's state that it touches; None: it may touch all."""
     travels: bool
-    """Whether it may be under way while others are."""
+    """Whether it may be in flight while others are."""
 
     @property
     def cost(self) -> CallCost:
-        """Of the push, as a call by itself."""
+        """The cost of the push as a call by itself."""
         push = self.push
         return replace(
             self.call,

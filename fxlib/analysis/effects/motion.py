@@ -70,7 +70,7 @@ class Motion:
         places = self._writes.get(Storage(self._effects.aliases.of(value)))
         return places is not None and places[-1] >= at
 
-    def hindrance(self, nodes: Iterable[Node], at: int) -> Reason | None:
+    def refusal(self, nodes: Iterable[Node], at: int) -> Reason | None:
         """Return why plain work may not all run at the place `at`, just before what stands there; None if it may."""
         places = {self._effects.index[node] for node in nodes}
         first, last = min(places), max(places)

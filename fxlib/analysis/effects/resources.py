@@ -38,6 +38,11 @@ class ServerState:
     server: str | None = None
     name: str | None = None
 
+    def meets(self, other: ServerState) -> bool:
+        """Whether the two may name the same state."""
+        same_server = self.server is None or other.server is None or self.server == other.server
+        return same_server and (self.name is None or other.name is None or self.name == other.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Peers:
@@ -135,11 +140,15 @@ def is_collective(node: Node) -> bool:
 
 def reads_and_writes(node: Node) -> tuple[frozenset[ServerState], frozenset[ServerState]]:
     """Return what a call does to the state of servers. A call without a contract may write anything anywhere."""
-    contract, server = contract_of_call(node), destination(node)
     if node.target in FETCHES:
         return frozenset({ServerState(server=None)}), frozenset()  # the value behind an RRef may be any server's state
     if node.target in COLLECTIVES:
         return frozenset(), frozenset()
+    return states_of(contract_of_call(node), destination(node))
+
+
+def states_of(contract: Contract | None, server: str | None) -> tuple[frozenset[ServerState], frozenset[ServerState]]:
+    """Return what a call under a contract reads and writes on a server; without a contract it may write anything."""
     if contract is None:
         return frozenset(), frozenset({ANY_STATE})
     reads = frozenset(ServerState(server, _part(name)) for name in contract.reads)

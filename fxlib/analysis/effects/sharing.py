@@ -31,7 +31,7 @@ class Escapes:
             elif does.part is Part.OUTPUT:
                 self._returned.update(map(self._aliases.of, node.all_input_nodes))
 
-    def hindrance(self, node: Node) -> Reason | None:
+    def refusal(self, node: Node) -> Reason | None:
         """Return why a node's value has to be a tensor of its own, each time; None if it need not."""
         memory = self._aliases.of(node)
         if memory in self._written:
@@ -50,7 +50,7 @@ class Sharing:
         self._stand_ins: dict[Node, Node] = {}
         self._visible: set[int] = set()
 
-    def hindrance(self, results: Iterable[Node], inputs: Iterable[Node], *, did: bool, will: bool) -> Reason | None:
+    def refusal(self, results: Iterable[Node], inputs: Iterable[Node], *, did: bool, will: bool) -> Reason | None:
         """Return why the sharing of memory among results and inputs may not change; None if it may, or does not.
 
         Args:
@@ -62,7 +62,7 @@ class Sharing:
         if not (did or will):
             return None
         results, values = list(results), [*results, *inputs]
-        reasons = [self._escapes.hindrance(self.original(each)) for each in values]
+        reasons = [self._escapes.refusal(self.original(each)) for each in values]
         if Reason.VALUE_WRITTEN in reasons:
             return Reason.VALUE_WRITTEN
         groups = {self._group(each) for each in values}
@@ -94,7 +94,7 @@ class Sharing:
     def _is_seen(self, node: Node) -> bool:
         """Whether the caller, or the module, has the value, too."""
         original = self.original(node)
-        return self._escapes.hindrance(original) is not None or self._aliases.of(original) in self._outside
+        return self._escapes.refusal(original) is not None or self._aliases.of(original) in self._outside
 
     def _group(self, node: Node) -> int:
         found = self._aliases.of(self.original(node))

@@ -64,7 +64,7 @@ class Steadiness:
         """The classes of memory that the program writes."""
         return self._written
 
-    def hindrance(self, node: Node, weights: Iterable[torch.Tensor]) -> Reason | None:
+    def refusal(self, node: Node, weights: Iterable[torch.Tensor]) -> Reason | None:
         """Return why the values that the node sees may be others than those of before; None if they are the same."""
         if self._effects.index[node] > self._unsure_from:
             return Reason.OPAQUE_NEIGHBOUR

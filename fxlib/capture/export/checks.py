@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.capture import source
-from fxlib.capture.export.value_checks import ValueQuestions
+from fxlib.capture.export.value_checks import ValueChecks
 from fxlib.capture.intercept import Call, Interception, is_capturing
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.trace.values import ARITHMETIC
@@ -42,13 +42,13 @@ _COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 _HISTORY = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_version", "output_nr"})
 
 
-class Questions(TorchFunctionMode):
+class ExportChecks(TorchFunctionMode):
     """Answers what the user's code asks of tensors: whether they take a gradient, whether they are true.
 
     What no graph can hold is refused.
     """
 
-    def __init__(self, values: ValueQuestions, recorder: Recorder | None) -> None:
+    def __init__(self, values: ValueChecks, recorder: Recorder | None) -> None:
         super().__init__()
         self.values, self._recorder = values, recorder
         self.asked = False

@@ -25,12 +25,12 @@ from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
 from fxlib.capture.export import checks, inlining
 from fxlib.capture.export.calls import ExportRecorder, recording
-from fxlib.capture.export.checks import Questions, refuse_writes
+from fxlib.capture.export.checks import ExportChecks, refuse_writes
 from fxlib.capture.export.hooks import install
 from fxlib.capture.export.object_state import with_states
 from fxlib.capture.export.sizes import guards_of
 from fxlib.capture.export.stand_ins import StandIns, let_go, state_of
-from fxlib.capture.export.value_checks import ValueQuestions
+from fxlib.capture.export.value_checks import ValueChecks
 from fxlib.capture.intercept import Interception, leave_logging_alone
 from fxlib.capture.metadata import annotate
 from fxlib.capture.recording.recorder import Recorder
@@ -71,20 +71,20 @@ def export(
     _check(module, samples)
     remote = ExportRecorder(module)
     remote.calls, remote.end = RemoteCalls(remote, declarations), sys._getframe()
-    questions = Questions(ValueQuestions(pytree.tree_leaves((samples.args, samples.kwargs))), recorder)
-    program = _exported(module, samples, dynamic_shapes, _Around(remote, questions, recorder))
+    export_checks = ExportChecks(ValueChecks(pytree.tree_leaves((samples.args, samples.kwargs))), recorder)
+    program = _exported(module, samples, dynamic_shapes, _Around(remote, export_checks, recorder))
     flat = program.module(check_guards=False)
     constants = {**_constants(module, flat, recorder), **remote.constants}
     try:
         for name, value in constants.items():
             setattr(module, name, value)
-        graph = _graph_of(program, flat, samples, remote, questions)
+        graph = _graph_of(program, flat, samples, remote, export_checks)
         annotate(graph, module)
         refuse_writes(graph, constants)
         refuse_out(graph, grad_enabled=torch.is_grad_enabled())
         class_name = None if isinstance(model, nn.Module) else getattr(model, "__name__", None)
         asked = FixedAnswers(
-            grad_mode=recorder.asked_grad_mode, requires_grad=questions.asked, tensor_metadata=True, strides=True
+            grad_mode=recorder.asked_grad_mode, requires_grad=export_checks.asked, tensor_metadata=True, strides=True
         )
         facts, entries = recorder.facts(graph), remote.places.ways()
         return CapturedModule(
@@ -116,7 +116,7 @@ def of_program(program: ExportedProgram) -> CapturedModule:
     inputs = [value for value, kind in zip(values, kinds, strict=True) if kind == "USER_INPUT"]
     args, kwargs = program.example_inputs or pytree.tree_unflatten(inputs, info.in_spec)
     samples = Samples(args=tuple(args), kwargs=dict(kwargs), names=tuple(info.orig_args))
-    graph = _graph_of(program, flat, samples, ExportRecorder(flat), Questions(ValueQuestions([]), None))
+    graph = _graph_of(program, flat, samples, ExportRecorder(flat), ExportChecks(ValueChecks([]), None))
     flat._forward_pre_hooks.clear()  # torch's own checks of inputs, which the guards make
     for name in [name for name, part in flat.named_children() if isinstance(part, GraphModule)]:
         delattr(flat, name)  # bodies of blocks, which the graph has inlined
@@ -125,12 +125,12 @@ def of_program(program: ExportedProgram) -> CapturedModule:
 
 
 def _graph_of(
-    program: ExportedProgram, flat: GraphModule, samples: Samples, remote: ExportRecorder, questions: Questions
+    program: ExportedProgram, flat: GraphModule, samples: Samples, remote: ExportRecorder, export_checks: ExportChecks
 ) -> Graph:
     signature = program.module_call_graph[0].signature
     if signature is None:
         raise AssertionError("an exported program has a signature")
-    guards = guards_of(program, samples, gradients=questions.asked, decided=questions.values.conditions)
+    guards = guards_of(program, samples, gradients=export_checks.asked, decided=export_checks.values.conditions)
     graph = inlining.inlined(flat, remote, guards)
     info = _PyTreeInfo(list(samples.names), signature.in_spec, signature.out_spec)
     graph.set_codegen(GuardedCodeGen(info, guards))
@@ -150,12 +150,12 @@ class _Around(NamedTuple):
     """The objects that observe one export."""
 
     remote: ExportRecorder
-    questions: Questions
+    export_checks: ExportChecks
     recorder: Recorder
 
 
 def _exported(module: nn.Module, samples: Samples, dynamic_shapes: Any, around: _Around) -> ExportedProgram:
-    remote, questions, recorder = around
+    remote, export_checks, recorder = around
     stand_ins = StandIns(module, recorder)
     forward = module.forward if isinstance(module, FunctionModel) else type(module).forward
     quiet = unchanged(module, (), same=equal_copies)
@@ -169,7 +169,7 @@ def _exported(module: nn.Module, samples: Samples, dynamic_shapes: Any, around: 
                 unswallowed(),
                 recording(remote),
                 checks.real_looking_tensors(),
-                questions,
+                export_checks,
                 stand_ins,
                 _without_hooks(module),
                 _weight_lists_kept(module),
@@ -224,7 +224,7 @@ def _begun(module: nn.Module, around: _Around, stand_ins: StandIns) -> Iterator[
     outliving = {id(value) for _, each in local_modules(module) for value in vars(each).values()}
 
     def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
-        around.questions.values.begin(args, kwargs)
+        around.export_checks.values.begin(args, kwargs)
         stand_ins.begin(args, kwargs)
         around.recorder.forward_begins()
 

@@ -22,7 +22,7 @@ from fxlib.runtime.guards.value_conditions import MAX_STEPS, Reference, Step, Va
 _IMMEDIATE = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-class ValueQuestions:
+class ValueChecks:
     """The decisions by values in one export.
 
     Args:

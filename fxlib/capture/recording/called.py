@@ -114,13 +114,13 @@ class Calls:
         """Whether the forward behaves otherwise where no gradients are recorded."""
         self._model, self._record, self._functions, self._arguments = model, record, functions, arguments
         self._observations = observations
-        self._memos = Memos(record)
+        self._cached_results = CachedResults(record)
         self.writes_out = ""
         """The first statement that prints or logs; empty if none does."""
 
     def forget(self) -> None:
         """Drop the results that were computed for caches."""
-        self._memos.forget()
+        self._cached_results.forget()
 
     def called(self, function: Any, *operands: Any) -> Any:
         """Return what is to be called: in place of a function whose results are cached, what asks the cache."""
@@ -134,7 +134,7 @@ class Calls:
             return function if inner is function.__func__ else MethodType(inner, function.__self__)
         if kind is LRU_CACHE:
             self._record.see(function)
-            return self._memos.through(function, self.called(function.__wrapped__, *operands))
+            return self._cached_results.through(function, self.called(function.__wrapped__, *operands))
         if kind is FunctionType:
             self._functions.discover_function(function)
             return function if is_instrumented(function.__code__) else self._leaf(function, operands)
@@ -371,7 +371,7 @@ def _hashable(function: Any) -> bool:
     return type(function) in (FunctionType, BuiltinFunctionType) or is_a(function, type)
 
 
-class Memos:
+class CachedResults:
     """The cached results that one capture has asked for."""
 
     def __init__(self, record: Record) -> None:

@@ -44,7 +44,7 @@ class CommonSubexpressions(GraphPass):
             earlier = firsts.setdefault((node.op, node.target, frozen(node.args), frozen(node.kwargs), seen), node)
             if earlier is node:
                 continue
-            reason = sharing.hindrance(node) or sharing.hindrance(earlier)
+            reason = sharing.refusal(node) or sharing.refusal(earlier)
             if reason is not None:
                 declined.append(Declined(node=node.name, reason=reason, detail=earlier.name))
                 continue
@@ -82,10 +82,10 @@ class _Sharing:
         self._escapes = Escapes(effects)
         self._gradients = GradientUses(module, effects) if records_gradients(module) else None
 
-    def hindrance(self, node: Node) -> Reason | None:
+    def refusal(self, node: Node) -> Reason | None:
         if node.op == "get_attr":
             return None  # the same object in any case
-        if (reason := self._escapes.hindrance(node)) is not None:
+        if (reason := self._escapes.refusal(node)) is not None:
             return reason
         takes = self._gradients is not None and self._gradients.takes_gradient(node)
         return Reason.TAKES_GRADIENT if takes else None

@@ -12,7 +12,7 @@ from fxlib.analysis.effects.resources import contract_of_call
 from fxlib.analysis.scheduling.batching import Capacity, may_travel, plan
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.remote.overlap_calls import arrange
-from fxlib.runtime import issue_batch, wait_item
+from fxlib.runtime.ops import issue_batch, wait_item
 from fxlib.runtime.ops.record import call_name
 from fxlib.spec.contract import Contract, union
 

@@ -40,10 +40,10 @@ class MergeReads(GraphPass):
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
         found = list(duplicates(module, context.get(Dependencies), context.profile))
-        merged = [each for each in found if each.hindrance is None]
+        merged = [each for each in found if each.refusal is None]
         for each in merged:
             merge(each)
-        declined = (_declined(each, each.hindrance) for each in found if each.hindrance is not None)
+        declined = (_declined(each, each.refusal) for each in found if each.refusal is not None)
         calls = tuple(_report(each) for each in merged)
         return PassResult(module, changes=len(merged), declined=tuple(declined), calls=calls)
 
@@ -77,14 +77,14 @@ def _report(duplicate: Duplicate) -> CallReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicate:
-    """A call that reads what an earlier one has read. `hindrance` is why the one result may not serve for both.
+    """A call that reads what an earlier one has read. `refusal` is why the one result may not serve for both.
 
     Calls are named by their issues, where they are split.
     """
 
     call: Node
     earlier: Node
-    hindrance: Reason | None
+    refusal: Reason | None
 
 
 def duplicates(module: GraphModule, dependencies: Dependencies, profile: Profile | None) -> Iterator[Duplicate]:
@@ -100,8 +100,8 @@ def duplicates(module: GraphModule, dependencies: Dependencies, profile: Profile
     for place, kind in kinds.items():
         earlier = firsts.setdefault((kind, level[place]), nodes[place])
         if earlier is not nodes[place]:
-            hindrance = results.hindrance(result_of(nodes[place])) or results.hindrance(result_of(earlier))
-            yield Duplicate(call=nodes[place], earlier=earlier, hindrance=hindrance)
+            refusal = results.refusal(result_of(nodes[place])) or results.refusal(result_of(earlier))
+            yield Duplicate(call=nodes[place], earlier=earlier, refusal=refusal)
 
 
 def result_of(call: Node) -> Node:
@@ -121,9 +121,9 @@ class _Results:
         }
         self._without_grad = _without_grad(module, effects.nodes)
 
-    def hindrance(self, result: Node) -> Reason | None:
+    def refusal(self, result: Node) -> Reason | None:
         """Return why a result may not be shared with another call of the same; None if it may."""
-        found = self._escapes.hindrance(result)
+        found = self._escapes.refusal(result)
         if found is Reason.VALUE_WRITTEN or self._effects.aliases.of(result) in self._handed_on:
             return Reason.RESULT_CHANGED
         if found is Reason.VALUE_ESCAPES:

@@ -67,7 +67,7 @@ class OverlapCalls(GraphPass):
         if moved:
             arrange([dependencies.effects.nodes[place] for place in plan.order])
             if self.limits.of_flight:
-                limit_flight(module.graph, self.limits)
+                set_in_flight_limits(module.graph, self.limits)
         declined = (_as_declined(report) for report in reports if report.action == "left_alone")
         return PassResult(module, changes=moved, declined=tuple(declined), calls=reports)
 
@@ -168,7 +168,7 @@ def _remedy(node: Node, does: NodeEffects) -> str:
     return remedy_for(node) if does.commits and contract_of_call(node) is None else ""
 
 
-def limit_flight(graph: Graph, limits: Limits) -> None:
+def set_in_flight_limits(graph: Graph, limits: Limits) -> None:
     """Put the limits on calls and bytes in flight at the beginning of the forward, in place of those there."""
     for node in graph.find_nodes(op="call_function", target=limit_in_flight):
         graph.erase_node(node)

@@ -29,6 +29,7 @@ from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from fxlib import batch
 from fxlib.errors import ContractError
 from fxlib.runtime import functions
+from fxlib.runtime.ahead import Rider
 from fxlib.runtime.ops import operators
 from fxlib.runtime.ops.batches import is_refusal, tell_of_refusal
 from fxlib.runtime.ops.deadlines import DEADLINES, NO_LIMIT
@@ -83,12 +84,14 @@ def _resolved(gradient: str) -> tuple[Callable[..., Any] | None, Contract | None
     return function, contract_of(function)
 
 
-def push_all(pushes: Sequence[Push], recording: Recording | None) -> None:
+def push_all(pushes: Sequence[Push], recording: Recording | None, riders: Sequence[Rider] = ()) -> None:
     """Make pushes, and return when all have been answered.
 
     Args:
         pushes: the pushes of results that have a gradient, in program order.
         recording: the recording of the step, if there is one.
+        riders: reads that may travel behind the last pushes, one at most for each server. Those that cannot are told
+            of no outcome.
 
     Raises:
         Exception: what the first failing push in program order raises. On its server and part, none is made behind it;
@@ -96,9 +99,12 @@ def push_all(pushes: Sequence[Push], recording: Recording | None) -> None:
     """
     # A call to this very process may touch what the program goes on with.
     at_home = set(filter(operators.is_this_process, {push.server for push in pushes}))
-    for travels, group in groupby(pushes, key=lambda push: push.travels and push.server not in at_home):
+    left = len(pushes)
+    for travels, each in groupby(pushes, key=lambda push: push.travels and push.server not in at_home):
+        group = list(each)
+        left -= len(group)
         if travels:
-            _push_side_by_side(list(group), recording)
+            _push_side_by_side(group, recording, () if left else riders)
         else:
             for push in group:
                 _push(push, recording)
@@ -110,9 +116,9 @@ def _push(push: Push, recording: Recording | None) -> None:
         operators.remote_call(call.to, call.gradient, push.arguments, call.kwargs, call.timeout_s)
 
 
-def _push_side_by_side(pushes: Sequence[Push], recording: Recording | None) -> None:
+def _push_side_by_side(pushes: Sequence[Push], recording: Recording | None, riders: Sequence[Rider] = ()) -> None:
     with nullcontext() if recording is None else recording.span("push"), uninterrupted():
-        outcomes = _Round(pushes, recording).outcomes()
+        outcomes = _Round(pushes, recording, riders).outcomes()
     if _FAILURES.isdisjoint(map(type, outcomes.values())):
         return
     failed = next(push for push in pushes if _is_failure(outcomes.get(push)))
@@ -132,7 +138,8 @@ class _Round:
     At the first failure, no message is sent any more, and those in flight are waited for.
     """
 
-    def __init__(self, pushes: Sequence[Push], recording: Recording | None) -> None:
+    def __init__(self, pushes: Sequence[Push], recording: Recording | None, riders: Sequence[Rider] = ()) -> None:
+        self._riders = {each.server: each for each in riders}
         by_server: dict[str, list[Push]] = {}
         for push in pushes:
             by_server.setdefault(push.server, []).append(push)
@@ -155,10 +162,14 @@ class _Round:
         to_come = self._to_come[server]
         while to_come:
             pushes = to_come.popleft()
+            last = not to_come and pushes[0].batchable
+            rider = self._riders.pop(server, None) if last and self._riders else None
             try:
-                return PushMessage(pushes, self._recording)
+                return PushMessage(pushes, self._recording, rider)
             except Exception as error:  # noqa: BLE001 - whatever it is, the program's push raises it
-                if len(pushes) > 1:  # one of them is to blame, and those before it are not
+                if rider is not None:
+                    to_come.appendleft(pushes)
+                elif len(pushes) > 1:  # one of them is to blame, and those before it are not
                     to_come.extendleft([push] for push in reversed(pushes))
                 else:
                     self._note({pushes[0]: Raised(error)})
@@ -202,13 +213,15 @@ class PushMessage:
     Args:
         pushes: in program order.
         recording: the recording of the step, if there is one.
+        rider: reads that the server makes when the pushes have succeeded.
 
     Raises:
         Exception: whatever `rpc_async` raises at once.
     """
 
-    def __init__(self, pushes: Sequence[Push], recording: Recording | None) -> None:
+    def __init__(self, pushes: Sequence[Push], recording: Recording | None, rider: Rider | None = None) -> None:
         self.pushes = pushes
+        self._rider = rider
         self.server = pushes[0].server
         self._chains = _chains(pushes)
         self._end_flights: list[Callable[[], None]] = []
@@ -224,7 +237,7 @@ class PushMessage:
         try:
             answer = self._future.wait()
         except Exception as error:  # noqa: BLE001 - the program's push raises it
-            if len(self.pushes) > 1 and is_refusal(error):
+            if (len(self.pushes) > 1 or self._rider is not None) and is_refusal(error):
                 tell_of_refusal(self.server, error)
                 return {}
             return {self.pushes[0]: Raised(error)}
@@ -232,6 +245,10 @@ class PushMessage:
             DEADLINES.forget(self._future)
             for end_flight in self._end_flights:
                 end_flight()
+        if self._rider is not None:
+            answer, *read = answer
+            if read:
+                self._rider.deliver(read[0])
         if len(self.pushes) == 1:
             return {self.pushes[0]: answer}
         if len(self._chains) == len(self.pushes):
@@ -244,18 +261,19 @@ class PushMessage:
         return found
 
     def _send(self) -> operators.Future:
-        function: Callable[..., Any]
         first = self.pushes[0].call
-        if len(self.pushes) == 1:
+        if len(self.pushes) == 1 and self._rider is None:
             return operators.start_call(
                 first.to, first.gradient, self.pushes[0].arguments, first.kwargs, first.timeout_s
             )
-        if len(self._chains) == 1:
-            function, args, _ = _as_one(self.pushes)
-        else:
-            function, args = batch.run, ([_as_one(chain) for chain in self._chains],)
+        together = len(self._chains) == 1
+        sent = _as_one(self.pushes) if together else (batch.run, ([_as_one(chain) for chain in self._chains],), {})
         limit = _limit_of(self._chains)
+        if (rider := self._rider) is not None:
+            sent = (batch.run_in_order, ([sent, rider.call],), {})
+            limit = NO_LIMIT if NO_LIMIT in (limit, rider.timeout_s) else limit + rider.timeout_s
         deadline = DEADLINES.deadline(self.server, limit)
+        function, args, _ = sent
         future: operators.Future = rpc.rpc_async(first.to, function, args=args, timeout=deadline)
         DEADLINES.watch(self.server, limit, future)
         return future

@@ -84,7 +84,7 @@ class Mark:
         return copied if held and not self.memory.expired() else replace(copied, version=_GONE)
 
 
-class Reliance:
+class WeightAssumptions:
     """The assumptions of one module's graph, and marks of the weights from which its values were computed."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Reliance:
         """Whether the graph relies on the rank of an input."""
         return bool(self._ranks)
 
-    def copied(self, memo: dict[int, Any] | None = None) -> Reliance:
+    def copied(self, memo: dict[int, Any] | None = None) -> WeightAssumptions:
         """Return the same for a sibling over the same weights, or, with a deep copy's memory, over their copies."""
         copied = copy.copy(self)
         marks = self._noted.items()
@@ -164,7 +164,7 @@ class Reliance:
         copied._watched = None
         return copied
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Reliance:
+    def __deepcopy__(self, memo: dict[int, Any]) -> WeightAssumptions:
         return self.copied(memo)
 
     def _watch(self, module: nn.Module) -> tuple[Sequence[Any], ...]:

@@ -3,6 +3,7 @@
 How a forward keeps its remote results is in `fxlib.runtime.tracking`, and the module that runs the code above both.
 """
 
+from fxlib.runtime.ops.batches import issue_batch, wait_item
 from fxlib.runtime.ops.operators import (
     create,
     fetch,
@@ -19,6 +20,7 @@ from fxlib.runtime.ops.operators import (
 __all__ = [
     "create",
     "fetch",
+    "issue_batch",
     "issue_call",
     "issue_fetch",
     "limit_in_flight",
@@ -27,4 +29,5 @@ __all__ = [
     "start_call",
     "track_gradient",
     "wait",
+    "wait_item",
 ]

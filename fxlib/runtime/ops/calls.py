@@ -40,9 +40,9 @@ class CallKind:
     wait: Operator
     start: Operator | None = None
     contract: Contract | None = None
-    """Of a client of the user's own: what its calls do. A call of `torch.distributed.rpc` has its function's."""
+    """The contract of the calls of a client of the user's own. A call of `torch.distributed.rpc` has its function's."""
     to: str | None = None
-    """Of a client of the user's own: the argument that says whom a call reaches."""
+    """The argument that says whom a call of a client of the user's own reaches."""
     is_client: bool = False
     """Whether it is a client of the user's own."""
 

@@ -18,10 +18,10 @@ NO_LIMIT = 0.0
 
 
 class Completing(Protocol):
-    """What a future tells: that it is complete."""
+    """A future, as far as it tells whether it is complete."""
 
     def done(self) -> bool:
-        """Whether it is."""
+        """Whether it is complete."""
 
 
 class Deadlines:
@@ -47,12 +47,12 @@ class Deadlines:
             ahead = [own for _, own in self._pruned(server).values()] if self._in_flight.get(server) else []
         if not ahead:
             return UNSET_RPC_TIMEOUT if timeout_s is None else timeout_s
-        own = _own(timeout_s)
+        own = own_timeout(timeout_s)
         return NO_LIMIT if NO_LIMIT in (own, *ahead) else own + sum(ahead)
 
     def watch(self, server: str, timeout_s: float | None, future: Completing) -> None:
         """Count the call as in flight until its future is complete, whether or not anybody waits for it."""
-        own = _own(timeout_s)
+        own = own_timeout(timeout_s)
         with self._lock:
             self._in_flight.setdefault(server, {})[id(future)] = future, own
 
@@ -73,7 +73,8 @@ DEADLINES = Deadlines()
 """Of this process: what is in flight does not depend on the module that issued it."""
 
 
-def _own(timeout_s: float | None) -> float:
+def own_timeout(timeout_s: float | None) -> float:
+    """Return the timeout of a call in seconds, where None stands for that of the RPC layer; 0 is no limit."""
     if timeout_s is None or timeout_s == UNSET_RPC_TIMEOUT:
         return float(rpc.get_rpc_timeout())
     return float(timeout_s)

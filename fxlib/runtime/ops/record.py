@@ -81,12 +81,15 @@ class Recording:
         nodes = {role: deque(filter(test, module.graph.nodes)) for role, test in _ROLES.items()}
         names: dict[str, Any] = dict(code.__globals__)
         for name, value in code.__globals__.items():
+            operator = getattr(value, "stands_for", value)  # a call that was made ahead stands for one that is made
             for role, targets in _targets().items():
-                if callable(value) and value in targets:
-                    names[name] = self._timed(role, value, nodes[role])
+                if callable(operator) and operator in targets:
+                    names[name] = self._timed(role, operator, value, nodes[role])
         return FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
 
-    def _timed(self, role: str, operator: Callable[..., Any], nodes: deque[Node]) -> Callable[..., Any]:
+    def _timed(
+        self, role: str, operator: Callable[..., Any], run: Callable[..., Any], nodes: deque[Node]
+    ) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             # The forward is straight-line code: the next use of an operator is its next node.
             node = next(each for each in nodes if each.target is operator)
@@ -94,7 +97,7 @@ class Recording:
             name, to = call_name(node), reached(node, args, kwargs)
             start = self._now()
             with self.span(role, name, to):
-                result = operator(*args, **kwargs)
+                result = run(*args, **kwargs)
             if role == "issue":
                 self._note_issued(result, _InFlight(names=_calls_in(node), to=to, start_s=start))
             elif role == "wait" and args:

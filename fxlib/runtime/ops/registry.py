@@ -39,11 +39,11 @@ class RuntimeOperator:
     label: str
     """The operator's name on the wire. It is a label: the implementation may move."""
     arguments: int | None = None
-    """How many positional arguments each call has; None where calls of it differ, or are those of torch."""
+    """The number of positional arguments of each call; None where calls of it differ, or are those of torch."""
     destination_at: int | None = None
-    """Which argument is the server, or the RRef that leads to it."""
+    """The position of the argument that is the server, or the RRef that leads to it."""
     function_at: int | None = None
-    """Which argument names a remote function. Behind it stand the arguments and keyword arguments sent to it."""
+    """The position of the argument that names a remote function; those that are sent to it, and keywords, follow."""
     crosses_wire: bool = False
     """Whether the result has surely been copied, so that it is no memory of the arguments."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fxlib_service.errors import invalid
+from fxlib_service.errors import Code, ServiceError, invalid
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -38,8 +39,8 @@ class BlobStore(ABC):
     Unfinished uploads of one blob are separate for each `owner`, a namespace or "", so that no namespace can spoil
     or see another's.
 
-    Raises, from every writing method:
-        ServiceError: STORAGE_FULL, if the disk is full.
+    Raises, from every method:
+        ServiceError: STORAGE_FULL, if the disk is full; STORAGE_UNAVAILABLE, if it fails in another way.
     """
 
     @abstractmethod
@@ -72,11 +73,15 @@ class BlobStore(ABC):
 
     @abstractmethod
     def read(self, sha256: str, *, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on, or fewer at the end of the blob.
+        """Return `length` bytes from `offset` on, or fewer at the end of the blob. They are not checked.
 
         Raises:
             ServiceError: BLOB_NOT_FOUND.
         """
+
+    @abstractmethod
+    def verify(self, sha256: str) -> bool:
+        """Read a blob from end to end; return whether it is there and sound. One that is damaged is deleted."""
 
     @abstractmethod
     def abandon(self, *, older_than_s: float) -> int:
@@ -91,9 +96,22 @@ class BlobStore(ABC):
         """Delete a blob, atomically, unless it was used within `older_than_s` seconds; return whether it is gone."""
 
     def read_all(self, blob: Blob) -> bytes:
-        """Return all bytes of a blob.
+        """Return all bytes of a blob, which have its digest. A blob that was damaged is deleted.
 
         Raises:
-            ServiceError: BLOB_NOT_FOUND.
+            ServiceError: BLOB_NOT_FOUND; BLOB_CORRUPT.
         """
-        return self.read(blob.sha256, offset=0, length=blob.size)
+        data = self.read(blob.sha256, offset=0, length=blob.size)
+        if hashlib.sha256(data).hexdigest() != blob.sha256:
+            self.verify(blob.sha256)
+            raise damaged(blob.sha256)
+        return data
+
+
+def damaged(sha256: str) -> ServiceError:
+    """Return the refusal for a blob that was damaged where it was stored, and is deleted."""
+    return ServiceError(
+        Code.BLOB_CORRUPT,
+        f"blob {sha256} was damaged in the service's store, and is deleted there",
+        hint="Ask again: it is then uploaded anew.",
+    )

@@ -4,123 +4,180 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO, Final
 
 from typing_extensions import override
 
-from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.blobs.base import Blob, BlobStore, damaged
+from fxlib_service.clock import Clock
 from fxlib_service.errors import Code, ServiceError
+from fxlib_service.storage_faults import translated
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_PIECE: Final = 1 << 20
+"""Number of bytes that are checked at a time."""
+
+logger = logging.getLogger(__name__)
 
 
 class FolderBlobStore(BlobStore):
-    """Keeps blobs as files, which are renamed into place once checked and synced; a file's mtime is its last use."""
+    """Keeps blobs as files, which are renamed into place once checked and synced; a file's mtime is its last use.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: the data folder.
+        clock: stamps the files, and judges their age.
+    """
+
+    def __init__(self, root: Path, clock: Clock | None = None) -> None:
         self._blobs = root / "blobs"
         self._partials = root / "partial"
+        self._clock = clock or Clock()
         self._uses = threading.Lock()
-        for folder in (self._blobs, self._partials):
-            folder.mkdir(parents=True, exist_ok=True)
+        with translated():
+            for folder in (self._blobs, self._partials):
+                folder.mkdir(parents=True, exist_ok=True)
 
     @override
     def size(self, sha256: str) -> int | None:
         path = self._path(sha256)
-        with self._uses:
+        with translated(), self._uses:
             try:
-                os.utime(path)
+                self._stamp(path)
                 return path.stat().st_size
             except FileNotFoundError:
                 return None
 
     @override
     def partial_size(self, sha256: str, *, owner: str = "") -> int:
-        try:
-            return self._partial(sha256, owner).stat().st_size
-        except FileNotFoundError:
-            return 0
+        with translated():
+            try:
+                return self._partial(sha256, owner).stat().st_size
+            except FileNotFoundError:
+                return 0
 
     @override
     def append(self, sha256: str, data: bytes, *, owner: str = "") -> int:
-        with _room(), self._partial(sha256, owner).open("ab") as file:
-            file.write(data)
-            file.flush()
+        partial = self._partial(sha256, owner)
+        with translated(), partial.open("ab", buffering=0) as file:
+            before, left = file.tell(), memoryview(data)
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                file.truncate(before)  # a piece is stored whole, or not at all
+                raise
+            self._stamp(partial)
             return file.tell()
 
     @override
     def partials(self, owner: str) -> Mapping[str, int]:
         found = dict[str, int]()
-        for path in self._partials.iterdir():
-            sha256, _, whose = path.name.partition(".")
-            if whose == owner:
-                with suppress(FileNotFoundError):  # completed meanwhile
-                    found[sha256] = path.stat().st_size
+        with translated():
+            for path in self._partials.iterdir():
+                sha256, _, whose = path.name.partition(".")
+                if whose == owner:
+                    with suppress(FileNotFoundError):  # completed meanwhile
+                        found[sha256] = path.stat().st_size
         return found
 
     @override
     def drop(self, sha256: str, *, owner: str = "") -> None:
-        self._partial(sha256, owner).unlink(missing_ok=True)
+        with translated():
+            self._partial(sha256, owner).unlink(missing_ok=True)
 
     @override
     def commit(self, blob: Blob, *, owner: str = "") -> None:
         partial, path = self._partial(blob.sha256, owner), self._path(blob.sha256)
-        with _room(), partial.open("ab+") as file:
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = file.tell()
-            if size == blob.size and digest == blob.sha256:
-                os.fsync(file.fileno())
-        if size != blob.size or digest != blob.sha256:
-            partial.unlink()
-            raise ServiceError(Code.BLOB_CORRUPT, f"{size} bytes received are not blob {blob.sha256}")
-        with _room():
+        with translated():
+            with partial.open("ab+") as file:
+                file.seek(0)
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                size = file.tell()
+                if size == blob.size and digest == blob.sha256:
+                    os.fsync(file.fileno())
+            if size != blob.size or digest != blob.sha256:
+                partial.unlink()
+                raise ServiceError(Code.BLOB_CORRUPT, f"{size} bytes received are not blob {blob.sha256}")
             path.parent.mkdir(exist_ok=True)
-            os.utime(partial)
+            self._stamp(partial)
             partial.rename(path)
             for folder in (path.parent, self._blobs):
                 _sync_folder(folder)
 
     @override
     def read(self, sha256: str, *, offset: int, length: int) -> bytes:
-        try:
-            with self._path(sha256).open("rb") as file:
-                file.seek(offset)
-                return file.read(length)
-        except FileNotFoundError:
-            raise ServiceError(Code.BLOB_NOT_FOUND, f"no blob {sha256}") from None
+        with translated():
+            try:
+                with self._path(sha256).open("rb") as file:
+                    file.seek(offset)
+                    return file.read(length)
+            except FileNotFoundError:
+                raise ServiceError(Code.BLOB_NOT_FOUND, f"no blob {sha256}") from None
+            except OSError as error:
+                if error.errno == errno.EIO and not self.verify(sha256):
+                    raise damaged(sha256) from error
+                raise
+
+    @override
+    def verify(self, sha256: str) -> bool:
+        path = self._path(sha256)
+        with translated():
+            try:
+                with path.open("rb") as file:
+                    found = os.fstat(file.fileno())
+                    if _digest(file) == sha256:
+                        return True
+            except FileNotFoundError:
+                return False
+            with self._uses:
+                # An upload may have put a sound file into its place meanwhile.
+                if path.exists() and path.stat().st_ino == found.st_ino:
+                    path.unlink()
+                    logger.error("blob %s was damaged on the disk, and is deleted", sha256)
+        return False
 
     @override
     def abandon(self, *, older_than_s: float) -> int:
-        limit, dropped = time.time() - older_than_s, 0
-        for path in list(self._partials.iterdir()):
-            with suppress(FileNotFoundError):  # completed meanwhile
-                if path.stat().st_mtime <= limit:
-                    path.unlink()
-                    dropped += 1
+        limit, dropped = self._clock.before(older_than_s), 0
+        with translated():
+            for path in list(self._partials.iterdir()):
+                with suppress(FileNotFoundError):  # completed meanwhile
+                    if path.stat().st_mtime <= limit:
+                        path.unlink()
+                        dropped += 1
         return dropped
 
     @override
     def unused(self, *, older_than_s: float) -> Sequence[str]:
-        limit = time.time() - older_than_s
-        return [path.name for path in self._blobs.glob("??/*") if path.stat().st_mtime <= limit]
+        limit, found = self._clock.before(older_than_s), list[str]()
+        with translated():
+            for path in self._blobs.glob("??/*"):
+                with suppress(FileNotFoundError):  # found damaged meanwhile
+                    if path.stat().st_mtime <= limit:
+                        found.append(path.name)
+        return found
 
     @override
     def delete(self, sha256: str, *, older_than_s: float) -> bool:
-        path = self._path(sha256)
-        with self._uses:
+        path, limit = self._path(sha256), self._clock.before(older_than_s)
+        with translated(), self._uses:
             try:
-                if path.stat().st_mtime > time.time() - older_than_s:
+                if path.stat().st_mtime > limit:
                     return False
                 path.unlink()
             except FileNotFoundError:
                 return False
         return True
+
+    def _stamp(self, path: Path) -> None:
+        """Note that a file is used now."""
+        now = self._clock.now()
+        os.utime(path, (now, now))
 
     def _partial(self, sha256: str, owner: str) -> Path:
         return self._partials / (f"{sha256}.{owner}" if owner else sha256)
@@ -129,14 +186,17 @@ class FolderBlobStore(BlobStore):
         return self._blobs / sha256[:2] / sha256
 
 
-@contextmanager
-def _room() -> Iterator[None]:
+def _digest(file: BinaryIO) -> str:
+    """Return the digest of a file's bytes; "" where the disk cannot read one of them."""
+    digest = hashlib.sha256()
     try:
-        yield
+        while piece := file.read(_PIECE):
+            digest.update(piece)
     except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise ServiceError(Code.STORAGE_FULL, f"{error.strerror}", retry_after_s=60.0) from error
-        raise
+        if error.errno != errno.EIO:
+            raise
+        return ""
+    return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Final
 
 from typing_extensions import override
 
 from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, graph_pb2
-from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.blobs.base import Blob, BlobStore, damaged
 from fxlib_service.config import MIB, Limits
 from fxlib_service.convert import blob_from_proto
 from fxlib_service.errors import Code, ServiceError, invalid
 from fxlib_service.holdings import Holdings
+from fxlib_service.leases import Leases
 from fxlib_service.quotas import StorageQuota
-from fxlib_service.servicers.context import Context, caller_of
+from fxlib_service.reserve import Reserve
+from fxlib_service.servicers.context import Context, caller_of, lease_of
 from fxlib_service.uploads import Uploads
 
 _CHUNK: Final = MIB
@@ -25,11 +28,22 @@ _MAX_REFS: Final = 10_000
 class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
     """Implements BlobService."""
 
-    def __init__(self, store: BlobStore, holdings: Holdings, quota: StorageQuota, limits: Limits) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        holdings: Holdings,
+        quota: StorageQuota,
+        limits: Limits,
+        *,
+        leases: Leases,
+        reserve: Reserve | None,
+    ) -> None:
         self._store = store
         self._holdings = holdings
         self._quota = quota
         self._limits = limits
+        self._leases = leases
+        self._reserve = reserve
         self._uploads = Uploads(store, idle_s=limits.upload_idle_s)
 
     @override
@@ -69,8 +83,15 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
             raise invalid("blob", "nothing was sent")
         blob = self._checked(first.blob, "blob")
         namespace = caller_of(context).namespace
+        leased = self._leases.holds(lease_of(context))
+        if self._reserve is not None and not leased:
+            await asyncio.to_thread(self._reserve.check)
         if namespace is None or await self._holdings.has(namespace, blob.sha256):
-            return blobs_pb2.WriteResponse(committed_bytes=await self._uploads.write(blob, first, request_iterator))
+            return blobs_pb2.WriteResponse(
+                committed_bytes=await self._uploads.write(
+                    blob, first, request_iterator, reserve=self._reserve if leased else None
+                )
+            )
         held = await self._holdings.bytes_of(namespace)
         unfinished = await asyncio.to_thread(self._store.partials, namespace)
         with self._quota.uploading(namespace, blob, held=held, unfinished=unfinished):
@@ -89,10 +110,16 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
             raise ServiceError(Code.BLOB_NOT_FOUND, f"no blob {sha256}")
         if not 0 <= request.offset <= size:
             raise invalid("offset", f"the blob has {size} bytes")
+        if request.offset and not await asyncio.to_thread(self._store.verify, sha256):
+            raise damaged(sha256)
+        digest = hashlib.sha256()
         for offset in range(request.offset, size, _CHUNK):
-            yield blobs_pb2.ReadResponse(
-                data=await asyncio.to_thread(self._store.read, sha256, offset=offset, length=_CHUNK)
-            )
+            data = await asyncio.to_thread(self._store.read, sha256, offset=offset, length=_CHUNK)
+            await asyncio.to_thread(digest.update, data)
+            yield blobs_pb2.ReadResponse(data=data)
+        if not request.offset and digest.hexdigest() != sha256:
+            await asyncio.to_thread(self._store.verify, sha256)
+            raise damaged(sha256)
 
     def _checked(self, ref: graph_pb2.BlobRef, field: str) -> Blob:
         blob = blob_from_proto(ref, field)

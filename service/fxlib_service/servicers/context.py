@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from fxlib.protocol import LEASE
 from fxlib_service.roles import OWNER, Caller
 
 
 class Clock(Protocol):
-    """The part of gRPC's call context that knows the deadline."""
+    """The part of gRPC's call context that knows the deadline and the metadata."""
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the caller's deadline, None if there is none."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Return the metadata that the caller sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +47,9 @@ def seconds_left(context: Context, otherwise: float) -> float:
     """Return the seconds until the caller's deadline, at most `otherwise`."""
     remaining = context.clock.time_remaining() if context is not None else None
     return otherwise if remaining is None else min(otherwise, remaining)
+
+
+def lease_of(context: Context) -> str:
+    """Return the token of the lease for which a worker makes the call; "" if it names none."""
+    sent = () if context is None else context.clock.invocation_metadata() or ()
+    return next((str(value) for name, value in sent if name == LEASE), "")

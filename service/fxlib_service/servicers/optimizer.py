@@ -34,6 +34,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     """Implements OptimizerService, which launchers call."""
 
     def __init__(self, ledger: Ledger, broker: EventBroker, submit: Submit, workers: Workers, limits: Limits) -> None:
+        self._catalogue = catalogue_to_proto()  # once: it reads the source of every pass
         self._ledger = ledger
         self._broker = broker
         self._submit = submit
@@ -43,8 +44,9 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     @override
     async def Optimize(self, request: jobs_pb2.OptimizeRequest, context: Context) -> jobs_pb2.OptimizeResponse:
         """Accept a job, or return the one that has the request's id."""
-        job = await self._submit.accept(request, caller_of(context), peer=context.peer if context else "")
-        return jobs_pb2.OptimizeResponse(job=await self._with_result(job))
+        job, answer = await self._submit.accept(request, caller_of(context), peer=context.peer if context else "")
+        told = job_to_proto(job, answer) if answer is not None else await self._with_result(job)
+        return jobs_pb2.OptimizeResponse(job=told)
 
     @override
     async def GetJob(self, request: jobs_pb2.GetJobRequest, context: Context) -> jobs_pb2.GetJobResponse:
@@ -89,7 +91,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
             fxlib_version=__version__,
             torch_versions=sorted({worker.torch_version for worker in workers}),
             workers=[worker_to_proto(worker) for worker in workers],
-            recipes=[recipe.name for recipe in catalogue_to_proto().recipes],
+            recipes=[recipe.name for recipe in self._catalogue.recipes],
             max_blob_bytes=self._limits.blob_bytes,
             max_graph_nodes=self._limits.graph_nodes,
         )
@@ -97,7 +99,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     @override
     async def ListPasses(self, request: jobs_pb2.ListPassesRequest, context: Context) -> jobs_pb2.ListPassesResponse:
         """Return the passes and the recipes."""
-        return catalogue_to_proto()
+        return self._catalogue
 
     async def _seen(self, job_id: str, context: Context) -> Job:
         """Return a job that the caller may see.

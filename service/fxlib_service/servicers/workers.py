@@ -11,7 +11,6 @@ from fxlib.reasons import Reason
 from fxlib.v1 import jobs_pb2, workers_pb2, workers_pb2_grpc
 from fxlib_service.admission import Admission
 from fxlib_service.config import Limits
-from fxlib_service.content_checks import check_result
 from fxlib_service.convert import worker_from_proto
 from fxlib_service.dispatch import Dispatcher, Grant
 from fxlib_service.errors import invalid
@@ -19,6 +18,7 @@ from fxlib_service.field_checks import check_failure, check_report, check_worker
 from fxlib_service.holdings import Holdings
 from fxlib_service.job import Failure
 from fxlib_service.lifecycle import Completed, Failed, Released, Reported
+from fxlib_service.roles import Caller
 from fxlib_service.servicers.context import Context, caller_of, seconds_left
 
 _MARGIN_S: Final = 0.5
@@ -88,10 +88,11 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         match request.WhichOneof("outcome"):
             case "result":
-                await self._check_result(request)
+                result = request.result.SerializeToString(deterministic=True)
+                await self._check_result(request, result, caller_of(context))
                 said = Completed(
                     token=request.token,
-                    result=request.result.SerializeToString(deterministic=True),
+                    result=result,
                     message=clip(_summary(request.result)),
                     reusable=all(each.reason_code in _LASTING_CODES for each in _answers(request.result)),
                 )
@@ -122,11 +123,11 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             attempt=grant.job.attempts,
         )
 
-    async def _check_result(self, request: workers_pb2.CompleteRequest) -> None:
+    async def _check_result(self, request: workers_pb2.CompleteRequest, data: bytes, caller: Caller) -> None:
         """Check an answer, and that it comes under the job's lease: only then does its namespace get the graphs."""
         asked = jobs_pb2.OptimizeRequest.FromString(await self._dispatcher.request_of(request.job_id, request.token))
         result = request.result
-        check_result(result, asked.trial)
+        await self._admission.check_result(data, asked.trial.SerializeToString(), caller)
         if (told := [each.name for each in result.variants]) != [each.name for each in asked.variants]:
             raise invalid("result.variants", f"must be those of the request, and are {', '.join(told) or 'none'}")
         for index, each in enumerate(_answers(result)):

@@ -40,6 +40,7 @@ class Worker:
     hardware: str
     fxlib_version: str = ""
     allowed_modules: tuple[str, ...] = ()
+    containment: str = ""
     seen_at: float = 0.0
 
 

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from fxlib_service.job import Event, Failure, Job, State
 
-VERSION: Final = 2
-"""Version of the tables below. Tables of version 1 are migrated at start-up, and others refused."""
+VERSION: Final = 3
+"""Version of the tables below. Tables of earlier versions are migrated at start-up, and later ones refused."""
 
 metadata: Final = sa.MetaData()
 
@@ -91,6 +91,7 @@ workers = sa.Table(
     sa.Column("hardware", sa.Text, nullable=False),
     sa.Column("fxlib_version", sa.String(64), nullable=False),
     sa.Column("allowed_modules", sa.JSON, nullable=False),
+    sa.Column("containment", sa.String(64), nullable=False, server_default=""),
     sa.Column("seen_at", sa.Double, nullable=False),
 )
 
@@ -109,10 +110,18 @@ _SAME_NAME: Final = [each.name for each in fields(Job) if each.name not in _OWN_
 Row = sa.RowMapping
 
 
-def migrate_from_1(db: sa.Connection) -> None:
-    """Add the columns that version 2 has beyond version 1: who asked, and who measured. New tables exist already."""
-    for column in ("asked_by VARCHAR(64)", "asked_from VARCHAR(256)", "measured_by VARCHAR(64)"):
-        db.exec_driver_sql(f"ALTER TABLE jobs ADD COLUMN {column} NOT NULL DEFAULT ''")
+_ADDED: Final = {
+    2: ("jobs asked_by VARCHAR(64)", "jobs asked_from VARCHAR(256)", "jobs measured_by VARCHAR(64)"),
+    3: ("workers containment VARCHAR(64)",),
+}
+"""The columns that a version has beyond the one before: table, name and type."""
+
+
+def migrate(db: sa.Connection, version: int) -> None:
+    """Add the columns that later versions have beyond an earlier one. New tables exist already."""
+    for added in (each for later in range(version + 1, VERSION + 1) for each in _ADDED[later]):
+        table, _, column = added.partition(" ")
+        db.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {column} NOT NULL DEFAULT ''")
     db.execute(about.update().values(schema_version=VERSION))
 
 

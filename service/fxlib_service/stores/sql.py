@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final
 
@@ -12,6 +13,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from typing_extensions import override
 
 from fxlib.errors import FxlibError
+from fxlib_service import storage_faults
+from fxlib_service.errors import ServiceError
 from fxlib_service.job import Event, Job, State
 from fxlib_service.lifecycle import Transition
 from fxlib_service.stores import schema
@@ -41,17 +44,30 @@ class SqlJobStore(JobStore):
         self._read = self._write.execution_options(read_only=True)
         try:
             self._prepare()
+        except ServiceError as error:
+            raise ServiceError(error.code, f"--database: the database cannot be used: {error}") from error
         except sa.exc.SQLAlchemyError as error:
-            raise FxlibError(f"the database cannot be used: {error}", where="--database") from error
+            told = str(getattr(error, "orig", None) or error)
+            raise FxlibError(f"the database cannot be used: {told}", where="--database") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        with storage_faults.translated(), self._write.begin() as db:
+            yield db
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        with storage_faults.translated(), self._read.begin() as db:
+            yield db
 
     def _prepare(self) -> None:
-        with self._write.begin() as db:
+        with self._writing() as db:
             schema.metadata.create_all(db)
             version = db.execute(sa.select(schema.about.c.schema_version)).scalar()
             if version is None:
                 db.execute(schema.about.insert().values(schema_version=schema.VERSION))
-            elif version == 1:
-                schema.migrate_from_1(db)
+            elif 1 <= version < schema.VERSION:
+                schema.migrate(db, version)
             elif version != schema.VERSION:
                 raise FxlibError(
                     f"the database has schema version {version}, this service needs {schema.VERSION}",
@@ -62,8 +78,8 @@ class SqlJobStore(JobStore):
     @override
     def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
         job = entry.job
-        with self._write.begin() as db:
-            known = _one(db, _JOBS.c.namespace == job.namespace, _JOBS.c.request_id == job.request_id)
+        with self._writing() as db:
+            known = _first(db, _BY_REQUEST, namespace=job.namespace, request_id=job.request_id)
             if known is not None:
                 return known
             mine = sa.and_(_JOBS.c.state == State.QUEUED, _JOBS.c.namespace == job.namespace)
@@ -79,7 +95,7 @@ class SqlJobStore(JobStore):
 
     @override
     def update(self, job_id: str, decide: Callable[[Job], Transition]) -> Transition | None:
-        with self._write.begin() as db:
+        with self._writing() as db:
             job = _one(db, _JOBS.c.id == job_id, lock=True)
             if job is None:
                 return None
@@ -91,13 +107,13 @@ class SqlJobStore(JobStore):
 
     @override
     def get(self, job_id: str) -> Job | None:
-        with self._read.begin() as db:
+        with self._reading() as db:
             return _one(db, _JOBS.c.id == job_id)
 
     @override
     def find(self, namespace: str, request_id: str) -> Job | None:
-        with self._read.begin() as db:
-            return _one(db, _JOBS.c.namespace == namespace, _JOBS.c.request_id == request_id)
+        with self._reading() as db:
+            return _first(db, _BY_REQUEST, namespace=namespace, request_id=request_id)
 
     @override
     def request_of(self, job_id: str) -> bytes:
@@ -114,14 +130,14 @@ class SqlJobStore(JobStore):
     def results_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
         table = schema.payloads
         wanted = sa.and_(table.c.job_id.in_(job_ids), table.c.kind == "result")
-        with self._read.begin() as db:
+        with self._reading() as db:
             return {row[0]: row[1] for row in db.execute(sa.select(table.c.job_id, table.c.body).where(wanted))}
 
     @override
     def events(self, job_id: str, *, after: int, limit: int) -> Sequence[Event]:
         table = schema.events
         wanted = sa.and_(table.c.job_id == job_id, table.c.sequence > after)
-        with self._read.begin() as db:
+        with self._reading() as db:
             rows = db.execute(sa.select(table).where(wanted).order_by(table.c.sequence).limit(limit))
             return [event_from_row(row) for row in rows.mappings()]
 
@@ -130,7 +146,7 @@ class SqlJobStore(JobStore):
         query = sa.select(_JOBS).where(*_conditions(wanted)).order_by(_JOBS.c.number.desc()).limit(limit + 1)
         if before is not None:
             query = query.where(_JOBS.c.number < before)
-        with self._read.begin() as db:
+        with self._reading() as db:
             rows = db.execute(query).mappings().all()
         shown = rows[:limit]
         return [job_from_row(row) for row in shown], shown[-1]["number"] if len(rows) > limit else None
@@ -142,7 +158,7 @@ class SqlJobStore(JobStore):
             told, sa.and_(told.c.job_id == _JOBS.c.id, told.c.kind == "result")
         )
         query = sa.select(_JOBS.c.number, asked.c.body, told.c.body).select_from(joined)
-        with self._read.begin() as db:
+        with self._reading() as db:
             rows = db.execute(query.where(_JOBS.c.number > after).order_by(_JOBS.c.number).limit(limit)).all()
         return [Payloads(number=number, request=request, result=result) for number, request, result in rows]
 
@@ -150,14 +166,14 @@ class SqlJobStore(JobStore):
     def forget(self, *, finished_before: float, limit: int) -> int:
         finished = [state.value for state in State if state.finished]
         old = sa.select(_JOBS.c.id).where(_JOBS.c.state.in_(finished), _JOBS.c.finished_at < finished_before)
-        with self._write.begin() as db:
+        with self._writing() as db:
             ids = db.execute(old.limit(limit)).scalars().all()
             db.execute(_JOBS.delete().where(_JOBS.c.id.in_(ids)))  # labels, payloads and events go with them
         return len(ids)
 
     @override
     def heads(self, torch_version: str) -> Sequence[Head]:
-        with self._read.begin() as db:
+        with self._reading() as db:
             rows = db.execute(_HEADS, {"torch_version": torch_version}).mappings()
             return [
                 Head(number=r["number"], job_id=r["id"], namespace=r["namespace"], running=r["running"]) for r in rows
@@ -165,48 +181,44 @@ class SqlJobStore(JobStore):
 
     @override
     def running(self) -> Sequence[Job]:
-        with self._read.begin() as db:
+        with self._reading() as db:
             return _all(db, sa.select(_JOBS).where(_JOBS.c.state == State.RUNNING))
 
     @override
     def duplicates(self, cache_key: str) -> Sequence[Job]:
         equal = sa.and_(_JOBS.c.cache_key == cache_key, _JOBS.c.state == State.QUEUED, _JOBS.c.fresh.is_(False))
-        with self._read.begin() as db:
+        with self._reading() as db:
             return _all(db, sa.select(_JOBS).where(equal).order_by(_JOBS.c.number))
 
     @override
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:
-        query = _ANSWERED.where(
-            _JOBS.c.cache_key == cache_key, _JOBS.c.reusable.is_(True), _JOBS.c.hardware.in_(hardware)
-        )
-        with self._read.begin() as db:
-            found = _all(db, query.limit(1))
-        return found[0] if found else None
+        with self._reading() as db:
+            return _first(db, _REUSABLE, cache_key=cache_key, hardware=list(hardware))
 
     @override
     def recent_answers(self, limit: int) -> Sequence[Job]:
-        with self._read.begin() as db:
+        with self._reading() as db:
             return _all(db, _ANSWERED.limit(limit))
 
     @override
     def see(self, worker: Worker, *, forget_before: float) -> None:
         table = schema.workers
         gone = sa.or_(table.c.id == worker.id, table.c.seen_at < forget_before)
-        with self._write.begin() as db:
+        with self._writing() as db:
             db.execute(table.delete().where(gone))
             db.execute(table.insert(), asdict(worker) | {"allowed_modules": list(worker.allowed_modules)})
 
     @override
     def workers(self) -> Sequence[Worker]:
         table = schema.workers
-        with self._read.begin() as db:
+        with self._reading() as db:
             rows = db.execute(sa.select(table).order_by(table.c.seen_at.desc())).mappings().all()
         return [Worker(**{**row, "allowed_modules": tuple(row["allowed_modules"])}) for row in rows]
 
     @override
     def hold(self, namespace: str, blobs: Mapping[str, int]) -> None:
         table = schema.holdings
-        with self._write.begin() as db:
+        with self._writing() as db:
             known = set(db.execute(_held(namespace, blobs)).scalars())
             rows = [
                 {"namespace": namespace, "sha256": sha256, "size": size}
@@ -218,26 +230,26 @@ class SqlJobStore(JobStore):
 
     @override
     def held(self, namespace: str, sha256s: Collection[str]) -> set[str]:
-        with self._read.begin() as db:
+        with self._reading() as db:
             return set(db.execute(_held(namespace, sha256s)).scalars())
 
     @override
     def held_bytes(self, namespace: str) -> int:
         table = schema.holdings
-        with self._read.begin() as db:
+        with self._reading() as db:
             total = db.execute(sa.select(sa.func.sum(table.c.size)).where(table.c.namespace == namespace)).scalar()
         return int(total or 0)
 
     @override
     def release(self, sha256: str) -> None:
-        with self._write.begin() as db:
+        with self._writing() as db:
             db.execute(schema.holdings.delete().where(schema.holdings.c.sha256 == sha256))
 
     @override
     def stats(self) -> Stats:
         by_state = sa.select(_JOBS.c.state, sa.func.count()).group_by(_JOBS.c.state)
         oldest = sa.select(sa.func.min(_JOBS.c.created_at)).where(_JOBS.c.state == State.QUEUED)
-        with self._read.begin() as db:
+        with self._reading() as db:
             counts = {row[0]: row[1] for row in db.execute(by_state)}
             at = db.execute(oldest).scalar()
         return Stats(by_state={state: counts.get(state.value, 0) for state in State}, oldest_queued_at=at)
@@ -247,15 +259,27 @@ class SqlJobStore(JobStore):
         self._write.dispose()
 
     def _payload(self, job_id: str, kind: str) -> bytes | None:
-        table = schema.payloads
-        with self._read.begin() as db:
-            return db.execute(sa.select(table.c.body).where(table.c.job_id == job_id, table.c.kind == kind)).scalar()
+        with self._reading() as db:
+            return db.execute(_PAYLOAD, {"job_id": job_id, "kind": kind}).scalar()
 
 
 _ANSWERED = (
     sa.select(_JOBS)
     .where(_JOBS.c.state == State.SUCCEEDED, _JOBS.c.cached.is_(False))
     .order_by(_JOBS.c.finished_at.desc())
+)
+
+# The statements that every request needs are composed once: to compose one takes longer than to run it.
+_REUSABLE = _ANSWERED.where(
+    _JOBS.c.cache_key == sa.bindparam("cache_key"),
+    _JOBS.c.reusable.is_(True),
+    _JOBS.c.hardware.in_(sa.bindparam("hardware", expanding=True)),
+).limit(1)
+_BY_REQUEST = sa.select(_JOBS).where(
+    _JOBS.c.namespace == sa.bindparam("namespace"), _JOBS.c.request_id == sa.bindparam("request_id")
+)
+_PAYLOAD = sa.select(schema.payloads.c.body).where(
+    schema.payloads.c.job_id == sa.bindparam("job_id"), schema.payloads.c.kind == sa.bindparam("kind")
 )
 
 
@@ -313,6 +337,11 @@ def _conditions(wanted: Filter) -> Iterable[sa.ColumnElement[bool]]:
 def _one(db: sa.Connection, *conditions: sa.ColumnElement[bool], lock: bool = False) -> Job | None:
     query = sa.select(_JOBS).where(*conditions)
     row = db.execute(query.with_for_update() if lock else query).mappings().first()
+    return None if row is None else job_from_row(row)
+
+
+def _first(db: sa.Connection, query: sa.Select[*tuple[object, ...]], **parameters: object) -> Job | None:
+    row = db.execute(query, parameters).mappings().first()
     return None if row is None else job_from_row(row)
 
 

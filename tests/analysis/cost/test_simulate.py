@@ -13,7 +13,8 @@ from fxlib import ps
 from fxlib.analysis.cost.costs import Costs
 from fxlib.analysis.cost.simulate import Simulation, predict
 from fxlib.recipes import recipes
-from fxlib.runtime import CapturedModule, send_gradient, track_gradient
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.ops import send_gradient, track_gradient
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread
 from tests.analysis.sketch import Sketch
 

@@ -14,12 +14,13 @@ from fxlib.analysis.cost.simulate import predict
 from fxlib.errors import PassError
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
-from fxlib.runtime import CapturedModule, limit_in_flight
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.ops import limit_in_flight
 from fxlib.spec.profile import Profile
 from tests.analysis.cost.test_bound import random_profile, random_program
 from tests.analysis.cost.test_simulate import MS, SCHEDULE, call, profile, server, two_lookups
 from tests.analysis.sketch import Sketch, names
-from tests.hash_seeds import printed_under_each
+from tests.shared.hash_seeds import printed_under_each
 
 
 def schedule(module: CapturedModule, known: Profile, **limits: int) -> list[str]:

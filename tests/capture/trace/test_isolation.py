@@ -151,7 +151,7 @@ def forward(x):
     return first + servers.helped(x) + rref.rpc_sync().rows(x) + rref.to_here()
 
 captured = fxlib.capture(forward)
-print([node.args[0] for node in captured.graph.nodes if node.target is fxlib.runtime.start_call])
+print([node.args[0] for node in captured.graph.nodes if node.target is fxlib.runtime.ops.start_call])
 try:
     captured(torch.ones(2))
 except RuntimeError as error:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fxlib.errors import FxlibWarning
-from tests.passes.nets import applied, assert_as_right, called, changes, graph_runs, made, reasons
+from tests.models.nets import applied, assert_as_right, called, changes, graph_runs, made, reasons
 
 IMAGE = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
 

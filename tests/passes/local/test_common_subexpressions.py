@@ -16,7 +16,7 @@ import fxlib
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from tests.analysis.sketch import Sketch
-from tests.passes.nets import applied, changes, reasons
+from tests.models.nets import applied, changes, reasons
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxlib
-from tests.passes.nets import applied, called, changes, reasons
+from tests.models.nets import applied, called, changes, reasons
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
 

@@ -13,7 +13,7 @@ from torch.fx.experimental import optimization
 from torch.nn import functional as F
 
 from fxlib.errors import FxlibWarning
-from tests.passes.nets import IMAGE, SOUND, applied, assert_as_right, called, changes, made, reasons
+from tests.models.nets import IMAGE, SOUND, applied, assert_as_right, called, changes, made, reasons
 
 ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
 VOLUME = torch.randn(2, 4, 5, 5, 5, generator=torch.Generator().manual_seed(4))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import fxlib
 from fxlib.errors import FxlibWarning, PassError
 from fxlib.recipes import recipes
-from tests.passes.nets import IMAGE, SOUND, applied, made, reasons
+from tests.models.nets import IMAGE, SOUND, applied, made, reasons
 
 
 class Branching(nn.Module):

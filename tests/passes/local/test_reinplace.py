@@ -12,7 +12,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 from fxlib.analysis.operators.schemas import facts_of
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
-from fxlib.runtime import issue_call, wait
+from fxlib.runtime.ops import issue_call, wait
 from tests.passes.aten_graphs import Model, X, aten, built, functional, reasons, reinplaced, same, written
 
 

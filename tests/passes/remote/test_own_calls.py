@@ -18,7 +18,7 @@ from fxlib.spec.report import CallReport
 from fxlib.spec.workload import Server
 from tests.capture import servers
 from tests.capture.servers import Table, double, lookup
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,7 +13,7 @@ from fxlib.recipes import recipes
 from fxlib.runtime.ops import calls
 from fxlib.spec.contract import PURE, Contract
 from tests.analysis.sketch import READ, WRITE, Sketch, names, reason, schedule
-from tests.hash_seeds import printed_under_each
+from tests.shared.hash_seeds import printed_under_each
 
 
 def test_an_issue_rises_with_all_the_work_it_needs() -> None:

@@ -12,7 +12,8 @@ from fxlib import wire
 from fxlib.passes import SendGradients
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
-from fxlib.runtime import CapturedModule, send_gradient, track_gradient
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.ops import send_gradient, track_gradient
 from fxlib.spec.workload import Workload
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME

@@ -11,7 +11,8 @@ import torch
 from torch.distributed import rpc
 from torch.fx import Node
 
-from fxlib.runtime import CapturedModule, send_gradient
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.ops import send_gradient
 from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME, read_log

@@ -19,8 +19,9 @@ from torch.fx import Node
 import fxlib
 from fxlib.errors import ContractError, FxlibError
 from fxlib.recipes import recipes
-from fxlib.runtime import CapturedModule, remote_call, send_gradient, track_gradient
+from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.tape import OWN_LOOP_FORWARDS, UNPUSHED_FORWARDS
+from fxlib.runtime.ops import remote_call, send_gradient, track_gradient
 from fxlib.runtime.push_gradients import push_gradients
 from fxlib.runtime.tracking.autograd_node import Backward
 from fxlib.runtime.tracking.autograd_node import tracked as taking

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxlib.runtime import track_gradient
+from fxlib.runtime.ops import track_gradient
 from fxlib.runtime.push_gradients import push_gradients
 from fxlib.runtime.tracking.autograd_node import Backward, tracked
 from tests.runtime.gradients.pushing import ROWS, log

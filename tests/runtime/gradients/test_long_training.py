@@ -12,11 +12,11 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib import Server, Table, Workload, ps
-from fxlib.runtime import send_gradient
+from fxlib.runtime.ops import send_gradient
 from fxlib.runtime.ops.deadlines import DEADLINES
 from tests.runtime.gradients.pushing import messages
 from tests.runtime.remote_functions import living, start_threads
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 _NAMES = ("ps0", "ps1")
 _TABLES = tuple(Table(name=name, rows=50, dim=4, optimizer="adagrad") for name in "abcd")

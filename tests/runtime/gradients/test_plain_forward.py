@@ -16,9 +16,9 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib.errors import FxlibError, FxlibWarning
-from fxlib.runtime import remote_call
 from fxlib.runtime.gradients import plain_forward
 from fxlib.runtime.gradients.plain_forward import train_as_written
+from fxlib.runtime.ops import remote_call
 from fxlib.runtime.push_gradients import push_gradients
 from fxlib.spec.contract import Contract
 from tests.runtime.remote_functions import NAME, add, read

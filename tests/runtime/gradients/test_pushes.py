@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from fxlib import batch
-from fxlib.runtime import CapturedModule, record, send_gradient, track_gradient
+from fxlib.runtime import CapturedModule, record
+from fxlib.runtime.ops import send_gradient, track_gradient
 from fxlib.runtime.push_gradients import push_gradients
 from fxlib.spec.report import Span
 from tests.runtime.gradients.pushing import BOTH, ROWS, TWO, backward, log, messages, model, step
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME, read_log
-from tests.undisturbed import undisturbed
+from tests.shared.undisturbed import undisturbed
 
 pytestmark = pytest.mark.usefixtures("servers", "empty_logs")
 

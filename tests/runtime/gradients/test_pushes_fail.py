@@ -12,7 +12,7 @@ import torch
 from torch.distributed import rpc
 
 from fxlib.errors import FxlibError
-from fxlib.runtime import send_gradient, track_gradient
+from fxlib.runtime.ops import send_gradient, track_gradient
 from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.gradients.pushing import ROWS, backward, log, messages, model

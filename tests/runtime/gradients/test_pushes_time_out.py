@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxlib.runtime import CapturedModule, send_gradient
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.ops import send_gradient
 from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.gradients.pushing import backward, log
 from tests.runtime.graphs import Program

@@ -13,9 +13,10 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib import Server, ps
-from fxlib.runtime import CapturedModule, send_gradient
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.ops import send_gradient
 from tests.runtime.by_hand import SERVERS, TABLES, WHERE, ByHand, Clicks
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,7 +15,7 @@ import fxlib
 from fxlib import Server, ps
 from tests.runtime.by_hand import SERVERS, TABLES, ByHand, Clicks
 from tests.runtime.remote_functions import read_log, read_shared
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 Drop = Callable[[], None]
 

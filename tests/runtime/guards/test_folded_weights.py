@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 import fxlib
 from fxlib.errors import FxlibWarning, WireError
 from fxlib.runtime.guards.folded_weights import marks_of
-from tests.passes.nets import made
+from tests.models.nets import made
 
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(1))
 
@@ -154,7 +154,7 @@ def test_values_from_elsewhere_are_those_of_the_weights_that_were_sent(model: nn
     with torch.no_grad():
         model[0].weight.mul_(1.0)  # type: ignore[index]
     late: Any = fxlib.optimize(fxlib.capture(model), recipe="inference")
-    late._fxlib.reliance.since(sent)
+    late._fxlib.weight_assumptions.since(sent)
     with torch.no_grad(), pytest.warns(FxlibWarning, match="optimize the model again"):
         assert torch.equal(late(X), model(X))
 

@@ -12,8 +12,8 @@ from torch.distributed import rpc
 
 from fxlib import batch
 from fxlib.errors import ContractError, FxlibWarning
-from fxlib.runtime import issue_batch, record, remote_call, wait_item
-from fxlib.runtime.ops import batches
+from fxlib.runtime import record
+from fxlib.runtime.ops import batches, issue_batch, remote_call, wait_item
 from fxlib.runtime.ops.batches import NamedCall, waits_of
 from fxlib.runtime.ops.deadlines import DEADLINES
 from tests.batch import functions

@@ -6,18 +6,12 @@ import pytest
 import torch
 
 from fxlib.errors import ContractError
-from fxlib.runtime import (
-    CallKind,
+from fxlib.runtime import CallKind, is_call, is_issue, is_wait, kind_of, kinds, register
+from fxlib.runtime.ops import (
     create,
     fetch,
-    is_call,
-    is_issue,
-    is_wait,
     issue_call,
     issue_fetch,
-    kind_of,
-    kinds,
-    register,
     remote_call,
     send_gradient,
     start_call,

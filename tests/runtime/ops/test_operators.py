@@ -11,7 +11,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from fxlib.errors import ContractError
-from fxlib.runtime import create, fetch, issue_call, issue_fetch, remote_call, start_call, track_gradient, wait
+from fxlib.runtime.ops import create, fetch, issue_call, issue_fetch, remote_call, start_call, track_gradient, wait
 from fxlib.runtime.ops.deadlines import DEADLINES
 from tests.runtime import remote_functions
 from tests.runtime.remote_functions import NAME

@@ -10,8 +10,7 @@ import pytest
 
 from fxlib import batch
 from fxlib.errors import FxlibWarning
-from fxlib.runtime import issue_batch, wait_item
-from fxlib.runtime.ops import batches
+from fxlib.runtime.ops import batches, issue_batch, wait_item
 from fxlib.runtime.ops.batches import IN_ORDER, NamedCall
 from fxlib.runtime.push_gradients import push_gradients
 from tests.runtime.gradients.pushing import TWO, backward, log, messages, model, step

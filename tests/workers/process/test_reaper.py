@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fxlib_workers.process.child import Child, ChildEndedError
@@ -51,6 +52,16 @@ def test_a_child_sees_no_variables_but_those_that_libraries_need_or_that_are_kep
         made.end()
     assert {"PATH", "TOLD", "SHARD_MAP", "OMP_NUM_THREADS"} <= set(seen)
     assert not {"DATABASE_PASSWORD", "AWS_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN"} & set(seen)
+
+
+def test_no_orphan_that_ended_is_left_for_the_child_s_lifetime(child: Child) -> None:
+    child.channel.send(breed=True)
+    assert child.channel.receive(120) == {"bred": True}
+    below = psutil.Process(child.pid)
+    (orphan,) = [each for each in below.children() if each.ppid() == child.pid and "sleep" in each.cmdline()[-1]]
+    orphan.kill()
+    assert psutil.wait_procs([orphan], timeout=60)[1] == []
+    assert len(below.children()) == 1
 
 
 def test_ending_a_child_ends_even_those_that_its_children_orphaned(child: Child) -> None:

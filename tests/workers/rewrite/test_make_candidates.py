@@ -18,7 +18,7 @@ from fxlib.recipes import recipes
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from fxlib.spec.report import Report
 from fxlib_workers.exchange.job_folder import JobFolder
-from fxlib_workers.rewrite.__main__ import rewrite
+from fxlib_workers.rewrite.answer_worker import rewrite
 from fxlib_workers.rewrite.make_candidates import make_candidates
 from tests.capture.servers import double
 from tests.workers.cases import DIM, Lookups, lookup_workload, request

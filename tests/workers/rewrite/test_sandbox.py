@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -19,9 +20,14 @@ from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
 from fxlib_workers.config import RewriteLimits
 from fxlib_workers.exchange.job_folder import JobFolder
-from fxlib_workers.rewrite.sandbox import RewriteSandbox
+from fxlib_workers.process.containment import Containment, Part
+from fxlib_workers.process.forking import Forker
+from fxlib_workers.rewrite.sandbox import REWRITING, RewriteSandbox
 from tests.capture import feature_store
-from tests.workers.cases import Lookups, alive, lookup_workload, request
+from tests.workers.cases import Lookups, lookup_workload, request
+from tests.workers.process.contained import everything, host
+
+_APPEARS_S = 30.0
 
 
 @pytest.fixture
@@ -31,24 +37,36 @@ def root(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    made = Forker(REWRITING, tmp_path_factory.mktemp("forker"))
+    yield made
+    made.end()
+
+
 def carry_on() -> None:
     pass
 
 
-def rewrite(folder: JobFolder, limits: RewriteLimits, root: Path, check: Callable[[], None]) -> Report:
-    with RewriteSandbox(folder, limits, root, check) as rewriting:
-        return rewriting.rewrite()
+def rewriting() -> list[psutil.Process]:
+    """The processes of rewrites below this one."""
+    return [each for each in psutil.Process().children(recursive=True) if each.name() == "rewrite"]
 
 
-def test_a_graph_is_rewritten_and_nothing_stays(root: Path) -> None:
+def rewrite(folder: JobFolder, limits: RewriteLimits, forker: Forker, check: Callable[[], None]) -> Report:
+    with RewriteSandbox(folder, limits, forker, check, everything()) as sandbox:
+        return sandbox.rewrite()
+
+
+def test_a_graph_is_rewritten_and_nothing_stays(forker: Forker, root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
-    report = rewrite(folder, RewriteLimits(), root, carry_on)
+    report = rewrite(folder, RewriteLimits(), forker, carry_on)
     assert report.reason is None
     assert [call.action for call in report.calls] == ["moved"] * 4
     rewritten = wire.decode(wire.parse(folder.rewritten.read_bytes()))
     assert sum(map(is_issue, rewritten.graph.nodes)) > 0
     assert [path.name for path in root.iterdir()] == ["job"]
-    assert not alive(str(folder.path))
+    assert not rewriting()
 
 
 class Features(nn.Module):
@@ -59,37 +77,49 @@ class Features(nn.Module):
 
 @pytest.mark.parametrize("modules", [[], ["tests.capture.feature_store"]], ids=["unknown", "allowed"])
 def test_calls_of_a_client_are_scheduled_whether_or_not_the_operator_allowed_its_module(
-    root: Path, modules: list[str]
+    forker: Forker, root: Path, modules: list[str]
 ) -> None:
     batch = (torch.randn(3), torch.arange(3))
     folder = request(root / "job", Features(), Workload(batches=[batch]))
-    with RewriteSandbox(folder, RewriteLimits(), root, carry_on, modules=modules) as rewriting:
-        report = rewriting.rewrite()
+    with RewriteSandbox(folder, RewriteLimits(), forker, carry_on, everything(), modules=modules) as sandbox:
+        report = sandbox.rewrite()
     assert [call.action for call in report.calls] == ["moved"]
 
 
-def test_a_graph_without_calls_is_told_so(root: Path) -> None:
+@pytest.mark.parametrize(
+    "parts", [set(), {Part.FILTER}, {Part.FILES, Part.FILTER}], ids=["none", "filtered", "private"]
+)
+def test_a_graph_is_rewritten_where_the_host_contains_less(forker: Forker, root: Path, parts: set[Part]) -> None:
+    if not parts <= host().parts:
+        pytest.skip(f"this host has not all of it: {dict(host().missing)}")
+    folder = request(root / "job", Lookups(), lookup_workload())
+    policy = Containment(parts=frozenset(parts))
+    with RewriteSandbox(folder, RewriteLimits(), forker, carry_on, policy) as sandbox:
+        assert sandbox.rewrite().reason is None
+
+
+def test_a_graph_without_calls_is_told_so(forker: Forker, root: Path) -> None:
     workload = Workload(batches=[torch.randn(2, 3)])
     folder = request(root / "job", nn.Linear(3, 1), workload)
-    report = rewrite(folder, RewriteLimits(), root, carry_on)
+    report = rewrite(folder, RewriteLimits(), forker, carry_on)
     assert (report.decision, report.reason) == ("keep_original", Reason.NO_CALLS)
     assert not folder.rewritten.exists()
 
 
-def test_an_unknown_recipe_is_a_reason(root: Path) -> None:
+def test_an_unknown_recipe_is_a_reason(forker: Forker, root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload(), recipe="alchemy")
-    report = rewrite(folder, RewriteLimits(), root, carry_on)
+    report = rewrite(folder, RewriteLimits(), forker, carry_on)
     assert report.reason is Reason.REWRITE_FAILED
     assert "alchemy" in report.explanation
 
 
-def test_a_damaged_graph_is_a_reason(root: Path) -> None:
+def test_a_damaged_graph_is_a_reason(forker: Forker, root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
     folder.original.write_bytes(folder.original.read_bytes()[:-20])
-    assert rewrite(folder, RewriteLimits(), root, carry_on).reason is Reason.REWRITE_FAILED
+    assert rewrite(folder, RewriteLimits(), forker, carry_on).reason is Reason.REWRITE_FAILED
 
 
-def test_memory_is_limited(root: Path) -> None:
+def test_memory_is_limited(forker: Forker, root: Path) -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -100,58 +130,118 @@ def test_memory_is_limited(root: Path) -> None:
             return self.table(x)
 
     folder = request(root / "job", Large(), Workload(batches=[torch.randn(1, 4)]))
-    report = rewrite(folder, RewriteLimits(memory_bytes=256 << 20), root, carry_on)
+    report = rewrite(folder, RewriteLimits(memory_bytes=256 << 20), forker, carry_on)
     assert report.reason is Reason.REWRITE_LIMIT, report.explanation
 
 
-def test_the_size_of_files_is_limited(root: Path) -> None:
+def test_the_size_of_files_is_limited(forker: Forker, root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
-    report = rewrite(folder, RewriteLimits(file_bytes=1000), root, carry_on)
+    report = rewrite(folder, RewriteLimits(file_bytes=1000), forker, carry_on)
     assert report.reason is Reason.REWRITE_LIMIT
     assert "more than 1000 bytes" in report.explanation
 
 
-def test_time_is_limited(root: Path) -> None:
+def test_time_is_limited(forker: Forker, root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
-    report = rewrite(folder, RewriteLimits(wall_s=0.3), root, carry_on)
+    report = rewrite(folder, RewriteLimits(wall_s=0.01), forker, carry_on)
     assert report.reason is Reason.REWRITE_LIMIT
-    assert not alive(str(folder.path))
+    assert not rewriting()
 
 
-def test_a_process_that_is_killed_is_a_reason(root: Path) -> None:
+class Killer:
+    """Sends a signal to each process that rewrites, up to a number of them: to the outer one, if it is contained."""
+
+    def __init__(self, number: int, most: int) -> None:
+        self._number, self._most = number, most
+        self.killed = set[int]()
+
+    def __call__(self) -> None:
+        deadline = time.monotonic() + _APPEARS_S
+        while len(self.killed) < self._most and time.monotonic() < deadline:
+            for each in rewriting():
+                with contextlib.suppress(OSError, psutil.Error):  # it has ended by now
+                    if _is_outer(each.pid) and each.pid not in self.killed:
+                        each.send_signal(self._number)
+                        self.killed.add(each.pid)
+                        return
+            time.sleep(0.005)
+
+
+def _is_outer(pid: int) -> bool:
+    """Return whether a process is in this one's namespace of processes, and not in that of a contained one."""
+    return Path(f"/proc/{pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
+
+
+def test_a_process_that_crashes_is_a_reason(forker: Forker, root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
-
-    def kill() -> None:
-        for pid in alive(str(folder.path)):
-            if (
-                "fxlib_workers.rewrite" in psutil.Process(pid).cmdline()
-                and "fxlib_workers.process.reaper" not in psutil.Process(pid).cmdline()
-            ):
-                os.kill(pid, signal.SIGSEGV)
-
-    report = rewrite(folder, RewriteLimits(), root, kill)
+    killer = Killer(signal.SIGSEGV, 9)
+    report = rewrite(folder, RewriteLimits(), forker, killer)
     assert report.reason is Reason.REWRITE_FAILED
     assert "SIGSEGV" in report.explanation
+    assert len(killer.killed) == 1
 
 
-def test_a_job_that_is_not_wanted_any_more_ends_its_process(root: Path) -> None:
+def test_a_process_that_took_too_much_processor_time_is_not_started_again(forker: Forker, root: Path) -> None:
+    folder = request(root / "job", Lookups(), lookup_workload())
+    killer = Killer(signal.SIGXCPU, 9)
+    report = rewrite(folder, RewriteLimits(), forker, killer)
+    assert report.reason is Reason.REWRITE_LIMIT
+    assert "processor time" in report.explanation
+    assert len(killer.killed) == 1
+
+
+def test_a_process_that_was_killed_from_outside_is_started_again(forker: Forker, root: Path) -> None:
+    folder = request(root / "job", Lookups(), lookup_workload())
+    killer = Killer(signal.SIGKILL, 1)
+    assert rewrite(folder, RewriteLimits(), forker, killer).reason is None
+    assert len(killer.killed) == 1
+    assert not rewriting()
+
+
+def test_a_fork_server_that_was_killed_is_started_again_with_the_rewrite(forker: Forker, root: Path) -> None:
+    folder = request(root / "job", Lookups(), lookup_workload())
+    killed: list[int] = []
+
+    def kill() -> None:
+        for each in psutil.Process().children(recursive=True):
+            command = each.cmdline()
+            forks = "fxlib_workers.process.fork_server" in command and "fxlib_workers.process.reaper" not in command
+            if forks and each.name() != "rewrite" and not killed:
+                each.kill()
+                killed.append(each.pid)
+
+    assert rewrite(folder, RewriteLimits(), forker, kill).reason is None
+    assert len(killed) == 1
+    assert not rewriting()
+
+
+def test_a_process_that_is_killed_again_and_again_is_a_reason(forker: Forker, root: Path) -> None:
+    folder = request(root / "job", Lookups(), lookup_workload())
+    killer = Killer(signal.SIGKILL, 9)
+    report = rewrite(folder, RewriteLimits(), forker, killer)
+    assert report.reason is Reason.REWRITE_FAILED
+    assert "SIGKILL" in report.explanation
+    assert len(killer.killed) == 3
+
+
+def test_a_job_that_is_not_wanted_any_more_ends_its_process(forker: Forker, root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
 
     def stop() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        rewrite(folder, RewriteLimits(), root, stop)
-    assert not alive(str(folder.path))
+        rewrite(folder, RewriteLimits(), forker, stop)
+    assert not rewriting()
 
 
-def test_a_graph_whose_weights_lie_on_an_accelerator_is_left_alone_at_once(root: Path) -> None:
+def test_a_graph_whose_weights_lie_on_an_accelerator_is_left_alone_at_once(forker: Forker, root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
     graph = wire.parse(folder.original.read_bytes())
     for storage in graph.storages:
         storage.device = "cuda:0"
     folder.original.write_bytes(wire.serialize(graph))
-    report = rewrite(folder, RewriteLimits(), root, carry_on)
+    report = rewrite(folder, RewriteLimits(), forker, carry_on)
     assert report.reason is Reason.NO_DEVICE
     assert "cuda:0" in report.explanation
     assert not folder.rewritten.exists()

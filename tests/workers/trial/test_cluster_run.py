@@ -11,17 +11,19 @@ from fxlib import wire
 from fxlib.reasons import Reason
 from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.failures import TrialError
+from fxlib_workers.trial.nodes import Nodes
 from fxlib_workers.trial.trainer import EncodedProgram
 from tests.workers.cases import Lookups, lookup_workload
 from tests.workers.trial_settings import SETTINGS
 
 
 @pytest.mark.cluster
-@pytest.mark.usefixtures("ray")
+@pytest.mark.usefixtures("nodes")
 def test_an_infeasible_placement_is_a_reason_and_not_a_hang() -> None:
     settings = replace(SETTINGS, cpus_per_process=100.0, placement_timeout_s=0.5)
     graph = wire.encode(fxlib.capture(Lookups())).graph.SerializeToString()
+    program = EncodedProgram(original=graph, workload=b"", blobs={})
     with pytest.raises(TrialError) as caught:
-        ClusterRun(lookup_workload(), EncodedProgram(original=graph, workload=b"", blobs={}), settings, lambda: False)
+        ClusterRun(Nodes(settings), lookup_workload(), program, lambda: False)
     assert caught.value.reason is Reason.NO_CAPACITY
     assert "100 CPUs" in caught.value.detail

@@ -58,6 +58,12 @@ def test_a_server_that_dies_in_the_trial_is_named(attempt: Try) -> None:
     assert "ps" in report.explanation
 
 
+def test_a_process_whose_answer_is_not_one_ends_the_trial_and_is_named(attempt: Try) -> None:
+    report = attempt(Calls(remote_code.lie), calls_workload())
+    assert report.reason is Reason.TRIAL_DIED
+    assert "sent a malformed answer to not_served: it is not JSON" in report.explanation
+
+
 def test_a_cancelled_trial_ends_at_once_and_the_driver_lives_on(trials: TrialDriver, tmp_path: Path) -> None:
     folder = fill(tmp_path / "job", Calls(remote_code.hang), calls_workload(), TrialOptions(step_timeout_s=300))
     begun: list[float] = []

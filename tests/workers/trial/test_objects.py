@@ -11,11 +11,12 @@ from torch.distributed import rpc
 import fxlib
 from fxlib import ps, wire
 from fxlib.analysis.effects.process_groups import Groups
-from fxlib.runtime import CapturedModule, remote_call
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.ops import remote_call
 from fxlib.spec.contract import PURE, Contract
 from fxlib.spec.workload import Workload
 from fxlib_workers.trial.objects import bind, requirements_of
-from tests.runtime.world import rpc_world
+from tests.shared.rpc_world import rpc_world
 
 WORKLOAD = Workload(batches=[torch.zeros(1)], mode="forward")
 

@@ -15,7 +15,7 @@ import fxlib
 from fxlib import wire
 from fxlib.protocol import workload_from_proto
 from fxlib.reasons import Reason
-from fxlib.runtime import remote_call
+from fxlib.runtime.ops import remote_call
 from fxlib.spec.profile import Profile, TensorShape
 from fxlib.spec.workload import RemoteObject, Server, Workload
 from fxlib.v1.workload_pb2 import Workload as Message
@@ -27,9 +27,9 @@ from fxlib_workers.trial.trainer import EncodedProgram
 from tests.workers.replayed_model import Weighed, recorded, weighed_profile, workload
 
 
-def nobody_has_any(actors: Sequence[Any], method: str, *args: object, **_: object) -> list[Any]:
+def nobody_has_any(processes: Sequence[Any], method: str, *args: object, **_: object) -> list[Any]:
     """Answer as servers without a module of the operator's do."""
-    return [args[0] if method == "not_served" else None for _ in actors]
+    return [args[0] if method == "not_served" else None for _ in processes]
 
 
 def serve(profile: Profile | None, asked: Workload | None = None) -> None:
@@ -115,8 +115,8 @@ def test_an_rref_to_an_object_of_the_launcher_itself_is_refused_with_a_way_out()
 def test_an_object_that_nobody_can_make_is_named_where_there_is_no_profile_to_replay_it_from() -> None:
     joined, _, _ = with_undescribed_servers(workload(), program(), None)
 
-    def answers(actors: Sequence[Any], method: str, *args: Any, **_: object) -> list[Any]:
-        return [list(args[0]) if method == "not_made" else [] for _ in actors]
+    def answers(processes: Sequence[Any], method: str, *args: Any, **_: object) -> list[Any]:
+        return [list(args[0]) if method == "not_made" else [] for _ in processes]
 
     serving = Serving(answers, joined, None, (), 1.0)
     with pytest.raises(TrialError) as caught:

@@ -16,10 +16,13 @@ variants/INDEX/        the same for a variant of the request (without report.pb;
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from fxlib import wire
 from fxlib.protocol import (
@@ -83,6 +86,12 @@ class JobFolder:
             folder.original.write_bytes(graph)
 
     @property
+    def writable(self) -> tuple[Path, ...]:
+        """The folders that a rewrite writes: this one, and that of the blobs, which for a variant is elsewhere."""
+        blobs = self._blobs.resolve()
+        return (self.path,) if blobs.is_relative_to(self.path) else (self.path, blobs)
+
+    @property
     def variants(self) -> dict[str, JobFolder]:
         """The folders of the request's variants, by name: each looks like that of a job of its own."""
         return {variant.name: folder for variant, folder in self._variants(self.request())}
@@ -93,11 +102,11 @@ class JobFolder:
 
     def request(self) -> jobs_pb2.OptimizeRequest:
         """Read the client's request."""
-        return jobs_pb2.OptimizeRequest.FromString(self._request.read_bytes())
+        return jobs_pb2.OptimizeRequest.FromString(_read(self._request))
 
     def blobs(self) -> dict[str, bytes]:
         """Read the blobs that the workload and the graphs name, by SHA-256."""
-        return {path.name: path.read_bytes() for path in self._blobs.iterdir()}
+        return {path.name: _read(path) for path in self._blobs.iterdir()}
 
     def workload(self) -> Workload:
         """Read the workload."""
@@ -110,7 +119,7 @@ class JobFolder:
     def profile(self) -> Profile | None:
         """Read the profile: the one that the trial recorded, else the client's, if it sent one."""
         if self._profile.exists():
-            return profile_from_proto(profile_pb2.Profile.FromString(self._profile.read_bytes()))
+            return profile_from_proto(profile_pb2.Profile.FromString(_read(self._profile)))
         request = self.request()
         return profile_from_proto(request.profile) if request.HasField("profile") else None
 
@@ -122,51 +131,60 @@ class JobFolder:
         """
         message = profile_to_proto(profile)
         profile_from_proto(message)
-        self._profile.write_bytes(message.SerializeToString())
+        _write(self._profile, message.SerializeToString())
+        self._profile.chmod(0o644)  # whatever the umask: a rewrite reads it as another user
 
     def write_rewrite(self, report: Report, candidates: Sequence[Candidate] = ()) -> None:
         """Write what the passes did, and the graphs that they made, the most promising first; that one is chosen."""
         beside = self._candidates.with_suffix(".part")
+        shutil.rmtree(beside, ignore_errors=True)  # what a process that was killed has left
         beside.mkdir()
         for rank, candidate in enumerate(candidates):
             (beside / f"{rank}.pb").write_bytes(candidate.graph)
             for sha256, data in candidate.values.items():
                 (self._blobs / sha256).write_bytes(data)
-            _write(beside / f"{rank}.report", candidate.report)
+            _write_report(beside / f"{rank}.report", candidate.report)
         shutil.rmtree(self._candidates, ignore_errors=True)
         beside.replace(self._candidates)
         if candidates:
             self.choose(candidates[0])
-        _write(self._rewrite, report)
+        _write_report(self._rewrite, report)
 
     def read_rewrite(self) -> Report:
         """Read what the passes did."""
-        return _read(self._rewrite)
+        return _read_report(self._rewrite)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Read the rewritten graphs and what the passes did to each, the most promising first."""
         graphs = [self._candidates / f"{rank}.pb" for rank in range(len(list(self._candidates.glob("*.pb"))))]
         return tuple(
-            Candidate(graph=graph, report=_read(path.with_suffix(".report")), values=self.values_in(graph))
+            Candidate(graph=graph, report=_read_report(path.with_suffix(".report")), values=self.values_in(graph))
             for path in graphs
-            for graph in [path.read_bytes()]
+            for graph in [_read(path)]
         )
 
     def values_in(self, graph: bytes) -> dict[str, bytes]:
         """Read the blobs that a rewritten graph names, by SHA-256."""
-        return {ref.sha256: (self._blobs / ref.sha256).read_bytes() for ref in wire.values_of(wire.parse(graph))}
+        return {ref.sha256: _read(self._blobs / ref.sha256) for ref in wire.values_of(wire.parse(graph))}
 
     def choose(self, candidate: Candidate) -> None:
         """Make a candidate's graph the one that the answer speaks of."""
-        self.rewritten.write_bytes(candidate.graph)
+        _write(self.rewritten, candidate.graph)
+
+    def chosen(self) -> bytes | None:
+        """Read the graph that the answer speaks of; None if it is the original."""
+        try:
+            return _read(self.rewritten)
+        except FileNotFoundError:
+            return None
 
     def write_report(self, report: Report) -> None:
         """Write the answer."""
-        _write(self._report, report)
+        _write_report(self._report, report)
 
     def read_report(self) -> Report:
         """Read the answer."""
-        return _read(self._report)
+        return _read_report(self._report)
 
 
 def _request_of(request: jobs_pb2.OptimizeRequest, variant: jobs_pb2.VariantRequest) -> jobs_pb2.OptimizeRequest:
@@ -182,11 +200,34 @@ def _request_of(request: jobs_pb2.OptimizeRequest, variant: jobs_pb2.VariantRequ
     return own
 
 
-def _write(path: Path, report: Report) -> None:
+def _write_report(path: Path, report: Report) -> None:
     beside = path.with_suffix(".part")
-    beside.write_bytes(report_to_proto(report).SerializeToString())
+    _write(beside, report_to_proto(report).SerializeToString())
     beside.replace(path)
 
 
-def _read(path: Path) -> Report:
-    return report_from_proto(jobs_pb2.JobResult.FromString(path.read_bytes()))
+def _read_report(path: Path) -> Report:
+    return report_from_proto(jobs_pb2.JobResult.FromString(_read(path)))
+
+
+def _write(path: Path, data: bytes) -> None:
+    with _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+        file.write(data)
+
+
+def _read(path: Path) -> bytes:
+    with _open(path, os.O_RDONLY) as file:
+        return file.read()
+
+
+def _open(path: Path, flags: int) -> IO[bytes]:
+    """Open a file in a folder that a stranger's graph may have written to: one that is neither a link nor a pipe.
+
+    Raises:
+        OSError: it is not there, or it is something else than a file.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return os.fdopen(descriptor, "wb" if flags & os.O_WRONLY else "rb")

@@ -21,7 +21,9 @@ Message = Mapping[str, Any]
 FOLDER: Final = "FXLIB_WORKER_FOLDER"
 """The environment variable that holds a child's folder."""
 
-_CHANNEL: Final = "FXLIB_WORKER_CHANNEL"
+CHANNEL: Final = "FXLIB_WORKER_CHANNEL"
+"""The environment variable that holds the number of a child's socket."""
+
 _LONGEST_LINE: Final = 1 << 20
 """The longest message that is read, in bytes."""
 
@@ -48,7 +50,7 @@ class Channel:
     @classmethod
     def inherited(cls) -> Self:
         """Return the child's own end."""
-        return cls(socket.socket(fileno=int(os.environ.pop(_CHANNEL))))
+        return cls(inherited_socket())
 
     def send(self, **message: object) -> None:
         """Write one message.
@@ -79,8 +81,11 @@ class Channel:
             self._received += data
         line, _, rest = bytes(self._received).partition(b"\n")
         self._received = bytearray(rest)
-        message: Message = json.loads(line)
-        return message
+        return _message(line)
+
+    def fileno(self) -> int:
+        """Return the number of the open socket."""
+        return self._socket.fileno()
 
     def close(self) -> None:
         """Close this end, which the other end notices."""
@@ -96,6 +101,16 @@ class Channel:
         return data
 
 
+def _message(line: bytes) -> Message:
+    try:
+        message = json.loads(line.decode())  # bytes may be of any encoding that json guesses
+    except RecursionError:
+        raise ValueError("a message is nested too deeply") from None
+    if not isinstance(message, dict):
+        raise ValueError("a message is no object of JSON")  # noqa: TRY004 - as what is no JSON at all
+    return message
+
+
 class Child:
     """`python -m MODULE` below a reaper.
 
@@ -108,27 +123,43 @@ class Child:
         environment: variables that are set for the child.
         keep_variables: names, or patterns of names (`AWS_*`), of variables that it inherits besides those that
             libraries need.
+        arguments: the module's command line.
+        kind: the kind of socket that the child inherits; `channel` speaks over a stream.
     """
 
     def __init__(
-        self, module: str, root: Path, environment: Mapping[str, str], *, keep_variables: Sequence[str] = ()
+        self,
+        module: str,
+        root: Path,
+        environment: Mapping[str, str],
+        *,
+        keep_variables: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+        kind: socket.SocketKind = socket.SOCK_STREAM,
     ) -> None:
-        ours, theirs = socket.socketpair()
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, kind)
         self.folder = Path(tempfile.mkdtemp(dir=root, prefix=""))
-        self.channel = Channel(ours)
+        self.channel = Channel(self.socket)
         with theirs:
             number = theirs.fileno()
             self._reaper = subprocess.Popen(
-                [*_python("fxlib_workers.process.reaper"), str(self.folder), str(root), str(number), *_python(module)],
+                [
+                    *python("fxlib_workers.process.reaper"),
+                    str(self.folder),
+                    str(root),
+                    str(number),
+                    *python(module),
+                    *arguments,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr,
                 pass_fds=[number],
                 env={
                     **inherited_variables(more=keep_variables),
                     **environment,
-                    _CHANNEL: str(number),
+                    CHANNEL: str(number),
                     FOLDER: str(self.folder),
-                    "PYTHONPATH": _search_path(),
+                    "PYTHONPATH": search_path(),
                 },
                 start_new_session=True,
             )
@@ -158,6 +189,11 @@ class Child:
             self._reaper.wait()
 
 
+def inherited_socket() -> socket.socket:
+    """Return the socket that this process has inherited from the one that started it."""
+    return socket.socket(fileno=int(os.environ.pop(CHANNEL)))
+
+
 def inherited_variables(environment: Mapping[str, str] = os.environ, more: Iterable[str] = ()) -> dict[str, str]:
     """Return the variables that a child of a worker inherits.
 
@@ -169,12 +205,13 @@ def inherited_variables(environment: Mapping[str, str] = os.environ, more: Itera
     return {name: value for name, value in environment.items() if any(fnmatchcase(name, each) for each in patterns)}
 
 
-def _python(module: str) -> Sequence[str]:
+def python(module: str) -> Sequence[str]:
+    """Return the command that runs a module."""
     # -P: a file that happens to lie in the working directory must not be imported in place of a module.
     return (sys.executable, "-P", "-m", module)
 
 
-def _search_path() -> str:
+def search_path() -> str:
     """Return this process's search path, on which the operator's modules and this package are."""
     root = str(Path(__file__).parents[2])
     return os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))

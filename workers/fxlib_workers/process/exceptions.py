@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+DISK_FAULTS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+"""The numbers of the errors by which a disk fails, for no fault of the job's."""
 
 _LONGEST: Final = 500
 """The longest text of an exception, in characters."""

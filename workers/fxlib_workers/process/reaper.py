@@ -13,7 +13,6 @@ on to the command. Linux only.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import shutil
@@ -26,17 +25,19 @@ from typing import Final
 
 import psutil
 
-_PR_SET_CHILD_SUBREAPER: Final = 36
+from fxlib_workers.process.linux import adopt_orphans
+
 _TIMEOUT_S: Final = 10.0
 
 
 def main(folder: str, root: str, descriptor: int, command: list[str]) -> int:
     """Run the command until it or standard input ends; return its status, or 128 plus the signal that ended it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the worker's to handle
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
     os.close(descriptor)
     signal.signal(signal.SIGTERM, lambda *_: child.kill())
+    signal.signal(signal.SIGCHLD, lambda *_: _reap_adopted(child.pid))
     abandoned = False
     try:
         abandoned = _await_end(child)
@@ -73,6 +74,18 @@ def delete(folder: Path, timeout_s: float = _TIMEOUT_S) -> None:
         time.sleep(0.01)
 
 
+def children_of_this_process() -> set[int]:
+    """Return the ids of the children of this process, of one thread; those that ended count until they are reaped."""
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def _reap_adopted(child: int) -> None:
+    """Reap the processes that ended and are this one's by adoption: nobody else waits for them."""
+    for pid in children_of_this_process() - {child}:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
 def _await_end(child: subprocess.Popen[bytes]) -> bool:
     """Wait for the end of the child or of the worker; return whether the worker ended without writing its byte."""
     process, worker = os.pidfd_open(child.pid), sys.stdin.fileno()
@@ -82,11 +95,6 @@ def _await_end(child: subprocess.Popen[bytes]) -> bool:
     ready = {descriptor for descriptor, _ in poll.poll()}
     os.close(process)
     return worker in ready and not os.read(worker, 1)
-
-
-def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl failed")
 
 
 if __name__ == "__main__":

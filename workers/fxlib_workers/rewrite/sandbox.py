@@ -1,25 +1,42 @@
-"""The worker's side of a rewrite: it starts a fresh process for each job, watches it, and may ask it again."""
+"""The worker's side of a rewrite: it has a process forked for each job, watches it, and may ask it again."""
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Final, Self
 
 from fxlib.reasons import Reason
 from fxlib.spec.report import Report
-from fxlib_workers.config import REWRITE_JOB, REWRITE_LIMITS, REWRITE_MODULES, RewriteLimits
+from fxlib_workers import logs
+from fxlib_workers.config import RewriteLimits
 from fxlib_workers.exchange.job_folder import JobFolder
-from fxlib_workers.process.child import Child, ChildEndedError, Message
+from fxlib_workers.process.cgroup import JobCgroup, job_cgroup
+from fxlib_workers.process.child import ChildEndedError, Message
+from fxlib_workers.process.containment import Containment, Part
+from fxlib_workers.process.forking import ForkedChild, Forker, ForkError
+
+_LOG: Final = logs.Log(__name__)
+
+REWRITING: Final = "fxlib_workers.rewrite.answer_worker"
+"""The module that the process of a rewrite runs: that of its `Forker`."""
 
 _POLL_S: Final = 0.2
+_LIBRARIES_BYTES: Final = 1 << 30
+"""What the libraries take, for which no graph is to blame."""
+
 _ENDED_BY_SIGNAL: Final = 128
 """The exit status of a process that a signal ended, less the signal's number."""
+
+_KILLED: Final = frozenset({_ENDED_BY_SIGNAL + signal.SIGKILL, _ENDED_BY_SIGNAL + signal.SIGTERM})
+"""The exit statuses of a process that was killed from outside: the limits set here end it in other ways."""
+
+_KILLS: Final = 2
+"""The number of times that a killed process is started again for one rewrite."""
 
 
 class RewriteSandbox:
@@ -28,50 +45,68 @@ class RewriteSandbox:
     Args:
         folder: the job's folder, which holds request, graph and blobs.
         limits: what the process may take.
-        root: the worker's folder.
+        forker: what forks the process.
         check: a function that is called while the process works; what it raises is raised here.
+        containment: what the process is kept from; it may write the job's folder besides.
         modules: the operator's modules, whose import registers the clients that passes may schedule.
-        keep_variables: names of environment variables that the process sees besides those that libraries need.
     """
 
     def __init__(
         self,
         folder: JobFolder,
         limits: RewriteLimits,
-        root: Path,
+        forker: Forker,
         check: Callable[[], None],
+        containment: Containment,
         *,
         modules: Sequence[str] = (),
-        keep_variables: Sequence[str] = (),
     ) -> None:
         self._folder = folder
         self._limits = limits
         self._check = check
-        environment = {
-            REWRITE_JOB: str(folder.path),
-            REWRITE_LIMITS: json.dumps(asdict(limits)),
-            REWRITE_MODULES: json.dumps(list(modules)),
-        }
-        self._child = Child("fxlib_workers.rewrite", root, environment, keep_variables=keep_variables)
+        self._open = ExitStack()
+        self._group = self._open.enter_context(_cgroup(containment, limits))
+        joins = self._group.joins if self._group else ()
+        self._forker = forker
+        self._policy = replace(containment, writable=folder.writable, cgroup=joins)
+        self._modules = list(modules)
+        self._child = self._start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._child.end()
+        with self._open:
+            self._child.end()
 
     def rewrite(self) -> Report:
         """Rewrite the graph by what the folder now holds, write the candidates there, and return what the passes did.
 
-        If the rewrite fails, the candidates of an earlier one stay.
+        If the rewrite fails, the candidates of an earlier one stay. A process that was killed from outside (by an
+        operator, by the kernel when the host was out of memory) is started again, a few times.
+
+        Raises:
+            OSError: this worker's disk fails.
         """
-        try:
-            self._child.channel.send(rewrite=True)
-            answer = self._await()
-        except ChildEndedError:
-            return _ended(self._child.status(), self._limits)
+        for left in reversed(range(_KILLS + 1)):
+            try:
+                self._child.channel.send(rewrite=True)
+                answer = self._await()
+                break
+            except ChildEndedError:
+                report, killed = self._end_of_child()
+            if self._group is not None and self._group.ran_out():
+                wanted = f"more than {self._limits.memory_bytes} bytes were wanted"
+                return _keep_original(Reason.REWRITE_LIMIT, wanted)
+            if not killed or not left:
+                return report
+            _LOG.warning("rewrite killed; started again", how=report.explanation)
+            self._child.end()
+            self._child = self._start()
         if answer is None:
             return _keep_original(Reason.REWRITE_LIMIT, f"no answer within {self._limits.wall_s:g} s")
+        if (number := answer.get("disk")) is not None:
+            raise OSError(number, answer["failed"])
         if answer.get("out_of_memory"):
             wanted = f"more than {self._limits.memory_bytes} bytes were wanted: {answer['failed']}"
             return _keep_original(Reason.REWRITE_LIMIT, wanted)
@@ -83,13 +118,38 @@ class RewriteSandbox:
             return _keep_original(Reason.REWRITE_FAILED, answer["failed"])
         return self._folder.read_rewrite()
 
+    def _start(self) -> ForkedChild:
+        child = self._forker.fork("rewrite", self._policy)
+        with suppress(ChildEndedError):  # which shows again when it is asked
+            child.channel.send(job=str(self._folder.path), limits=asdict(self._limits), modules=self._modules)
+        return child
+
+    def _end_of_child(self) -> tuple[Report, bool]:
+        """Return what there is to say of a process that ended, and whether it, or what forks it, was killed."""
+        try:
+            status = self._child.status()
+        except ForkError as error:
+            return _keep_original(Reason.REWRITE_FAILED, str(error)), True
+        return _ended(status, self._limits), status in _KILLED
+
     def _await(self) -> Message | None:
         deadline = time.monotonic() + self._limits.wall_s
-        while time.monotonic() < deadline:
+        while (left_s := deadline - time.monotonic()) > 0:
             self._check()
-            if (message := self._child.channel.receive(_POLL_S)) is not None:
+            try:
+                message = self._child.channel.receive(min(_POLL_S, left_s))
+            except ValueError as error:
+                return {"failed": str(error)}
+            if message is not None:
                 return message
         return None
+
+
+def _cgroup(containment: Containment, limits: RewriteLimits) -> AbstractContextManager[JobCgroup | None]:
+    """Bound what all processes of a rewrite take together, where this host allows it."""
+    if Part.MEMORY not in containment.parts:
+        return nullcontext()
+    return job_cgroup(limits.memory_bytes + containment.scratch_bytes + _LIBRARIES_BYTES, containment.threads)
 
 
 def _ended(status: int, limits: RewriteLimits) -> Report:

@@ -1,7 +1,7 @@
-"""The process that drives trials: connected to Ray once, it runs one trial after another for its worker.
+"""The process that drives trials: it leaves the host's network, and then starts Ray (`drive`).
 
-It receives the folder of each job (see `exchange.job_folder`), sends lines of progress, and writes `report.pb` there.
-Where a profile is wanted, it says when that is written, and goes on once the candidates are planned by it.
+Ray listens on all interfaces, whatever address it is given. A Ray of the worker's own is therefore started where there
+is no interface but loopback: in a network of its own, which no other process of the host is in.
 """
 
 from __future__ import annotations
@@ -9,102 +9,30 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Collection, Sequence
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Final
 
-from fxlib.errors import FxlibError
-from fxlib.spec.profile import Profile
-from fxlib.spec.variant import MAIN
 from fxlib_workers import logs
-from fxlib_workers.config import TRIAL_SETTINGS, TrialSettings
-from fxlib_workers.exchange.candidate import Candidate
-from fxlib_workers.exchange.job_folder import JobFolder
-from fxlib_workers.process.child import FOLDER, Channel, ChildEndedError
-from fxlib_workers.process.exceptions import shorten
-from fxlib_workers.trial.cluster_run import connected
-from fxlib_workers.trial.failures import InterruptedTrialError
-from fxlib_workers.trial.replay.clients import with_remote_calls
-from fxlib_workers.trial.run_trial import TrialRequest, run_trial
-from fxlib_workers.trial.trainer import EncodedProgram
+from fxlib_workers.config import LOOPBACK, TRIAL_SETTINGS, TrialSettings
+from fxlib_workers.process.child import Channel
+from fxlib_workers.process.containment import ContainmentError, leave_network
 
-_ALIVE_S: Final = 5.0
-"""The interval of messages that say that this process is alive."""
+_LOG: Final = logs.Log(__name__)
 
 
 def main() -> int:
-    """Run trials until the worker ends."""
+    """Run trials until the worker ends; return the exit status."""
     logs.set_up()
     channel = Channel.inherited()
     settings = _settings(os.environ.pop(TRIAL_SETTINGS))
-    try:
-        with connected(settings, Path(os.environ.pop(FOLDER))):
-            channel.send(ready=True)
-            while True:
-                if (message := channel.receive()) is not None and "folder" in message:
-                    _run(JobFolder(Path(message["folder"])), settings, channel, profile=message["profile"])
-    except ChildEndedError:
-        return 0
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        channel.send(failed=shorten(f"{type(error).__name__}: {error}"))
-        return 1
-
-
-def _run(job: JobFolder, settings: TrialSettings, channel: Channel, *, profile: Collection[str]) -> None:
-    def report_progress(phase: str, message: str, progress: float | None = None) -> None:
-        channel.send(phase=phase, message=message, progress=progress)
-
-    sent_at = time.monotonic()
-
-    def interrupted() -> bool:
-        nonlocal sent_at
-        if time.monotonic() - sent_at > _ALIVE_S:
-            sent_at = time.monotonic()
-            channel.send(alive=True)
-        return channel.receive(timeout_s=0.0) is not None
-
-    def plan_anew(name: str, folder: JobFolder, measured: Profile) -> Sequence[Candidate]:
+    if not settings.ray_address and settings.interface == LOOPBACK:
         try:
-            folder.write_profile(measured)
-        except FxlibError as error:
-            report_progress("profile", f"planned without a profile: {error}")
-            return folder.candidates()
-        channel.send(profiled=name)
-        if "planned" not in (channel.receive() or {}):
-            raise InterruptedTrialError
-        return folder.candidates()
+            leave_network()
+        except ContainmentError as error:  # a worker of which `isolated` is required was refused before
+            _LOG.warning("Ray listens on all interfaces of the host", why=error)
+    # Here, since a process that has started threads cannot leave its network.
+    from fxlib_workers.trial.drive import drive
 
-    folders = {MAIN: job, **job.variants}
-    reports = {name: folder.read_rewrite() for name, folder in folders.items()}
-    requests = {
-        name: TrialRequest(
-            workload=folder.workload(),
-            options=folder.options(),
-            program=EncodedProgram(
-                original=folder.original.read_bytes(),
-                workload=folder.request().workload.SerializeToString(),
-                blobs=folder.blobs(),
-            ),
-            candidates=folder.candidates(),
-            plan_anew=partial(plan_anew, name, folder) if name in profile and folder.profile() is None else None,
-            profile=with_remote_calls(folder.profile(), folder.original.read_bytes()),
-        )
-        for name, folder in folders.items()
-        if reports[name].reason is None
-    }
-    try:
-        results = run_trial(requests, settings, report_progress, interrupted)
-    except InterruptedTrialError:
-        channel.send(interrupted=True)
-        return
-    for name, result in results.items():
-        folders[name].choose(result.chosen)
-        reports[name] = result.report
-    job.write_report(replace(reports.pop(MAIN), variants=reports))
-    channel.send(done=True)
+    return drive(settings, channel)
 
 
 def _settings(text: str) -> TrialSettings:

@@ -1,11 +1,10 @@
-"""One process of a trial: a Ray actor that joins the others over `torch.distributed.rpc`."""
+"""One process of a trial, which joins the others over `torch.distributed.rpc`."""
 
 from __future__ import annotations
 
 import os
 import resource
 import socket
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,10 +68,6 @@ class TrialActor:
         for module in config.allowed_modules:
             functions.allow_module(module)
 
-    def pid(self) -> int:
-        """Return the process's id."""
-        return os.getpid()
-
     def host_store(self) -> StoreAddress:
         """Start the store through which the processes find each other, on a free port of the trial's interface."""
         host = _address(self._config.interface)
@@ -112,10 +107,6 @@ class TrialActor:
 
     def _store(self) -> distributed.Store:
         return distributed.TCPStore(self._store_address.host, self._store_address.port, is_master=False)
-
-    def wait_forever(self) -> None:
-        """Never return: the call fails when the process ends, which is how the driver notices."""
-        threading.Event().wait()
 
 
 class ServerActor(TrialActor):

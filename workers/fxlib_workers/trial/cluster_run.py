@@ -1,33 +1,35 @@
-"""Ray, and the processes of one trial on it: they are placed, joined, called under a time limit, and ended."""
+"""The processes of one trial: they are placed by Ray, joined, called under a time limit, and ended."""
 
 from __future__ import annotations
 
-import logging
-import os
+import pickle
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from fxlib.protocol import workload_to_proto
 from fxlib.reasons import Reason
 from fxlib.spec.profile import Profile
 from fxlib.spec.workload import Workload
-from fxlib_workers.config import TrialSettings
+from fxlib_workers.config import LOOPBACK
 from fxlib_workers.exchange.candidate import ORIGINAL, Arm
 from fxlib_workers.process.exceptions import Raised, shorten
-from fxlib_workers.trial.actor import ActorConfig, ServerActor
+from fxlib_workers.trial.actor import ActorConfig
+from fxlib_workers.trial.answer_calls import MAKE
+from fxlib_workers.trial.answers import MalformedAnswerError, ProcessFailureError, read_answer
 from fxlib_workers.trial.failures import CandidateError, InterruptedTrialError, TrialError, failure_reason
+from fxlib_workers.trial.host import Ended
+from fxlib_workers.trial.nodes import Nodes
 from fxlib_workers.trial.serving import Serving, concurrent_calls, with_undescribed_servers
-from fxlib_workers.trial.trainer import EncodedProgram, Trainer
+from fxlib_workers.trial.trainer import EncodedProgram
 
 _POLL_S: Final = 0.2
 """The interval at which a waiting driver looks whether it was interrupted."""
@@ -38,52 +40,43 @@ _AFTERMATH_S: Final = 2.0
 _STEPS_TO_SETTLE: Final = 2
 """The steps after which `DistributedDataParallel` has its buckets in their final order."""
 
-_OBJECT_STORE_BYTES: Final = 256 << 20
-_MOST_CPUS: Final = 8
-"""The most CPUs that Ray is told of: it starts an idle process for each, and a trial asks for hundredths of one."""
+_SHARED_BYTES: Final = 1 << 20
+"""The length from which on a call to several processes is kept in Ray's object store, and not sent once for each."""
+
+_END_S: Final = 10.0
+"""The time in which a host kills processes, after which it is killed itself."""
 
 
-@contextmanager
-def connected(settings: TrialSettings, folder: Path) -> Iterator[None]:
-    """Connect to Ray for a block: to the operator's cluster, or to a Ray on this host that keeps its files in `folder`.
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of a trial, forked by the host on its node.
 
-    Raises:
-        ConnectionError, RuntimeError: there is no Ray at the address, or it cannot be started.
+    Attributes:
+        name: its name in `torch.distributed.rpc`.
+        key: the key by which its host knows it.
+        node: Ray's id of the node.
+        host: the Ray actor there.
     """
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_DEDUP_LOGS"] = "0"
-    if settings.ray_address:
-        ray.init(address=settings.ray_address, log_to_driver=False, logging_level=logging.WARNING)
-    else:
-        ray.init(
-            address="local",
-            num_cpus=min(os.cpu_count() or 1, _MOST_CPUS),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(folder),
-        )
-    try:
-        yield
-    finally:
-        ray.shutdown()
+
+    name: str
+    key: str
+    node: str
+    host: Any
 
 
 class ClusterRun:
     """Trainers and parameter servers, each in a process of its own. They end with the context.
 
     Args:
+        nodes: the nodes of Ray on which they run.
         workload: the servers, and the number of trainers.
         program: the program that the trainers run first.
-        settings: the operator's settings.
         interrupted: a function that returns whether the trial is to end at once.
         profile: the profile from which remote functions that no process has are replayed; None if there are none.
 
     Attributes:
-        servers: the actors of the parameter servers.
-        trainers: the actors of the trainers.
+        servers: the parameter servers.
+        trainers: the trainers.
 
     Raises:
         TrialError: Ray cannot place the processes, or they do not start.
@@ -92,19 +85,21 @@ class ClusterRun:
 
     def __init__(
         self,
+        nodes: Nodes,
         workload: Workload,
         program: EncodedProgram,
-        settings: TrialSettings,
         interrupted: Callable[[], bool],
         profile: Profile | None = None,
     ) -> None:
         workload, program, undescribed = with_undescribed_servers(workload, program, profile)
-        self._settings = settings
+        self._nodes = nodes
+        self._settings = nodes.settings
         self._interrupted = interrupted
         self._workload = workload
         self._profile = profile
-        self._serving = Serving(self.ask, workload, profile, undescribed, settings.start_timeout_s)
-        self._actors: list[Any] = []
+        self._serving = Serving(self.ask, workload, profile, undescribed, nodes.settings.start_timeout_s)
+        self._processes: list[Process] = []
+        self._lifelines: dict[Any, Process] = {}
         self._collective = self._reduces = False
         names = [server.name for server in workload.servers]
         names += [f"trainer{rank}" for rank in range(workload.trainers)]
@@ -124,8 +119,14 @@ class ClusterRun:
 
     def close(self) -> None:
         """Kill the processes, and release their placement group."""
-        for actor in self._actors:
-            ray.kill(actor)
+        ending = {
+            node: processes[0].host.end.remote([each.key for each in processes])
+            for node, processes in self._by_node().items()
+        }
+        done, _ = ray.wait(list(ending.values()), num_returns=len(ending), timeout=_END_S) if ending else ([], [])
+        for node, end in ending.items():
+            if end not in done or not _succeeded(end):
+                self._nodes.forget(node)
         remove_placement_group(self._group)
 
     def prepare(self) -> None:
@@ -170,10 +171,10 @@ class ClusterRun:
         limit_s = self._settings.start_timeout_s
         self._workload, self._profile = workload, profile
         self._serving = Serving(self.ask, workload, profile, undescribed, limit_s)
-        self.ask(self.trainers, "switch_program", ray.put(replace(program, workload=message)), timeout_s=limit_s)
+        self.ask(self.trainers, "switch_program", replace(program, workload=message), timeout_s=limit_s)
 
     @property
-    def step_trainers(self) -> Sequence[Any]:
+    def step_trainers(self) -> Sequence[Process]:
         """The trainers that a step needs: the first one, or all of them where the step has collectives."""
         return self.trainers if self._collective else self.trainers[:1]
 
@@ -194,11 +195,11 @@ class ClusterRun:
             TrialError, InterruptedTrialError: as `ask` does.
         """
         limit_s = self._settings.start_timeout_s
-        required = self.ask_of(candidate, self.trainers, "load_candidate", graph, ray.put(values), timeout_s=limit_s)
+        required = self.ask_of(candidate, self.trainers, "load_candidate", graph, values, timeout_s=limit_s)
         with _blame_candidate(candidate):
             self._serving.check(self.servers, required[0])
 
-    def ask_of(self, arm: Arm, actors: Sequence[Any], method: str, *args: object, timeout_s: float) -> list[Any]:
+    def ask_of(self, arm: Arm, processes: Sequence[Process], method: str, *args: object, timeout_s: float) -> list[Any]:
         """Call a method of several processes for an arm, which is its first argument and to blame for an exception.
 
         Raises:
@@ -206,11 +207,11 @@ class ClusterRun:
             TrialError, InterruptedTrialError: as `ask` does.
         """
         with _blame_candidate(arm):
-            return self.ask(actors, method, arm, *args, timeout_s=timeout_s, blame=failure_reason(arm))
+            return self.ask(processes, method, arm, *args, timeout_s=timeout_s, blame=failure_reason(arm))
 
     def ask(
         self,
-        actors: Sequence[Any],
+        processes: Sequence[Process],
         method: str,
         *args: object,
         timeout_s: float,
@@ -219,7 +220,7 @@ class ClusterRun:
         """Call a method of several processes at once and return their answers.
 
         Args:
-            actors: the processes.
+            processes: the processes.
             method: the method's name.
             *args: its arguments.
             timeout_s: the time after which the call counts as hung.
@@ -229,13 +230,10 @@ class ClusterRun:
             TrialError: a process died, hung, or raised.
             InterruptedTrialError: the worker asked for the trial to end.
         """
-        pending = [getattr(actor, method).remote(*args) for actor in actors]
+        call = pickle.dumps((method, args))
+        sent = ray.put(call) if len(processes) > 1 and len(call) > _SHARED_BYTES else call
         what = " of ".join([method, *(repr(each) for each in args[:1] if isinstance(each, str))])
-        answers = self._await(pending, what, timeout_s)
-        for answer in answers:
-            if isinstance(answer, Raised):
-                raise self._failure(answer, blame)
-        return answers
+        return self._call([(each, sent) for each in processes], method, timeout_s=timeout_s, what=what, blame=blame)
 
     def _reserve(self, count: int) -> PlacementGroup:
         share = self._settings.cpus_per_process
@@ -252,11 +250,19 @@ class ClusterRun:
         return group
 
     def _start(self, names: Sequence[str], program: EncodedProgram) -> None:
-        servers = len(self._workload.servers)
-        shared = ray.put(program)
+        bundles = placement_group_table(self._group)["bundles_to_node_id"]
+        self._trial = uuid.uuid4().hex
         for rank, name in enumerate(names):
+            host = self._nodes.host(bundles[rank])
+            self._processes.append(Process(name=name, key=f"{self._trial}/{rank}", node=bundles[rank], host=host))
+        servers, limit_s = len(self._workload.servers), self._settings.start_timeout_s
+        self.servers, self.trainers = self._processes[:servers], self._processes[servers:]
+        self._fork()
+        self._lifelines = {each.host.end_of.remote(each.key): each for each in self.servers}
+        calls = []
+        for rank, process in enumerate(self._processes):
             config = ActorConfig(
-                name=name,
+                name=process.name,
                 rank=rank,
                 world_size=len(names),
                 interface=self._settings.interface,
@@ -264,70 +270,139 @@ class ClusterRun:
                 memory_bytes=self._settings.process_memory_bytes,
                 file_bytes=self._settings.process_file_bytes,
                 threads=self._workload.threads if rank >= servers else 1,
-                concurrent_calls=concurrent_calls(self._profile, name),
+                concurrent_calls=concurrent_calls(self._profile, process.name),
             )
-            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
-            options = {"num_cpus": self._settings.cpus_per_process, "scheduling_strategy": strategy}
-            if rank < servers:
-                # One thread for `wait_forever`, the others for calls of the driver.
-                self._actors.append(ray.remote(ServerActor).options(max_concurrency=3, **options).remote(config))
-            else:
-                self._actors.append(ray.remote(Trainer).options(**options).remote(config, shared))
-        self.servers, self.trainers = self._actors[:servers], self._actors[servers:]
-        self._lifelines = [server.wait_forever.remote() for server in self.servers]
+            role = "trainer" if rank >= servers else "server"
+            calls.append((process, pickle.dumps((MAKE, (role, config)))))
+        self._call(calls, MAKE, timeout_s=limit_s)
+        self.ask(self.trainers, "switch_program", program, timeout_s=limit_s)
+
+    def _fork(self) -> None:
+        limit_s = self._settings.start_timeout_s
+        deadline = time.monotonic() + limit_s
+        # On loopback a trial has a network of its own; its processes on several hosts meet on the hosts' own.
+        network = self._trial if self._settings.interface == LOOPBACK else ""
+        pending = {
+            processes[0].host.fork.remote({each.key: each.name for each in processes}, network): node
+            for node, processes in self._by_node().items()
+        }
+        while pending:
+            done, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_S)
+            for each in done:
+                node = pending.pop(each)
+                try:
+                    ray.get(each)
+                except RayError as error:
+                    self._nodes.forget(node)
+                    raise TrialError(Reason.TRIAL_DIED, f"no process can be started: {_in_words(error)}") from error
+            if pending:
+                self._check_on(deadline, "fork", limit_s)
+
+    def _by_node(self) -> Mapping[str, Sequence[Process]]:
+        found: dict[str, list[Process]] = {}
+        for each in self._processes:
+            found.setdefault(each.node, []).append(each)
+        return found
 
     def _join(self) -> None:
         limit_s = self._settings.start_timeout_s
-        (address,) = self.ask(self._actors[:1], "host_store", timeout_s=limit_s)
-        self.ask(self._actors, "join", address, timeout_s=limit_s)
-        for server, actor in zip(self._workload.servers, self.servers, strict=True):
+        (address,) = self.ask(self._processes[:1], "host_store", timeout_s=limit_s)
+        self.ask(self._processes, "join", address, timeout_s=limit_s)
+        for server, process in zip(self._workload.servers, self.servers, strict=True):
             described = (server, self._workload.trainer_optimizer, self._workload.seed)
-            self.ask([actor], "serve", *described, timeout_s=limit_s, blame=Reason.NO_SERVER)
+            self.ask([process], "serve", *described, timeout_s=limit_s, blame=Reason.NO_SERVER)
 
-    def _await(self, pending: list[Any], what: str, timeout_s: float) -> list[Any]:
+    def _call(
+        self,
+        calls: Sequence[tuple[Process, Any]],
+        method: str,
+        *,
+        timeout_s: float,
+        what: str = MAKE,
+        blame: Reason = Reason.TRIAL_DIED,
+    ) -> list[Any]:
+        """Send each process a call of one method, and return their answers in the same order."""
+        pending = {process.host.ask.remote(process.key, call): process for process, call in calls}
+        found = self._await(pending, method, what, timeout_s)
+        answers = [found[process.key] for process, _ in calls]
+        for answer in answers:
+            if isinstance(answer, Raised):
+                raise self._failure(answer, blame)
+        return answers
+
+    def _await(self, pending: Mapping[Any, Process], method: str, what: str, timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
-        left = list(pending)
+        left, answers = dict(pending), dict[str, Any]()
         while left:
             done, _ = ray.wait([*left, *self._lifelines], num_returns=1, timeout=_POLL_S)
-            if self._interrupted():
-                raise InterruptedTrialError
             for each in done:
                 if each in self._lifelines:
-                    raise self._death(each)
-                left.remove(each)
-            if left and self._collective and (raised := _first_raised(done)):
-                others, _ = ray.wait(left, num_returns=len(left), timeout=_AFTERMATH_S)
-                if len(others) < len(left):
-                    return [replace(raised, stranded=True)]
-            if left and time.monotonic() > deadline:
-                raise TrialError(Reason.TRIAL_HUNG, _timeout_detail(what, timeout_s))
-        try:
-            answers: list[Any] = ray.get(pending)
-        except RayActorError as error:
-            raise self._death(error) from error
-        except RayTaskError as error:
-            raise TrialError(Reason.TRIAL_DIED, shorten(f"{type(error.cause).__name__}: {error.cause}")) from error
+                    raise self._death(each, self._lifelines[each])
+                process = left.pop(each)
+                answers[process.key] = answer = self._answer(each, process, method)
+                if left and self._collective and isinstance(answer, Raised):
+                    others, _ = ray.wait(list(left), num_returns=len(left), timeout=_AFTERMATH_S)
+                    if len(others) < len(left):
+                        raised = replace(answer, stranded=True)
+                        return answers | dict.fromkeys([each.key for each in pending.values()], raised)
+            if left:
+                self._check_on(deadline, what, timeout_s)
         return answers
+
+    def _check_on(self, deadline: float, what: str, timeout_s: float) -> None:
+        if self._interrupted():
+            raise InterruptedTrialError
+        if time.monotonic() > deadline:
+            raise TrialError(Reason.TRIAL_HUNG, _timeout_detail(what, timeout_s))
+
+    def _answer(self, call: Any, process: Process, method: str) -> object:
+        """Return what a process answered to a call that is over."""
+        try:
+            message = ray.get(call)
+        except RayError as error:
+            raise self._death(error, process) from error
+        if isinstance(message, Ended):
+            raise self._death(message, process)
+        try:
+            return read_answer(method, message)
+        except ProcessFailureError as error:
+            raise TrialError(Reason.TRIAL_DIED, str(error)) from error
+        except MalformedAnswerError as error:
+            detail = f"{process.name} sent a malformed answer to {method}: {error}"
+            raise TrialError(Reason.TRIAL_DIED, detail) from error
 
     def _failure(self, raised: Raised, blame: Reason) -> TrialError:
         if raised.out_of_memory:
             return TrialError(Reason.OUT_OF_MEMORY, raised.text, survived=True)
-        dead, _ = ray.wait(self._lifelines, num_returns=1, timeout=_AFTERMATH_S) if self._lifelines else ([], [])
-        return self._death(dead[0]) if dead else TrialError(blame, raised.text, survived=not raised.stranded)
+        lifelines = list(self._lifelines)
+        dead, _ = ray.wait(lifelines, num_returns=1, timeout=_AFTERMATH_S) if lifelines else ([], [])
+        if dead:
+            return self._death(dead[0], self._lifelines[dead[0]])
+        return TrialError(blame, raised.text, survived=not raised.stranded)
 
-    def _death(self, end: Any) -> TrialError:
+    def _death(self, end: Any, process: Process) -> TrialError:
         """Return an error that says which process died, and why."""
-        names = [server.name for server in self._workload.servers]
-        who = f"server {names[self._lifelines.index(end)]!r}" if end in self._lifelines else "a trainer"
-        error = end
-        if not isinstance(end, Exception):
+        who = f"server {process.name!r}" if process in self.servers else f"trainer {process.name!r}"
+        if not isinstance(end, (Ended, RayError)):
             try:
-                error = ray.get(end)
-            except Exception as raised:  # noqa: BLE001 - any exception here says how the process ended
-                error = raised
-        if isinstance(error, OutOfMemoryError):
+                end = ray.get(end)
+            except RayError as error:
+                end = error
+        if isinstance(end, OutOfMemoryError):
             return TrialError(Reason.OUT_OF_MEMORY, who)
-        return TrialError(Reason.TRIAL_DIED, f"{who} ended: {shorten(str(error))}")
+        return TrialError(Reason.TRIAL_DIED, f"{who} ended: {end.how if isinstance(end, Ended) else _in_words(end)}")
+
+
+def _in_words(error: RayError) -> str:
+    return shorten(str(error.cause if isinstance(error, RayTaskError) else error))
+
+
+def _succeeded(call: Any) -> bool:
+    try:
+        ray.get(call)
+    except RayError:
+        return False
+    return True
 
 
 def _timeout_detail(what: str, timeout_s: float) -> str:
@@ -337,12 +412,6 @@ def _timeout_detail(what: str, timeout_s: float) -> str:
             "over the network, and that they are not too busy to start, or raise start_timeout_s"
         )
     return f"{what} took more than {timeout_s:.3g} s"
-
-
-def _first_raised(done: Sequence[Any]) -> Raised | None:
-    """Return the first exception among the answers of finished calls."""
-    answers = (ray.get(each) for each in done)
-    return next((answer for answer in answers if isinstance(answer, Raised)), None)
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -11,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
+from fxlib.errors import FxlibError
 from fxlib.reasons import Reason
 from fxlib.spec.report import Report
 from fxlib_workers import logs
@@ -34,11 +37,19 @@ _SILENCE_S: Final = 90.0
 """The time without a message after which the driver counts as hung: it sends one every few seconds."""
 
 _STOP_TIMEOUT_S: Final = 5.0
-_ATTEMPTS: Final = 2
+_ATTEMPTS: Final = 3
+"""The number of times that a trial is run whose processes are killed, or whose driver fails, through others."""
+
+_KILLED: Final = re.compile(rf"\(signal ({int(signal.SIGKILL)}|{int(signal.SIGTERM)})\)|node (died|was terminated)")
+"""What the explanation of a death says that came from outside. A program's own limits and crashes end it otherwise."""
 
 
 class DriverError(Exception):
     """The driver's process failed, for no fault of the job's: Ray could not be started, or broke down."""
+
+
+class RefusedJobError(FxlibError):
+    """The driver cannot read a file of the job, though the service let it pass."""
 
 
 class TrialDriver:
@@ -82,14 +93,24 @@ class TrialDriver:
             check: a function that is called while the trial runs; what it raises ends the trial.
             plans: by program ("main": the job's own step; else a variant's), what plans anew once the trial has
                 written a profile; programs that need no profile are missing.
+
+        Raises:
+            RefusedJobError: the job cannot be read.
+            OSError: this worker's disk fails.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return self._run(folder, report_progress, check, plans)
+                report = self._run(folder, report_progress, check, plans)
+                if attempt == _ATTEMPTS or not killed_from_outside(report):
+                    return report
+                _LOG.warning("a process of the trial was killed", attempt=attempt, how=report.explanation)
+                report_progress("sameness", "a process of the trial was killed; it is run again")
             except DriverError as error:
                 self.end()
                 _LOG.warning("trial driver failed", attempt=attempt, error=error)
                 reason, detail = Reason.TRIAL_DIED if self._ready else Reason.NO_CAPACITY, str(error)
+            except RefusedJobError:
+                raise
             except BaseException:
                 self._interrupt()
                 raise
@@ -120,7 +141,11 @@ class TrialDriver:
                 continue
             last_message_at = time.monotonic()
             if "failed" in message:
+                if (number := message.get("disk")) is not None:
+                    raise OSError(number, message["failed"])
                 raise DriverError(message["failed"])
+            if "refused" in message:
+                raise RefusedJobError(message["refused"])
             if "phase" in message:
                 report_progress(message["phase"], message["message"], message["progress"])
             if wanted & message.keys():
@@ -156,6 +181,12 @@ class TrialDriver:
         if self._driver is None:
             raise DriverError("the driver is not running")
         return self._driver
+
+
+def killed_from_outside(report: Report) -> bool:
+    """Whether a trial ended because a process of it was killed: by an operator, the kernel, or with its node."""
+    reports = (report, *report.variants.values())
+    return any(each.reason is Reason.TRIAL_DIED and _KILLED.search(each.explanation) for each in reports)
 
 
 def _keep_original(report: Report, reason: Reason, detail: str) -> Report:

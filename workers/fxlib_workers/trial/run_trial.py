@@ -16,11 +16,11 @@ from fxlib.spec.trial import TrialOptions
 from fxlib.spec.variant import MAIN
 from fxlib.spec.workload import Workload
 from fxlib_workers import logs
-from fxlib_workers.config import TrialSettings
 from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
 from fxlib_workers.exchange.job_folder import ReportProgress
 from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.failures import TrialError
+from fxlib_workers.trial.nodes import Nodes
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.screening import Screening
 from fxlib_workers.trial.selection.select import Selection
@@ -97,7 +97,7 @@ class TrialResult:
 
 def run_trial(
     requests: Mapping[str, TrialRequest],
-    settings: TrialSettings,
+    nodes: Nodes,
     report_progress: ReportProgress,
     interrupted: Callable[[], bool],
 ) -> dict[str, TrialResult]:
@@ -108,7 +108,7 @@ def run_trial(
 
     Args:
         requests: the programs by name, at least one; all have the same servers and as many trainers.
-        settings: the operator's settings.
+        nodes: the nodes of Ray on which it runs.
         report_progress: the function that passes progress on.
         interrupted: a function that returns whether the trial is to end at once.
 
@@ -121,7 +121,7 @@ def run_trial(
     report_progress("sameness", "starting trainers and parameter servers")
     start = time.monotonic()
     try:
-        with ClusterRun(first.workload, first.program, settings, interrupted, first.profile) as cluster:
+        with ClusterRun(nodes, first.workload, first.program, interrupted, first.profile) as cluster:
             budget = _Budget(first.options.budget_s, time.monotonic(), len(requests))
             for name, trial in trials.items():
                 try:

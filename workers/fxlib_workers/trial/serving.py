@@ -35,7 +35,7 @@ class Ask(Protocol):
     """A function that calls a method of several processes at once: see `ClusterRun.ask`."""
 
     def __call__(
-        self, actors: Sequence[Any], method: str, *args: object, timeout_s: float, blame: Reason = ...
+        self, processes: Sequence[Any], method: str, *args: object, timeout_s: float, blame: Reason = ...
     ) -> list[Any]:
         """Return their answers."""
 

@@ -25,7 +25,7 @@ from fxlib.v1 import workload_pb2
 from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
 from fxlib_workers.process.exceptions import returns_exceptions
 from fxlib_workers.trial import process_group, servers
-from fxlib_workers.trial.actor import ActorConfig, TrialActor
+from fxlib_workers.trial.actor import TrialActor
 from fxlib_workers.trial.alignment import realigned
 from fxlib_workers.trial.digests import digest, results, tensors
 from fxlib_workers.trial.objects import BoundModule, Requirements, bind, requirements_of
@@ -61,12 +61,8 @@ class EncodedProgram:
 class Trainer(TrialActor):
     """One trainer process. Methods that run the user's code return `Raised` in place of raising."""
 
-    def __init__(self, config: ActorConfig, program: EncodedProgram) -> None:
-        super().__init__(config)
-        self.switch_program(program)
-
     def switch_program(self, program: EncodedProgram) -> None:
-        """Forget the program that was loaded, and be ready to load another one."""
+        """Forget the program that was loaded, if there was one, and be ready to load another one."""
         self._program = program
         self._plan = ReplayPlan(calls={})
         self._tolerance = ToleranceCheck()

@@ -5,31 +5,38 @@ The algorithm is that of `torch.fx.passes.reinplace`, for a graph of ATen operat
 argument may share it, and it does not belong to the caller or the module. A later use does not count if it is a
 `view_scatter` that only puts what was written back where it lies by then: that one goes. Here uses are kept by memory
 and in the order of time, so that all is decided in one pass over the graph.
+
+A value may lie in other strides than it would have, and its views with it, where nobody can tell: whatever uses the
+value, or a view of it, gives the same bits in every layout, and a result still lies as it does now. Strides are asked
+of torch itself, on tensors without memory.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from fxlib.analysis.operators.access import nodes_in
 from fxlib.analysis.operators.in_place import (
+    ABSOLUTE,
     SCATTERS,
     Overload,
     cast_back,
     commutes,
     gives_truths,
     is_elementwise,
+    is_exact,
     variant_of,
 )
-from fxlib.passes.local.reinplace.lifetimes import Memories
-from fxlib.passes.local.reinplace.scatters import Group, first, group_of
-from fxlib.passes.local.reinplace.strides import Relaid, relaid
-from fxlib.passes.local.reinplace.views import Places
+from fxlib.analysis.operators.layouts import Layout, layout_of, of_tensor
+from fxlib.passes.local.reinplace.lifetimes import Memories, makes_views
+from fxlib.passes.local.reinplace.views import Place, Places
 from fxlib.reasons import Declined, Reason
 
 _COPY = torch.ops.aten.copy_.default
@@ -121,9 +128,9 @@ class _Planner:
         layout = self._places.layout(target)
         cast = cast_back(node, layout.dtype) if layout is not None and gives_truths(node.target) else None
         result = node if cast is None else cast
-        hindrance = self._hindrance(node, target, result)
-        if hindrance is not None:
-            return hindrance
+        refusal = self._refusal(node, target, result)
+        if refusal is not None:
+            return refusal
         later = self._later(target, self._memories.time(node))
         group = None if later is None else group_of(target, result, later, self._memories, self._places)
         if group is None or not self._outlive(result, group, target):
@@ -138,7 +145,7 @@ class _Planner:
         self._follow(group)
         return None
 
-    def _hindrance(self, node: Node, target: Node, result: Node) -> Declined | None:
+    def _refusal(self, node: Node, target: Node, result: Node) -> Declined | None:
         """Return what keeps a node from writing over its first argument, whoever uses it later."""
         ours, theirs = self._places.layout(target), self._places.layout(result)
         memory, own = self._memories.of(target), self._memories.of(result)
@@ -260,3 +267,197 @@ class _Planner:
         here, there = (self._places.of(each) if isinstance(each, Node) else None for each in (into, source))
         if here is not None and there is not None and here.matches(there):
             self._steps.append(Vanish(node=node))
+
+
+_LONGEST = 16
+"""Operators that are followed from one that writes to the scatter of its result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What goes with the first operator that writes."""
+
+    operators: Sequence[Node] = ()
+    """Operators that write over its result, one after another."""
+    scatters: Sequence[Node] = ()
+    """Scatters that are then needed no more."""
+
+    @property
+    def joined(self) -> Sequence[Node]:
+        """Results besides the first operator's that come to lie in its memory."""
+        return (*self.operators, *self.scatters)
+
+    def hides(self, writer: Node, result: Node) -> bool:
+        """Whether nobody could tell that results of the group lie in other strides than they would have.
+
+        Only the group uses them, and none of its operators works by layout. The first one reads its argument in the
+        argument's own layout in either case.
+        """
+        within = {*self.operators, *self.scatters}
+        hidden = all(user in within for each in (result, *self.operators) for user in each.users)
+        elementwise = writer.target in SCATTERS or is_elementwise(writer.target)
+        return hidden and elementwise and all(is_exact(each) for each in self.operators)
+
+
+def group_of(target: Node, result: Node, later: Sequence[Node], memories: Memories, places: Places) -> Group | None:
+    """Return the group in which all `later` uses of a memory vanish once `result` lies in it; None if not all do.
+
+    Args:
+        target: the value that an operator is to write over.
+        result: what it writes.
+        later: the nodes that use the memory of `target` after that operator, in order.
+        memories: of the graph.
+        places: of the graph's values.
+    """
+    if not later:
+        return Group()
+    place = places.of(target)
+    if place is None or any(each.target not in SCATTERS for each in later):
+        return None
+    operators = _operators(target, result, later[0].args[1], memories)
+    if operators is None:
+        return None
+    located = {operators[-1] if operators else result: place}
+    for scatter in later:
+        put_back = _put_back(scatter, located, later, places)
+        if put_back is None or memories.of(first(scatter)) is not memories.of(target):
+            return None
+        if memories.of(scatter).absolute and not places.begins_alike(scatter, first(scatter)):
+            return None
+        located[scatter] = put_back
+    return Group(operators=operators, scatters=tuple(later))
+
+
+def first(node: Node) -> Node:
+    """Return the first argument of a node that has one."""
+    found = node.args[0]
+    assert isinstance(found, Node), node  # noqa: S101 - only operators on a tensor are decided on
+    return found
+
+
+def _operators(target: Node, result: Node, last: object, memories: Memories) -> tuple[Node, ...] | None:
+    """Return those by which `result` becomes `last`, each writing over what the one before it wrote; None if not so."""
+    found: list[Node] = []
+    while last is not result:
+        if len(found) == _LONGEST or not isinstance(last, Node) or variant_of(last.target) is None:
+            return None
+        if not last.args or not isinstance(last.args[0], Node):
+            return None
+        found.append(last)
+        last = last.args[0]
+    found.reverse()
+    return tuple(found) if all(_follows(each, target, memories) for each in found) else None
+
+
+def _follows(node: Node, target: Node, memories: Memories) -> bool:
+    """Whether an operator may write over its argument, of which it is known that it lies in the memory of `target`."""
+    before, ours, theirs = memories.of(first(node)), layout_of(first(node)), layout_of(node)
+    if ours is None or theirs is None or not ours.same_values(theirs) or not ours.same_strides(theirs):
+        return False
+    if before.last > memories.time(node) or before.absolute or before.opaque or before.outside:
+        return False
+    after = memories.of(node)
+    if after.absolute or after.recorded:
+        return False
+    taken = (before, memories.of(target))
+    others = (*nodes_in(node.args[1:]), *nodes_in(dict(node.kwargs)))
+    return not any(memories.of(each) in taken for each in others)
+
+
+def _put_back(scatter: Node, located: dict[Node, Place], later: Sequence[Node], places: Places) -> Place | None:
+    """Return the place of a scatter's first argument, if what it puts there lies there already."""
+    base, part = places.of(first(scatter)), scatter.args[1]
+    region, result = places.region(scatter), places.layout(scatter)
+    if base is None or region is None or result is None or not isinstance(part, Node) or part not in located:
+        return None
+    if not region.matches(located[part]) or not base.layout.same_values(result):
+        return None
+    hidden = all(user in later for user in scatter.users)
+    return base if hidden or base.layout.same_strides(result) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaid:
+    """A value and its views as they would lie, each after what it is a view of."""
+
+    layouts: Mapping[Node, Layout]
+    """Layouts of values that are one tensor; offsets count from the beginning of the storage of the value."""
+    views: Mapping[Node, object]
+    """For each view, a tensor without memory that lies so, or several."""
+
+
+def relaid(value: Node, layout: Layout, places: Places) -> Relaid | None:
+    """Return how a value and its views would lie if the value lay in `layout`; None if anything else could tell.
+
+    The time is proportional to the views, their users, and the arguments of these.
+
+    Args:
+        value: what an operator makes.
+        layout: with the value's shape and dtype, and other strides.
+        places: of the graph's values as they lie now.
+    """
+    if not _is_fixed(layout):
+        return None
+    found: dict[Node, object] = {value: _empty(layout)}
+    try:
+        readers = _readers(value, found, places)
+        if readers is None or not all(_stays(each, found, places) for each in readers):
+            return None
+    except RuntimeError:  # a view that would have to copy
+        return None
+    layouts = dict[Node, Layout]()
+    for node, made in found.items():
+        own = of_tensor(made) if isinstance(made, torch.Tensor) else None
+        if own is not None and own.offset is not None:
+            offset = None if layout.offset is None else layout.offset + own.offset
+            layouts[node] = replace(own, offset=offset, device=layout.device)
+    del found[value]
+    return Relaid(layouts=layouts, views=found)
+
+
+def _readers(value: Node, found: dict[Node, object], places: Places) -> dict[Node, None] | None:
+    """Enter the views of a value into `found`, and return what else uses it or them; None if its bits could change."""
+    readers: dict[Node, None] = {}
+    reached = [value]
+    for node in reached:
+        for user in node.users:
+            if makes_views(user) and user.target not in ABSOLUTE and user.all_input_nodes == [node]:
+                found[user] = _run(user, found, places)
+                reached.append(user)
+            elif is_exact(user) and all(_is_fixed(places.layout(each)) for each in user.all_input_nodes):
+                readers[user] = None
+            else:
+                return None
+    return readers
+
+
+def _stays(reader: Node, found: Mapping[Node, object], places: Places) -> bool:
+    """Whether an operator's result lies as it does now."""
+    made, now = _run(reader, found, places), places.layout(reader)
+    then = of_tensor(made) if isinstance(made, torch.Tensor) else None
+    if now is None or then is None:
+        return False
+    return replace(then, device=None).same_values(now) and then.same_strides(now)
+
+
+@torch.no_grad()
+def _run(node: Node, found: Mapping[Node, object], places: Places) -> object:
+    """Run an operator on tensors without memory."""
+
+    def given(argument: Node) -> Any:
+        known = places.layout(argument)
+        return found[argument] if argument in found or known is None else _empty(known)
+
+    args: Any = map_arg(node.args, given)
+    kwargs: Any = map_arg(dict(node.kwargs), given)
+    assert callable(node.target), node  # noqa: S101 - only operators are run
+    return node.target(*args, **kwargs)
+
+
+def _empty(layout: Layout) -> torch.Tensor:
+    return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
+
+
+def _is_fixed(layout: Layout | None) -> bool:
+    """Whether the layout is known, and the same for inputs of all sizes."""
+    return layout is not None and all(isinstance(size, int) for size in (*layout.shape, *layout.stride))

@@ -9,7 +9,8 @@ from torch.fx import Graph, GraphModule, Node
 
 import fxlib
 from fxlib import ps
-from fxlib.runtime import functions, issue_batch, ops, wait_item
+from fxlib.runtime import functions, ops
+from fxlib.runtime.ops import issue_batch, wait_item
 from fxlib.runtime.ops.batches import NamedCall, items_of
 from fxlib.spec.contract import Contract, contract_of
 from fxlib.spec.profile import Opaque, Spread

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fxlib.spec.profile import Opaque, ServerProfile, Spread
 from fxlib_workers.trial.replay.latency_model import NOT_BATCHED, BatchPosition, LatencyModel, NetworkCost, at
 from fxlib_workers.trial.replay.plan import RecordedCall
-from tests.undisturbed import undisturbed
+from tests.shared.undisturbed import undisturbed
 
 CALL_S = 0.02
 

@@ -16,7 +16,8 @@ import fxlib
 from fxlib import wire
 from fxlib.protocol import workload_to_proto
 from fxlib.recipes import recipes
-from fxlib.runtime import functions, issue_batch, remote_call
+from fxlib.runtime import functions
+from fxlib.runtime.ops import issue_batch, remote_call
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Opaque, Profile
 from fxlib.spec.workload import RemoteObject, Workload
@@ -24,27 +25,31 @@ from fxlib.wire import OpaqueRRef
 from fxlib_workers.exchange.candidate import ORIGINAL
 from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.digests import digest_all
+from fxlib_workers.trial.nodes import Nodes
 from fxlib_workers.trial.trainer import EncodedProgram, StepDigests
-from tests.undisturbed import undisturbed
+from tests.shared.undisturbed import undisturbed
 from tests.workers import remote_code
 from tests.workers.replayed_model import ROWS, Weighed, recorded, weighed_profile, workload
-from tests.workers.trial_settings import SETTINGS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray")]
+pytestmark = pytest.mark.cluster
 
 CANDIDATE = "candidate"
 
 
 @contextmanager
 def cluster(
-    model: nn.Module, workload: Workload, profile: Profile, **candidates: Callable[[GraphModule], GraphModule]
+    nodes: Nodes,
+    model: nn.Module,
+    workload: Workload,
+    profile: Profile,
+    **candidates: Callable[[GraphModule], GraphModule],
 ) -> Iterator[ClusterRun]:
     """A trial's processes with the original and its candidates."""
     encoded = workload_to_proto(workload)
     captured = model if isinstance(model, GraphModule) else fxlib.capture(model)
     graph = wire.serialize(wire.encode(captured).graph)
     program = EncodedProgram(original=graph, workload=encoded.message.SerializeToString(), blobs=dict(encoded.blobs))
-    with ClusterRun(workload, program, SETTINGS, lambda: False, profile) as made:
+    with ClusterRun(nodes, workload, program, lambda: False, profile) as made:
         made.prepare()
         for name, rewrite in candidates.items():
             rewritten = rewrite(wire.decode(wire.parse(graph)))
@@ -104,7 +109,7 @@ class Mixed(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def mixed(ray: None) -> Iterator[ClusterRun]:
+def mixed(nodes: Nodes) -> Iterator[ClusterRun]:
     """The processes of one model for several tests, each of which begins with their first state."""
     name = "tests.workers.remote_code"
     profile = Profile(
@@ -126,11 +131,11 @@ def mixed(ray: None) -> Iterator[ClusterRun]:
         CANDIDATE: lambda graph: recipes.apply(graph, assume="reads").module,
         "stale": lambda _: fxlib.capture(Mixed(stale=True)),
     }
-    with cluster(Mixed(), workload(rrefs=rrefs, assume="reads"), profile, **candidates) as made:
+    with cluster(nodes, Mixed(), workload(rrefs=rrefs, assume="reads"), profile, **candidates) as made:
         yield made
 
 
-def test_calls_are_answered_the_same_and_take_their_time_however_they_travel() -> None:
+def test_calls_are_answered_the_same_and_take_their_time_however_they_travel(nodes: Nodes) -> None:
     """Each by itself, overlapped, and in one message; by servers that only the profile knows."""
 
     def batched(graph: GraphModule) -> GraphModule:
@@ -139,7 +144,7 @@ def test_calls_are_answered_the_same_and_take_their_time_however_they_travel() -
         return module
 
     profile = weighed_profile(per_item_s=0.0)
-    with cluster(Weighed(), workload(servers=()), profile, candidate=scheduled, batched=batched) as made:
+    with cluster(nodes, Weighed(), workload(servers=()), profile, candidate=scheduled, batched=batched) as made:
         before = traces(made, ORIGINAL)
         assert [before] * 3 == [traces(made, arm) for arm in (ORIGINAL, CANDIDATE, "batched")]
         replayed = [f"server {name}: writes that were replayed" for name in ("ps0", "ps1")]
@@ -150,11 +155,11 @@ def test_calls_are_answered_the_same_and_take_their_time_however_they_travel() -
         assert candidate_s < 0.9 * original_s
 
 
-def test_trainers_that_share_a_replayed_server_wait_for_each_other_there() -> None:
+def test_trainers_that_share_a_replayed_server_wait_for_each_other_there(nodes: Nodes) -> None:
     recorded_ = weighed_profile()
     one_at_once = tuple(replace(server, concurrency=1) for server in recorded_.servers)
     profile = replace(recorded_, servers=one_at_once)
-    with cluster(Weighed(), workload(trainers=2), profile, candidate=scheduled) as made:
+    with cluster(nodes, Weighed(), workload(trainers=2), profile, candidate=scheduled) as made:
         before = traces(made, ORIGINAL)
         assert before == traces(made, CANDIDATE)
         together_s = min(made.ask(made.trainers, "block", CANDIDATE, 5, timeout_s=100))
@@ -171,13 +176,13 @@ def test_trainers_that_share_a_replayed_server_wait_for_each_other_there() -> No
         assert undisturbed(concurrency, lambda found: found == 1) == 1
 
 
-def test_gradients_come_home_under_distributed_autograd_and_are_compared() -> None:
+def test_gradients_come_home_under_distributed_autograd_and_are_compared(nodes: Nodes) -> None:
     rows = replace(ROWS, requires_grad=True)
     name = "tests.workers.remote_code:double"
     profile = Profile(
         calls=tuple(recorded(call, name, to, returns=rows) for call, to in (("double", "ps0"), ("double_1", "ps1")))
     )
-    with cluster(Attached(), workload(mode="distributed"), profile, candidate=scheduled) as made:
+    with cluster(nodes, Attached(), workload(mode="distributed"), profile, candidate=scheduled) as made:
         before = traces(made, ORIGINAL)
         assert before == traces(made, CANDIDATE)
         nothing = digest_all({})
@@ -212,7 +217,9 @@ def holding_rref() -> GraphModule:
     return GraphModule(Held(), graph)
 
 
-def test_rrefs_that_a_model_holds_are_replayed_and_chains_of_calls_come_home_under_distributed_autograd() -> None:
+def test_rrefs_that_a_model_holds_are_replayed_and_chains_of_calls_come_home_under_distributed_autograd(
+    nodes: Nodes,
+) -> None:
     rows = replace(ROWS, requires_grad=True)
     profile = Profile(
         calls=(
@@ -221,7 +228,7 @@ def test_rrefs_that_a_model_holds_are_replayed_and_chains_of_calls_come_home_und
             recorded("call_method", "job.model:call_method", "ps1", returns=rows),
         )
     )
-    with cluster(holding_rref(), workload(mode="distributed", servers=()), profile, candidate=scheduled) as made:
+    with cluster(nodes, holding_rref(), workload(mode="distributed", servers=()), profile, candidate=scheduled) as made:
         before = traces(made, ORIGINAL)
         assert before == traces(made, CANDIDATE)
         nothing = digest_all({})

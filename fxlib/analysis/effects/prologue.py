@@ -1,0 +1,234 @@
+"""Which calls of a graph may run ahead of their step, and why the others may not.
+
+A call that runs ahead is made during the step before its own, for a batch that was pulled early. It crosses the end of
+that step, with its pushes, and all of its own forward that stands before it. So it has to read, what it sends has to
+depend on inputs and constants alone (its *prologue*), and nothing in the graph may write what it reads. What the loop
+itself does between two forwards is no part of a graph: it is seen at run time (`fxlib.pipeline`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.node_kinds import Part
+from fxlib.analysis.effects.resources import (
+    GENERATOR,
+    ServerState,
+    Storage,
+    contract_of_call,
+    destination,
+    function_name,
+    reads_and_writes,
+    states_of,
+)
+from fxlib.analysis.operators.leaf_modules import attribute
+from fxlib.errors import ContractError
+from fxlib.reasons import Reason
+from fxlib.runtime import functions, ops
+from fxlib.runtime.ops.batches import is_batch
+from fxlib.runtime.ops.calls import is_call, is_issue
+from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.spec.contract import contract_of
+
+
+class Way(Enum):
+    """How a call may run ahead."""
+
+    NOTHING_WRITTEN = "nothing_written"
+    """No push of the module writes what it reads: it may leave as soon as its batch is known."""
+    BEHIND_PUSH = "behind_push"
+    """A push writes what it reads: it may leave with or behind the pushes of the step before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallAhead:
+    """Whether one call of a graph may run ahead of its step."""
+
+    node: Node
+    """The call in its blocking form, or its issue."""
+    name: str
+    """Name of the call as captured; of a batch, that of its issue."""
+    way: Way | None
+    """None: it may not."""
+    reason: Reason
+    detail: str = ""
+    remedy: str = ""
+    """The declaration or change that would let it run ahead; empty where there is none."""
+    prologue: tuple[Node, ...] = ()
+    """The nodes from which its arguments are computed, in the order of the graph, inputs included."""
+    reads: frozenset[ServerState] = frozenset()
+
+    def __str__(self) -> str:
+        """One line."""
+        text = f"{self.name}: {self.reason.sentence(self.detail)}"
+        return f"{text} ({self.remedy})" if self.remedy else text
+
+
+def calls_ahead(module: GraphModule) -> tuple[CallAhead, ...]:
+    """Return, for each call of a module's graph, whether it may run ahead, in the order of the graph."""
+    return tuple(_Analyst(module).of_calls())
+
+
+def pushed(module: GraphModule) -> dict[str, frozenset[ServerState]]:
+    """Return what the gradients of a module's results write, by the name of the function that takes them.
+
+    A function that this process does not know, or that declares nothing, may write anything.
+    """
+    found: dict[str, frozenset[ServerState]] = {}
+    for node in module.graph.nodes:
+        if node.target in TRACKERS:
+            server, name = node.args[1], str(node.args[2])
+            written = written_by(name, server if isinstance(server, str) else None)
+            found[name] = found.get(name, frozenset()) | written
+    return found
+
+
+def written_by(function: str, server: str | None) -> frozenset[ServerState]:
+    """Return what a remote function writes on a server, by its own declaration."""
+    try:
+        contract = contract_of(functions.resolve(function))
+    except ContractError:
+        contract = None
+    return states_of(contract, server)[1]
+
+
+def meet(reads: Iterable[ServerState], writes: Iterable[ServerState]) -> bool:
+    """Whether a write may change what is read."""
+    written = list(writes)
+    return any(read.meets(write) for read in reads for write in written)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal(Exception):  # noqa: N818 - no error: the analysis of one call ends with it
+    reason: Reason
+    detail: str = ""
+    remedy: str = ""
+
+
+class _Analyst:
+    """Looks at the calls of one graph."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._effects = Effects.of(module)
+        self._pushed = pushed(module)
+        self._writers = [
+            (node, written)
+            for node, does in zip(self._effects.nodes, self._effects.per_node, strict=True)
+            if (written := frozenset(each for each in does.writes if isinstance(each, ServerState)))
+            and does.part is not Part.WAIT
+        ]
+        self._fences = [
+            node
+            for node, does in zip(self._effects.nodes, self._effects.per_node, strict=True)
+            if does.fence is Reason.OPAQUE_NEIGHBOUR
+        ]
+
+    def of_calls(self) -> Iterator[CallAhead]:
+        for node in self._effects.nodes:
+            if is_call(node) or is_issue(node) or node.target is ops.create:
+                yield self._of(node)
+
+    def _of(self, call: Node) -> CallAhead:
+        try:
+            self._check_call(call)
+            prologue = self._prologue(call)
+        except _Refusal as refusal:
+            return CallAhead(
+                node=call,
+                name=call_name(call),
+                way=None,
+                reason=refusal.reason,
+                detail=refusal.detail,
+                remedy=refusal.remedy,
+            )
+        reads, _ = reads_and_writes(call)
+        pushes = sorted(name for name, written in self._pushed.items() if meet(reads, written))
+        return CallAhead(
+            node=call,
+            name=call_name(call),
+            way=Way.BEHIND_PUSH if pushes else Way.NOTHING_WRITTEN,
+            reason=Reason.RUNS_BEHIND_PUSH if pushes else Reason.RUNS_AHEAD,
+            detail=", ".join(pushes),
+            prologue=prologue,
+            reads=reads,
+        )
+
+    def _check_call(self, call: Node) -> None:
+        """Refuse a call for what it is."""
+        if not (is_batch(call) or call.target in (ops.remote_call, ops.issue_call)):
+            raise _Refusal(Reason.AHEAD_KIND, function_name(call))
+        if self._effects[call].part is Part.FENCE:
+            raise _Refusal(Reason.ALREADY_ASYNC)
+        name, contract = function_name(call), contract_of_call(call)
+        if contract is None:
+            raise _Refusal(Reason.UNKNOWN_CONTRACT, remedy=f"declare @fxlib.remote(reads=...) on {name}")
+        if not contract.is_read:
+            raise _Refusal(Reason.WRITES_STATE, ", ".join(sorted(contract.writes)))
+        if destination(call) is None:
+            raise _Refusal(Reason.UNKNOWN_DESTINATION, remedy="name the server by a constant")
+        reads, _ = reads_and_writes(call)
+        for node, written in self._writers:
+            if meet(reads, written):
+                writer = function_name(node)
+                undeclared = contract_of_call(node) is None
+                remedy = f"declare what {writer} reads and writes, by @fxlib.remote" if undeclared else ""
+                raise _Refusal(Reason.AHEAD_WRITTEN, writer, remedy)
+
+    def _prologue(self, call: Node) -> tuple[Node, ...]:
+        """Return the nodes that a call's arguments are computed from; refuse what may differ in the step before."""
+        found: set[Node] = set()
+        ahead = list(call.all_input_nodes)
+        while ahead:
+            node = ahead.pop()
+            if node not in found:
+                self._check_work(node)
+                found.add(node)
+                ahead.extend(node.all_input_nodes)
+        if any(isinstance(each, Storage) for each in self._effects[call].reads):
+            raise _Refusal(Reason.AHEAD_ARGUMENT_WRITTEN, call_name(call))
+        self._check_fences(found, call)
+        return tuple(sorted(found, key=self._effects.index.__getitem__))
+
+    def _check_work(self, node: Node) -> None:
+        does, operator = self._effects[node], self._effects.behaviours[self._effects.index[node]].operator
+        if does.part in (Part.WAIT, Part.CALL, Part.ISSUE):
+            raise _Refusal(Reason.AHEAD_NEEDS_RESULT, call_name(node))
+        if does.part is Part.FENCE:
+            raise _Refusal(Reason.AHEAD_OPAQUE, str(node.target))
+        if does.part is Part.STATE and not _is_constant(attribute(self._module, str(node.target))):
+            raise _Refusal(Reason.AHEAD_NEEDS_STATE, str(node.target), "make it a buffer, if no step changes it")
+        if operator is not None and operator.state:
+            raise _Refusal(Reason.AHEAD_NEEDS_STATE, f"the weights of {node.target}")
+        if GENERATOR in does.writes:
+            raise _Refusal(Reason.AHEAD_RANDOM, node.name)
+        if does.reads or does.writes:
+            raise _Refusal(Reason.AHEAD_ARGUMENT_WRITTEN, node.name)
+
+    def _check_fences(self, prologue: set[Node], call: Node) -> None:
+        """Refuse arguments that lie in memory which an opaque callable is given before the call.
+
+        What comes from outside is watched by its version as the program runs.
+        """
+        aliases, place = self._effects.aliases, self._effects.index[call]
+        own = {aliases.of(node) for node in prologue if node.op not in ("placeholder", "get_attr")}
+        for fence in self._fences:
+            if self._effects.index[fence] > place:
+                return
+            if any(aliases.of(value) in own for value in fence.all_input_nodes):
+                raise _Refusal(Reason.AHEAD_OPAQUE, str(fence.target))
+
+
+def _is_constant(value: object) -> bool:
+    """Whether an attribute changes, if ever, so that a look at it tells: a buffer, by its version, or a plain value."""
+    if isinstance(value, torch.Tensor):
+        return not isinstance(value, nn.Parameter) and not value.requires_grad
+    return isinstance(value, (int, float, str, bool, type(None), torch.dtype, torch.device))

@@ -1,0 +1,28 @@
+"""How commands write to the terminal: no other file of them does, so that nothing that they print can steer it.
+
+What a service, a file or another user's job says may hold escape sequences, or characters that turn the direction of
+text. They become blank here, whatever way they took.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TextIO
+
+from fxlib.utils.text import plain_lines
+
+
+def say(text: object = "", *, to: TextIO | None = None) -> None:
+    """Write lines of text, to standard output unless another stream is given; nothing in them steers a terminal."""
+    print(plain_lines(str(text)), file=sys.stdout if to is None else to, flush=True)
+
+
+def say_json(value: object, *, indent: int | None = 2) -> None:
+    """Write a value as JSON, in which every character that is not plain ASCII is escaped."""
+    print(json.dumps(value, indent=indent).replace("\x7f", "\\u007f"))
+
+
+def warn(text: object) -> None:
+    """Write lines of text to standard error, as `say` does."""
+    say(text, to=sys.stderr)

@@ -1,0 +1,310 @@
+"""Compute once what every forward would compute alike: what follows from parameters, buffers and literals alone."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+from typing_extensions import override
+
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
+from fxlib.analysis.effects.records_gradients import may_leave_gradients
+from fxlib.analysis.effects.sharing import Escapes
+from fxlib.analysis.layers.constant_weights import Steadiness, Weight
+from fxlib.analysis.operators.schemas import Operator
+from fxlib.analysis.operators.signatures import arguments_of
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.folded_values import hold, read, sweep
+from fxlib.reasons import Declined, Reason
+from fxlib.runtime.submodules import submodule
+
+
+@register_pass("fold_constants", preserves="bitwise", needs=frozenset({"weights", "eval_mode"}))
+class FoldConstants(GraphPass):
+    """Hold values that are computed from parameters, buffers and literals alone, instead of computing them each time.
+
+    Values that are written to or returned are computed as before, and so are views of what the module holds, which cost
+    nothing. The bits are those of this machine, where the module would compute them.
+    """
+
+    max_bytes: int = 64 << 20
+    """Bytes of all values that are computed, together."""
+
+    @override
+    def run(self, module: GraphModule, context: Context) -> PassResult:
+        if not may_leave_gradients(module):
+            return PassResult(module, changes=0, declined=(Declined(node="graph", reason=Reason.MODE_BLOCKS),))
+        effects = context.get(Effects)
+        found, escapes = constants(module, effects, max_bytes=self.max_bytes), Escapes(effects)
+        declined, changes = list(found.declined), 0
+        for node, constant in found.of.items():
+            if node.op == "get_attr" or all(user in found.of for user in node.users):
+                continue
+            if isinstance(constant.value, (bool, int, float)) and math.isfinite(constant.value):
+                changes += _write_out(node, constant.value)
+            elif isinstance(constant.value, torch.Tensor) and not constant.held:
+                reason = escapes.refusal(node)
+                if reason is None:
+                    _hold(module, node, constant)
+                    changes += 1
+                else:
+                    declined.append(Declined(node=node.name, reason=reason))
+        if changes:
+            _erase_unused(module, found.of)
+            sweep(module)
+        return PassResult(module, changes=changes, declined=tuple(declined))
+
+
+def _hold(module: GraphModule, node: Node, constant: Constant) -> None:
+    name = hold(module, f"{node.name}.folded", constant.value)
+    value = read(module, name, constant.sources, node)
+    value.meta |= {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
+    node.replace_all_uses_with(value)
+
+
+def _write_out(node: Node, number: float) -> int:
+    """Let users have the number itself; those that call a method of it need the node."""
+    users = [user for user in node.users if user.op != "call_method" or user.args[0] is not node]
+    for user in users:
+        user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda each: number if each is node else each)
+    return bool(users)
+
+
+def _erase_unused(module: GraphModule, found: dict[Node, Constant]) -> None:
+    """Take out what only served to compute what is held now. It had no effects, or it would be no constant."""
+    for node in reversed(found):
+        if not node.users:
+            module.graph.erase_node(node)
+
+
+_MOVING = frozenset(
+    {
+        *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "transpose", "permute", "t", "T", "mT"),
+        *("movedim", "swapaxes", "select", "slice", "narrow", "getitem", "chunk", "split", "tensor_split", "unbind"),
+        *("expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile", "cat", "concat", "stack"),
+        *("gather", "index", "index_select", "take", "take_along_dim", "embedding", "tril", "triu", "flip", "roll"),
+        *("diagonal", "diag", "pad", "constant_pad_nd", "clone", "contiguous", "detach", "to", "type", "_to_copy"),
+        *("float", "double", "half", "bfloat16", "lift_fresh_copy", "alias", "view_as", "zeros", "ones", "full"),
+        *("arange", "eye", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
+        *("scalar_tensor", "masked_fill", "slice_scatter", "select_scatter", "copy"),
+    }
+)
+"""Operators whose result holds numbers that they were given, rounded to another dtype at most."""
+_CASTS = frozenset({"to", "type", "_to_copy", "float", "double", "half", "bfloat16"})
+_ELSEWHERE = frozenset({"cuda", "cpu", "pin_memory", "xpu", "ipu"})
+
+
+_MODULES = (nn.Embedding, nn.Identity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Constant:
+    """What a node's value always is, and the weights behind it."""
+
+    value: Any
+    sources: frozenset[str]
+    held: bool = False
+    """Whether it is, or views, memory of the module's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    """What is known of a value before it is computed."""
+
+    nbytes: int
+    floating: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Constants:
+    """The values known, by node, in the program's order, and the nodes whose values might have been known."""
+
+    of: dict[Node, Constant] = field(default_factory=dict)
+    declined: list[Declined] = field(default_factory=list)
+
+
+def constants(module: GraphModule, effects: Effects, *, max_bytes: int) -> Constants:
+    """Compute what is the same in every forward; what is computed takes `max_bytes` at most, all of it together.
+
+    Sizes are known before anything is computed, by fake tensors. What adds up floating-point numbers is left out, as
+    its rounding depends on the machine and its threads, and so are moves between devices and what depends on torch's
+    defaults.
+    """
+    return _Evaluation(module, effects, max_bytes).run()
+
+
+class _Evaluation:
+    """One walk over the program, in which nodes of constants become constants."""
+
+    def __init__(self, module: GraphModule, effects: Effects, max_bytes: int) -> None:
+        self._module, self._effects = module, effects
+        self._behaviours, self._steadiness = Behaviours(module), Steadiness(module, effects)
+        self._fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._results: dict[Hashable, _Result | None] = {}
+        self._max_bytes = self._left = max_bytes
+        self._own: set[int] = set()
+        self._found = Constants()
+
+    def run(self) -> Constants:
+        in_autocast = 0
+        with torch.no_grad():
+            for node, behaviour in zip(self._effects.nodes, self._effects.behaviours, strict=True):
+                in_autocast += node.target is torch.amp.autocast_mode._enter_autocast
+                in_autocast -= node.target is torch.amp.autocast_mode._exit_autocast
+                if behaviour.part is Part.STATE:
+                    self._read(node)
+                elif behaviour.operator is not None and not in_autocast and self._is_candidate(node, behaviour):
+                    self._compute(node, behaviour.operator)
+        return self._found
+
+    def _read(self, node: Node) -> None:
+        weight = Weight.read(self._module, node)
+        if weight is None or weight.tensor.is_meta or weight.tensor.is_inference():
+            return
+        if self._steadiness.refusal(node, [weight.tensor]) is None:
+            self._found.of[node] = Constant(value=weight.tensor, sources=weight.sources, held=True)
+            self._own |= _memories(weight.tensor)
+
+    def _is_candidate(self, node: Node, behaviour: Behaviour) -> bool:
+        operator = behaviour.operator
+        if behaviour.part is not Part.LOCAL or operator is None or operator.random or self._effects[node].writes:
+            return False
+        constant = all(value in self._found.of for value in node.all_input_nodes)
+        return constant and not self._behaviours.may_act(node) and self._has_steady_state(node, operator)
+
+    def _has_steady_state(self, node: Node, operator: Operator) -> bool:
+        if node.op != "call_module":
+            return True
+        known = isinstance(submodule(self._module, str(node.target)), _MODULES)
+        return known and self._steadiness.refusal(node, operator.state) is None
+
+    def _compute(self, node: Node, operator: Operator) -> None:
+        reason = self._refusal(node, operator)
+        if reason is not None:
+            if node.all_input_nodes or reason is not Reason.AMBIENT_DEFAULT:
+                detail = f"at most {self._max_bytes:,} bytes" if reason is Reason.TOO_LARGE else operator.name
+                self._found.declined.append(Declined(node=node.name, reason=reason, detail=detail))
+            return
+        try:
+            value = self._call(node, {each: self._found.of[each].value for each in node.all_input_nodes})
+        except Exception:  # noqa: BLE001 - it will raise when the module runs, as it does in the original
+            return
+        sources = frozenset[str]().union(*(self._found.of[each].sources for each in node.all_input_nodes))
+        if node.op == "call_module":
+            layer = submodule(self._module, str(node.target))
+            sources |= {f"{node.target}.{name}" for name, _ in layer.named_parameters()}
+        held = not self._own.isdisjoint(_memories(value))
+        self._found.of[node] = Constant(value=value, sources=sources, held=held)
+        self._left -= 0 if held else _bytes(value)
+
+    def _refusal(self, node: Node, operator: Operator) -> Reason | None:
+        """Return why the value may be another one elsewhere, or is too large to be computed; None if it is neither."""
+        given = arguments_of(node) if node.op == "call_function" else dict(node.kwargs)
+        told = [*node.args, *node.kwargs.values(), *given.values()]
+        if operator.name in _ELSEWHERE or (
+            operator.name in _CASTS and any(isinstance(each, (torch.device, str)) for each in told)
+        ):
+            return Reason.AMBIENT_DEFAULT
+        pointwise = node.op != "call_module" and _is_pointwise(node.target, operator.name)
+        result = self._result(node, pointwise=pointwise)
+        if result is None:
+            return Reason.AMBIENT_DEFAULT
+        if result.nbytes > self._left:
+            return Reason.TOO_LARGE
+        typed = any(isinstance(each, torch.dtype) for each in told) or operator.name in _CASTS
+        if not node.all_input_nodes and given.get("device") is None:
+            return Reason.AMBIENT_DEFAULT
+        inputs = [self._found.of[each].value for each in node.all_input_nodes]
+        if result.floating and not typed and not any(map(_is_floating, inputs)) and node.op != "call_module":
+            return Reason.AMBIENT_DEFAULT
+        exact = not result.floating or operator.name in _MOVING or node.op == "call_module"
+        return None if exact or pointwise else Reason.SUM_ORDER
+
+    def _result(self, node: Node, *, pointwise: bool) -> _Result | None:
+        """Return what a node's value will be like; None if that cannot be known without values, or it has none.
+
+        What works on each number by itself gives like results for any literals of one type, and fake tensors take
+        fifty times as long as the work itself on small ones: so each kind of call is tried once.
+        """
+        given = map_arg((node.args, node.kwargs), lambda each: self._found.of[each].value)
+        leaves, structure = pytree.tree_flatten(given)
+        kind = (node.op, node.target, structure, *(_likeness(each, literal=not pointwise) for each in leaves))
+        try:
+            known = kind in self._results
+        except TypeError:  # not hashable
+            return self._faked(node)
+        if not known:
+            self._results[kind] = self._faked(node)
+        return self._results[kind]
+
+    def _faked(self, node: Node) -> _Result | None:
+        try:
+            with self._fake_mode:
+                value = self._call(node, {each: self._found.of[each].value for each in node.all_input_nodes})
+        except Exception:  # noqa: BLE001 - whatever cannot be known without values, or cannot be computed at all
+            return None
+        return _Result(nbytes=_bytes(value), floating=_is_floating(value))
+
+    def _call(self, node: Node, values: dict[Node, Any]) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        if node.op == "call_module":
+            return submodule(self._module, str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _likeness(value: Any, *, literal: bool) -> Hashable:
+    """Return what decides the shape and dtype of results: of a tensor its own, of a literal its type, or itself."""
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided else None
+        return "tensor", type(value), value.dtype, value.device, value.layout, tuple(value.shape), strides
+    exact = literal or not isinstance(value, (bool, int, float))
+    return type(value), repr(value) if exact and isinstance(value, float) else value if exact else None
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+
+
+def _memories(value: Any) -> set[int]:
+    return {each.untyped_storage().data_ptr() for each in _tensors(value) if each.layout is torch.strided} - {0}
+
+
+def _bytes(value: Any) -> int:
+    return sum(each.nbytes for each in _tensors(value) if each.layout is torch.strided)
+
+
+def _is_floating(value: Any) -> bool:
+    return any(each.is_floating_point() or each.is_complex() for each in _tensors(value))
+
+
+@functools.cache
+def _is_pointwise(target: Any, name: str) -> bool:
+    """Whether each number of the result is computed by itself."""
+    overloads = [target] if isinstance(target, torch._ops.OpOverload) else _overloads(name.rstrip("_"))
+    return bool(overloads) and all(torch.Tag.pointwise in each.tags for each in overloads)
+
+
+def _overloads(name: str) -> list[Any]:
+    packet = getattr(torch.ops.aten, {"truediv": "div"}.get(name, name), None)
+    found = [getattr(packet, each) for each in packet.overloads()] if packet is not None else []
+    return [each for each in found if torch.Tag.out not in each.tags and _takes_a_tensor_first(each)]
+
+
+def _takes_a_tensor_first(overload: Any) -> bool:
+    """Whether it is no overload for numbers, lists or strings, which bear the same names."""
+    arguments = overload._schema.arguments
+    return bool(arguments) and arguments[0].type.kind() == "TensorType"

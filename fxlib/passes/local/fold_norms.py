@@ -1,0 +1,453 @@
+"""Fold batch norms into the linear layers and convolutions beside them.
+
+The pass reads a batch norm that uses the statistics it holds as a scale and a shift for each channel, in whichever form
+it is written; it decides which of them may become part of the layer beside it; and it scales that layer's weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F
+from typing_extensions import override
+
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.records_gradients import may_leave_gradients
+from fxlib.analysis.layers.constant_weights import Steadiness, Weight
+from fxlib.analysis.layers.linear_layers import Affine, affine_of
+from fxlib.analysis.layers.ranks import Rank, ranks_of
+from fxlib.analysis.operators.leaf_modules import is_known
+from fxlib.analysis.operators.signatures import arguments_of, replace_arguments
+from fxlib.errors import PassError
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep
+from fxlib.reasons import Declined, Reason
+from fxlib.runtime.guards.folded_weights import RANK, counter_of
+from fxlib.runtime.submodules import submodule
+
+Folded = tuple[torch.Tensor, torch.Tensor]
+"""Weight and bias."""
+
+
+@register_pass("fold_norms", preserves="tolerance", needs=frozenset({"weights", "eval_mode"}), version="3")
+class FoldNorms(GraphPass):
+    """Let linear layers and convolutions do the work of the batch norms right before and after them.
+
+    With `scale = weight / sqrt(variance + eps)` and `shift = bias - mean * scale`, a norm after a layer `Wx + b` makes
+    it `(scale W) x + (scale b + shift)`, and a norm before it makes it `(W scale) x + (W shift + b)`. Weights are
+    computed in float64 and rounded once. They are the rewritten module's own: each call of a layer that is called
+    twice gets those of its own norms, and the module's parameters stay as they are.
+    """
+
+    @override
+    @torch.no_grad()
+    def run(self, module: GraphModule, context: Context) -> PassResult:
+        found = foldable(module)
+        norms = scales_and_shifts(norm for chain in found.chains for norm in chain.norms)
+        made: dict[tuple[object, ...], tuple[str, str]] = {}
+        changes, declined = 0, list(found.declined)
+        for chain in found.chains:
+            key = _key(chain)
+            if key not in made:
+                folded = fold(chain, norms)
+                if not all(map(_is_finite, folded)):
+                    declined.extend(Declined(node=norm.node.name, reason=Reason.NOT_FINITE) for norm in chain.norms)
+                    continue
+                made[key] = _hold(module, chain, folded)
+            _rewrite(module, chain, made[key])
+            changes += len(chain.norms)
+        if changes:
+            for placeholder, rank in found.ranks.items():
+                placeholder.meta[RANK] = rank
+            sweep(module)
+        return PassResult(module, changes=changes, declined=tuple(declined))
+
+
+def fold(chain: Chain, norms: Mapping[Norm, ScaleAndShift]) -> Folded:
+    """Return weight and bias of the layer that does the work of the whole chain, in the dtype of its weight."""
+    layer, held = chain.layer, chain.layer.weight.tensor
+    bias = layer.bias.tensor if layer.bias is not None else None
+    factors: list[torch.Tensor] = []
+    if chain.before is not None:
+        scale, shift = (_spread(layer, each, over="inputs") for each in norms[chain.before])
+        # (groups, outputs or inputs of each, inputs or outputs of each, taps of the kernel)
+        parts = (held * shift).reshape(layer.groups, held.shape[0] // layer.groups, held.shape[1], -1)
+        added = parts.sum((1 if layer.kind == "transposed" else 2, 3)).flatten()
+        bias = added if bias is None else added + bias
+        factors.append(scale)
+    for norm in chain.after:
+        scale, shift = norms[norm]
+        bias = shift if bias is None else bias * scale + shift
+        factors.append(_spread(layer, scale, over="outputs"))
+    assert bias is not None, layer.node  # noqa: S101 - a chain has a norm
+    weight = torch.mul(held, functools.reduce(torch.mul, factors), out=torch.empty_like(held))
+    return weight, bias.to(held.dtype, copy=True)
+
+
+def _spread(layer: Affine, figures: torch.Tensor, *, over: Literal["inputs", "outputs"]) -> torch.Tensor:
+    """Give a figure for each channel the shape in which it meets the layer's weight."""
+    rows, columns, *kernel = layer.weight.tensor.shape
+    ones = [1] * len(kernel)
+    if (over == "inputs") == (layer.kind == "transposed"):
+        return figures.view(rows, 1, *ones)
+    grouped = figures.view(layer.groups, 1, columns).expand(-1, rows // layer.groups, -1)
+    return grouped.reshape(rows, columns, *ones)
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """Whether all values are: surely where their sum is, which is sooner known."""
+    return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
+
+
+def _key(chain: Chain) -> tuple[object, ...]:
+    """What decides the folded values: calls that are alike in it share them."""
+    layer, norms = chain.layer, (*([chain.before] if chain.before is not None else []), None, *chain.after)
+    weights = [(norm.mean, norm.variance, norm.weight, norm.bias) for norm in norms if norm is not None]
+    held = tuple(None if each is None else id(each.tensor) for each in (layer.weight, layer.bias, *sum(weights, ())))
+    return layer.kind, layer.groups, held, tuple(None if norm is None else norm.eps for norm in norms)
+
+
+def _hold(module: GraphModule, chain: Chain, folded: Folded) -> tuple[str, str]:
+    """Give the module weight and bias, and return their names."""
+    name = chain.layer.weight.name.removesuffix("weight").rstrip("._") or "layer"
+    return hold(module, f"{name}.folded.weight", folded[0]), hold(module, f"{name}.folded.bias", folded[1])
+
+
+def _rewrite(module: GraphModule, chain: Chain, names: tuple[str, str]) -> None:
+    """Let the node of the chain's result be the layer with the folded weights, in the place of the layer."""
+    layer, node, result = chain.layer, chain.layer.node, chain.result
+    sources = frozenset[str]().union(*(each.sources for each in chain.weights))
+    weight, bias = (read(module, name, sources, node) for name in names)
+    if chain.before is not None:
+        node.replace_input_with(layer.input, chain.before.input)
+    if node.op == "call_module":
+        become(result, as_function(module, layer, weight, bias))
+    else:
+        replace_arguments(node, weight=weight, bias=bias)
+        become(result, (node.target, node.args, node.kwargs))
+    node.meta[RANK] = layer.rank
+    if result is not node:  # what the layer is to give from now on goes by the name of the last norm
+        result.meta.clear()
+        result.meta.update(node.meta)
+        node.prepend(result)
+    calls = dict.fromkeys(each for norm in reversed(chain.norms) for each in (norm.node, norm.call))
+    for each in (*calls, node):
+        if each is not result:
+            each.replace_all_uses_with(result, delete_user_cb=asks_only)
+            module.graph.erase_node(each)
+
+
+_ATTRIBUTES = frozenset({"ndim", "shape", "dtype", "device"})
+_METHODS = frozenset({"dim", "ndimension", "size", "numel", "nelement"})
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Chain:
+    """A layer, the norm right before it, and those right after it, in order."""
+
+    layer: Affine
+    before: Norm | None = None
+    after: list[Norm] = field(default_factory=list)
+
+    @property
+    def norms(self) -> list[Norm]:
+        """All its norms, in the program's order."""
+        return [*([self.before] if self.before is not None else []), *self.after]
+
+    @property
+    def result(self) -> Node:
+        """The node whose value the chain computes."""
+        return self.after[-1].node if self.after else self.layer.node
+
+    @property
+    def weights(self) -> list[Weight]:
+        """All tensors behind it."""
+        own = [self.layer.weight, *([self.layer.bias] if self.layer.bias is not None else [])]
+        return [*own, *(each for norm in self.norms for each in norm.weights)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foldable:
+    """What there is to fold, what there is not, and the ranks of inputs that it is true of."""
+
+    chains: list[Chain]
+    declined: list[Declined]
+    ranks: dict[Node, int]
+
+
+def foldable(module: GraphModule) -> Foldable:
+    """Find the layers and their norms, in one pass over the program.
+
+    Raises:
+        PassError: the values of weights are missing, or a norm does not fit its layer.
+    """
+    found = _Search(module)
+    found.run()
+    chains = [each for each in found.chains if each.norms]
+    return Foldable(chains=chains, declined=found.declined, ranks=found.assumed)
+
+
+class _Search:
+    """One walk over the program; a norm joins the layer before it, or else waits for the one after it."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        effects = Effects.of(module)
+        self._steadiness = Steadiness(module, effects)
+        self._ranks = ranks_of(module, effects)
+        self._by_result: dict[Node, Chain] = {}
+        self._waiting: dict[Node, Norm] = {}
+        self._gradients = None if may_leave_gradients(module) else Reason.MODE_BLOCKS
+        self.chains: list[Chain] = []
+        self.declined: list[Declined] = []
+        self.assumed: dict[Node, int] = {}
+
+    def run(self) -> None:
+        for node in self._module.graph.nodes:
+            norm = norm_of(self._module, node)
+            if isinstance(norm, Reason):
+                self._decline(node, norm)
+            elif norm is not None:
+                self._place(norm)
+            elif (layer := affine_of(self._module, node)) is not None:
+                self._add(layer)
+        for norm in self._waiting.values():
+            self._decline(norm.node, self._why_alone(norm))
+
+    def _place(self, norm: Norm) -> None:
+        chain = self._by_result.get(norm.input)
+        if chain is None or any(user is not norm.call and not asks_only(user) for user in norm.input.users):
+            self._waiting[norm.node] = norm
+        elif not self._hindered(chain, norm, chain.layer.outputs):
+            chain.after.append(norm)
+            self._by_result[norm.node] = chain
+
+    def _add(self, layer: Affine) -> None:
+        chain = Chain(layer=layer)
+        self.chains.append(chain)
+        self._by_result[layer.node] = chain
+        norm = self._waiting.get(layer.input)
+        if norm is None or len(norm.node.users) != 1:
+            return
+        del self._waiting[layer.input]
+        if self._hindered(chain, norm, layer.inputs):
+            return
+        if (layer.pads_zeros or layer.kind == "transposed") and bool(scales_and_shifts([norm])[norm][1].any()):
+            self._decline(norm.node, Reason.NORM_BEFORE_PADDING)
+        else:
+            chain.before = norm
+
+    def _hindered(self, chain: Chain, norm: Norm, channels: int) -> bool:
+        """Whether the norm may not become part of the layer; says why."""
+        reason = self._gradients or self._unsteady(chain, norm) or self._other_dimension(chain.layer, norm, channels)
+        if reason is not None:
+            self._decline(norm.node, reason, f"{norm.mean.tensor.numel()} against {channels}")
+        return reason is not None
+
+    def _unsteady(self, chain: Chain, norm: Norm) -> Reason | None:
+        weights = (*chain.weights, *norm.weights)
+        tensors = [each.tensor for each in weights]
+        for each in weights:
+            if each.tensor.is_meta:
+                raise PassError(
+                    f"needs the values of {each.name}, and they are missing",
+                    where=place_of(norm.node),
+                    hint="Load the weights before, or send them along.",
+                )
+        if any(map(torch.Tensor.is_inference, tensors)) or not self._counts_updates(norm):
+            return Reason.WEIGHT_UNCOUNTED
+        if not all(map(torch.Tensor.is_floating_point, tensors)):
+            return Reason.WEIGHT_COMPUTED
+        return self._steadiness.refusal(norm.node, tensors)
+
+    def _counts_updates(self, norm: Norm) -> bool:
+        """Whether it can be told that a norm in training has updated its statistics."""
+        beside = {name.rpartition(".")[0]: name for name in norm.mean.sources | norm.variance.sources}
+        return all(counter_of(self._module, name) for name in beside.values())
+
+    def _other_dimension(self, layer: Affine, norm: Norm, channels: int) -> Reason | None:
+        """The channels of a norm are the second dimension: those of the layer, if its input is a batch of them."""
+        rank: Rank | None = norm.rank if norm.rank is not None else self._ranks.get(norm.input)
+        if rank is None:
+            return Reason.RANK_UNKNOWN
+        known = self.assumed.get(rank, rank.meta.get(RANK)) if isinstance(rank, Node) else rank
+        fits = norm.mean.tensor.numel() == channels
+        if known == layer.rank and not fits:
+            raise PassError(
+                f"the norm has {norm.mean.tensor.numel()} channels, and the layer beside it {channels}",
+                where=place_of(norm.node),
+                hint="The model cannot run like this.",
+            )
+        if not fits or known not in (None, layer.rank):
+            return Reason.NORM_OTHER_DIMENSION
+        carrier = self._ranks.get(norm.input)
+        if isinstance(carrier, Node):  # a norm that insists on its rank refuses other inputs, and the layer may not
+            self.assumed.setdefault(carrier, layer.rank)
+        return None
+
+    def _why_alone(self, norm: Norm) -> Reason:
+        beside = submodule(self._module, str(norm.input.target)) if norm.input.op == "call_module" else None
+        layers = (nn.Linear, nn.modules.conv._ConvNd)
+        if isinstance(beside, layers) and affine_of(self._module, norm.input) is None:
+            return Reason.OPAQUE_MODULE
+        return Reason.NORM_ALONE
+
+    def _decline(self, node: Node, reason: Reason, detail: str = "") -> None:
+        self.declined.append(Declined(node=node.name, reason=reason, detail=detail))
+
+
+def asks_only(user: Node) -> bool:
+    """Whether a node asks a tensor only for what it has in common with it normalized: rank, sizes, dtype and device."""
+    if user.op == "call_method":
+        return user.target in _METHODS and set(user.all_input_nodes) == {user.args[0]}
+    if user.target is getattr:
+        return user.args[1] in _ATTRIBUTES
+    return user.target is torch.ops.aten.sym_size.int
+
+
+def place_of(node: Node) -> str:
+    """Say where a node is: its name, the module's path, and the line of the model."""
+    path = [str(node.target)] if node.op == "call_module" else []
+    return ", ".join([node.name, *path, *([str(node.meta["source"])] if "source" in node.meta else [])])
+
+
+_MODULES = {nn.BatchNorm1d: None, nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
+"""And the rank that they insist on."""
+_NORMS = tuple(_MODULES)
+_PLAIN = frozenset({F.batch_norm, torch.batch_norm, torch.ops.aten.batch_norm.default})
+_WITH_STATISTICS = frozenset(
+    {torch.ops.aten._native_batch_norm_legit_no_training.default, torch.ops.aten.native_batch_norm.default}
+)
+"""Their result is the first of three."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Norm:
+    """One batch norm: `(x - mean) / sqrt(variance + eps) * weight + bias`, each of them with a figure for a channel."""
+
+    node: Node
+    """The node whose value is the normalized tensor."""
+    call: Node
+    """The node that computes it, which is another one where the operator returns statistics, too."""
+    input: Node
+    mean: Weight
+    variance: Weight
+    weight: Weight | None
+    bias: Weight | None
+    eps: float
+    rank: int | None
+    """The only rank that it takes; None: any from 2 on."""
+
+    @property
+    def weights(self) -> list[Weight]:
+        """All tensors behind it."""
+        return [each for each in (self.mean, self.variance, self.weight, self.bias) if each is not None]
+
+
+ScaleAndShift = tuple[torch.Tensor, torch.Tensor]
+
+
+@torch.no_grad()
+def scales_and_shifts(norms: Iterable[Norm]) -> dict[Norm, ScaleAndShift]:
+    """Return each norm as `x * scale + shift`, in float64, with a figure for each channel.
+
+    Those of a kind are computed together: a tensor is small, and there may be thousands.
+    """
+    kinds: dict[Hashable, list[Norm]] = {}
+    for norm in norms:
+        kind = (norm.mean.tensor.device, norm.eps, norm.weight is None, norm.bias is None)
+        kinds.setdefault(kind, []).append(norm)
+    found: dict[Norm, ScaleAndShift] = {}
+    for those in kinds.values():
+        scale = torch.rsqrt(_joined([each.variance for each in those]) + those[0].eps)
+        if weights := [each.weight for each in those if each.weight is not None]:
+            scale = scale * _joined(weights)
+        shift = _joined([each.mean for each in those]) * -scale
+        if biases := [each.bias for each in those if each.bias is not None]:
+            shift = shift + _joined(biases)
+        sizes = [each.mean.tensor.numel() for each in those]
+        found |= zip(those, zip(scale.split(sizes), shift.split(sizes), strict=True), strict=True)
+    return found
+
+
+def _joined(weights: Sequence[Weight]) -> torch.Tensor:
+    tensors = (each.tensor for each in weights)
+    return torch.cat([each if each.dim() == 1 else each.flatten() for each in tensors]).double()
+
+
+def norm_of(module: GraphModule, node: Node) -> Norm | Reason | None:
+    """Return what a node is as a norm; the reason why it is none of a fixed scale and shift; None if it is no norm."""
+    if node.op == "call_module":
+        called = submodule(module, str(node.target))
+        if not isinstance(called, _NORMS):
+            return None
+        if type(called) not in _MODULES or not is_known(called):
+            return Reason.OPAQUE_MODULE
+        return _of_module(node, called)
+    return _of_function(module, node) if node.op == "call_function" else None
+
+
+def _of_module(node: Node, norm: Any) -> Norm | Reason | None:
+    if norm.training:
+        return Reason.NORM_IN_TRAINING
+    path, given = str(node.target), (*node.args, *node.kwargs.values())
+    mean, variance = Weight.held(norm, path, "running_mean"), Weight.held(norm, path, "running_var")
+    if mean is None or variance is None:
+        return Reason.NORM_OF_BATCH
+    if len(given) != 1 or not isinstance(given[0], Node):
+        return None
+    return Norm(
+        node=node,
+        call=node,
+        input=given[0],
+        mean=mean,
+        variance=variance,
+        weight=Weight.held(norm, path, "weight"),
+        bias=Weight.held(norm, path, "bias"),
+        eps=norm.eps,
+        rank=_MODULES[type(norm)],
+    )
+
+
+def _of_function(module: GraphModule, node: Node) -> Norm | Reason | None:
+    call = node
+    if node.target is operator.getitem and isinstance(node.args[0], Node) and node.args[1] == 0:
+        call = node.args[0]
+    plain = _is_one_of(_PLAIN, call)
+    if not plain and (call is node or not _is_one_of(_WITH_STATISTICS, call) or len(call.users) != 1):
+        return None
+    if plain and call is not node:
+        return None
+    given = arguments_of(call)
+    if given.get("training", False) is not False:
+        return Reason.NORM_IN_TRAINING
+    mean, variance, weight, bias = (
+        Weight.read(module, given.get(name)) for name in ("running_mean", "running_var", "weight", "bias")
+    )
+    absent = (given.get("weight") is not None and weight is None) or (given.get("bias") is not None and bias is None)
+    eps = given.get("eps", 1e-5)
+    if mean is None or variance is None or absent or not isinstance(eps, float) or not isinstance(given["input"], Node):
+        return Reason.WEIGHT_COMPUTED
+    return Norm(
+        node=node,
+        call=call,
+        input=given["input"],
+        mean=mean,
+        variance=variance,
+        weight=weight,
+        bias=bias,
+        eps=eps,
+        rank=None,
+    )
+
+
+def _is_one_of(targets: frozenset[Any], node: Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__hash__", None) is not None and node.target in targets

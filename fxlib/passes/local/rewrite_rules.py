@@ -1,0 +1,464 @@
+"""Put the replacements of rewrite rules wherever their patterns are found.
+
+A pattern is found in whichever way it and the program are written. Whether its replacement may take the place of a
+match is asked of the effects model.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from typing_extensions import override
+
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.motion import Motion
+from fxlib.analysis.effects.records_gradients import records_gradients
+from fxlib.analysis.effects.sharing import Sharing
+from fxlib.analysis.operators.access import frozen, nodes_in
+from fxlib.analysis.operators.canonical import Form, Forms, form_of
+from fxlib.errors import PassError
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, Preserves, register_pass
+from fxlib.passes.infra.edit import Replacements, splice
+from fxlib.reasons import Declined, Reason
+from fxlib.rules.guards import Match
+from fxlib.rules.rule import Rule
+from fxlib.utils.location import location_of
+
+_MAX_ROUNDS = 100
+_MAX_GROWTH = 100
+"""The factor by which a program may grow in nodes, where rules are applied again and again."""
+
+
+@register_pass("rewrite_rules", preserves="tolerance", version="2")
+class RewriteRules(GraphPass):
+    """Replace what the patterns of rules match, wherever nobody could tell but by the rule's own roundings.
+
+    Rules are applied one after another, each to the program as the one before has left it. Matches do not overlap: the
+    one whose last node comes first in the program wins, and what a rule puts in is not looked at by that rule again in
+    the same round. A match is declined where a value from within it is used elsewhere, or where its work cannot stand
+    at one place for the sake of what lies between.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    """The rules, in order."""
+    rounds: int = 1
+    """How often to go over the program at most. More than one: until no rule finds anything, and an error if the last
+    round still does."""
+    bitwise: bool = False
+    """Whether the rules keep all results to the bit, gradients included. It is their author's word, which sameness
+    checks hold them to; without it they are held to a tolerance."""
+
+    def __post_init__(self) -> None:
+        """Take rules in any sequence.
+
+        Raises:
+            TypeError: what is given is no sequence.
+            ValueError: what is given is no rule, or there is no round.
+            PassError: a pattern is found in its own replacement, and there is more than one round.
+        """
+        if not isinstance(self.rules, (tuple, list)):
+            raise TypeError(f"rules is {self.rules!r}, and no tuple of rules")
+        object.__setattr__(self, "rules", tuple(self.rules))
+        if not all(isinstance(each, Rule) for each in self.rules):
+            raise ValueError("rules holds what is no fxlib.Rule")
+        if type(self.rounds) is not int or not 1 <= self.rounds <= _MAX_ROUNDS:
+            raise ValueError(f"rounds is {self.rounds!r}; it must be an integer from 1 to {_MAX_ROUNDS}")
+        if self.rounds > 1:
+            for rule in self.rules:
+                _check_ends(rule)
+
+    @property
+    @override
+    def promise(self) -> Preserves:
+        return "bitwise" if self.bitwise else self.preserves
+
+    @override
+    def run(self, module: GraphModule, context: Context) -> PassResult:
+        work = _Work(module, bitwise=self.bitwise)
+        most = _MAX_GROWTH * len(module.graph.nodes)
+        for _ in range(self.rounds):
+            before = work.changes
+            for rule in self.rules:
+                work.apply(rule)
+                if self.rounds > 1 and len(module.graph.nodes) > most:
+                    hint = "Does one rule put in what another one looks for? Leave one out, or give one round."
+                    raise PassError(f"rules let the program grow beyond {most} nodes", where=work.last, hint=hint)
+            if work.changes == before:
+                break
+        else:
+            if self.rounds > 1:
+                hint = "Do rules undo one another? Leave one out, or give more rounds."
+                raise PassError(
+                    f"rules still change the program after {self.rounds} rounds", where=work.last, hint=hint
+                )
+        return PassResult(module, changes=work.changes, declined=tuple(work.declined.values()))
+
+
+class _Work:
+    """One program, and what is known of it until a rule changes it."""
+
+    def __init__(self, module: GraphModule, *, bitwise: bool) -> None:
+        self._module, self._bitwise = module, bitwise
+        self._replacements = Replacements(module.graph)
+        self._program: Program | None = None
+        self._legality: Legality | None = None
+        self.changes = 0
+        self.declined: dict[tuple[str, str], Declined] = {}
+        self.last = ""
+        """The rule that was applied last, and its place."""
+
+    def apply(self, rule: Rule) -> None:
+        """Apply a rule to the program as it is."""
+        if self._program is None:
+            self._program = Program(self._module)
+        program, before = self._program, self.changes
+        for node in program.calls(rule.forms[rule.anchor]):
+            if program.form(node) is None:
+                continue
+            search, refusals = Search(rule, program), list[Declined]()
+            for bound in search.ending_in(node):
+                match = match_of(self._module, rule, bound)
+                if not is_used(match):
+                    continue
+                refusal = self._known().refusal(match, rule)
+                if refusal is None:
+                    self.last = f"rule {rule.name!r}, {location_of(node)}"
+                    self._replace(program, match, rule, bound)
+                    break
+                refusals.append(refusal)
+            else:
+                if search.gave_up:
+                    refusals.append(Declined(node=node.name, reason=Reason.MATCH_AMBIGUOUS, detail=rule.name))
+                self.declined.update({(rule.name, each.node): each for each in refusals[:1]})
+        if self.changes > before:
+            self._replacements.settle()
+            self._program = self._legality = None
+
+    def _known(self) -> Legality:
+        if self._legality is None:  # most patterns are found nowhere
+            self._legality = Legality(self._module, bitwise=self._bitwise)
+        return self._legality
+
+    def _replace(self, program: Program, match: Match, rule: Rule, bound: Bound) -> None:
+        graph, before = self._module.graph, insertion(match)
+        inputs = {mine: bound[its] for mine, its in zip(rule.gives.inputs, rule.seeks.inputs, strict=True)}
+        outputs, made = splice(graph, rule.gives, inputs, before=before, like=match.nodes[-1])
+        self._known().note(match, rule, outputs, made, before)
+        for old, new in zip(match.outputs, outputs, strict=True):
+            self._replacements.replace(old, new)
+            program.replace(old, new)
+        for old in reversed(match.nodes):
+            if old not in match.outputs:
+                program.replace(old, None)
+            self._replacements.erase(old)
+        for new in reversed(made):
+            if not new.users:
+                graph.erase_node(new)
+        self.changes += 1
+
+
+def _check_ends(rule: Rule) -> None:
+    """Refuse a rule that would find its pattern in what it has just put in, for ever."""
+    program = Program(GraphModule(torch.nn.Module(), rule.gives.graph))
+    for node in program.calls(rule.forms[rule.anchor]):
+        if any(True for _ in Search(rule, program).ending_in(node)):
+            where = f"rule {rule.name!r}, {location_of(node)} of the replacement"
+            hint = "Use rounds=1, or a replacement that does not contain the pattern."
+            raise PassError("the pattern is found in its own replacement, for ever", where=where, hint=hint)
+
+
+Bound: TypeAlias = dict[Node, Any]
+"""For each node and input of a pattern, the node of the program that it is; for an input, it may be a literal."""
+_Goal: TypeAlias = tuple[Node, Any]
+_STEPS = 4096
+"""How many nodes are compared at most for one end of a pattern. What is found within fewer is found in linear time;
+more takes a pattern with dozens of operators whose operands may be swapped."""
+
+
+class Program:
+    """The nodes of a program by what they call, as they were before any rule was applied to them."""
+
+    def __init__(self, module: GraphModule) -> None:
+        """Bring every node into its form, in one pass."""
+        forms = Forms(module)
+        self._forms = {node: form for node in module.graph.nodes if (form := forms.of(node)) is not None}
+        self._calls: dict[Hashable, list[Node]] = defaultdict(list)
+        self._became: dict[Node, Node] = {}
+        for node, form in self._forms.items():
+            self._calls[form.key].append(node)
+
+    def calls(self, form: Form) -> list[Node]:
+        """Return the nodes that call an operator, in program order."""
+        return self._calls.get(form.key, [])
+
+    def form(self, node: Node) -> Form | None:
+        """Return the form of a node; None if it has none, or if a rule has made or replaced it."""
+        return self._forms.get(node)
+
+    def replace(self, node: Node, by: Node | None) -> None:
+        """Know that a node is no more, and what took its place."""
+        del self._forms[node]
+        if by is not None:
+            self._became[node] = by
+
+    def current(self, value: Any) -> Any:
+        """Return what took the place of a value, if anything did."""
+        while isinstance(value, Node) and value in self._became:
+            value = self._became[value]
+        return value
+
+
+class Search:
+    """All ways in which a pattern ends in one node of a program, in a fixed order."""
+
+    def __init__(self, rule: Rule, program: Program) -> None:
+        """Look for nothing yet."""
+        self._rule, self._program = rule, program
+        self._left = _STEPS
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether there were too many ways to try them all."""
+        return self._left <= 0
+
+    def ending_in(self, node: Node) -> Iterator[Bound]:
+        """Yield what the pattern's nodes are, where its last one is `node`."""
+        return self._solve([(self._rule.anchor, node)], {})
+
+    def _solve(self, goals: list[_Goal], bound: Bound) -> Iterator[Bound]:
+        forms, program = self._rule.forms, self._program
+        while goals and self._left > 0:
+            self._left -= 1
+            wanted, value = goals.pop()
+            value = program.current(value)
+            if wanted in bound:
+                if not _is_same(bound[wanted], value):
+                    return
+            elif wanted.op == "placeholder":
+                if not _admits(wanted, value):
+                    return
+                bound[wanted] = value
+            else:
+                mine, form = forms[wanted], program.form(value) if isinstance(value, Node) else None
+                if form is None or form.key != mine.key:
+                    return
+                bound[wanted] = value
+                ways = _ways(mine, form)
+                if not ways:
+                    return
+                for each in ways[:-1]:
+                    yield from self._solve([*goals, *each], dict(bound))
+                goals.extend(ways[-1])
+        if not self.gave_up:
+            yield from self._onward(bound)
+
+    def _onward(self, bound: Bound) -> Iterator[Bound]:
+        """Go on to a part of the pattern that the nodes found so far do not need, but have a value in common with."""
+        nodes = self._rule.seeks.nodes
+        wanted = next(
+            (each for each in nodes if each not in bound and any(v in bound for v in each.all_input_nodes)), None
+        )
+        if wanted is None:
+            outputs = self._rule.seeks.outputs
+            if len({bound[each] for each in outputs}) == len(outputs):
+                yield bound
+            return
+        values = [bound[each] for each in wanted.all_input_nodes if each in bound]
+        nearby = min((each.users for each in values if isinstance(each, Node)), key=len, default={})
+        for user in nearby:
+            self._left -= 1
+            if self.gave_up:
+                return
+            yield from self._solve([(wanted, user)], dict(bound))
+
+
+def _ways(mine: Form, form: Form) -> list[list[_Goal]]:
+    ways = [_pairs(mine.operands, form.operands)]
+    if mine.commutes:
+        first, second, *rest = form.operands
+        ways.append(_pairs(mine.operands, (second, first, *rest)))
+    return [each for each in ways if each is not None]
+
+
+def _pairs(wanted: Any, found: Any) -> list[_Goal] | None:
+    """Return which nodes of the pattern have to be which values for two operands to be alike; None if they are not."""
+    if isinstance(wanted, Node):
+        return [(wanted, found)]
+    if wanted is found:
+        return []
+    if isinstance(wanted, slice) and isinstance(found, slice):
+        return _pairs((wanted.start, wanted.stop, wanted.step), (found.start, found.stop, found.step))
+    if isinstance(wanted, dict) and isinstance(found, dict) and list(wanted) == list(found):
+        return _pairs(tuple(wanted.values()), tuple(found.values()))
+    if isinstance(wanted, (tuple, list)) and isinstance(found, (tuple, list)):
+        goals: list[_Goal] = []
+        for one, other in zip(wanted, found, strict=False):
+            more = _pairs(one, other)
+            if more is None:
+                return None
+            goals.extend(more)
+        return goals if len(wanted) == len(found) else None
+    alike = not isinstance(found, Node) and frozen(wanted) == frozen(found)
+    return [] if alike else None
+
+
+def _admits(wanted: Node, value: Any) -> bool:
+    """Whether an input of the pattern may stand for a value."""
+    kind: object = wanted.type
+    if kind is torch.Tensor:
+        return isinstance(value, Node)
+    if kind in (int, float, bool, str):
+        return type(value) is kind
+    return isinstance(value, Node) or not any(True for _ in nodes_in(value))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Node) or isinstance(other, Node):
+        return one is other
+    return frozen(one) == frozen(other)
+
+
+def match_of(module: GraphModule, rule: Rule, bound: Mapping[Node, Any]) -> Match:
+    """Return what a search has found, as guards and the effects model look at it."""
+    return Match(
+        module=module,
+        nodes=sorted({bound[each] for each in rule.seeks.nodes}),
+        inputs={str(each.target): bound[each] for each in rule.seeks.inputs},
+        outputs=[bound[each] for each in rule.seeks.outputs],
+    )
+
+
+class Legality:
+    """Knows a program as it was, and what rules have put into it since."""
+
+    def __init__(self, module: GraphModule, *, bitwise: bool) -> None:
+        """Analyse a program; with `bitwise`, gradients are to be added up in the order in which they were."""
+        effects, self._records = Effects.of(module), records_gradients(module)
+        self._motion = Motion(module, effects, keep_gradients=bitwise and self._records)
+        self._sharing = Sharing(effects)
+        self._places = dict(effects.index)
+
+    def refusal(self, match: Match, rule: Rule) -> Declined | None:
+        """Return why a rule may not be applied to a match; None if it may."""
+        found = self._torn(match) or self._misplaced(match, rule) or self._told(match, rule)
+        guard = rule.agrees()
+        if found is not None or guard is None:
+            return found
+        return None if guard(match) else _declined(match, Reason.GUARD, rule.name)
+
+    def _torn(self, match: Match) -> Declined | None:
+        """Return why the match cannot be taken out of the program."""
+        nodes = set(match.nodes)
+        for node in match.nodes:
+            outside = next((user for user in node.users if user not in nodes), None)
+            if outside is not None and node not in match.outputs:
+                return _declined(match, Reason.USED_OUTSIDE, f"{node.name}, by {outside.name}")
+            if (reason := self._motion.unfit(node)) is not None:
+                return _declined(match, reason, node.name)
+        within = next((each for each in match.values if each in nodes), None)
+        return (
+            None if within is None else _declined(match, Reason.USED_OUTSIDE, f"{within.name}, which goes into it, too")
+        )
+
+    def _misplaced(self, match: Match, rule: Rule) -> Declined | None:
+        """Return why its work cannot all be done at one place."""
+        before = insertion(match)
+        if late := next((each for each in match.values if not each < before), None):
+            return _declined(match, Reason.USED_BEFORE, f"{before.name} uses a result before {late.name} is there")
+        at = self._places[before]
+        reason = self._motion.refusal(match.nodes, at)
+        if reason is None and self._records and rule.gives.saves:
+            values = map(self._sharing.original, (*match.values, *match.outputs))
+            reason = Reason.MAY_BE_SAVED if any(self._motion.written_from(each, at) for each in values) else None
+        return None if reason is None else _declined(match, reason)
+
+    def _told(self, match: Match, rule: Rule) -> Declined | None:
+        """Return by what somebody could tell the replacement from the match."""
+        did, will = rule.seeks.shares, rule.gives.shares
+        reason = self._sharing.refusal(match.outputs, match.values, did=did, will=will)
+        if reason is not None:
+            return _declined(match, reason)
+        known = [each for each in _methods_no_more_used(match, rule) if self._motion.may_act(each)]
+        known += [each for each in match.outputs if self._motion.vouches(each)]
+        if known:
+            return _declined(match, Reason.OPAQUE_NEIGHBOUR, known[0].name)
+        return None if _fits(rule, match.inputs) else _declined(match, Reason.LITERAL_UNFIT, rule.name)
+
+    def note(self, match: Match, rule: Rule, outputs: Iterable[Node], made: Iterable[Node], before: Node) -> None:
+        """Know that a rule was applied to a match.
+
+        Args:
+            match: where.
+            rule: which.
+            outputs: what took the place of the match's outputs.
+            made: the nodes that were put in.
+            before: where they were put in.
+        """
+        if rule.gives.shares:
+            self._sharing.join(match.outputs, match.values)
+        self._places.update(dict.fromkeys(made, self._places[before]))
+        for new, old in zip(outputs, match.outputs, strict=True):
+            if new not in match.values:
+                self._sharing.stand_in(new, old)
+
+
+def insertion(match: Match) -> Node:
+    """Return the node before which the replacement stands: the last of the match, or an earlier user of its results."""
+    nodes = set(match.nodes)
+    users = [user for output in match.outputs for user in output.users if user not in nodes]
+    return min([match.nodes[-1], *users])
+
+
+def is_used(match: Match) -> bool:
+    """Whether anything but the match itself uses a result of it: what nobody uses is left to `dead_code`."""
+    return bool(_used(match))
+
+
+def _used(match: Match) -> set[Node]:
+    nodes = set(match.nodes)
+    return {each for each in match.outputs if not nodes.issuperset(each.users)}
+
+
+def _methods_no_more_used(match: Match, rule: Rule) -> list[Node]:
+    """Return the inputs that are results of methods and that nothing would use any more."""
+    own = [each for each in match.values if each.op == "call_method" and match.alone_uses(each)]
+    if not own:
+        return own
+    used = _used(match)
+    pairs = zip(rule.gives.outputs, match.outputs, strict=True)
+    open_ends, needed = [mine for mine, output in pairs if output in used], set[Node]()
+    while open_ends:
+        node = open_ends.pop()
+        if node not in needed:
+            needed.add(node)
+            open_ends.extend(node.all_input_nodes)
+    kept = [match.inputs[str(each.target)] for each in rule.gives.inputs if each in needed]
+    return [each for each in own if not any(each is other for other in kept)]
+
+
+def _fits(rule: Rule, inputs: Mapping[str, Any]) -> bool:
+    """Whether literals stand only where the replacement's operators take any."""
+    plain: dict[Node, Any] = {each: inputs[str(each.target)] for each in rule.gives.inputs}
+    plain = {each: value for each, value in plain.items() if not isinstance(value, Node)}
+    if not plain:
+        return True
+    for node in rule.gives.nodes:
+        if plain.keys().isdisjoint(node.all_input_nodes):
+            continue
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda each: plain.get(each, each))
+        if form_of(node.target, args, kwargs) is None:
+            return False
+        if not any(True for _ in nodes_in((args, dict(kwargs)))):
+            if getattr(node.target, "__module__", None) != "_operator":
+                return False
+            plain[node] = 1.0  # Python's arithmetic on numbers: a number, whichever
+    return plain.keys().isdisjoint(rule.gives.outputs)
+
+
+def _declined(match: Match, reason: Reason, detail: str = "") -> Declined:
+    return Declined(node=match.nodes[-1].name, reason=reason, detail=detail)

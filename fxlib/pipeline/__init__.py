@@ -1,0 +1,10 @@
+"""Calls across the step: the next batches' reads travel while this one trains, with the same bits.
+
+What may run ahead is decided by `fxlib.analysis.effects.prologue`. Here are the loop over a loader, the calls that were
+made ahead, and the watch over writes in between.
+"""
+
+from fxlib.pipeline.loop import Pipeline, pipeline
+from fxlib.pipeline.module_ahead import prefetch
+
+__all__ = ["Pipeline", "pipeline", "prefetch"]

@@ -1,0 +1,434 @@
+"""What was made ahead for one module: for which tensors, and what its forwards take of it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.fx import Node
+
+from fxlib import batch
+from fxlib.analysis.effects.resources import ServerState
+from fxlib.errors import FxlibWarning
+from fxlib.pipeline.program import Program
+from fxlib.pipeline.request import Request, State, riders_of
+from fxlib.pipeline.unchanged import Noted
+from fxlib.pipeline.watch import WATCH
+from fxlib.reasons import Reason
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.ahead import Rider
+from fxlib.runtime.ops import operators
+from fxlib.runtime.submodules import local_modules
+from fxlib.runtime.tracking.flow_control import FlowControl
+from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
+
+_LOG = logging.getLogger(__name__)
+
+MOST_AHEAD = 64
+"""Number of batches of which something is kept at most; the oldest is forgotten for a further one."""
+
+
+MOST_IN_VAIN = 3
+"""Number of times in a row that a read is made in vain before it is left to its forward: a loop may push by itself."""
+
+
+def prefetch(module: nn.Module, *inputs: Any, **kwargs: Any) -> bool:
+    """Make the calls of a later `module(*inputs, **kwargs)` that may run ahead of it.
+
+    For programs that own their loop; others use `fxlib.pipeline`. That forward takes the results if it is called with
+    these very tensors, unchanged. Reads of what pushes write leave with the next `fxlib.push_gradients(module)`.
+
+    Args:
+        module: a captured module, original or rewritten. Of any other nothing is fetched.
+        inputs: of the forward to come.
+        kwargs: of the forward to come.
+
+    Returns:
+        Whether any call was made, or will be made behind the next push.
+    """
+    captured = captured_in(module)
+    return captured is not None and ahead_of(captured).add(inputs, kwargs) is not None
+
+
+def captured_in(module: nn.Module) -> CapturedModule | None:
+    """Return the captured module that a module is, or that it wraps; None if there is none."""
+    return next((each for _, each in local_modules(module) if isinstance(each, CapturedModule)), None)
+
+
+def ahead_of(module: CapturedModule) -> ModuleAhead:
+    """Return what is made ahead for a module."""
+    found = module._fxlib.ahead
+    if not isinstance(found, ModuleAhead):
+        found = module._fxlib.ahead = ModuleAhead(module)
+    return found
+
+
+class Entry:
+    """What was made ahead for one batch.
+
+    Attributes:
+        program: the prologue that made it.
+        requests: one for each call of the program.
+        was_taken: whether a forward has taken it.
+        is_due: whether the loop has its batch, so that a forward that does not fit is worth telling of.
+        why_not: why the last forward did not take it while it was due; empty where there was none.
+    """
+
+    def __init__(self, program: Program, noted: Sequence[Noted | None], requests: Sequence[Request | None]) -> None:
+        self.program = program
+        self.noted = noted
+        self.requests = requests
+        self.modes = _modes()
+        self.was_taken = False
+        self.is_due = True
+        self.why_not = ""
+
+    @property
+    def waiting(self) -> Iterator[Request]:
+        """The requests that no forward has taken."""
+        return (each for each in self.requests if each is not None and each.state is not State.TAKEN)
+
+
+class ModuleAhead:
+    """Everything that was made ahead for one module: implements `fxlib.runtime.ahead.Ahead`."""
+
+    def __init__(self, module: CapturedModule) -> None:
+        self._module = module
+        self._programs: dict[int, Program] = {}
+        self._entries: deque[Entry] = deque()
+        self._current: Entry | None = None
+        """What the forward that runs has been given."""
+        self._loops = 0
+        """Number of pipelines that are open over the module."""
+        self._flow_controls: dict[tuple[int | None, int | None], FlowControl] = {}
+        self._told = False
+        self._is_distributed = False
+        """Whether a forward ran in a context of distributed autograd."""
+        self._grad_enabled: bool | None = None
+        """Grad mode of the last forward; None before the first."""
+        self._steps = 0
+        """Number of batches whose step was over since the last push."""
+        self._period: int | None = None
+        """Number of batches for each push, of late; None before the first push."""
+        self._in_vain: dict[Node, int] = {}
+        """How often in a row what a call read was written before a forward took it, by its node."""
+        self.taken = self.unused = 0
+        """Number of calls whose result a forward has taken, and of those that were made and not taken."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None  # what was fetched is for forwards of the module that was copied
+
+    def add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
+        """Make what may be made now of a later forward's calls; None where that is nothing, and will be."""
+        program = None if self._is_distributed else self._program_for(args, kwargs)
+        if program is None or not program.calls:
+            return None
+        try:
+            values = program.values(args, kwargs)
+            noted = program.noted(values)
+            with torch.no_grad(), self._limits(program):
+                found = program.arguments(values)
+        except Exception:  # noqa: BLE001 - its forward raises it, in its place
+            return None
+        requests = [
+            Request(call, arguments) if all(noted[place] is not None for place in needs) else None
+            for call, arguments, needs in zip(program.calls, found, program.needs, strict=True)
+        ]
+        if not any(requests):
+            return None
+        entry = Entry(program, noted, requests)
+        WATCH.add(self, program.contracts)
+        if len(self._entries) >= MOST_AHEAD:
+            self.expire(self._entries[0])
+        self._entries.append(entry)
+        self._make(entry, 1 + sum(not each.is_due for each in self._entries), pushed=False)
+        return entry
+
+    def expire(self, entry: Entry) -> None:
+        """Forget what was made for a batch whose step is over."""
+        if entry not in self._entries:
+            return
+        self._entries.remove(entry)
+        unused = sum(each.state is State.IN_FLIGHT for each in entry.waiting)
+        self.unused += unused
+        if entry.why_not and unused:
+            self._tell(Reason.AHEAD_OTHER_INPUTS.sentence(entry.why_not))
+        self._rest()
+
+    def open(self) -> None:
+        """Begin to watch what this process writes: a loop has begun."""
+        self._loops += 1
+        WATCH.add(self, {})
+
+    def close(self) -> None:
+        """Undo `open`."""
+        self._loops -= 1
+        self._rest()
+
+    @property
+    def result_bytes(self) -> int:
+        """Size of the results for one batch, as far as forwards have seen it."""
+        return max((sum(each.sizes.values()) for each in self._programs.values()), default=0)
+
+    def passed(self, entry: Entry | None) -> None:
+        """Note that the step of a loop's batch is over, for which something was made, or nothing."""
+        self._steps += 1
+        if entry is not None:
+            self.expire(entry)
+
+    def withdraw(self, entries: Iterable[Entry]) -> None:
+        """Forget what was made for batches that the loop will not see, and leave nothing of it in flight."""
+        for entry in entries:
+            if entry in self._entries:
+                self._entries.remove(entry)
+                for each in entry.waiting:
+                    self.unused += each.state is State.IN_FLIGHT
+                    each.settle()
+        self._rest()
+
+    def drop(self) -> None:
+        """Forget all that was fetched: the servers may hold other values."""
+        for entry in self._entries:
+            for each in entry.waiting:
+                each.drop()
+
+    def written(self, states: frozenset[ServerState]) -> None:
+        """Forget what was read of states that a call is about to write."""
+        for entry in filter(None, (self._current, *self._entries)):
+            for each in entry.waiting:
+                if each.written(states):
+                    self.unused += 1
+                    self._in_vain[each.call.node] = self._in_vain.get(each.call.node, 0) + 1
+
+    # What `fxlib.runtime` asks.
+
+    def over(
+        self, module: Any, generated: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        """Return a forward in which results that were fetched for these very arguments stand for calls."""
+        self._grad_enabled = torch.is_grad_enabled()
+        found = self._matching(module, args, kwargs) if self._entries else None
+        if found is None:
+            return generated
+        entry, unchanged = found
+        self._entries.remove(entry)
+        self._steps += not self._loops
+        if batch.in_autograd_context():
+            self._is_distributed = True
+            self._tell(Reason.AHEAD_DISTRIBUTED.sentence())
+            return generated
+        entry.was_taken = True
+        self._current = entry
+        return self._with_results(entry, unchanged, generated, args, kwargs)
+
+    def ended(self) -> None:
+        """Note that the forward has ended, however it did."""
+        if self._current is not None:
+            self.unused += sum(each.state is State.IN_FLIGHT for each in self._current.waiting)
+        self._current = None
+        self._rest()
+
+    def riders(self) -> Sequence[Rider]:
+        """Return the reads that may travel with the pushes that are made next."""
+        parked = []
+        if _several_trainers():
+            _LOG.debug("%s: %s", type(self._module).__name__, Reason.AHEAD_SEVERAL_TRAINERS.sentence())
+        for place, entry in self._to_come():
+            for each in entry.waiting:
+                if each.is_behind_push:
+                    each.park()
+                    if place < self._steps_of_push and not _several_trainers():
+                        parked.append(each)
+        return riders_of(parked)
+
+    def pushed(self) -> None:
+        """Note that the pushes of a step were made, and make the reads that had to come behind them."""
+        self._period = self._steps_of_push
+        self._steps = -1 if self._loops else 0  # of a loop, this step is still to end
+        for place, entry in self._to_come():
+            self._make(entry, place, pushed=True)
+
+    def _to_come(self) -> Iterator[tuple[int, Entry]]:
+        """Yield each batch, behind the number of a loop's batches that come before it, that of this step left out."""
+        place = 0
+        for entry in self._entries:
+            yield place, entry
+            place += not entry.is_due
+
+    def _make(self, entry: Entry, place: int, *, pushed: bool) -> None:
+        """Make the calls of a batch that need not wait for a push, `place` forwards from now."""
+        with self._limits(entry.program):
+            for each in entry.waiting:
+                if each.state is State.PARKED and self._may_leave(each, place, pushed=pushed):
+                    each.make()
+
+    def _may_leave(self, request: Request, place: int, *, pushed: bool) -> bool:
+        """Whether a call need not wait for a push, nor be left to its forward since others keep writing."""
+        if request.is_behind_push and not self._is_free(place, pushed=pushed):
+            return False
+        return pushed or self._in_vain.get(request.call.node, 0) < MOST_IN_VAIN
+
+    def _is_free(self, place: int, *, pushed: bool) -> bool:
+        """Whether no push is expected before the forward that comes after `place` others.
+
+        A wrong guess costs a read that is made in vain: each push has its reads made anew.
+        """
+        if _several_trainers():
+            return False
+        if pushed:
+            return place < (self._period or 1)
+        if self._period is None:
+            return self._steps > 0
+        return self._steps + place < self._period
+
+    @property
+    def _steps_of_push(self) -> int:
+        """Number of batches that a push which is made now is for."""
+        return max(1, self._steps + bool(self._loops))
+
+    def _matching(
+        self, module: CapturedModule, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Entry, list[bool]] | None:
+        modes = None
+        for entry in self._entries:
+            modes = modes or _modes()
+            unchanged: list[bool] = []
+            if entry.program.module is not module or not entry.program.is_current():
+                why_not = "another graph runs"
+            elif modes != entry.modes:
+                why_not = "autocast, inference mode or the default dtype differs"
+            else:
+                why_not = "other tensors, or changed ones"
+                with suppress(TypeError, ValueError):
+                    unchanged = entry.program.unchanged(entry.noted, entry.program.values(args, kwargs))
+            if any(unchanged):
+                return entry, unchanged
+            entry.why_not = why_not if entry.is_due else ""
+        return None
+
+    def _with_results(
+        self,
+        entry: Entry,
+        unchanged: Sequence[bool],
+        generated: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Callable[..., Any]:
+        program = entry.program
+        by_operator: dict[Any, dict[int, tuple[Request, Sequence[int]]]] = {}
+        of_calls = zip(entry.requests, program.needs, program.positions, strict=True)
+        for place, (request, needs, position) in enumerate(of_calls):
+            if request is not None and request.state is State.IN_FLIGHT and all(unchanged[each] for each in needs):
+                if place not in program.sizes and (size := request.size()) is not None:
+                    program.sizes[place] = size
+                by_operator.setdefault(request.call.node.target, {})[position] = request, needs
+        if not by_operator:
+            return generated
+        values = program.values(args, kwargs) if program.rechecks else None
+
+        def taken(found: tuple[Request, Sequence[int]]) -> Any:
+            request, needs = found
+            if values is not None:
+                still = program.unchanged(entry.noted, values)
+                if not all(still[each] for each in needs):
+                    return None
+            future = request.take()
+            if future is not None:
+                self.taken += 1
+                self._in_vain.pop(request.call.node, None)
+            return future
+
+        code: FunctionType = generated  # type: ignore[assignment]
+        names: dict[str, Any] = dict(code.__globals__)
+        for name, value in code.__globals__.items():
+            if (found := by_operator.get(value) if callable(value) and _is_hashable(value) else None) is not None:
+                names[name] = _stand_in(value, found, taken)
+        return FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
+
+    def _program_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program | None:
+        """Return the prologue of the graph that a forward with these arguments would run; None if that is none."""
+        main = self._module
+        grad_enabled = torch.is_grad_enabled() if self._grad_enabled is None else self._grad_enabled
+        runs: Any = main
+        if main._fxlib.original is not None:
+            main._follow()
+            runs = main._fxlib.graphs.fits(main, tuple(args), kwargs, grad_enabled=grad_enabled)
+        if runs is None:
+            return None
+        program = self._programs.get(id(runs))
+        if program is None or program.module is not runs or not program.is_current():
+            program = self._programs[id(runs)] = Program(runs)
+        return program
+
+    @contextmanager
+    def _limits(self, program: Program) -> Iterator[None]:
+        """Be outside of any forward, under the graph's own limits on what is in flight."""
+        outer, THREAD.forward = THREAD.forward, ForwardContext()
+        if program.limits is not None:
+            THREAD.forward.flow_control = self._flow_control(program.limits)
+        try:
+            yield
+        finally:
+            THREAD.forward = outer
+
+    def _flow_control(self, limits: tuple[int | None, int | None]) -> FlowControl:
+        if limits not in self._flow_controls:
+            self._flow_controls[limits] = FlowControl(*limits)
+        return self._flow_controls[limits]
+
+    def _rest(self) -> None:
+        if not self._entries and self._current is None and not self._loops:
+            WATCH.remove(self)
+
+    def _tell(self, why: str) -> None:
+        if not self._told:
+            self._told = True
+            warnings.warn(f"what was fetched ahead for a batch was not used: {why}", FxlibWarning, stacklevel=4)
+
+
+def _stand_in(
+    operator: Callable[..., Any],
+    found: Mapping[int, tuple[Request, Sequence[int]]],
+    taken: Callable[[tuple[Request, Sequence[int]]], Any],
+) -> Callable[..., Any]:
+    """Return what runs in the place of an operator: the forward is straight-line code, so its uses come in order."""
+    place = -1
+    blocks = operator is operators.remote_call
+
+    def stands(*args: Any) -> Any:
+        nonlocal place
+        place += 1
+        future = taken(found[place]) if place in found else None
+        if future is None:
+            return operator(*args)
+        return future.wait() if blocks else future
+
+    told: Any = stands
+    told.stands_for = operator  # a recording looks for it
+    return stands
+
+
+def _is_hashable(value: object) -> bool:
+    return type(value).__hash__ is not None
+
+
+def _modes() -> tuple[object, ...]:
+    """Return what decides, besides the arguments, what local work makes of them."""
+    return (
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cpu"),
+        torch.get_default_dtype(),
+        torch.is_inference_mode_enabled(),
+    )
+
+
+def _several_trainers() -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

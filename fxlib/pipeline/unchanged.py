@@ -1,0 +1,102 @@
+"""Whether a value is still what it was: the same tensors, of the same version, in the same containers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+
+_COPIED_BYTES = 1 << 20
+"""The size up to which a tensor's bits are compared, too."""
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of each size in bytes: as these, NaN is itself."""
+
+_PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
+
+
+class Noted:
+    """A value as it was when it was noted. Tensors are kept alive, so that no other can take their place.
+
+    torch counts no write through `.data`, NumPy or DLPack. So the bits of small tensors, such as indices are, are kept
+    and compared.
+    """
+
+    __slots__ = ("_bits", "_tensor", "_value", "_version")
+
+    def __init__(self, value: Any) -> None:
+        """Note a value.
+
+        Raises:
+            ValueError: nobody could tell later whether it changed.
+        """
+        self._tensor, self._version, self._bits = None, -1, None
+        self._value: Any = None
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                raise ValueError("a tensor that takes a gradient")
+            if value.is_inference():
+                raise ValueError("a tensor of inference mode, whose changes torch does not count")
+            self._tensor, self._version = value, value._version
+            self._bits = None if (bits := _bits(value)) is None else bits.clone()
+        else:
+            self._value = _noted(value)
+
+    def is_still(self, value: Any) -> bool:
+        """Whether a value is the one that was noted, unchanged."""
+        if self._tensor is not None:
+            if value is not self._tensor or value._version != self._version:
+                return False
+            return self._bits is None or torch.equal(cast("torch.Tensor", _bits(value)), self._bits)
+        return _is_still(self._value, value)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a small tensor's bits as integers; None for a large one, or one that is not plain memory of this host."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.nbytes > _COPIED_BYTES:
+        return None
+    words = _WORDS.get(tensor.dtype.itemsize)
+    return None if words is None or tensor.is_quantized else tensor.view(words)
+
+
+def note(value: Any) -> Noted | None:
+    """Note a value; None where nobody could tell later whether it changed."""
+    try:
+        return Noted(value)
+    except ValueError:
+        return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Nest:
+    kind: type
+    keys: tuple[Any, ...] | None
+    parts: tuple[Any, ...]
+
+
+def _noted(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, torch.Tensor):
+        return Noted(value)
+    if kind in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return _Nest(kind, None, tuple(map(_noted, value)))
+    if kind is dict:
+        return _Nest(kind, tuple(value), tuple(map(_noted, value.values())))
+    raise ValueError(f"an object of class {kind.__qualname__}")
+
+
+def _is_still(was: Any, value: Any) -> bool:
+    if isinstance(was, Noted):
+        return was.is_still(value)
+    if not isinstance(was, _Nest):
+        return type(was) is type(value) and bool(was == value)
+    return was.kind is type(value) and _are_still(was, value)
+
+
+def _are_still(was: _Nest, nest: Any) -> bool:
+    if len(nest) != len(was.parts) or (was.keys is not None and tuple(nest) != was.keys):
+        return False
+    return all(map(_is_still, was.parts, nest if was.keys is None else nest.values()))

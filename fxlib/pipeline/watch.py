@@ -1,0 +1,186 @@
+"""Every write that this process makes to a server while something may be fetched ahead.
+
+All calls of `torch.distributed.rpc` from Python go through one function of torch's, whatever alias a program has for
+`rpc_sync` or `rpc_async`; `rpc.remote` goes through three. While somebody watches, these are replaced. What a call
+writes is told by its function's contract, or by that of the graph; a function without one may write anything. A write
+is told of before it is sent, and counts as in flight until it is answered.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from torch.distributed.rpc import api
+
+from fxlib import batch
+from fxlib.analysis.effects.prologue import meet
+from fxlib.analysis.effects.resources import ANY_STATE, ServerState, states_of
+from fxlib.errors import ContractError
+from fxlib.runtime import functions
+from fxlib.runtime.ops.operators import server_name
+from fxlib.spec.contract import Contract, contract_of
+
+_NOTHING: frozenset[ServerState] = frozenset()
+_ANYTHING = frozenset({ANY_STATE})
+_CREATIONS = ("_invoke_remote_builtin", "_invoke_remote_python_udf", "_invoke_remote_torchscript")
+
+
+class Listener(Protocol):
+    """Somebody who keeps what was read ahead."""
+
+    def written(self, states: frozenset[ServerState]) -> None:
+        """Forget what was read of states that a call is about to write."""
+
+
+class _Write:
+    """A write from before it is sent until it is answered."""
+
+    __slots__ = ("future", "states")
+
+    def __init__(self, states: frozenset[ServerState]) -> None:
+        self.states = states
+        self.future: Any = None
+
+    @property
+    def over(self) -> bool:
+        return self.future is not None and self.future.done()
+
+
+class Watch:
+    """Watches for as long as it has listeners."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._listeners: list[Listener] = []
+        self._writes: list[_Write] = []
+        self._stated: dict[str, Contract] = {}
+        """Contracts that graphs state, by the name of the function."""
+        self._replaced: dict[str, Callable[..., Any]] = {}
+
+    def add(self, listener: Listener, stated: Mapping[str, Contract]) -> None:
+        """Tell a listener of writes from now on, and take the contracts that its graph states for true."""
+        with self._lock:
+            self._stated.update(stated)
+            if listener not in self._listeners:
+                self._listeners.append(listener)
+            if not self._replaced:
+                self._begin()
+
+    def remove(self, listener: Listener) -> None:
+        """Tell a listener no more."""
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+            if not self._listeners and self._replaced:
+                for name, original in self._replaced.items():
+                    setattr(api, name, original)
+                self._replaced.clear()
+                self._writes.clear()
+                self._stated.clear()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
+    def is_being_written(self, reads: Iterable[ServerState]) -> bool:
+        """Whether a write in flight may change what is read."""
+        with self._lock:
+            self._writes = [each for each in self._writes if not each.over]
+            return any(meet(reads, each.states) for each in self._writes)
+
+    def _begin(self) -> None:
+        call = self._replaced["_invoke_rpc"] = api._invoke_rpc
+
+        def watched(to: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+            sent = args[1] if len(args) > 1 else kwargs.get("args")
+            states = self._written(to, func, sent or ())
+            if not states:
+                return call(to, func, *args, **kwargs)
+            with self._told(states) as write:
+                write.future = call(to, func, *args, **kwargs)
+                return write.future
+
+        api._invoke_rpc = watched
+        for name in _CREATIONS:
+            original = self._replaced[name] = getattr(api, name)
+            setattr(api, name, self._creating(original))
+
+    def _creating(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self._told(_ANYTHING) as write:
+                made = original(*args, **kwargs)
+                write.future = made._get_future()
+                return made
+
+        return watched
+
+    def _told(self, states: frozenset[ServerState]) -> _Telling:
+        return _Telling(self, states)
+
+    def begin(self, states: frozenset[ServerState]) -> _Write:
+        """Tell all listeners of a write that is about to be sent."""
+        write = _Write(states)
+        with self._lock:
+            self._writes.append(write)
+            for each in list(self._listeners):
+                each.written(states)
+        return write
+
+    def end(self, write: _Write) -> None:
+        """Note that a write was sent, or could not be."""
+        if write.future is None:
+            with self._lock:
+                self._writes.remove(write)
+
+    def _written(self, to: Any, function: Any, args: Any) -> frozenset[ServerState]:
+        """Return what a call writes."""
+        calls = _calls_within(function, args)
+        if calls is not None:
+            return frozenset().union(*(self._written(to, each, given) for each, given, _ in calls))
+        if _only_reads(function):
+            return _NOTHING
+        return states_of(self._contract(function), server_name(to))[1]
+
+    def _contract(self, function: Any) -> Contract | None:
+        try:
+            stated = self._stated.get(functions.name_of(function)) if self._stated else None
+        except ContractError:
+            stated = None
+        return stated or contract_of(function)
+
+
+class _Telling:
+    __slots__ = ("_states", "_watch", "_write")
+
+    def __init__(self, watch: Watch, states: frozenset[ServerState]) -> None:
+        self._watch, self._states = watch, states
+
+    def __enter__(self) -> _Write:
+        self._write = self._watch.begin(self._states)
+        return self._write
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.end(self._write)
+
+
+def _calls_within(function: Any, args: Any) -> Iterable[batch.Call] | None:
+    """Return the calls that a message of `fxlib.batch` carries; None where it is a call by itself."""
+    if function in (batch.run, batch.run_in_order):
+        return list(args[0])
+    return list(args[1]) if function is batch.run_batched else None
+
+
+def _only_reads(function: Any) -> bool:
+    """Whether it is a function of the library's own that asks for a value behind an RRef, or for an echo."""
+    if isinstance(function, operator.methodcaller):
+        told: Any = function.__reduce__()
+        return bool(told[1][0] == "local_value")
+    return function is batch.echo
+
+
+WATCH = Watch()
+"""Of this process: a write concerns whatever was read ahead, whichever module it was read for."""

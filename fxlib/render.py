@@ -1,0 +1,215 @@
+"""Reports and timelines as a person reads them: a self-contained HTML page, or a trace that Perfetto opens.
+
+The figures come from `fxlib.spec.report`; graphs are drawn by `fxlib.inspection`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+
+from fxlib.serialization.files import write_whole
+from fxlib.spec.report import Report, Span, Timeline, render
+
+IN_FLIGHT = "in_flight"
+COLOURS = {
+    "forward": "#c7d7ee", "loss": "#aebfd8", "backward": "#9fc5b0", "optimizer": "#b7a9d6",
+    "call": "#d1495b", "wait": "#d1495b", "push": "#e08e45", "issue": "#2d6a9f", IN_FLIGHT: "#e9c46a",
+}  # fmt: skip
+MEANINGS = {
+    "forward": "compute: forward", "backward": "compute: backward", "optimizer": "optimizer", "issue": "issue",
+    "call": "blocked by a call", "push": "pushing gradients", IN_FLIGHT: "call in flight",
+}  # fmt: skip
+WIDTH, MARGIN, ROW, GAP = 1100, 130, 14, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A named row of the picture, several rows high where its spans overlap."""
+
+    name: str
+    rows: Sequence[Sequence[Span]]
+
+
+def lanes(timeline: Timeline) -> list[Lane]:
+    """Lay a timeline out: the trainer's thread on one row per depth, then for each server its calls in flight."""
+    thread = [span for span in timeline.spans if span.kind != IN_FLIGHT]
+    outer = [span for span in thread if span.kind in {"forward", "loss", "backward", "optimizer"}]
+    inner = [span for span in thread if span.kind not in {"forward", "loss", "backward", "optimizer"}]
+    # A blocking call is in flight for as long as it blocks.
+    in_flight = [replace(span, kind=IN_FLIGHT) for span in timeline.spans if span.kind in {IN_FLIGHT, "call"}]
+    remote = {to: pack([span for span in in_flight if span.to == to]) for to in sorted({span.to for span in in_flight})}
+    return [
+        Lane(name="trainer", rows=[row for row in (outer, inner) if row]),
+        *(Lane(name=to or "remote", rows=rows) for to, rows in remote.items()),
+    ]
+
+
+def pack(spans: Sequence[Span]) -> list[list[Span]]:
+    """Put spans on as few rows as have no overlap, each on the first that is free, in O(n log n).
+
+    Source: interval partitioning by start; Kleinberg and Tardos, "Algorithm Design", 2005, section 4.1.
+    """
+    rows: list[list[Span]] = []
+    free, busy = list[int](), list[tuple[float, int]]()
+    for span in sorted(spans, key=lambda each: each.start_s):
+        while busy and busy[0][0] <= span.start_s:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if not free:
+            free.append(len(rows))
+            rows.append([])
+        row = heapq.heappop(free)
+        rows[row].append(span)
+        heapq.heappush(busy, (span.end_s, row))
+    return rows
+
+
+def timelines_of(report: Report) -> dict[str, Timeline]:
+    """Return what a report knows of a step: as it was, as it is, and as it would be at the bound."""
+    found = {
+        "original": report.timeline_original,
+        "optimized": report.timeline_optimized,
+        "at the bound (by the cost model)": report.timeline_bound,
+    }
+    return {name: timeline for name, timeline in found.items() if timeline is not None}
+
+
+def page(timelines: Mapping[str, Timeline], *, title: str, text: str = "") -> str:
+    """Return an HTML page, in need of nothing else: the timelines one above another on one time axis, then the text."""
+    return _PAGE.format(title=escape(title), figure=figure(timelines), text=escape(text))
+
+
+def figure(timelines: Mapping[str, Timeline]) -> str:
+    """Return the timelines and their legend as an HTML fragment, for a page of one's own."""
+    longest_s = _longest(timelines)
+    parts = [_frame(_legend(), 16)]
+    for name, timeline in timelines.items():
+        parts += [f"<h2>{_heading(name, timeline)}</h2>", _frame(*_drawn(timeline, longest_s))]
+    return "\n".join(parts)
+
+
+def svg(timelines: Mapping[str, Timeline]) -> str:
+    """Return the timelines and their legend as one SVG, for places that show a picture and no page."""
+    longest_s, parts, top = _longest(timelines), [_legend()], 16.0
+    for name, timeline in timelines.items():
+        body, height = _drawn(timeline, longest_s)
+        parts.append(f'<text y="{top + 22:.0f}" font-size="14">{_heading(name, timeline)}</text>')
+        parts.append(f'<g transform="translate(0 {top + 30:.0f})">{body}</g>')
+        top += 30 + height
+    size = f'viewBox="0 0 {WIDTH} {top:.0f}" font-family="sans-serif" font-size="11" fill="#444"'
+    whole = f'<rect width="{WIDTH}" height="{top:.0f}" fill="#fff"/>'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', whole, *parts, "</svg>\n"])
+
+
+def chrome_trace(timelines: Mapping[str, Timeline]) -> str:
+    """Return the timelines as a JSON trace, one process each, for https://ui.perfetto.dev or chrome://tracing.
+
+    Source: "Trace Event Format", the complete (`X`) and metadata (`M`) events; times in microseconds.
+    """
+    events: list[dict[str, object]] = []
+    for process, (name, timeline) in enumerate(timelines.items(), start=1):
+        events.append({"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}})
+        rows = ((lane.name, row) for lane in lanes(timeline) for row in lane.rows)
+        for thread, (lane_name, row) in enumerate(rows, start=1):
+            events.append(
+                {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": lane_name}}
+            )
+            events += [_event(span, process, thread) for span in row]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _event(span: Span, process: int, thread: int) -> dict[str, object]:
+    return {
+        "ph": "X", "pid": process, "tid": thread, "cat": span.kind,
+        "name": f"{span.kind} {span.name}".strip(), "args": {"to": span.to},
+        "ts": span.start_s * 1e6, "dur": (span.end_s - span.start_s) * 1e6,
+    }  # fmt: skip
+
+
+def _longest(timelines: Mapping[str, Timeline]) -> float:
+    return max((timeline.step_s for timeline in timelines.values()), default=0.0) or 1.0
+
+
+def _heading(name: str, timeline: Timeline) -> str:
+    return f"{escape(name)}: {timeline.step_s * 1e3:.1f} ms a step"
+
+
+def _frame(body: str, height: float) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" width="100%" font-size="11" fill="#444">{body}</svg>'
+
+
+def _legend() -> str:
+    return "".join(
+        f'<rect x="{90 + index * 145}" y="2" width="12" height="10" fill="{COLOURS[kind]}"/>'
+        f'<text x="{106 + index * 145}" y="11">{escape(text)}</text>'
+        for index, (kind, text) in enumerate(MEANINGS.items())
+    )
+
+
+def _drawn(timeline: Timeline, longest_s: float) -> tuple[str, float]:
+    """Return a timeline's lanes and its axis, and how high they are."""
+    scale = (WIDTH - MARGIN) / longest_s
+    parts, top = [], GAP
+    for lane in lanes(timeline):
+        middle = top + len(lane.rows) * (ROW + GAP) / 2 + 4
+        parts.append(f'<text x="{MARGIN - 8}" y="{middle:.0f}" text-anchor="end">{escape(lane.name)}</text>')
+        for row in lane.rows:
+            parts += [_bar(span, top, scale) for span in row]
+            top += ROW + GAP
+        top += 2 * GAP
+    parts += _axis(longest_s, scale, top)
+    return "".join(parts), top + 18
+
+
+def _bar(span: Span, top: float, scale: float) -> str:
+    left, width = MARGIN + span.start_s * scale, max((span.end_s - span.start_s) * scale, 0.6)
+    words = escape(f"{span.kind} {span.name} {span.to}: {(span.end_s - span.start_s) * 1e3:.3f} ms")
+    colour = COLOURS.get(span.kind, "#999999")
+    return (
+        f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{ROW}" fill="{colour}">'
+        f"<title>{words}</title></rect>"
+    )
+
+
+def _axis(longest_s: float, scale: float, top: float) -> Iterator[str]:
+    step_s = next(s for s in _ticks() if longest_s / s <= 12)
+    for tick in range(int(longest_s / step_s) + 1):
+        x = MARGIN + tick * step_s * scale
+        yield f'<line x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{top}" stroke="#00000018"/>'
+        yield f'<text x="{x:.1f}" y="{top + 13}" text-anchor="middle">{tick * step_s * 1e3:g} ms</text>'
+
+
+def _ticks() -> Iterator[float]:
+    power = 1e-6
+    while True:
+        yield from (power, 2 * power, 5 * power)
+        power *= 10
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 14px/1.4 system-ui, sans-serif; max-width: 1140px; margin: 2em auto; color: #222; background: #fff; }}
+h1 {{ font-size: 20px; }} h2 {{ font-size: 15px; margin: 1.4em 0 .3em; }} pre {{ font-size: 12px; overflow-x: auto; }}
+</style></head><body><h1>{title}</h1>
+{figure}
+<pre>{text}</pre>
+</body></html>
+"""
+
+
+_TITLES = {"adopt": "fxlib: the rewritten module, measured faster", "keep_original": "fxlib: the original module, kept"}
+
+
+def write_report(result: Report, path: str | os.PathLike[str]) -> None:
+    """Write a result as an HTML page that needs nothing else. The file appears whole, or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = page(timelines_of(result), title=_TITLES[result.decision], text=render(result))
+    write_whole(Path(path), [text.encode()])

@@ -1,0 +1,49 @@
+"""What a captured module asks of calls that were made ahead of its forward; `fxlib.pipeline` makes and keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fxlib import batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rider:
+    """Reads of the next step that travel in the message of this step's pushes to one server, and run behind them."""
+
+    server: str
+    call: batch.Call
+    timeout_s: float
+    """How long the reads may take, in seconds; 0 is no limit."""
+    deliver: Callable[[Any], None]
+    """Takes the outcome of `call`; None where the reads were not made, or not answered."""
+
+
+class Ahead(Protocol):
+    """The calls that were made ahead for one module."""
+
+    def over(
+        self, module: Any, generated: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        """Return a forward in which results that were fetched for these very arguments stand for calls.
+
+        Args:
+            module: the captured module whose graph runs.
+            generated: its forward, which is returned as it is where nothing was fetched.
+            args: of the forward.
+            kwargs: of the forward.
+        """
+
+    def ended(self) -> None:
+        """Note that the forward has ended, however it did."""
+
+    def riders(self) -> Sequence[Rider]:
+        """Return the reads that may travel with the pushes that are made next."""
+
+    def pushed(self) -> None:
+        """Note that the pushes of a step were made, and make the reads that had to come behind them."""
+
+    def drop(self) -> None:
+        """Forget all that was fetched: the servers may hold other values."""

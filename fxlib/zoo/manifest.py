@@ -1,0 +1,364 @@
+"""The manifest of a zoo: a TOML file that lists models, and how each is to be measured.
+
+`[defaults]` holds settings for all models; each `[[model]]` names one source (`factory`, `file` or `entry_point`), may
+override the settings, and may stand for several entries, by a glob or by a matrix. An entry is one question to the
+service, and one row of a run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import hashlib
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from fxlib.errors import FxlibError, PassError
+from fxlib.reasons import Reason
+from fxlib.recipes import recipes
+from fxlib.spec.trial import TrialOptions
+
+_TRIAL: Final = TrialOptions()
+
+Source = Literal["factory", "file", "entry_point"]
+SOURCES: Final = get_args(Source)
+
+EXPECTATIONS: Final = ("adopt", "keep_original", "measured", "failed", *(each.name for each in Reason))
+"""What `expect` may say: a decision, that there is a figure, that it cannot run, or a reason."""
+
+_SETTINGS: Final[Mapping[str, tuple[type, ...]]] = {
+    "recipe": (str,),
+    "passes": (list,),
+    "namespace": (str,),
+    "labels": (dict,),
+    "min_gain": (int, float),
+    "confidence": (int, float),
+    "budget_s": (int, float),
+    "max_relative_error": (int, float),
+    "deadline_s": (int, float),
+    "capture_s": (int, float),
+    "memory_gib": (int, float),
+    "expect": (str,),
+}
+_MODEL: Final[Mapping[str, tuple[type, ...]]] = {
+    "name": (str,),
+    "factory": (str,),
+    "file": (str,),
+    "entry_point": (str,),
+    "args": (dict,),
+    "workload": (str, dict),
+    "threads": (int,),
+    "matrix": (dict,),
+    **_SETTINGS,
+}
+_KINDS: Final = {str: "text", int: "a number", float: "a number", list: "a list", dict: "a table"}
+
+MOST_ENTRIES: Final = 10_000
+
+
+class ManifestError(FxlibError):
+    """A manifest does not say what to measure; names file, line and key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One model with one set of choices: one question to the service.
+
+    Attributes:
+        name: the name of the row, unique in the manifest.
+        source: where the model comes from.
+        target: the function "pkg.mod:function", the path of the file, or the entry point's name.
+        arguments: what the factory is called with.
+        workload: "pkg.mod:function" that returns a `Workload`, or the description of one; empty where the factory
+            returns both.
+        threads: the threads of a trial's trainers; None: what the workload says.
+        recipe: the recipe's name, unless there are `passes`.
+        passes: names of passes, or [name, options], run in this order in place of a recipe.
+        namespace: the namespace of the job.
+        labels: labels of the job, besides those that every job of a zoo has.
+        min_gain: the least gain to adopt (0.02 is 2%).
+        confidence: the level of the interval.
+        budget_s: the wall-clock budget of the measurement, in seconds.
+        max_relative_error: how far results may be from the original's.
+        deadline_s: how long the entry may take in all, in seconds.
+        capture_s: how long its capture may take, in seconds.
+        memory_gib: how much memory its capture may take, in GiB.
+        expect: one of `EXPECTATIONS`; "": anything but a failure.
+    """
+
+    name: str
+    source: Source
+    target: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    workload: str | Mapping[str, Any] = ""
+    threads: int | None = None
+    recipe: str = "schedule"
+    passes: Sequence[Any] = ()
+    namespace: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    min_gain: float = _TRIAL.min_gain
+    confidence: float = _TRIAL.confidence
+    budget_s: float = _TRIAL.budget_s
+    max_relative_error: float = _TRIAL.max_relative_error
+    deadline_s: float = 1800.0
+    capture_s: float = 300.0
+    memory_gib: float = 16.0
+    expect: str = ""
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that decides the answer; rows of equal digests asked the same, if no file changed."""
+        asked = {name: value for name, value in asdict(self).items() if name not in ("deadline_s", "expect")}
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def trial(self) -> TrialOptions:
+        """How the service is to measure it.
+
+        Raises:
+            WorkloadError: a figure is out of its range.
+        """
+        return TrialOptions(
+            min_gain=self.min_gain,
+            confidence=self.confidence,
+            budget_s=self.budget_s,
+            max_relative_error=self.max_relative_error,
+        )
+
+    def expects(self, decision: str, reason: str, *, measured: bool, failed: bool) -> bool:
+        """Return whether an outcome is what the manifest says of it."""
+        if not self.expect:
+            return not failed
+        if failed or self.expect == "failed":
+            return failed and self.expect == "failed"
+        return measured if self.expect == "measured" else self.expect in (decision, reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A manifest that was read: its path, its text, and its entries in their order."""
+
+    path: Path
+    text: str
+    entries: tuple[Entry, ...]
+
+    def chosen(self, only: Sequence[str] = (), shard: tuple[int, int] = (1, 1)) -> tuple[Entry, ...]:
+        """Return the entries whose names match one of the patterns, if there are any, and that are of this shard.
+
+        Args:
+            only: patterns as of a shell, such as `resnet*`.
+            shard: (i, n): the i-th of n parts, counted from 1.
+
+        Raises:
+            ManifestError: a pattern matches nothing.
+        """
+        for pattern in only:
+            if not any(_matches(each.name, pattern) for each in self.entries):
+                near = difflib.get_close_matches(pattern, [each.name for each in self.entries], 1)
+                raise ManifestError(
+                    f"no model matches {pattern!r}", where="--only", hint=f"Is {near[0]!r} meant?" if near else ""
+                )
+        wanted = [each for each in self.entries if not only or any(_matches(each.name, one) for one in only)]
+        index, count = shard
+        return tuple(wanted[index - 1 :: count])
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        ManifestError: it cannot be read, is not TOML, or a key or value is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ManifestError(error.strerror or str(error), where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise ManifestError("it is not UTF-8 text", where=str(path)) from error
+    try:
+        read = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ManifestError(str(error), where=str(path)) from error
+    reader = _Reader(path, text)
+    entries = tuple(reader.entries(read))
+    if not entries:
+        raise ManifestError("it lists no model", where=str(path), hint="Add a table [[model]].")
+    seen = dict[str, Entry]()
+    for entry in entries:
+        if entry.name in seen:
+            raise reader.error(
+                f"two models are called {entry.name!r}", key=entry.name, hint="Give one of them another name."
+            )
+        seen[entry.name] = entry
+    return Manifest(path=path, text=text, entries=entries)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    # Not fnmatch: names hold [ and ], which are classes there.
+    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), name) is not None
+
+
+class _Reader:
+    """Turns tables of one file into entries, and says where an error is."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._lines = text.splitlines()
+
+    def entries(self, read: Mapping[str, Any]) -> Iterator[Entry]:
+        for key in read:
+            if key not in ("defaults", "model"):
+                raise self._unknown(key, ("defaults", "model"), table="")
+        defaults, models = read.get("defaults", {}), read.get("model", [])
+        if not isinstance(defaults, dict):
+            raise self.error("defaults is a table", key="defaults", hint="Write [defaults].")
+        if not (isinstance(models, list) and all(isinstance(each, dict) for each in models)):
+            raise self.error("models are tables", key="model", hint="Write [[model]], with two brackets.")
+        self._check(defaults, _SETTINGS, "defaults", 0)
+        for index, model in enumerate(models):
+            self._check(model, _MODEL, "model", index)
+            yield from self._expanded({**defaults, **model}, model, index)
+
+    def error(self, message: str, *, key: str = "", index: int = 0, hint: str = "") -> ManifestError:
+        """Return an error that names the line of the key, looked for first in the model of this index."""
+        return ManifestError(message, where=f"{self._path}{self._line(key, index)}", hint=hint)
+
+    def _expanded(self, settings: Mapping[str, Any], model: Mapping[str, Any], index: int) -> Iterator[Entry]:
+        sources = [each for each in SOURCES if each in model]
+        if len(sources) != 1:
+            told = " and ".join(sources) if sources else "none of " + ", ".join(SOURCES)
+            raise self.error(f"a model has one source; this one has {told}", key=(sources or ["model"])[0], index=index)
+        (source,) = sources
+        targets = self._targets(source, model[source], index)
+        matrix = model.get("matrix", {})
+        for key, values in matrix.items():
+            if not (isinstance(values, list) and values):
+                raise self.error(f"matrix.{key} is a list of values", key=key, index=index)
+            if key not in ("recipe", "threads") and source != "factory":
+                raise self.error(
+                    f"matrix.{key} would be an argument of a factory, and there is none",
+                    key=key,
+                    index=index,
+                    hint="A file and an entry point may vary recipe and threads.",
+                )
+        points = [dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values())]
+        if len(points) * len(targets) > MOST_ENTRIES:
+            raise self.error(f"{len(points) * len(targets)} entries are more than {MOST_ENTRIES}", key="matrix")
+        for target, point in itertools.product(targets, points):
+            yield self._entry(settings, model, source, target, point, several=len(targets) > 1, index=index)
+
+    def _targets(self, source: str, given: str, index: int) -> list[str]:
+        if source == "file":
+            folder = self._path.parent.resolve()
+            if not glob.has_magic(given):
+                return [str(folder / given)]
+            found = sorted(map(str, folder.glob(given)))
+            if not found:
+                raise self.error(f"no file matches {given!r}", key="file", index=index)
+            return found
+        if source == "factory" and not all(given.partition(":")[::2]):
+            raise self.error(f"{given!r} is not of the form pkg.mod:function", key="factory", index=index)
+        return [given]
+
+    def _entry(
+        self,
+        settings: Mapping[str, Any],
+        model: Mapping[str, Any],
+        source: Source | str,
+        target: str,
+        point: Mapping[str, Any],
+        *,
+        several: bool,
+        index: int,
+    ) -> Entry:
+        arguments = {**model.get("args", {}), **{k: v for k, v in point.items() if k not in ("recipe", "threads")}}
+        chosen = {name: value for name, value in settings.items() if name in _SETTINGS}
+        if "recipe" in point or "recipe" in model:
+            chosen.pop("passes", None) if "passes" not in model else None
+        chosen |= {name: point[name] for name in ("recipe",) if name in point}
+        made = Entry(
+            name=self._name(model, target, point, several=several, index=index),
+            source=source,  # type: ignore[arg-type]
+            target=target,
+            arguments=arguments,
+            workload=model.get("workload", ""),
+            threads=point.get("threads", model.get("threads")),
+            **{**chosen, "labels": {**settings.get("labels", {})}},
+        )
+        self._check_choices(made, index)
+        return made
+
+    def _name(
+        self, model: Mapping[str, Any], target: str, point: Mapping[str, Any], *, several: bool, index: int
+    ) -> str:
+        stem = Path(target).stem if model.get("file") else target.rpartition(":")[2]
+        name = model.get("name", stem)
+        known = {**point, "file": stem}
+        if "{" in name:
+            filled = re.sub(r"\{(\w+)\}", lambda found: str(known.get(found[1], found[0])), name)
+            if "{" in filled or "}" in filled:
+                hint = f"It may hold {', '.join('{' + each + '}' for each in known)}."
+                raise self.error(f"the name {name!r} cannot be filled in", key="name", index=index, hint=hint)
+            return filled
+        name = f"{name}/{stem}" if several else name
+        return f"{name}[{','.join(f'{key}={value}' for key, value in point.items())}]" if point else name
+
+    def _check_choices(self, entry: Entry, index: int) -> None:
+        """Check what can be checked before anything is imported: recipe, passes, figures, expectation."""
+        try:
+            steps = [(each, {}) if isinstance(each, str) else (each[0], each[1]) for each in entry.passes]
+            recipes.from_passes(steps) if steps else recipes.get(entry.recipe)
+        except (PassError, IndexError, TypeError, KeyError) as error:
+            key = "passes" if entry.passes else "recipe"
+            raise self.error(str(error), key=key, index=index) from error
+        if entry.expect and entry.expect not in EXPECTATIONS:
+            near = difflib.get_close_matches(entry.expect, EXPECTATIONS, 1)
+            hint = f"Is {near[0]!r} meant?" if near else "Write adopt, keep_original, measured, failed, or a reason."
+            raise self.error(f"nothing is expected by {entry.expect!r}", key="expect", index=index, hint=hint)
+        for key in ("deadline_s", "capture_s", "memory_gib"):
+            if not getattr(entry, key) > 0:
+                raise self.error(f"{key} is positive", key=key, index=index)
+        try:
+            _ = entry.trial
+        except FxlibError as error:
+            raise self.error(str(error), key=error.where.rpartition(".")[2], index=index) from error
+        threads: object = entry.threads  # a matrix may hold anything
+        if threads is not None and not (isinstance(threads, int) and threads > 0):
+            raise self.error(f"threads is a whole number above zero, not {threads!r}", key="threads", index=index)
+
+    def _check(self, given: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], table: str, index: int) -> None:
+        for key, value in given.items():
+            if key not in known:
+                raise self._unknown(key, known, table=table, index=index)
+            if not isinstance(value, known[key]) or isinstance(value, bool):
+                wanted = " or ".join(dict.fromkeys(_KINDS[each] for each in known[key]))
+                raise self.error(f"{key} is {wanted}, not {value!r}", key=key, index=index)
+        for key, value in given.get("labels", {}).items():
+            if not isinstance(value, str):
+                raise self.error(f"the label {key} is text, not {value!r}", key=key, index=index)
+
+    def _unknown(
+        self, key: str, known: Mapping[str, object] | Sequence[str], *, table: str, index: int = 0
+    ) -> ManifestError:
+        near = difflib.get_close_matches(key, list(known), 1)
+        hint = f"Is {near[0]!r} meant?" if near else f"Known: {', '.join(sorted(known))}."
+        where = f"[{table}] has no key {key!r}" if table else f"there is no table {key!r}"
+        return self.error(where, key=key, index=index, hint=hint)
+
+    def _line(self, key: str, index: int) -> str:
+        """Return ":LINE" of a key, looked for first in the model of this index; "" if it stands nowhere as written."""
+        heads = [at for at, line in enumerate(self._lines) if re.match(r"\s*\[\[\s*model\s*\]\]", line)]
+        start = heads[index] if index < len(heads) else 0
+        pattern = re.compile(
+            rf"\s*(?:\[+\s*(?:[\w.]+\.)?{re.escape(key)}\b|(?:[\w.]+\.)?[\"']?{re.escape(key)}[\"']?\s*=)"
+        )
+        found = [at for at, line in enumerate(self._lines) if pattern.match(line)]
+        inline = [at for at, line in enumerate(self._lines) if re.search(rf"\b{re.escape(key)}\b", line)]
+        near = next((at for at in [*found, *inline] if at >= start), next(iter(found), None))
+        return "" if near is None else f":{near + 1}"

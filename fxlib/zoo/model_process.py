@@ -1,0 +1,281 @@
+"""The process of one model: it makes the model, captures it, and hands its question in to the service.
+
+`python -m fxlib.zoo.model_process` reads what it is asked from standard input, and writes lines of JSON to the file
+descriptor that it is given. A model's crash, its hang and its imports are this process's alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import resource
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from fxlib.zoo.dependencies import Observer
+
+ENTRY_POINTS: Final = "fxlib.models"
+"""The group of entry points in which a package offers its models."""
+
+_REUSED: Final = "REQUEST_ID_REUSED"
+_FORM: Final = "Write sizes, a dtype and the range of integers: 8x3x224x224, 8x12:int64<30000."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """How the service is reached; see `fxlib.connect`."""
+
+    address: str | None = None
+    tls: bool = False
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    token_file: str | None = None
+    insecure: bool = False
+    patience_s: float = 5.0
+
+    def connect(self) -> Any:
+        """Return a `Client`.
+
+        Raises:
+            OSError: a file of TLS cannot be read.
+        """
+        from fxlib.client import Tls, connect
+
+        tls = Tls(ca=self.ca, certificate=self.certificate, key=self.key)
+        return connect(
+            self.address,
+            tls=tls if self.tls or tls != Tls() else False,
+            token_file=self.token_file,
+            insecure=self.insecure,
+            patience_s=self.patience_s,
+        )
+
+
+class _FailedError(Exception):
+    """The model cannot be asked about; `code` says at which stage that showed."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def main() -> int:
+    """Do what standard input says, and write how it ended."""
+    asked = json.loads(sys.stdin.buffer.read())
+    answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
+    here = os.getpid()
+
+    def tell(**message: object) -> None:
+        if os.getpid() != here:  # the model forked: its copy of this process has nothing to say
+            os._exit(0)
+        print(json.dumps(message), file=answers, flush=True)
+
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
+    observer = Observer()
+    try:
+        answer = _asked(asked, observer, tell)
+    except _FailedError as error:
+        answer = {"failed": error.code, "message": str(error)}
+    except SystemExit as error:
+        answer = {"failed": "EXITED", "message": f"it called sys.exit({error.code!r})"}
+    except (MemoryError, RuntimeError) as error:
+        traceback.print_exc()
+        out_of_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
+        answer = {"failed": "MEMORY" if out_of_memory else "MODEL", "message": _one_line(error)}
+    except Exception as error:  # noqa: BLE001 - whatever a model raises is its row's
+        traceback.print_exc()
+        answer = {"failed": "MODEL", "message": _one_line(error)}
+    tell(**answer)
+    answers.close()
+    os._exit(0)  # threads and exit handlers of the model's have nothing more to do
+
+
+def _asked(asked: Mapping[str, Any], observer: Observer, tell: Callable[..., None]) -> dict[str, Any]:
+    from fxlib.errors import FxlibWarning, RejectedError, RemoteError, WorkloadError
+    from fxlib.spec.job import Job
+    from fxlib.spec.report import plain
+
+    entry = asked["entry"]
+    memory = int(entry["memory_gib"] * (1 << 30))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    start = time.monotonic()
+    _seed()
+    tell(phase="making the model")
+    model, workload = _made(entry)
+    tell(phase="capturing")
+    passes = [(each, {}) if isinstance(each, str) else (each[0], each[1]) for each in entry["passes"]]
+    warnings.simplefilter("ignore", FxlibWarning)
+    with ServiceOptions(**asked["service"]).connect() as client:
+        hand_in = partial(
+            client.hand_in,
+            model,
+            workload,
+            recipe=passes or entry["recipe"],
+            name=entry["name"],
+            namespace=entry["namespace"],
+            labels=entry["labels"],
+            min_gain=entry["min_gain"],
+            confidence=entry["confidence"],
+            budget_s=entry["budget_s"],
+            max_relative_error=entry["max_relative_error"],
+            fresh=asked["fresh"],
+        )
+        try:
+            try:
+                found = hand_in(request_id=asked["request_id"])
+            except RejectedError as error:
+                if error.code != _REUSED:
+                    raise
+                found = hand_in()  # the model came out otherwise than before the run was interrupted
+        except RemoteError as error:
+            raise _FailedError(getattr(error, "code", "") or "SERVICE", str(error)) from error
+        except WorkloadError as error:
+            raise _FailedError("WORKLOAD", str(error)) from error
+    told = {"dependencies": asdict(observer.found()), "capture_s": time.monotonic() - start}
+    if isinstance(found, Job):
+        return {**told, "job": found.id, "cached": found.cached}
+    if found.reason is None:
+        return {**told, "failed": "CAPTURE", "message": found.explanation}
+    return {**told, "report": plain(found.to_dict())}
+
+
+def _seed() -> None:
+    """Seed all generators, so that a model that draws its weights is the same model in each run."""
+    import numpy as np
+    import torch
+
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - models draw from it
+
+
+def _made(entry: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the model and its workload.
+
+    Raises:
+        _FailedError: there is no such function or file, or it returns something else.
+    """
+    from torch import nn
+
+    from fxlib.spec.workload import Workload
+
+    made = _source(entry)
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Workload):
+        model, workload = made
+        if entry["workload"]:
+            raise _FailedError("FACTORY", "the factory returns a workload, and the manifest has another one")
+    else:
+        model, workload = made, _workload(entry)
+    if not isinstance(model, nn.Module) and not hasattr(model, "graph_module"):
+        told = f"it returned {type(made).__name__}, and neither a module nor (model, workload)"
+        raise _FailedError("FACTORY", told)
+    if entry["threads"] is not None:
+        workload = replace(workload, threads=entry["threads"])
+    return model, workload
+
+
+def _source(entry: Mapping[str, Any]) -> Any:
+    import fxlib
+    from fxlib.errors import FxlibError
+
+    target = entry["target"]
+    if entry["source"] == "file":
+        try:
+            return fxlib.load(target)
+        except OSError as error:
+            raise _FailedError("FILE", f"{target}: {error.strerror}") from error
+        except FxlibError as error:
+            raise _FailedError("FILE", str(error)) from error
+    if entry["source"] == "entry_point":
+        found = list(metadata.entry_points(group=ENTRY_POINTS, name=target))
+        if len(found) != 1:
+            known = ", ".join(sorted({each.name for each in metadata.entry_points(group=ENTRY_POINTS)})) or "none"
+            told = f"there are {len(found)} entry points {target!r} in the group {ENTRY_POINTS}; known: {known}"
+            raise _FailedError("ENTRY_POINT", told)
+        return found[0].load()(**entry["arguments"])
+    return _called(target, entry["arguments"])
+
+
+def _called(name: str, arguments: Mapping[str, Any]) -> Any:
+    module_name, _, function = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)  # named by the user, in their own manifest
+        for part in function.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        traceback.print_exc()
+        raise _FailedError("FACTORY", f"{name}: {_one_line(error)}") from error
+    return found(**arguments)
+
+
+def _workload(entry: Mapping[str, Any]) -> Any:
+    from fxlib.errors import FxlibError
+    from fxlib.spec.workload import Workload
+
+    told = entry["workload"]
+    if not told:
+        raise _FailedError(
+            "WORKLOAD", "there is no workload: return (model, workload), or add `workload` to the manifest"
+        )
+    if isinstance(told, str):
+        made = _called(told, entry["arguments"])
+        if not isinstance(made, Workload):
+            raise _FailedError("WORKLOAD", f"{told} returned {type(made).__name__}, and no Workload")
+        return made
+    step = dict(told)
+    inputs = [_tensors(each) for each in step.pop("inputs", [])]
+    kwargs = {name: _tensors(each) for name, each in step.pop("kwargs", {}).items()}
+    target = step.pop("target", None)
+    try:
+        return Workload(batches=_described(inputs, kwargs, target, step.pop("count", 4)), **step)
+    except (TypeError, FxlibError) as error:
+        raise _FailedError("WORKLOAD", str(error)) from error
+
+
+def _described(inputs: list[Any], kwargs: Mapping[str, Any], target: str | None, count: int) -> Any:
+    from fxlib.spec.inputs import BatchSpec
+
+    return BatchSpec(
+        inputs=tuple(inputs), kwargs=kwargs, target=None if target is None else _tensors(target), count=count
+    )
+
+
+def _tensors(text: str) -> Any:
+    """Read `SIZES[:DTYPE[<HIGH]]`, the description of one tensor."""
+    import torch
+
+    from fxlib.spec.inputs import Tensors
+
+    shape, _, rest = str(text).partition(":")
+    name, _, high = rest.partition("<")
+    dtype = getattr(torch, name or "float32", None)
+    if not isinstance(dtype, torch.dtype):
+        raise _FailedError("WORKLOAD", f"{text!r} is no tensor. {_FORM}")
+    try:
+        sizes = tuple(int(each) for each in shape.split("x")) if shape else ()
+        if high or not (dtype.is_floating_point or dtype.is_complex):
+            return Tensors(shape=sizes, dtype=dtype, low=0, high=int(high) if high else 2)
+    except ValueError as error:
+        raise _FailedError("WORKLOAD", f"{text!r} is no tensor. {_FORM}") from error
+    return Tensors(shape=sizes, dtype=dtype)
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")[:400]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

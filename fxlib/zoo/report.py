@@ -1,0 +1,141 @@
+"""A run of a zoo as a static site: a leaderboard, a page for each model, and the same as `results.json`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fxlib.render import figure
+from fxlib.serialization.files import write_whole
+from fxlib.spec.report import Span, Timeline, interval, plain
+from fxlib.utils.text import seconds
+from fxlib.zoo.compare import Comparison, compare
+from fxlib.zoo.runs import Row, Run, RunError
+
+_TIMELINES: Final = {
+    "original": "timeline_original",
+    "optimized": "timeline_optimized",
+    "at the bound (by the cost model)": "timeline_bound",
+}
+_MOST_LOG_BYTES: Final = 1 << 16
+_MOST_RUNS: Final = 50
+"""The most runs that a model's history shows."""
+
+
+def results(run: Run, before: Run | None = None) -> dict[str, Any]:
+    """Return a run as plain data: counts, rows, and what changed since the run before, if there is one.
+
+    Raises:
+        RunError: a file of a run cannot be read.
+    """
+    rows = run.rows()
+    changes = None if before is None else {"run": before.name, **_compared(before, rows).to_dict()}
+    return {
+        "run": run.name,
+        "manifest": run.manifest,
+        "counts": dict(Counter(row.outcome for row in rows)),
+        "rows": [plain(row.to_dict()) for row in rows],
+        "since": changes,
+    }
+
+
+def write_site(run: Run, earlier: Sequence[Run], folder: Path) -> list[Path]:
+    """Write a run as a site into a folder, which is made, and return the files. Each appears whole, or not at all.
+
+    Args:
+        run: the run.
+        earlier: the runs before it, the newest first.
+        folder: the folder; what else is in it stays.
+
+    Raises:
+        RunError: a file cannot be read or written.
+    """
+    rows = run.rows()
+    before = next(iter(earlier), None)
+    comparison = None if before is None else _compared(before, rows)
+    pages = _environment(run)
+    history = _history(rows, [*reversed(earlier[:_MOST_RUNS]), run])
+    ranked = sorted(rows, key=lambda row: (-(row.gain.value if row.gain else float("-inf")), row.name))
+    made = {
+        "index.html": pages.get_template("index.html").render(
+            run=run, rows=ranked, counts=Counter(row.outcome for row in rows), groups=_groups(rows),
+            comparison=comparison, before=before,
+        ),
+        "results.json": json.dumps(results(run, before), indent=1),
+    }  # fmt: skip
+    page = pages.get_template("model.html")
+    for row in rows:
+        report = run.report(row.name)
+        made[f"models/{run.slug(row.name)}.html"] = page.render(
+            run=run, row=row, report=report, figure=_figure(report), history=history[row.name], log=_log(run, row)
+        )
+    try:
+        (folder / "models").mkdir(parents=True, exist_ok=True)
+        for name, text in made.items():
+            write_whole(folder / name, [text.encode()])
+    except OSError as error:
+        raise RunError(error.strerror or str(error), where=str(error.filename or folder)) from error
+    return [folder / name for name in made]
+
+
+def _compared(before: Run, rows: Sequence[Row]) -> Comparison:
+    return compare(before.rows(), rows)
+
+
+def _environment(run: Run) -> Environment:
+    made = Environment(
+        loader=PackageLoader("fxlib.zoo", "pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"interval": interval, "seconds": seconds, "percent": "{:+.1%}".format, "qps": "{:,.1f}".format}
+    script = (files("fxlib.zoo") / "pages" / "index.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    made.globals |= {"slug": run.slug, "script": Markup(script), "script_hash": digest}  # noqa: S704 - our own file
+    return made
+
+
+def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Return the rows without a gain to adopt, by failure or reason; the largest group first."""
+    groups = defaultdict[str, list[Row]](list)
+    for row in rows:
+        if row.outcome in ("failed", "kept"):
+            groups[row.failure or row.reason].append(row)
+    return sorted(groups.items(), key=lambda each: (-len(each[1]), each[0]))
+
+
+def _history(rows: Sequence[Row], runs: Sequence[Run]) -> Mapping[str, list[tuple[Run, Row]]]:
+    """Return each row as it was in each run that has it, the oldest first."""
+    found = {row.name: list[tuple[Run, Row]]() for row in rows}
+    for run in runs:
+        for name in found.keys() & set(run.names):
+            found[name].append((run, run.row(name)))
+    return found
+
+
+def _figure(report: Mapping[str, Any]) -> Markup:
+    """Draw the step before, after and at the bound; empty if the report has none of them."""
+    timelines = {}
+    for name, key in _TIMELINES.items():
+        if told := report.get(key):
+            timelines[name] = Timeline(spans=tuple(Span(**span) for span in told["spans"]), step_s=told["step_s"])
+    return Markup(figure(timelines)) if timelines else Markup("")  # noqa: S704 - `figure` escapes all names
+
+
+def _log(run: Run, row: Row) -> str:
+    """Return the end of what a failed capture printed."""
+    path = run.log(row.name)
+    if row.state != "failed" or not path.exists():
+        return ""
+    return path.read_bytes()[-_MOST_LOG_BYTES:].decode(errors="replace")

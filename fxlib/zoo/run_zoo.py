@@ -1,0 +1,351 @@
+"""One run of a zoo: each entry is captured in a process of its own, asked about, and followed to its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import IO, Any, Final, cast
+
+from fxlib.client import Client
+from fxlib.errors import FxlibError, RejectedError, RemoteError, ServiceUnavailableError
+from fxlib.spec.job import Job
+from fxlib.spec.report import Estimate, plain
+from fxlib.zoo.dependencies import Dependencies, environment
+from fxlib.zoo.manifest import Entry
+from fxlib.zoo.model_process import ServiceOptions
+from fxlib.zoo.runs import Row, Run
+
+_POLL_S: Final = 0.1
+_LONGEST_POLL_S: Final = 2.0
+_LONGEST_LINE: Final = 64 << 20
+_IDS: Final = uuid.UUID("8a0f6a52-3f0b-4a5e-9a55-7c8d2f6b1e11")
+"""The name space of request ids: a run that was interrupted hands in the same request again, with the same id."""
+
+_UNKNOWN_JOB: Final = "JOB_NOT_FOUND"
+
+Listener = Callable[[Row], None]
+"""A function that is told each row that changed, from any thread, one at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a run goes about it.
+
+    Attributes:
+        service: how the service is reached.
+        max_parallel: how many entries are captured or measured at a time.
+        captures: how many of them are captured at a time.
+        fresh: measure anew, whatever is known.
+        retry_failed: begin again with rows that failed.
+        fail_fast: stop at the first failure that is not expected.
+    """
+
+    service: ServiceOptions
+    max_parallel: int = 8
+    captures: int = 1
+    fresh: bool = False
+    retry_failed: bool = False
+    fail_fast: bool = False
+
+
+def run_zoo(
+    run: Run, entries: Sequence[Entry], earlier: Sequence[Run], options: RunOptions, listener: Listener
+) -> list[Row]:
+    """Bring a run to its end: ask about each entry that has no answer yet, and return all rows of these entries.
+
+    Args:
+        run: the run, which may have been interrupted before.
+        entries: what to ask about.
+        earlier: the runs before it, the newest first; what they found is taken over where nothing has changed.
+        options: how to go about it.
+        listener: a function that is told what changed.
+
+    Raises:
+        RunError: a file of the run cannot be read or written.
+        KeyboardInterrupt: the run goes on where it was when it is run again; jobs in the service go on meanwhile.
+    """
+    with options.service.connect() as client:
+        return _Course(run, options, client, listener).completed(entries, earlier)
+
+
+class _InterruptedError(Exception):
+    """The run is to stop."""
+
+
+class _Course:
+    """What the threads of one run share."""
+
+    def __init__(self, run: Run, options: RunOptions, client: Client, listener: Listener) -> None:
+        self._run = run
+        self._options = options
+        self._client = client
+        self._listener = listener
+        self._stop = threading.Event()
+        self._telling = threading.Lock()
+        self._captures = threading.Semaphore(options.captures)
+
+    def completed(self, entries: Sequence[Entry], earlier: Sequence[Run]) -> list[Row]:
+        pending = []
+        known = _Known(earlier, self._client) if not self._options.fresh else None
+        for entry in entries:
+            row = self._run.row(entry.name)
+            again = row.state == "failed" and self._options.retry_failed
+            if row.over and not again and row.asked == entry.digest:
+                continue
+            if known is not None and not again and row.state == "waiting" and (found := known.row(entry)) is not None:
+                self._take_over(entry, *found)
+                continue
+            pending.append((entry, row if row.asked == entry.digest and not again else self._anew(entry, row)))
+        with ThreadPoolExecutor(self._options.max_parallel, thread_name_prefix="fxlib-zoo") as pool:
+            futures = [pool.submit(self._complete, entry, row) for entry, row in pending]
+            try:
+                for future in futures:
+                    while not future.done():
+                        time.sleep(_POLL_S)  # Future.result would keep an interrupt waiting
+                    future.result()
+            except BaseException:
+                self._stop.set()
+                for future in futures:
+                    future.cancel()
+                raise
+        return [self._run.row(entry.name) for entry in entries]
+
+    def _anew(self, entry: Entry, row: Row) -> Row:
+        passes = ", ".join(each if isinstance(each, str) else str(each[0]) for each in entry.passes)
+        return Row(
+            name=entry.name,
+            asked=entry.digest,
+            recipe=passes or entry.recipe,
+            attempt=row.attempt + 1,
+            confidence=entry.confidence,
+        )
+
+    def _take_over(self, entry: Entry, row: Row, run: Run) -> None:
+        expected = entry.expects(row.decision, row.reason, measured=row.gain is not None, failed=False)
+        if (report := run.report(entry.name)) and run.folder != self._run.folder:
+            self._run.write_report(entry.name, report)
+        self._tell(replace(row, reused=True, expected=expected))
+
+    def _complete(self, entry: Entry, row: Row) -> None:
+        start = time.monotonic()
+        deadline = start + entry.deadline_s
+        try:
+            if row.state == "asked":  # before the run was interrupted
+                row = self._followed(entry, row, deadline) or self._anew(entry, row)
+            if row.state == "waiting":
+                row = self._ask(entry, row, deadline)
+            if row.state == "asked":
+                row = self._followed(entry, row, deadline) or _failed(row, "SERVICE", "the service forgot the job")
+        except _InterruptedError:
+            return
+        except RemoteError as error:
+            row = _failed(row, "SERVICE", str(error))
+        failed = row.state == "failed"
+        expected = entry.expects(row.decision, row.reason, measured=row.gain is not None, failed=failed)
+        self._tell(
+            replace(row, expected=expected, seconds=time.monotonic() - start, finished_at=datetime.now(UTC).isoformat())
+        )
+        if self._options.fail_fast and not expected:
+            self._stop.set()
+
+    def _ask(self, entry: Entry, row: Row, deadline: float) -> Row:
+        """Capture the model in a process of its own, which hands its question in."""
+        while not self._captures.acquire(timeout=_POLL_S):
+            self._check()
+        try:
+            self._check()
+            self._tell(row)
+            limit = min(deadline, time.monotonic() + entry.capture_s)
+            request_id = uuid.uuid5(_IDS, f"{self._run.name}/{entry.name}/{row.attempt}/{row.asked}").hex
+            asked = {
+                "entry": asdict(entry),
+                "service": asdict(self._options.service),
+                "request_id": request_id,
+                "fresh": self._options.fresh,
+            }
+            answer = _ModelProcess(asked, self._run.log(entry.name)).answer(limit, self._check)
+        finally:
+            self._captures.release()
+        row = replace(row, capture_s=answer.get("capture_s"), dependencies=_dependencies(answer))
+        if "failed" in answer:
+            return _failed(row, answer["failed"], answer["message"])
+        if "report" in answer:
+            self._run.write_report(entry.name, answer["report"])
+            return _answered(row, answer["report"])
+        row = replace(row, state="asked", job_id=answer["job"], cached=answer["cached"])
+        self._tell(row)
+        return row
+
+    def _followed(self, entry: Entry, row: Row, deadline: float) -> Row | None:
+        """Wait for the service's answer, across its restarts; return None if it does not know the job any more."""
+        pause_s = _POLL_S
+        while True:
+            try:
+                job: Job | None = self._client.job(row.job_id, timeout_s=5.0)
+            except ServiceUnavailableError:
+                job = None
+            except RejectedError as error:
+                return None if error.code == _UNKNOWN_JOB else _failed(row, error.code or "SERVICE", str(error))
+            if job is not None and job.done:
+                return self._concluded(entry, row, job)
+            if time.monotonic() > deadline:
+                with contextlib.suppress(RemoteError):
+                    self._client.cancel(row.job_id, timeout_s=5.0)
+                return _failed(row, "DEADLINE", f"there is no answer after {entry.deadline_s:g} s")
+            self._check(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+
+    def _concluded(self, entry: Entry, row: Row, job: Job) -> Row:
+        if job.report is None:
+            told = f"{job.failure.message} ({job.failure.code})" if job.failure else f"the job was {job.state}"
+            return _failed(row, job.failure.code if job.failure else job.state.upper(), told)
+        report = cast("dict[str, Any]", plain(job.report.to_dict()))
+        self._run.write_report(entry.name, report)
+        return _answered(replace(row, cached=row.cached or job.cached), report)
+
+    def _tell(self, row: Row) -> None:
+        with self._telling:
+            self._run.write(row)
+            self._listener(row)
+
+    def _check(self, wait_s: float = 0.0) -> None:
+        if self._stop.wait(wait_s):
+            raise _InterruptedError
+
+
+class _Known:
+    """What earlier runs found that still holds."""
+
+    def __init__(self, earlier: Sequence[Run], client: Client) -> None:
+        self._earlier = earlier
+        self._client = client
+        self._states: dict[str, tuple[int, int] | None] = {}
+        self._environment = environment() if earlier else ""
+        self._away = False
+
+    def row(self, entry: Entry) -> tuple[Row, Run] | None:
+        """Return the newest answer to the same question about the same files, if the service still has it."""
+        for run in self._earlier:
+            try:
+                row = run.row(entry.name)
+            except FxlibError:
+                continue
+            if row.state == "waiting":
+                continue
+            if row.state != "done" or row.asked != entry.digest or row.dependencies is None:
+                return None
+            if not row.dependencies.unchanged(self._states, self._environment):
+                return None
+            return (row, run) if not row.job_id or self._knows(row.job_id) else None
+        return None
+
+    def _knows(self, job_id: str) -> bool:
+        if self._away:
+            return False
+        try:
+            return self._client.job(job_id, timeout_s=5.0).state == "succeeded"
+        except ServiceUnavailableError:
+            self._away = True
+        except RemoteError:
+            pass
+        return False
+
+
+class _ModelProcess:
+    """A process that makes and captures one model; it and what it started end with `answer`."""
+
+    def __init__(self, asked: dict[str, Any], log: Any) -> None:
+        self._asked = json.dumps(asked).encode()
+        self._log = log
+
+    def answer(self, limit: float, check: Callable[[], None]) -> dict[str, Any]:
+        """Return the process's last message; a failure if it has none by `limit`, a time of `time.monotonic`."""
+        reading, writing = os.pipe()
+        with self._log.open("wb") as log, os.fdopen(reading, "rb") as answers:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "fxlib.zoo.model_process", str(writing)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[writing],
+                env={"PYTHONHASHSEED": "0", **os.environ},
+                start_new_session=True,
+            )
+            os.close(writing)
+            try:
+                with cast("IO[bytes]", process.stdin) as questions, contextlib.suppress(BrokenPipeError):
+                    questions.write(self._asked)
+                return self._last(process, answers, limit, check)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def _last(
+        self, process: subprocess.Popen[bytes], answers: IO[bytes], limit: float, check: Callable[[], None]
+    ) -> dict[str, Any]:
+        received, phase = bytearray(), "starting"
+        while True:
+            check()
+            ended = process.poll() is not None
+            # What the process forked may hold the other end open, so that there is no end of file.
+            while select.select([answers], [], [], 0.0 if ended else _POLL_S)[0]:
+                data = os.read(answers.fileno(), 1 << 16)
+                received += data
+                if not data or len(received) > _LONGEST_LINE:
+                    break
+            while b"\n" in received:
+                line, _, rest = bytes(received).partition(b"\n")
+                received = bytearray(rest)
+                message: dict[str, Any] = json.loads(line)
+                if "phase" not in message:
+                    return message
+                phase = message["phase"]
+            if ended:
+                return {"failed": "CRASHED", "message": f"the process ended {_how(process.returncode)} while {phase}"}
+            if time.monotonic() > limit:
+                return {"failed": "TIME", "message": f"the time for it passed while {phase}"}
+
+
+def _how(status: int) -> str:
+    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+
+
+def _failed(row: Row, code: str, message: str) -> Row:
+    return replace(row, state="failed", failure=code, explanation=message, decision="", reason="", gain=None)
+
+
+def _answered(row: Row, report: dict[str, Any]) -> Row:
+    """Return the row with the figures of a report, as `Result.to_dict` has it."""
+    gain = report.get("gain")
+    before, after = ((report.get(name) or {}).get("value") for name in ("qps_original", "qps_optimized"))
+    return replace(
+        row,
+        state="done",
+        decision=report["decision"],
+        reason=report["reason"] or "",
+        explanation=report["explanation"],
+        gain=None if gain is None else Estimate(**gain),
+        max_relative_error=report.get("max_relative_error"),
+        hardware=report.get("hardware", ""),
+        torch_version=report.get("torch_version", ""),
+        qps_original=before,
+        qps_optimized=after,
+    )
+
+
+def _dependencies(answer: dict[str, Any]) -> Dependencies | None:
+    told = answer.get("dependencies")
+    return None if told is None else Dependencies(**told)

@@ -1,0 +1,289 @@
+"""The runs of a zoo, as files: a folder for each run, in which each row is a file of its own.
+
+A file appears whole or not at all, so a run that was interrupted, in whatever way, goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from fxlib.errors import FxlibError
+from fxlib.serialization.files import write_whole
+from fxlib.spec.report import Estimate
+from fxlib.zoo.dependencies import Dependencies
+
+State = Literal["waiting", "asked", "done", "failed"]
+"""Not begun; the service has its job; there is an answer; it could not run."""
+
+_FORM: Final = 1
+"""The version of the files, which a reader checks."""
+
+
+class RunError(FxlibError):
+    """A run cannot be read or written; names the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What became of one entry in one run.
+
+    Attributes:
+        name: the entry's name.
+        state: how far it is.
+        asked: the entry's digest.
+        recipe: the recipe, or the passes, for a reader.
+        attempt: how often it was begun.
+        job_id: the service's job.
+        decision: "adopt" or "keep_original", once there is an answer.
+        reason: the reason's name.
+        explanation: the reason, or the failure, in a sentence.
+        failure: the code of a failure, such as "CAPTURE"; "" without one.
+        gain: the gain over the original, relative.
+        confidence: the level of the gain's interval.
+        qps_original: the original's samples per second.
+        qps_optimized: the rewritten module's.
+        max_relative_error: how far the results were from the original's.
+        cached: whether the service answered from an earlier measurement.
+        reused: whether an earlier run of this zoo had the answer, and nothing was asked.
+        expected: whether the outcome is what the manifest says.
+        hardware: where it was measured.
+        torch_version: torch's version there.
+        capture_s: seconds of the capture.
+        seconds: seconds from its beginning to its answer.
+        finished_at: when there was an answer, as ISO 8601 in UTC.
+        dependencies: the files that the model was made of.
+    """
+
+    name: str
+    state: State = "waiting"
+    asked: str = ""
+    recipe: str = ""
+    attempt: int = 0
+    job_id: str = ""
+    decision: str = ""
+    reason: str = ""
+    explanation: str = ""
+    failure: str = ""
+    gain: Estimate | None = None
+    confidence: float = 0.95
+    qps_original: float | None = None
+    qps_optimized: float | None = None
+    max_relative_error: float | None = None
+    cached: bool = False
+    reused: bool = False
+    expected: bool = True
+    hardware: str = ""
+    torch_version: str = ""
+    capture_s: float | None = None
+    seconds: float | None = None
+    finished_at: str = ""
+    dependencies: Dependencies | None = field(default=None, repr=False)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen to it in this run."""
+        return self.state in ("done", "failed")
+
+    @property
+    def outcome(self) -> str:
+        """One word for it: adopted, kept, failed, or how far it is."""
+        if self.state != "done":
+            return self.state
+        return "adopted" if self.decision == "adopt" else "kept"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data, without what only a later run needs."""
+        told = {name: value for name, value in asdict(self).items() if name not in ("dependencies", "asked")}
+        return {**told, "outcome": self.outcome}
+
+
+class Run:
+    """One run: the rows of the entries, each in a file, with the answers' reports and the captures' output beside.
+
+    Args:
+        folder: the run's folder, which exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def name(self) -> str:
+        """The folder's name: when the run began, in UTC."""
+        return self.folder.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all entries that the run has, in the manifest's order."""
+        return tuple(self._about()["entries"])
+
+    @property
+    def manifest(self) -> str:
+        """The manifest's path, as it was when the run began."""
+        return str(self._about()["manifest"])
+
+    def rows(self) -> list[Row]:
+        """Return all rows, in the manifest's order.
+
+        Raises:
+            RunError: a file cannot be read.
+        """
+        return [self.row(name) for name in self.names]
+
+    def row(self, name: str) -> Row:
+        """Return one entry's row.
+
+        Raises:
+            RunError: its file cannot be read.
+        """
+        path = self._file("rows", name, "json")
+        if not path.exists():
+            return Row(name=name)
+        told = _read(path)
+        gain, dependencies = told.pop("gain", None), told.pop("dependencies", None)
+        try:
+            row = Row(**told, gain=None if gain is None else Estimate(**gain))
+            if dependencies is not None:
+                files = {path: (int(size), int(at)) for path, (size, at) in dependencies["files"].items()}
+                row = replace(row, dependencies=Dependencies(**{**dependencies, "files": files}))
+        except (TypeError, ValueError, KeyError) as error:
+            raise RunError(f"it is no row of a run: {error}", where=str(path)) from error
+        return row
+
+    def write(self, row: Row) -> None:
+        """Write a row.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        _write(self._file("rows", row.name, "json"), asdict(row))
+
+    def report(self, name: str) -> Mapping[str, Any]:
+        """Return the service's report on an entry, as `Result.to_dict` has it; empty if there is none."""
+        path = self._file("reports", name, "json")
+        return _read(path) if path.exists() else {}
+
+    def write_report(self, name: str, report: Mapping[str, Any]) -> None:
+        """Keep the service's report on an entry.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        _write(self._file("reports", name, "json"), report)
+
+    def log(self, name: str) -> Path:
+        """Return the file of what an entry's capture printed."""
+        return self._file("logs", name, "txt")
+
+    @property
+    def over(self) -> bool:
+        """Whether all rows have an answer or a failure."""
+        return all(row.over for row in self.rows())
+
+    def slug(self, name: str) -> str:
+        """Return an entry's name as a file name, which is short and unique."""
+        plain = re.sub(r"[^A-Za-z0-9._=-]+", "-", name).strip("-.")[:80]
+        return f"{plain or 'model'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+    def _file(self, kind: str, name: str, suffix: str) -> Path:
+        return self.folder / kind / f"{self.slug(name)}.{suffix}"
+
+    def _about(self) -> dict[str, Any]:
+        return _read(self.folder / "run.json")
+
+
+class Runs:
+    """All runs of a zoo, in one folder, the oldest first.
+
+    Args:
+        folder: the folder; it is made with the first run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __iter__(self) -> Iterator[Run]:
+        if self.folder.is_dir():
+            yield from (Run(each.parent) for each in sorted(self.folder.glob("*/run.json")))
+
+    def begin(self, manifest: str, entries: Sequence[str], now: datetime | None = None) -> Run:
+        """Begin a run.
+
+        Raises:
+            RunError: its folder cannot be made.
+        """
+        at = datetime.now(UTC) if now is None else now
+        for number in range(1000):
+            folder = self.folder / (at.strftime("%Y%m%dT%H%M%SZ") + (f"-{number}" if number else ""))
+            try:
+                for kind in ("rows", "reports", "logs"):
+                    (folder / kind).mkdir(parents=True, exist_ok=kind != "rows")
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise RunError(error.strerror or str(error), where=str(folder)) from error
+            _write(folder / "run.json", {"manifest": manifest, "entries": list(entries), "began": at.isoformat()})
+            return Run(folder)
+        raise RunError("a thousand runs began in this second", where=str(self.folder))
+
+    def latest(self) -> Run | None:
+        """Return the newest run, if there is any."""
+        return max(self, key=lambda each: _order(each.name), default=None)
+
+    def named(self, name: str) -> Run:
+        """Return the run of this name, or the only one whose name begins with it; "latest" is the newest.
+
+        Raises:
+            RunError: there is no such run, or several.
+        """
+        if name == "latest" and (newest := self.latest()) is not None:
+            return newest
+        if (Path(name) / "run.json").is_file():
+            return Run(Path(name))
+        found = [each for each in self if each.name.startswith(name)]
+        exact = [each for each in found if each.name == name]
+        if len(exact or found) != 1:
+            known = ", ".join(each.name for each in list(self)[-5:]) or "there is none yet"
+            told = "several runs begin with" if found else "no run is called"
+            raise RunError(f"{told} {name!r}", where=str(self.folder), hint=f"The newest: {known}.")
+        return (exact or found)[0]
+
+    def before(self, run: Run) -> list[Run]:
+        """Return the runs before this one, the newest first."""
+        return sorted(
+            (each for each in self if _order(each.name) < _order(run.name)),
+            key=lambda each: _order(each.name),
+            reverse=True,
+        )
+
+
+def _order(name: str) -> tuple[str, int]:
+    stamp, _, number = name.partition("-")
+    return stamp, int(number) if number.isdecimal() else 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told.pop("form") != _FORM:
+            raise RunError("another version of fxlib wrote it", where=str(path))
+    except OSError as error:
+        raise RunError(error.strerror or str(error), where=str(path)) from error
+    except (ValueError, KeyError, AttributeError) as error:
+        raise RunError("it is no file of a run", where=str(path)) from error
+    found: dict[str, Any] = told
+    return found
+
+
+def _write(path: Path, told: Mapping[str, Any]) -> None:
+    try:
+        write_whole(path, [json.dumps({"form": _FORM, **told}, indent=1).encode()])
+    except OSError as error:
+        raise RunError(error.strerror or str(error), where=str(path)) from error

@@ -1,0 +1,154 @@
+"""The service's sense of time: how old something is that was stamped with the wall clock, though that clock may jump.
+
+Stamps are wall time, since they outlast a restart and people read them. Ages are not their difference from the present
+wall time: a clock that jumps a year ahead would make all that is stored a year old. So the service counts its own time,
+by a clock that never jumps, and keeps what the wall clock read whenever the two went apart. From that follows the
+lowest reading of the wall clock in the last so many seconds; what has a stamp below it is older than that, for sure.
+
+Where the host was restarted meanwhile, only the wall clock knows for how long it was off. It is believed up to a day.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_FILE: Final = "clock.json"
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_JUMP_S: Final = 30.0
+"""Seconds by which the wall clock may drift from the steady one, or be set, without being noted as a jump."""
+_LONGEST_OFF_S: Final = 24 * 3600.0
+"""Seconds for which a host is believed to have been off, by the wall clock alone."""
+_MOST_JUMPS: Final = 1_000
+
+logger = logging.getLogger(__name__)
+
+
+def steady_s() -> float:
+    """Return the seconds since the host was started, time for which it was suspended included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    """Return the name of the host's present run; "" where the system has none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Jump:
+    """What the wall clock read, in seconds since the epoch, at a second of the service's own time, after a jump."""
+
+    at: float
+    wall: float
+
+
+class Clock:
+    """Reads the time, and judges the age of stamps.
+
+    Args:
+        folder: the folder for the file in which jumps are kept over restarts; None keeps them in memory alone.
+        wall: returns the wall time, in seconds since the epoch.
+        steady: returns a time that never jumps while `boot` stays the same, in seconds.
+        boot: names the period for which `steady` is one time.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = steady_s,
+        boot: Callable[[], str] = boot_id,
+    ) -> None:
+        self._path = None if folder is None else folder / _FILE
+        self._wall, self._steady, self._boot = wall, steady, boot()
+        self._lock = threading.Lock()
+        self._own = 0.0  # the service's own time, when the steady clock read `_seen`
+        self._seen = steady()
+        self._jumps = [_Jump(at=0.0, wall=wall())]
+        self._recall()
+        self.observe()
+
+    def now(self) -> float:
+        """Return the wall time, in seconds since the epoch: for stamps."""
+        return self._wall()
+
+    def before(self, age_s: float) -> float:
+        """Return the wall time below which every stamp is older than `age_s` seconds, whatever the clock did meanwhile.
+
+        Stamps that are older than the clock's own record are believed: minus infinity is never returned.
+        """
+        with self._lock:
+            self._note()
+            own, wall = self._elapsed(), self._wall()
+        since = own - age_s
+        then = [jump for jump in self._jumps if jump.at <= since]
+        last = then[-1] if then else self._jumps[0]
+        readings = [last.wall + since - last.at, *(jump.wall for jump in self._jumps if jump.at > since)]
+        return min(wall - age_s, *readings)
+
+    def observe(self) -> None:
+        """Note it if the wall clock has jumped since the last look, and store where both clocks are."""
+        with self._lock:
+            self._note()
+
+    def _note(self) -> None:
+        own, wall = self._elapsed(), self._wall()
+        last = self._jumps[-1]
+        ahead = wall - (last.wall + own - last.at)
+        if abs(ahead) > _JUMP_S:
+            logger.warning("the clock of this host has jumped by %+.0f s; nothing is older or younger for it", ahead)
+            self._jumps = [*self._jumps, _Jump(at=own, wall=wall)][-_MOST_JUMPS:]
+        self._own, self._seen = own, self._steady()
+        self._store(wall)
+
+    def _elapsed(self) -> float:
+        return self._own + max(0.0, self._steady() - self._seen)
+
+    def _recall(self) -> None:
+        """Take the service's own time up where it was left."""
+        if self._path is None:
+            return
+        try:
+            told = json.loads(self._path.read_text())
+            jumps = [_Jump(at=float(at), wall=float(wall)) for at, wall in told["jumps"]]
+            own, seen, wall = float(told["own"]), float(told["steady"]), float(told["wall"])
+            same = bool(self._boot) and told["boot"] == self._boot
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        off_s = self._seen - seen if same else min(self._wall() - wall, _LONGEST_OFF_S)
+        if jumps:
+            self._own, self._jumps = own + max(0.0, off_s), jumps
+
+    def _store(self, wall: float) -> None:
+        if self._path is None:
+            return
+        told = {
+            "boot": self._boot,
+            "steady": self._seen,
+            "own": self._own,
+            "wall": wall,
+            "jumps": [(jump.at, jump.wall) for jump in self._jumps],
+        }
+        unfinished = self._path.with_suffix(".part")
+        try:
+            with unfinished.open("w") as file:
+                json.dump(told, file)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(self._path)
+        except OSError as error:  # the steady clock bridges what was not stored
+            logger.debug("the clock's jumps cannot be stored: %s", error)
+            with suppress(OSError):
+                unfinished.unlink()

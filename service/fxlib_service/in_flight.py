@@ -1,0 +1,137 @@
+"""What is on its way through the service at once: calls, and the bytes of requests, uploads and answers.
+
+gRPC gathers a message whole, in memory, from the moment at which it is asked for the message; before, it holds a few
+KiB. So each message has room reserved before it is asked for: first that of the largest one that gRPC lets through,
+since nobody knows its size yet, and from its arrival on its own size. Answers have their own budget, so that requests
+and answers never wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final
+
+from fxlib_service.config import MIB, Limits
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.fair_budget import FairBudget, Held
+
+_SMALL_BYTES: Final = 64 << 10
+_LARGER_BYTES: Final = {
+    "OptimizerService/Optimize": 4 * MIB,  # profiles have a line for each call of a program, workloads some for a batch
+    "BlobService/FindMissing": 1 * MIB,
+    "BlobService/Write": 8 * MIB,
+    "WorkerService/Claim": 1 * MIB,
+    "WorkerService/Complete": 8 * MIB,
+}
+"""Sizes of the largest messages of methods, in bytes; those of all other methods have at most `_SMALL_BYTES`."""
+
+_LEAST_BYTES_PER_S: Final = 256 << 10
+_PATIENCE_S: Final = 30.0
+_TURN_S: Final = 10.0
+_UPLOAD_TURN_S: Final = 30.0
+
+
+class InFlight:
+    """The budgets of one service process.
+
+    Args:
+        limits: the limits on messages, calls and bytes.
+
+    Attributes:
+        calls: open calls, streams included.
+        requests: bytes of requests that are received, decoded or handled.
+        uploads: bytes of uploads, each open one counting as the largest message.
+        answers: bytes of answers that are sent.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._largest_bytes = limits.message_bytes
+        third = limits.in_flight_bytes // 3
+        self.calls = FairBudget("calls", total=limits.calls, share=limits.calls // 2, waiting=0)
+        self.requests, self.uploads, self.answers = (
+            FairBudget(name, total=third, share=third // 2, waiting=limits.calls)
+            for name in ("bytes of requests", "bytes of uploads", "bytes of answers")
+        )
+
+    def call(self, tenant: str) -> AbstractAsyncContextManager[Held]:
+        """Count a call as open for the length of the block.
+
+        Raises:
+            ServiceError: SERVICE_BUSY.
+        """
+        return self.calls.hold(tenant, 1)
+
+    @asynccontextmanager
+    async def request(self, method: str, tenant: str, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Receive the one message of a call, and count its bytes for the length of the block.
+
+        Raises:
+            ServiceError: SERVICE_BUSY; CALL_TIMEOUT, if it does not arrive; MESSAGE_TOO_LARGE; INVALID_REQUEST, if the
+                client sends none.
+        """
+        async with self.requests.hold(tenant, self._largest_bytes, wait_s=_TURN_S) as held:
+            data = await self._received(method, messages)
+            held.shrink(len(data))
+            yield data
+
+    @asynccontextmanager
+    async def upload(
+        self, method: str, tenant: str, messages: AsyncIterator[bytes]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Receive the messages of a stream one after the other. The stream counts as one message of the largest size.
+
+        Raises:
+            ServiceError: SERVICE_BUSY; and from the messages CALL_TIMEOUT, if the first does not arrive, and
+                MESSAGE_TOO_LARGE.
+        """
+
+        async def checked() -> AsyncIterator[bytes]:
+            yield await self._received(method, messages)
+            async for data in messages:
+                self._check(method, len(data))
+                yield data
+
+        async with self.uploads.hold(tenant, self._largest_bytes, wait_s=_UPLOAD_TURN_S):
+            yield checked()
+
+    async def send(self, tenant: str, data: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send a message of an answer, and count its bytes until the client has taken it.
+
+        There is no limit on that time, since gRPC keeps the bytes until the client takes them or goes away. A client
+        that takes none fills its tenant's share, and delays nobody else's answers.
+
+        Raises:
+            ServiceError: SERVICE_BUSY.
+        """
+        async with self.answers.hold(tenant, len(data), wait_s=_TURN_S):
+            await write(data)
+
+    async def _received(self, method: str, messages: AsyncIterator[bytes]) -> bytes:
+        allowed_s = _time_for(_limit(method))
+        try:
+            async with asyncio.timeout(allowed_s):
+                data = await anext(messages, None)
+        except TimeoutError:
+            problem = f"the request did not arrive within {allowed_s:g} s"
+            raise ServiceError(Code.CALL_TIMEOUT, problem, retry_after_s=1.0) from None
+        if data is None:
+            raise ServiceError(Code.INVALID_REQUEST, "the call has no message")
+        self._check(method, len(data))
+        return data
+
+    def _check(self, method: str, size: int) -> None:
+        limit = min(_limit(method), self._largest_bytes)
+        if size > limit:
+            problem = f"a message of {method} may have {limit} bytes, and this one has {size}"
+            raise ServiceError(Code.MESSAGE_TOO_LARGE, problem, metadata={"limit": "message", "bytes": str(limit)})
+
+
+def _limit(method: str) -> int:
+    return _LARGER_BYTES.get(method, _SMALL_BYTES)
+
+
+def _time_for(size: int) -> float:
+    """Return the seconds in which a message of this size in bytes must have come."""
+    return _PATIENCE_S + size / _LEAST_BYTES_PER_S

@@ -1,0 +1,66 @@
+"""The refusals for what a disk or a database does to the service; no other file tells their faults apart.
+
+A fault passes: the disk has room again, or the folder is writable again. So each refusal says when to come back.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import sqlalchemy as sa
+
+from fxlib_service.errors import Code, ServiceError
+
+_RETRY_FULL_S: Final = 60.0
+_RETRY_S: Final = 2.0
+
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL: Final = frozenset({"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE", "53100"})
+"""What SQLite and PostgreSQL call a full disk; SQLite says the second where it cannot begin to write."""
+
+logger = logging.getLogger(__name__)
+
+
+def refusal_of(error: OSError | sa.exc.SQLAlchemyError) -> ServiceError:
+    """Return the refusal for a fault of the disk or of the database: STORAGE_FULL or STORAGE_UNAVAILABLE."""
+    if _is_full(error):
+        return ServiceError(Code.STORAGE_FULL, _words(error), retry_after_s=_RETRY_FULL_S)
+    return ServiceError(Code.STORAGE_UNAVAILABLE, f"storage: {_words(error)}", retry_after_s=_RETRY_S)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn a fault of the disk or of the database in the block into its refusal.
+
+    Errors of SQL itself (a constraint, a statement that is wrong) are the service's own, and pass as they are.
+
+    Raises:
+        ServiceError: STORAGE_FULL or STORAGE_UNAVAILABLE.
+    """
+    try:
+        yield
+    except (sa.exc.IntegrityError, sa.exc.ProgrammingError, sa.exc.DataError):
+        raise
+    except (OSError, sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
+        refusal = refusal_of(error)
+        logger.warning("%s: %s", refusal.code.name, refusal)
+        raise refusal from error
+
+
+def _is_full(error: OSError | sa.exc.SQLAlchemyError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _NO_ROOM
+    cause = getattr(error, "orig", None)
+    named = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None)
+    return named in _FULL
+
+
+def _words(error: OSError | sa.exc.SQLAlchemyError) -> str:
+    """Return what went wrong, without the statement and its parameters."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return str(getattr(error, "orig", None) or error)

@@ -1,0 +1,180 @@
+"""A service that answers every command with escape sequences and with characters that turn the direction of text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+from typing_extensions import override
+
+from fxlib.utils.text import PlainFormatter, plain, plain_lines
+from fxlib.v1 import blobs_pb2, jobs_pb2
+from tests.cli.conftest import Run
+from tests.client.models import made
+from tests.client.scripted import SUCCEEDED, Context, Scripted, serving
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\r\u202eright to left\u2066\x9b1A\x08\x7f\u2028end[red]\\[/"
+"""It names the window, clears the screen, turns the text red and around, and goes up a line."""
+
+DIGEST = hashlib.sha256(b"x").hexdigest()
+
+
+def harmless(text: str) -> str:
+    """Check that what was written is nothing but printable characters and line ends, and return it."""
+    assert [each for each in text if not each.isprintable() and each != "\n"] == []
+    return text
+
+
+def fill(message: Any, depth: int = 3) -> None:
+    """Put the text into every field that holds text, and one element into each list, down to a depth."""
+    for field in message.DESCRIPTOR.fields:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            if field.message_type.fields_by_name["value"].type == field.TYPE_STRING:
+                getattr(message, field.name)[EVIL] = EVIL
+        elif field.type == field.TYPE_STRING:
+            if field.is_repeated:
+                getattr(message, field.name).append(EVIL)
+            else:
+                setattr(message, field.name, DIGEST if field.name == "sha256" else EVIL)
+        elif field.type == field.TYPE_MESSAGE and depth and not field.message_type.full_name.startswith("google."):
+            value = getattr(message, field.name)
+            fill(value.add() if field.is_repeated else value, depth - 1)
+
+
+class Hostile(Scripted):
+    """Answers as it is told, in evil words; with `refuses`, it refuses everything in evil words."""
+
+    def __init__(self, state: jobs_pb2.JobState = SUCCEEDED) -> None:
+        super().__init__()
+        self.refuses = False
+        self.job = jobs_pb2.Job(id="job-1", state=state)
+        if state == SUCCEEDED:
+            self.job.result.decision = jobs_pb2.DECISION_KEEP_ORIGINAL
+            self.job.result.reason_code = EVIL
+            result = self.job.result
+            result.calls.add(
+                node=EVIL, function=EVIL, to=EVIL, action="moved", reason_code=EVIL, reason=EVIL, source=EVIL
+            )
+            result.passes.add(name=EVIL, diff=EVIL)
+            result.candidates.add(name=EVIL)
+            result.reason = result.hardware = EVIL
+            result.notes.append(EVIL)
+        else:
+            self.job.failure.code = self.job.failure.message = EVIL
+        for name in ("name", "namespace", "phase", "worker_id", "asked_by", "measured_by"):
+            setattr(self.job, name, EVIL)
+        self.job.labels[EVIL] = EVIL
+        self.job.attempts = 3
+        self.events = [
+            jobs_pb2.JobEvent(sequence=number, state=now, phase=f"{number}{EVIL}", message=EVIL, progress=0.5)
+            for number, now in ((1, jobs_pb2.JOB_STATE_RUNNING), (2, state))
+        ]
+        fill(self.capabilities)
+
+    @override
+    def _enter(self, method: str, context: Context) -> None:
+        if self.refuses and method != "GetCapabilities":
+            info, shown = error_details_pb2.ErrorInfo(reason=EVIL, domain=EVIL, metadata={EVIL: EVIL}), any_pb2.Any()
+            shown.Pack(info)
+            number = grpc.StatusCode.INVALID_ARGUMENT.value[0]
+            status = status_pb2.Status(code=number, message=EVIL, details=[shown])
+            context.abort_with_status(rpc_status.to_status(status))
+
+    @override
+    def ListPasses(self, request: Any, context: Context) -> jobs_pb2.ListPassesResponse:
+        self._enter("ListPasses", context)
+        answer = jobs_pb2.ListPassesResponse()
+        fill(answer)
+        return answer
+
+    @override
+    def ListJobs(self, request: Any, context: Context) -> jobs_pb2.ListJobsResponse:
+        self._enter("ListJobs", context)
+        return jobs_pb2.ListJobsResponse(jobs=[self.job])
+
+    @override
+    def CancelJob(self, request: Any, context: Context) -> jobs_pb2.CancelJobResponse:
+        self._enter("CancelJob", context)
+        return jobs_pb2.CancelJobResponse(job=self.job)
+
+    @override
+    def FindMissing(self, request: Any, context: Context) -> blobs_pb2.FindMissingResponse:
+        self._enter("FindMissing", context)
+        return blobs_pb2.FindMissingResponse()
+
+
+COMMANDS = (
+    ["jobs"],
+    ["jobs", "list", "--name", "x"],
+    ["jobs", "show", "job-1"],
+    ["jobs", "watch", "job-1"],
+    ["jobs", "cancel", "job-1"],
+    ["passes"],
+    ["optimize", "tests.client.models:made"],
+)
+
+
+@contextmanager
+def hostile(*, state: jobs_pb2.JobState = SUCCEEDED, refuses: bool = False) -> Iterator[str]:
+    service = Hostile(state)
+    service.refuses = refuses
+    with serving(service) as address:
+        yield address
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_what_a_service_says_steers_no_terminal(fxlib: Run, command: list[str]) -> None:
+    made()  # the factory works, so that what fails is the service's doing
+    with hostile() as address:
+        told = fxlib(*command, "--service", address, "--patience", "60")
+        said = harmless(told.out) + harmless(told.err)
+        assert "red" in said or "cancel" in command  # the words are there, and nothing else of them
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", [*COMMANDS[:1], *COMMANDS[2:]], ids=" ".join)
+def test_json_of_it_is_json(fxlib: Run, command: list[str]) -> None:
+    with hostile() as address:
+        told = fxlib(*command, "--json", "--service", address, "--patience", "60")
+        harmless(told.err)
+        assert json.loads(harmless(told.out))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_what_a_service_refuses_with_steers_no_terminal(fxlib: Run, command: list[str]) -> None:
+    with hostile(refuses=True) as address:
+        told = fxlib(*command, "--service", address, "--patience", "60")
+        said = harmless(told.out) + harmless(told.err)
+        assert "red" in said
+        assert "Traceback" not in said
+        assert told.code == 1
+
+
+def test_a_failure_steers_no_terminal(fxlib: Run) -> None:
+    with hostile(state=jobs_pb2.JOB_STATE_FAILED) as address:
+        for command in COMMANDS[2:4]:
+            told = fxlib(*command, "--service", address, "--patience", "60")
+            assert "red" in harmless(told.out) + harmless(told.err)
+
+
+def test_text_of_strangers_becomes_blank_where_it_steers() -> None:
+    assert plain(EVIL).isprintable()
+    assert len(plain(EVIL)) == len(EVIL)
+    assert plain("naïve 中文 🙂") == "naïve 中文 🙂"
+    assert plain_lines(f"one\n{EVIL}\nthree").split("\n")[::2] == ["one", "three"]
+
+
+def test_log_lines_steer_no_terminal() -> None:
+    record = logging.LogRecord("name", logging.WARNING, __file__, 1, "worker %s was silent", (EVIL,), None)
+    line = PlainFormatter("%(levelname)s %(message)s").format(record)
+    assert line.startswith("WARNING worker ")
+    assert line.isprintable()

@@ -1,0 +1,102 @@
+"""The files of `deploy/` name what there is, and are valid where a tool can say."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from fxlib_service.config import APPLICATION as SERVICE
+from fxlib_workers.config import APPLICATION as WORKER
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+FILES = sorted(path for path in DEPLOY.rglob("*") if path.suffix in (".Dockerfile", ".yaml", ".yml", ".service"))
+DOCKERFILES = sorted(DEPLOY.glob("docker/*.Dockerfile"))
+UNITS = sorted(DEPLOY.glob("systemd/*.service"))
+OVERLAYS = [DEPLOY / "kubernetes" / "base", *sorted(DEPLOY.glob("kubernetes/overlays/*"))]
+NOT_OPTIONS = {"FXLIB_CONFIG", "FXLIB_RUNTIME_DIR", "FXLIB_PROMETHEUS_URL"}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(DEPLOY))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_every_variable_is_an_option(path: Path) -> None:
+    known = {variable for application in (SERVICE, WORKER) for _, variable, _ in application.options()}
+    assert set(re.findall(r"\bFXLIB_[A-Z_]+", path.read_text())) <= known | NOT_OPTIONS
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=name)
+def test_an_image_copies_what_there_is_and_runs_a_module_as_nobody_in_particular(path: Path) -> None:
+    text = path.read_text()
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE)
+    assert [each for line in copied for each in line.split() if not (ROOT / each).exists()] == []
+    assert re.search(r"^USER 10001$", text, re.MULTILINE)
+    (module,) = re.findall(r'^ENTRYPOINT \["python", "-P", "-m", "(\w+)"\]$', text, re.MULTILINE)
+    assert module in ("fxlib_service", "fxlib_workers")
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=name)
+def test_an_image_is_written_as_hadolint_wants_it(path: Path) -> None:
+    linted = subprocess.run(
+        [Path(sys.executable).with_name("hadolint"), path], capture_output=True, text=True, check=False
+    )
+    assert linted.returncode == 0, linted.stdout
+
+
+def test_compose_builds_what_there_is_and_listens_on_this_machine_alone() -> None:
+    told = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for service in told["services"].values():
+        if "build" in service:
+            assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+        for mounted in service.get("volumes", []):
+            source = mounted.partition(":")[0]
+            assert source in told["volumes"] or (DEPLOY / source).exists()
+        assert set(service.get("secrets", [])) <= set(told["secrets"])
+        assert set(service.get("depends_on", {})) <= set(told["services"])
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs `kubectl`, which Debian has no package of")
+@pytest.mark.parametrize("folder", OVERLAYS, ids=name)
+def test_kubernetes_resources_are_valid(folder: Path) -> None:
+    made = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True)
+    resources = list(yaml.safe_load_all(made.stdout))
+    assert resources
+    for each in resources:
+        kubernetes_validate.validate(each, "1.33", strict=True)
+    for pod in _pods(resources):
+        assert pod["automountServiceAccountToken"] is False
+        volumes = {each["name"] for each in pod["volumes"]} | {"data"}
+        for container in pod["containers"]:
+            assert {each["name"] for each in container["volumeMounts"]} <= volumes
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert "memory" in container["resources"]["limits"]
+
+
+def _pods(resources: list[Any]) -> list[Any]:
+    """Return the pods that workloads describe."""
+    found = []
+    for each in resources:
+        if each["kind"] == "CronJob":
+            found.append(each["spec"]["jobTemplate"]["spec"]["template"]["spec"])
+        elif "template" in each.get("spec", {}):
+            found.append(each["spec"]["template"]["spec"])
+    assert found
+    return found
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs `systemd-analyze`, of the package systemd")
+@pytest.mark.parametrize("path", UNITS, ids=name)
+def test_units_are_valid(path: Path, tmp_path: Path) -> None:
+    unit = tmp_path / path.name
+    unit.write_text(path.read_text().replace("/opt/fxlib/bin/python", sys.executable))
+    ran = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")

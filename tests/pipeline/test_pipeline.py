@@ -1,0 +1,389 @@
+"""The loop sees what it saw: batches, errors, ends and generators; only the calls of the next batch come earlier."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import rpc
+from torch.utils import data
+
+import fxlib
+from fxlib.errors import FxlibError, FxlibWarning
+from fxlib.pipeline import watch
+from fxlib.pipeline.module_ahead import MOST_IN_VAIN, ahead_of, captured_in
+from fxlib.runtime import CapturedModule
+from tests.random_programs import simulation
+from tests.random_programs.simulation import World, simulated
+from tests.random_programs.trainings import look_up_table, push_table
+
+
+class Clicks(nn.Module):
+    """Looks up what nobody pushes to, and what is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fixed = rpc.rpc_sync("ps0", simulation.count, args=(x,))
+        trained = rpc.rpc_sync("ps1", look_up_table, args=(x,))
+        return fixed * self.weight + trained
+
+
+class Sent:
+    """The world, and the functions that were called in it, in order."""
+
+    def __init__(self, world: World) -> None:
+        self.names: list[str] = []
+        self.world = world
+        api: Any = rpc.api
+        send = api._invoke_rpc
+
+        def noted(to: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+            self.names.append(function.__name__)
+            return send(to, function, *args, **kwargs)
+
+        api._invoke_rpc = noted
+
+    def since(self) -> list[str]:
+        names, self.names = self.names, []
+        return names
+
+
+@pytest.fixture
+def sent(module: CapturedModule) -> Iterator[Sent]:
+    """The world, entered when the module has been captured."""
+    with simulated(5) as world:
+        yield Sent(world)
+    gc.collect()  # a test that has caught an error is a frame that still holds its loop
+    assert not watch.WATCH.is_watching
+
+
+@pytest.fixture
+def module() -> CapturedModule:
+    found = fxlib.capture(Clicks())
+    assert isinstance(found, CapturedModule)
+    return found
+
+
+def batches(count: int = 4) -> list[torch.Tensor]:
+    return [torch.full((2, 4), float(place)) for place in range(count)]
+
+
+def train(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = module(batch)
+    output.sum().backward()
+    fxlib.push_gradients(module)
+    return output.detach()
+
+
+def run(loop: Iterable[torch.Tensor], step: Callable[[torch.Tensor], Any]) -> list[Any]:
+    return [step(batch) for batch in loop]
+
+
+def interrupted(batch: torch.Tensor) -> None:
+    raise KeyboardInterrupt
+
+
+def test_batches_are_the_loaders_own_in_its_order(sent: Sent, module: CapturedModule) -> None:
+    given = batches()
+    for module_given in (module, Clicks(), lambda: module):
+        assert [id(each) for each in fxlib.pipeline(given, module_given)] == [id(each) for each in given]
+
+
+def test_what_nobody_writes_is_read_before_the_step_and_the_rest_behind_the_push(
+    sent: Sent, module: CapturedModule
+) -> None:
+    loop = iter(fxlib.pipeline(batches(3), module))
+    first = next(loop)
+    assert sent.since() == ["count"]  # of the second batch
+    module(first).sum().backward()
+    assert sent.since() == ["count", "look_up_table"]
+    fxlib.push_gradients(module)
+    assert sent.since() == ["push_table", "look_up_table"]
+    second = next(loop)
+    assert sent.since() == ["count"]  # of the third
+    module(second)
+    assert sent.since() == []
+
+
+def test_a_rewritten_module_sends_the_next_reads_in_the_message_of_its_pushes(
+    sent: Sent, module: CapturedModule
+) -> None:
+    rewritten = fxlib.optimize(module)
+    loop = iter(fxlib.pipeline(batches(3), rewritten))
+    train(rewritten, next(loop))
+    assert sent.since()[-1] == "run_in_order"
+    rewritten(next(loop))
+    assert "look_up_table" not in sent.since()
+
+
+def test_deeper_pipelines_read_further_ahead_within_their_memory(sent: Sent, module: CapturedModule) -> None:
+    next(iter(fxlib.pipeline(batches(), module, depth=3)))
+    assert sent.since().count("count") == 3
+    next(iter(fxlib.pipeline(batches(), module, depth=3, memory_bytes=64)))
+    assert sent.since().count("count") == 1
+    next(iter(fxlib.pipeline(batches(), module, depth=3, memory_bytes=1)))
+    assert sent.since().count("count") == 0
+
+
+def test_other_tensors_are_looked_up_and_told_of_once(sent: Sent, module: CapturedModule) -> None:
+    with pytest.warns(FxlibWarning, match="other tensors") as told:
+        run(fxlib.pipeline(batches(), module), lambda batch: module(batch + 1))
+    assert len(told) == 1
+
+
+def test_a_changed_batch_is_looked_up_as_it_is(sent: Sent, module: CapturedModule) -> None:
+    with pytest.warns(FxlibWarning, match="changed"):
+        found = run(fxlib.pipeline(batches(), module), lambda batch: module(batch.mul_(2)))
+    assert all(map(torch.equal, found, run(batches(), lambda batch: module(batch.mul_(2)))))
+
+
+def test_a_batch_that_is_changed_behind_torch_s_back_is_looked_up_as_it_is(sent: Sent, module: CapturedModule) -> None:
+    def changed(batch: torch.Tensor) -> torch.Tensor:
+        version = batch._version
+        batch.numpy()[:] *= 2
+        batch.data.add_(1)
+        assert batch._version == version
+        return batch
+
+    with pytest.warns(FxlibWarning, match="changed"):
+        found = run(fxlib.pipeline(batches(), module), lambda batch: module(changed(batch)))
+    assert all(map(torch.equal, found, run(batches(), lambda batch: module(changed(batch)))))
+
+
+def test_an_evaluation_in_the_middle_and_a_second_pipeline_do_what_they_do_alone(
+    sent: Sent, module: CapturedModule
+) -> None:
+    expected = [train(module, batch) for batch in batches()]
+    sent.world.states["ps1"] = simulation.first_state("ps1")
+    module.weight.grad = None
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in fxlib.pipeline(batches(), module):
+            for other in fxlib.pipeline(batches(2), module):
+                module(other)
+            found.append(train(module, batch))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_without_pushes_all_reads_of_later_steps_run_ahead(sent: Sent, module: CapturedModule) -> None:
+    loop = fxlib.pipeline(batches(5), module)
+    for batch in loop:
+        module(batch)
+    assert loop.taken == 4 + 3  # both calls, once the loop has shown that it does not push
+    assert loop.unused == 0
+
+
+def test_reads_that_the_loop_itself_writes_over_are_soon_left_to_the_forward(
+    sent: Sent, module: CapturedModule
+) -> None:
+    loop = fxlib.pipeline(batches(12), module)
+    for batch in loop:
+        module(batch)
+        rpc.rpc_sync("ps1", push_table, args=(batch, torch.ones(2, 4)))  # in place of fxlib.push_gradients
+    assert loop.unused == MOST_IN_VAIN
+    assert loop.taken == 11
+
+
+def test_reads_stay_behind_the_push_of_micro_batches(sent: Sent, module: CapturedModule) -> None:
+    loop = fxlib.pipeline(batches(12), module)
+    for place, batch in enumerate(loop):
+        module(batch).sum().backward()
+        if place % 3 == 2:
+            fxlib.push_gradients(module)
+    first_push = 1  # what was read in vain before the loop had shown how it pushes
+    assert loop.unused <= first_push
+    assert loop.taken >= 2 * 11 - 3
+
+
+def test_under_distributed_autograd_nothing_is_taken_and_after_the_first_step_nothing_is_read_ahead(
+    sent: Sent, module: CapturedModule
+) -> None:
+    loop = fxlib.pipeline(batches(), module)
+    with (
+        mock.patch("fxlib.batch.in_autograd_context", return_value=True),
+        pytest.warns(FxlibWarning, match="distributed autograd"),
+    ):
+        run(loop, module)
+    assert loop.taken == 0
+    assert sent.since().count("count") == 4 + 2  # each step's own, and those for the second step and the third
+
+
+def test_the_ends_of_a_loop_leave_nothing_fetched(sent: Sent, module: CapturedModule) -> None:
+    for batch in fxlib.pipeline(batches(), module):
+        module(batch)
+        break
+    assert not watch.WATCH.is_watching
+    with pytest.raises(KeyboardInterrupt):
+        run(fxlib.pipeline(batches(), module), interrupted)
+    assert not watch.WATCH.is_watching
+    assert all(each.landed for each in sent.world._flying)
+
+
+def test_an_exception_of_the_loader_comes_at_its_step(sent: Sent, module: CapturedModule) -> None:
+    def loader() -> Iterator[torch.Tensor]:
+        yield from batches(2)
+        raise OSError("the third batch")
+
+    seen: list[torch.Tensor] = []
+    with pytest.raises(OSError, match="the third batch"):
+        run(fxlib.pipeline(loader(), module, ahead=True), lambda batch: seen.append(train(module, batch)))
+    assert len(seen) == 2
+
+
+def test_a_failing_push_is_raised_where_it_is_made_and_nothing_that_was_fetched_is_used(
+    sent: Sent, module: CapturedModule
+) -> None:
+    rewritten = fxlib.optimize(module)
+    loop = iter(fxlib.pipeline(batches(), rewritten))
+    rewritten(next(loop)).sum().backward()
+    del sent.world.states["ps1"]["table"]
+    with pytest.raises(Exception, match="table"):
+        fxlib.push_gradients(rewritten)
+    sent.world.states["ps1"] = simulation.first_state("ps1")
+    batch = next(loop)
+    sent.since()
+    expected = sent.world.states["ps0"]["count"] + batch.sin() + look_up_of(sent.world, batch)
+    assert torch.equal(rewritten(batch), expected)
+
+
+def look_up_of(world: World, batch: torch.Tensor) -> torch.Tensor:
+    return world.states["ps1"]["table"] * 0.5 + batch * 0.25
+
+
+def test_a_prefetch_of_ones_own_is_taken_once(sent: Sent, module: CapturedModule) -> None:
+    (batch,) = batches(1)
+    assert fxlib.prefetch(module, batch)
+    sent.since()
+    module(batch)
+    assert sent.since() == ["look_up_table"]
+    module(batch)
+    assert sent.since() == ["count", "look_up_table"]
+
+
+def test_a_module_that_was_not_captured_prefetches_nothing(sent: Sent) -> None:
+    assert not fxlib.prefetch(Clicks(), torch.ones(2, 4))
+    assert captured_in(Clicks()) is None
+    assert sent.since() == []
+
+
+def test_a_write_of_the_loop_has_the_row_read_again(sent: Sent, module: CapturedModule) -> None:
+    (batch,) = batches(1)
+    module(batch)  # a forward without a push: the next reads need not wait for one
+    fxlib.prefetch(module, batch)
+    sent.since()
+    rpc.rpc_sync("ps1", push_table, args=(batch, torch.ones(2, 4)))
+    expected = sent.world.states["ps0"]["count"] + batch.sin() + look_up_of(sent.world, batch)
+    assert torch.equal(module(batch), expected)
+    assert sent.since() == ["push_table", "look_up_table"]
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_a_depth_of_nothing_is_refused(module: CapturedModule, depth: int) -> None:
+    with pytest.raises(FxlibError, match=f"depth={depth}"):
+        fxlib.pipeline(batches(), module, depth=depth)
+
+
+def test_a_module_that_is_none_is_refused() -> None:
+    with pytest.raises(FxlibError, match="str is no module"):
+        fxlib.pipeline(batches(), "module")  # type: ignore[arg-type]
+
+
+def test_dicts_and_batches_have_the_modules_arguments_by_name(sent: Sent, module: CapturedModule) -> None:
+    (x,) = batches(1)
+    for batch in ({"x": x, "label": 3}, fxlib.Batch(inputs=(x,)), (x, "label"), x):
+        next(iter(fxlib.pipeline([x, batch], module, inputs=None)))
+        assert sent.since() == ["count"], batch
+
+
+class Drawing(data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(2, 4)
+
+
+def test_a_loader_that_draws_in_this_process_is_pulled_where_the_loop_pulls_it(
+    sent: Sent, module: CapturedModule
+) -> None:
+    def dropped(*, wrapped: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        loader = data.DataLoader(Drawing(), batch_size=None)
+        loop = fxlib.pipeline(loader, module) if wrapped else loader
+        return [torch.nn.functional.dropout(batch) for batch in loop]
+
+    assert all(map(torch.equal, dropped(wrapped=True), dropped(wrapped=False)))
+    assert "no worker processes" in fxlib.pipeline(data.DataLoader(Drawing()), module).why_not_ahead
+
+
+def test_a_draw_of_a_loader_that_was_to_have_none_ends_pulling_ahead(sent: Sent, module: CapturedModule) -> None:
+    def loader() -> Iterator[torch.Tensor]:
+        for batch in batches():
+            yield batch + random.random()
+
+    with pytest.warns(FxlibWarning, match="draws from this process's random generators") as told:
+        found = list(fxlib.pipeline(loader(), module, ahead=True))
+    assert (len(found), len(told)) == (4, 1)
+
+
+def test_worker_processes_run_ahead_in_several_epochs(sent: Sent, module: CapturedModule) -> None:
+    loader = data.DataLoader(
+        data.TensorDataset(torch.stack(batches())), batch_size=1, num_workers=1, persistent_workers=True
+    )
+    loop = fxlib.pipeline(loader, module, inputs=lambda batch: (batch[0][0],))
+    assert not loop.why_not_ahead
+    for _ in range(2):
+        assert [float(batch[0][0, 0, 0]) for batch in loop] == [0.0, 1.0, 2.0, 3.0]
+    assert len(loop) == 4
+
+
+class Stateful:
+    """A loader that can be put back to where it was."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.place < 4:
+            self.place += 1
+            yield batches()[self.place - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+def test_a_checkpoint_counts_the_batches_that_were_yielded(sent: Sent, module: CapturedModule) -> None:
+    loop = fxlib.pipeline(Stateful(), module, ahead=True, depth=2)
+    epoch = iter(loop)
+    next(epoch)
+    assert loop.state_dict() == {"place": 1}
+    resumed = fxlib.pipeline(Stateful(), module, ahead=True)
+    resumed.load_state_dict(loop.state_dict())
+    assert [float(each[0, 0]) for each in resumed] == [1.0, 2.0, 3.0]
+
+
+def test_a_loader_without_a_state_has_none_under_a_pipeline(module: CapturedModule) -> None:
+    with pytest.raises(FxlibError, match="has no state_dict"):
+        fxlib.pipeline(batches(), module).state_dict()
+
+
+def test_a_copy_of_a_module_has_nothing_fetched(sent: Sent, module: CapturedModule) -> None:
+    loop = iter(fxlib.pipeline(batches(), module))
+    next(loop)
+    assert ahead_of(module).result_bytes == 0
+    assert copy.deepcopy(module)._fxlib.ahead is None

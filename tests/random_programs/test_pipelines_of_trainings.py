@@ -1,0 +1,158 @@
+"""A training under `fxlib.pipeline` is the training: on random ones, over several steps, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed import rpc
+from torch.fx import GraphModule
+
+import fxlib
+from fxlib import batch
+from fxlib.errors import FxlibWarning
+from fxlib.pipeline import request, unchanged, watch
+from fxlib.pipeline.module_ahead import ModuleAhead
+from fxlib.recipes import recipes
+from fxlib.runtime.ahead import Rider
+from tests.random_programs.simulation import simulated
+from tests.random_programs.trainings import IN_THE_LOOP, Given, Loop, Training, World, random_training, run
+
+
+def pipelined(seed: int, counted: list[int] | None = None) -> Loop:
+    """Have the batches come through a pipeline of a depth that the seed decides."""
+    depth = random.Random(seed).choice((1, 1, 2, 3))
+
+    def loop(batches: list[Given], module: GraphModule) -> Iterable[Given]:
+        found = fxlib.pipeline(batches, module, depth=depth)
+        yield from found
+        if counted is not None:
+            counted.append(found.taken)
+
+    return loop
+
+
+def differences(training: Training, worlds: Callable[[int], AbstractContextManager[World]]) -> list[str]:
+    """Name what differs between a training and itself, and its rewrite, under a pipeline."""
+    rewritten = recipes.apply(training.module).module
+    found: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FxlibWarning)  # of batches that are changed, and steps that are skipped
+        expected = run(training, training.module, worlds(7))
+        for adversary, module in enumerate((training.module, rewritten, rewritten)):
+            outcome = run(training, module, worlds(adversary), pipelined(training.seed + adversary))
+            found += [name for name in {**expected, **outcome} if expected.get(name) != outcome.get(name)]
+    return found
+
+
+def check(seed: int) -> None:
+    training = random_training(seed, loop=True)
+    found = differences(training, simulated)
+    assert not found, f"seed {seed}: {found}\n{training.deviations} {training.in_the_loop}\n{training.module.code}"
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_a_training_under_a_pipeline_does_what_the_training_does(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, 2000, 500))
+def test_many_trainings_under_a_pipeline_do_what_the_trainings_do(first: int) -> None:
+    for seed in range(first, first + 500):
+        check(seed)
+
+
+def test_random_trainings_run_ahead_both_ways_fail_and_deviate() -> None:
+    """Else their sameness would say nothing."""
+    taken: list[int] = []
+    failed, deviated = 0, set[str]()
+    with (
+        mock.patch.object(Rider, "__init__", autospec=True, side_effect=Rider.__init__) as rode,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", FxlibWarning)
+        for seed in range(60):
+            training = random_training(seed, loop=True)
+            found = run(training, recipes.apply(training.module).module, simulated(0), pipelined(seed, taken))
+            failed += "no row at" in str(found["error"])
+            deviated |= set(training.in_the_loop.values())
+    assert sum(taken) > 100
+    assert rode.call_count > 100
+    assert failed > 0
+    assert deviated == set(IN_THE_LOOP)
+
+
+def _nothing_is_written() -> AbstractContextManager[object]:
+    return mock.patch.object(request, "meet", return_value=False)
+
+
+def _nobody_watches() -> AbstractContextManager[object]:
+    return mock.patch.object(watch.Watch, "_written", return_value=frozenset())
+
+
+def _reads_before_their_push() -> AbstractContextManager[object]:
+    stack = ExitStack()
+    stack.enter_context(mock.patch.object(ModuleAhead, "_is_free", return_value=True))
+    stack.enter_context(mock.patch.object(request.Request, "park", return_value=None))
+    stack.enter_context(_nothing_is_written())
+    return stack
+
+
+def _riders_before_the_pushes() -> AbstractContextManager[object]:
+    in_order = batch.run_in_order
+
+    def reversed_order(calls: list[batch.Call], limit_s: float = 0.0) -> list[object]:
+        if len(calls) == 2 and calls[0][0] in (batch.run, batch.run_in_order):
+            return in_order(calls[::-1], limit_s)[::-1]
+        return in_order(calls, limit_s)
+
+    return mock.patch.object(batch, "run_in_order", reversed_order)
+
+
+def _any_tensor_will_do() -> AbstractContextManager[object]:
+    return mock.patch.object(unchanged.Noted, "is_still", return_value=True)
+
+
+PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "a conflict that is missed": _nothing_is_written,
+    "nobody watches what the loop writes": _nobody_watches,
+    "a read before its push": _reads_before_their_push,
+    "a read in front of the push of its message": _riders_before_the_pushes,
+    "a changed tensor": lambda: mock.patch.object(
+        unchanged.Noted, "is_still", lambda self, value: self._tensor is None or value is self._tensor
+    ),
+    "another tensor": _any_tensor_will_do,
+}
+
+
+def _seeds_that_notice() -> Iterator[int]:
+    for seed in range(300):
+        try:
+            check(seed)
+        except (AssertionError, RuntimeError):
+            yield seed
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_pipeline_without_one_of_its_rules_is_caught(bug: str) -> None:
+    with PLANTED[bug]():
+        assert next(_seeds_that_notice(), None) is not None
+
+
+def test_a_training_leaves_nobody_watching_and_nothing_patched() -> None:
+    training = random_training(3, loop=True)
+    sends = rpc.api._invoke_rpc
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FxlibWarning)
+        run(training, training.module, simulated(0), pipelined(3))
+    assert rpc.api._invoke_rpc is sends
+    assert not watch.WATCH.is_watching

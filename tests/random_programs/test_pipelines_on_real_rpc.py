@@ -1,0 +1,28 @@
+"""A training under `fxlib.pipeline` is the training: over TensorPipe, with servers that dawdle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fxlib.spec.workload import Server
+from tests.random_programs.simulation import SERVERS
+from tests.random_programs.test_pipelines_of_trainings import differences
+from tests.random_programs.test_pushes_on_real_rpc import fresh_servers
+from tests.random_programs.trainings import random_training
+from tests.shared.rpc_world import rpc_world
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers() -> Iterator[None]:
+    with rpc_world(*(Server(name=name) for name in SERVERS)):
+        yield
+
+
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 60), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_a_training_under_a_pipeline_does_what_the_training_does(seeds: range) -> None:
+    for seed in seeds:
+        training = random_training(seed, loop=True)
+        found = differences(training, lambda _: fresh_servers())
+        assert not found, f"seed {seed}: {found}\n{training.deviations} {training.in_the_loop}\n{training.module.code}"

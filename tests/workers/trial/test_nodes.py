@@ -1,0 +1,53 @@
+"""The Ray of a worker's own: who can reach it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fxlib_workers.process.containment import Part
+from fxlib_workers.trial.driver import TrialDriver
+from tests.workers.process.contained import host
+from tests.workers.trial_settings import SETTINGS
+
+pytestmark = pytest.mark.cluster
+
+
+def listeners(process: psutil.Process) -> set[str]:
+    """Return the addresses at which any process of a process's network listens, as the kernel writes them."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            if state == "0A":  # TCP_LISTEN
+                found.add(local.partition(":")[0])
+    return found
+
+
+def interfaces(process: psutil.Process) -> set[str]:
+    lines = Path(f"/proc/{process.pid}/net/dev").read_text().splitlines()[2:]
+    return {line.partition(":")[0].strip() for line in lines}
+
+
+@pytest.mark.skipif(Part.NETWORK not in host().parts, reason="this host gives no process a network of its own")
+def test_no_socket_of_ray_s_can_be_reached_over_an_interface_of_the_host(root: Path) -> None:
+    driver = TrialDriver(SETTINGS, root)
+    driver.start()
+    try:
+        assert driver._driver is not None
+        deadline = time.monotonic() + 100
+        while not (message := driver._driver.channel.receive(5.0)) or "ready" not in message:
+            assert time.monotonic() < deadline
+        reaper = psutil.Process(driver._driver.pid)
+        processes = reaper.children(recursive=True)
+        assert any("raylet" in process.name() for process in processes)
+        ours = Path("/proc/self/ns/net").readlink()
+        for process in processes:
+            assert Path(f"/proc/{process.pid}/ns/net").readlink() != ours, process.cmdline()
+            assert interfaces(process) == {"lo"}
+        assert listeners(processes[0])  # Ray does listen, on all interfaces that there are
+    finally:
+        driver.end()

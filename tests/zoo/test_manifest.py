@@ -1,0 +1,130 @@
+"""Manifests: what they may say, and what is said of those that are wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from fxlib.zoo import Manifest, ManifestError, read_manifest
+
+
+def read(folder: Path, text: str) -> Manifest:
+    path = folder / "zoo.toml"
+    path.write_text(text)
+    return read_manifest(path)
+
+
+def test_defaults_hold_for_all_models_unless_a_model_says_otherwise(tmp_path: Path) -> None:
+    one, two = read(
+        tmp_path,
+        '[defaults]\nrecipe = "training"\nbudget_s = 5\nlabels = {team = "ads"}\n'
+        '[[model]]\nfactory = "m:one"\n[[model]]\nfactory = "m:two"\nrecipe = "inference"\n',
+    ).entries
+    assert (one.name, one.recipe, one.budget_s, one.labels) == ("one", "training", 5, {"team": "ads"})
+    assert (two.name, two.recipe, two.budget_s) == ("two", "inference", 5)
+
+
+def test_a_matrix_makes_an_entry_for_each_point(tmp_path: Path) -> None:
+    entries = read(
+        tmp_path,
+        '[[model]]\nfactory = "m:cv"\nname = "{net}-{batch_size}"\nargs = {pretrained = false}\n'
+        'matrix = {net = ["a", "b"], batch_size = [1, 8], recipe = ["inference"], threads = [2]}\n',
+    ).entries
+    assert [each.name for each in entries] == ["a-1", "a-8", "b-1", "b-8"]
+    assert entries[1].arguments == {"pretrained": False, "net": "a", "batch_size": 8}
+    assert (entries[1].recipe, entries[1].threads) == ("inference", 2)
+
+
+def test_points_of_a_matrix_are_named_by_their_values(tmp_path: Path) -> None:
+    entries = read(tmp_path, '[[model]]\nfactory = "m:cv"\nmatrix = {threads = [1, 2]}\n').entries
+    assert [each.name for each in entries] == ["cv[threads=1]", "cv[threads=2]"]
+
+
+def test_a_glob_makes_an_entry_for_each_file_beside_the_manifest(tmp_path: Path) -> None:
+    for name in ("b.fxg", "a.fxg", "c.txt"):
+        (tmp_path / name).touch()
+    text = '[[model]]\nfile = "*.fxg"\nname = "saved"\nworkload = "m:step"\n'
+    entries = read(tmp_path, text).entries
+    assert [each.name for each in entries] == ["saved/a", "saved/b"]
+    assert [each.target for each in entries] == [str(tmp_path / "a.fxg"), str(tmp_path / "b.fxg")]
+
+
+@pytest.mark.parametrize(
+    "text, line, told",
+    [
+        ('[defualts]\nrecipe = "training"\n', 1, "Is 'defaults' meant?"),
+        ('[[model]]\nfactory = "m:f"\nrecipee = "x"\n', 3, "[model] has no key 'recipee'. Is 'recipe' meant?"),
+        ('[[model]]\nfactory = "m:f"\n[[model]]\nfactory = "m:g"\nbudget = 1\n', 5, "Is 'budget_s' meant?"),
+        ('[[model]]\nfactory = "m:f"\nrecipe = "inferense"\n', 3, "inferense"),
+        ('[[model]]\nfactory = "m:f"\npasses = [["dead_code", {a = 1}]]\n', 3, "dead_code"),
+        ('[[model]]\nfactory = "m:f"\npasses = [3]\n', 3, ""),
+        ('[[model]]\nfactory = "m"\n', 2, "'m' is not of the form pkg.mod:function"),
+        ('[[model]]\nname = "a"\n', 1, "a model has one source; this one has none of factory, file, entry_point"),
+        ('[[model]]\nfactory = "m:f"\nfile = "a.fxg"\n', 2, "this one has factory and file"),
+        ('[[model]]\nfactory = "m:f"\nmin_gain = "5%"\n', 3, "min_gain is a number, not '5%'"),
+        ('[[model]]\nfactory = "m:f"\nmin_gain = 50\n', 3, "0 to 10"),
+        ('[[model]]\nfactory = "m:f"\nconfidence = true\n', 3, "not True"),
+        ('[[model]]\nfactory = "m:f"\nexpect = "adopted"\n', 3, "Is 'adopt' meant?"),
+        ('[[model]]\nfactory = "m:f"\nlabels = {team = 3}\n', 3, "the label team is text, not 3"),
+        ('[[model]]\nfactory = "m:f"\nmatrix = {threads = 2}\n', 3, "matrix.threads is a list of values"),
+        ('[[model]]\nfactory = "m:f"\nmatrix = {threads = ["two"]}\n', 3, "threads is a whole number"),
+        ('[[model]]\nfile = "a.fxg"\nmatrix = {size = [2]}\n', 3, "matrix.size would be an argument of a factory"),
+        ('[[model]]\nfile = "none*.fxg"\n', 2, "no file matches 'none*.fxg'"),
+        ('[[model]]\nfactory = "m:f"\nname = "{nett}"\nmatrix = {net = ["a"]}\n', 3, "It may hold {net}, {file}."),
+        ('[[model]]\nfactory = "m:f"\nname = "{net.__class__}"\nmatrix = {net = ["a"]}\n', 3, "cannot be filled in"),
+        ('[[model]]\nfactory = "m:f"\n[[model]]\nfactory = "n:f"\n', None, "two models are called 'f'"),
+        ('[model]\nfactory = "m:f"\n', 1, "Write [[model]], with two brackets."),
+        ("[[model\n", None, "line 1"),
+        ("", None, "it lists no model"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line_and_what_it_might_have_meant(
+    tmp_path: Path, text: str, line: int | None, told: str
+) -> None:
+    with pytest.raises(ManifestError) as raised:
+        read(tmp_path, text)
+    where = f"{tmp_path / 'zoo.toml'}" + ("" if line is None else f":{line}")
+    assert str(raised.value).startswith(where + ":")
+    assert told in str(raised.value)
+
+
+def test_a_missing_manifest_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"none\.toml: No such file"):
+        read_manifest(tmp_path / "none.toml")
+
+
+def test_shards_part_the_entries(tmp_path: Path) -> None:
+    manifest = read(tmp_path, "".join(f'[[model]]\nfactory = "m:f{n}"\n' for n in range(7)))
+    parts = [manifest.chosen(shard=(index, 3)) for index in (1, 2, 3)]
+    assert sorted(each.name for part in parts for each in part) == [f"f{n}" for n in range(7)]
+
+
+def test_only_takes_patterns_and_says_which_matches_nothing(tmp_path: Path) -> None:
+    manifest = read(
+        tmp_path, '[[model]]\nfactory = "m:cv"\nmatrix = {threads = [1, 2]}\n[[model]]\nfactory = "m:nlp"\n'
+    )
+    assert [each.name for each in manifest.chosen(["cv[threads=2]", "n*"])] == ["cv[threads=2]", "nlp"]
+    with pytest.raises(ManifestError, match=r"no model matches 'nlq'\. Is 'nlp' meant?"):
+        manifest.chosen(["nlq"])
+
+
+def test_a_digest_changes_with_what_decides_the_answer_and_with_nothing_else(tmp_path: Path) -> None:
+    def digest(line: str) -> str:
+        return read(tmp_path, f'[[model]]\nfactory = "m:f"\n{line}\n').entries[0].digest
+
+    assert digest("") == digest("deadline_s = 7") == digest('expect = "adopt"')
+    assert len({digest(""), digest("threads = 2"), digest('recipe = "training"'), digest("args = {a = 1}")}) == 4
+
+
+def test_the_manifest_of_the_page_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "zoo.md").read_text()
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "a.fxg").touch()
+    entries = read(tmp_path, page.partition("```toml\n")[2].partition("```")[0]).entries
+    assert [each.name for each in entries] == [
+        "resnet50-1",
+        "resnet50-2",
+        "mobilenet_w1-1",
+        "mobilenet_w1-2",
+        "a",
+        "ranker",
+    ]

@@ -1,0 +1,255 @@
+"""Runs of a zoo against the real service: a hostile model is a row and no more, and nothing is measured twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fxlib import connect
+from fxlib.cli import main
+from fxlib.zoo import Row, Run, Runs
+from tests.shared.real_service import adopt, real_service, scripted_worker
+
+HOSTILE = {
+    "exits": ("EXITED", "it called sys.exit(3)"),
+    "crashes": ("CRASHED", "the process ended by SIGABRT while making the model"),
+    "hangs": ("TIME", "the time for it passed while making the model"),
+    "eats": ("MEMORY", "allocate"),
+    "raises": ("MODEL", "KeyError: 'no such weights'"),
+    "returns_text": ("WORKLOAD", "there is no workload"),
+    "no_such": ("FACTORY", "has no attribute 'no_such'"),
+}
+PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "from fxlib.cli import main; sys.exit(main())"
+)
+"""The command, in a process whose starter may have interrupts ignored."""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with real_service(tmp_path_factory.mktemp("service")) as address, scripted_worker(address, adopt):
+        yield address
+
+
+def manifest(folder: Path, *models: str, defaults: str = "") -> Path:
+    path = folder / "zoo.toml"
+    tables = "".join(f"[[model]]\n{each}\n" for each in models)
+    path.write_text(f'[defaults]\nlabels = {{test = "{folder.name}"}}\n{defaults}\n{tables}')
+    return path
+
+
+def of(function: str, more: str = "") -> str:
+    return f'factory = "tests.zoo.models:{function}"\n{more}'
+
+
+def run(path: Path, service: str, *options: str) -> tuple[int, dict[str, Row]]:
+    code = main(["zoo", "run", str(path), "--service", service, *options])
+    return code, rows(path)
+
+
+def newest(path: Path) -> Run:
+    found = Runs(path.with_name("zoo.runs")).latest()
+    assert found is not None
+    return found
+
+
+def rows(path: Path) -> dict[str, Row]:
+    return {row.name: row for row in newest(path).rows()}
+
+
+def jobs(service: str, folder: Path) -> list[str]:
+    with connect(service) as client:
+        return [job.id for job in client.jobs(labels={"test": folder.name})]
+
+
+@pytest.mark.slow
+def test_hostile_models_are_rows_and_the_others_are_measured(tmp_path: Path, service: str) -> None:
+    capped = 'capture_s = 20\nmemory_gib = 6\nexpect = "failed"'
+    path = manifest(tmp_path, of("clicks"), *(of(each, capped) for each in HOSTILE), of("prints_and_forks"))
+    code, found = run(path, service, "--max-parallel", "3")
+    assert code == 0
+    assert found["clicks"].outcome == "adopted"
+    for name, (failure, told) in HOSTILE.items():
+        assert (found[name].state, found[name].failure) == ("failed", failure)
+        assert told in found[name].explanation
+    assert found["prints_and_forks"].state == "done"
+    assert "FORGED" in newest(path).log("prints_and_forks").read_text()
+    assert len(jobs(service, tmp_path)) == 2
+
+
+@pytest.mark.slow
+def test_nothing_of_a_hostile_model_is_left_running(tmp_path: Path, service: str) -> None:
+    run(manifest(tmp_path, of("hangs", "capture_s = 8")), service)
+    named = [
+        each for each in psutil.process_iter(["cmdline"]) if "fxlib.zoo.model_process" in (each.info["cmdline"] or ())
+    ]
+    mine = [each for each in named if os.getpid() in [parent.pid for parent in each.parents()]]
+    assert mine == []
+
+
+def test_a_failure_that_nobody_expected_ends_with_1(tmp_path: Path, service: str) -> None:
+    code, found = run(manifest(tmp_path, of("raises")), service)
+    assert code == 1
+    assert not found["raises"].expected
+
+
+def test_a_second_run_of_an_unchanged_zoo_asks_nothing(tmp_path: Path, service: str) -> None:
+    path = manifest(tmp_path, of("clicks"), of("layer"))
+    run(path, service)
+    asked = jobs(service, tmp_path)
+    _, found = run(path, service)
+    assert [each.reused for each in found.values()] == [True, True]
+    assert jobs(service, tmp_path) == asked
+    assert len(list(Runs(tmp_path / "zoo.runs"))) == 2
+
+
+@pytest.mark.slow
+def test_a_file_that_a_model_reads_is_seen_to_change(
+    tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    width = tmp_path / "width"
+    monkeypatch.setenv("FXLIB_TEST_WIDTH", str(width))
+    width.write_text("4")
+    path = manifest(tmp_path, of("reads_a_file"))
+    _, first = run(path, service)
+    assert str(width) in (dependencies.files if (dependencies := first["reads_a_file"].dependencies) else ())
+    width.write_text("16")
+    _, second = run(path, service)
+    assert not second["reads_a_file"].reused
+    assert len(jobs(service, tmp_path)) == 2
+
+
+@pytest.mark.slow
+def test_what_the_service_forgot_is_asked_again(tmp_path: Path) -> None:
+    path = manifest(tmp_path, of("clicks"))
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        with real_service(tmp_path / name) as address, scripted_worker(address, adopt):
+            code, found = run(path, address)
+            assert code == 0
+            assert not found["clicks"].reused
+            assert len(jobs(address, tmp_path)) == 1
+
+
+@pytest.mark.slow
+def test_a_changed_setting_is_asked_about_anew(tmp_path: Path, service: str) -> None:
+    run(manifest(tmp_path, of("clicks"), of("layer")), service)
+    _, found = run(manifest(tmp_path, of("clicks", 'recipe = "training"'), of("layer")), service)
+    assert [each.reused for each in found.values()] == [False, True]
+
+
+@pytest.mark.slow
+def test_retry_begins_again_with_failures_alone(tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    width = tmp_path / "width"
+    monkeypatch.setenv("FXLIB_TEST_WIDTH", str(width))
+    path = manifest(tmp_path, of("clicks"), of("reads_a_file"))
+    code, found = run(path, service)
+    assert code == 1
+    assert found["reads_a_file"].explanation.startswith("FileNotFoundError")
+    width.write_text("4")
+    before = newest(path).name
+    assert main(["zoo", "retry", str(path), "--service", service]) == 0
+    assert newest(path).name == before
+    assert rows(path)["reads_a_file"].attempt == 2
+    assert rows(path)["clicks"].attempt == 1
+
+
+@pytest.mark.slow
+def test_files_and_descriptions_of_workloads(tmp_path: Path, service: str) -> None:
+    import fxlib
+    from tests.zoo.models import bare
+
+    fxlib.save(fxlib.capture(bare()), tmp_path / "bare.fxg")
+    step = 'workload = {inputs = ["2x4"], mode = "forward"}'
+    wrong = 'workload = {inputs = ["2xfour"]}\nname = "wrong"'
+    code, found = run(
+        manifest(tmp_path, f'file = "*.fxg"\n{step}', of("bare", f'name = "made"\n{step}'), of("bare", wrong)), service
+    )
+    assert code == 1
+    assert [found[each].state for each in ("bare", "made")] == ["done", "done"]
+    assert found["wrong"].explanation.startswith("'2xfour' is no tensor.")
+
+
+@pytest.mark.slow
+def test_a_job_that_nobody_measures_ends_at_its_deadline_and_is_cancelled(tmp_path: Path) -> None:
+    (tmp_path / "service").mkdir()
+    with real_service(tmp_path / "service") as address:  # and no worker
+        code, found = run(manifest(tmp_path, of("clicks", "deadline_s = 12")), address)
+        assert code == 1
+        assert found["clicks"].failure == "DEADLINE"
+        with connect(address) as client:
+            assert client.job(found["clicks"].job_id).state == "cancelled"
+
+
+def test_a_service_that_is_away_fails_the_rows_and_says_so(tmp_path: Path) -> None:
+    code, found = run(manifest(tmp_path, of("clicks")), "127.0.0.1:9", "--patience", "0.5")
+    assert code == 1
+    assert "not reached within 0.5 s" in found["clicks"].explanation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_was_ended_goes_on_and_asks_nothing_twice(tmp_path: Path, kind: signal.Signals) -> None:
+    (tmp_path / "service").mkdir()
+    path = manifest(
+        tmp_path,
+        *(of("clicks", f'name = "clicks{n}"\nlabels = {{n = "{n}", test = "{tmp_path.name}"}}') for n in range(3)),
+    )
+    with real_service(tmp_path / "service") as address:
+        command = [sys.executable, "-c", PROGRAM, "zoo", "run", str(path), "--service", address, "--max-parallel", "3"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            limit = time.monotonic() + 120
+            while not jobs(address, tmp_path):
+                assert time.monotonic() < limit
+                time.sleep(0.05)
+            process.send_signal(kind)
+            _, errors = process.communicate(timeout=60)
+        if kind is signal.SIGINT:
+            assert process.returncode == 130
+            assert f"to go on: fxlib zoo run {path}" in errors
+        with scripted_worker(address, adopt):
+            code, found = run(path, address)
+        assert code == 0
+        assert [each.outcome for each in found.values()] == ["adopted"] * 3
+        assert len(list(Runs(tmp_path / "zoo.runs"))) == 1
+        assert len(jobs(address, tmp_path)) == 3
+
+
+def test_wrong_manifests_and_unknown_runs_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "zoo.toml").write_text("[[models]]\n")
+    assert main(["zoo", "run", str(tmp_path / "zoo.toml")]) == 2
+    assert "Is 'model' meant?" in capsys.readouterr().err
+    path = manifest(tmp_path, of("clicks"))
+    assert main(["zoo", "status", str(path)]) == 2
+    assert "no run is called 'latest'" in capsys.readouterr().err
+
+
+def test_check_ends_with_3_where_a_row_became_slower(tmp_path: Path, service: str) -> None:
+    path = manifest(tmp_path, of("clicks"))
+    run(path, service)
+    runs = Runs(tmp_path / "zoo.runs")
+    before = newest(path)
+    worse = runs.begin(str(path), ["clicks"])
+    told = json.loads(next((before.folder / "rows").iterdir()).read_text())
+    told |= {"gain": {"value": 0.1, "low": 0.09, "high": 0.11}, "job_id": "another"}
+    (worse.folder / "rows" / next((before.folder / "rows").iterdir()).name).write_text(json.dumps(told))
+    assert main(["zoo", "check", str(path), "--against", before.name]) == 3
+    assert main(["zoo", "check", str(path), "--against", worse.name, "--run", before.name]) == 0
+    assert main(["zoo", "diff", str(path), before.name]) == 0
+
+
+def test_a_row_that_cannot_be_written_ends_the_run_with_a_sentence(
+    tmp_path: Path, service: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = manifest(tmp_path, of("clicks"))
+    (tmp_path / "zoo.runs").write_text("a file")
+    assert main(["zoo", "run", str(path), "--service", service]) == 2
+    assert "zoo.runs" in capsys.readouterr().err

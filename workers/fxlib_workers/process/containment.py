@@ -1,0 +1,681 @@
+"""A process in which a stranger's graph can touch nothing but its own tensors: `contain` makes it of a forked one.
+
+`contain` is called in a process that was forked for one job, before it reads anything of that job. It returns in a
+process two generations further, which has
+
+- a user of its own and no privileges: another user id where the worker is root, else a user namespace;
+- no network, or one that only the processes of its trial share (`hold_network`): loopback, and nothing behind it;
+- no files but the Python environment and the system's libraries, read-only, the folders that the policy names, and a
+  `/tmp` of its own: no home, no sockets of daemons, no other job's folder, no token;
+- no sight of other processes: it is alone in a namespace of processes, below an init of a few lines;
+- the system calls of `system_calls`, and no others;
+- limits on threads, on what it writes to `/tmp`, and those of the cgroup that the policy names.
+
+The process that called `contain` stays behind, and waits: it ends as the contained one ends, by the same status or the
+same signal, and the contained one ends when it does. What holds on this host, is found out by trying (`probe`): a
+policy asks for just that, and `contain` raises where it does not get it. Linux only.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import enum
+import functools
+import importlib.util
+import json
+import os
+import pwd
+import random
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from fxlib_workers.process import linux
+from fxlib_workers.process.cgroup import CgroupUnavailableError, job_cgroup
+from fxlib_workers.process.system_calls import FilterUnavailableError, compile_filter
+
+MIB: Final = 1 << 20
+
+
+class Level(enum.StrEnum):
+    """How far a job's graph is kept from everything else, from the least to the most."""
+
+    NONE = "none"
+    """Limits alone."""
+
+    FILTERED = "filtered"
+    """No privileges, and a filter on system calls."""
+
+    PRIVATE = "private"
+    """Moreover, files and processes of its own; the host's network."""
+
+    ISOLATED = "isolated"
+    """Moreover, a network of its own."""
+
+    @property
+    def rank(self) -> int:
+        """The place in the order of levels, from 0."""
+        return list(Level).index(self)
+
+
+class Part(enum.StrEnum):
+    """One thing that a contained process has of its own, or does without."""
+
+    USER = "user"
+    """A user id of its own; only root can give it."""
+
+    FILTER = "filter"
+    """A filter on system calls."""
+
+    FILES = "files"
+    """A view of files and processes of its own."""
+
+    NETWORK = "network"
+    """A network of its own, or none."""
+
+    MEMORY = "memory"
+    """A cgroup that bounds memory and processes of the job as a whole; else each process has limits of its own."""
+
+
+ALL_PARTS: Final = frozenset(Part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A network that processes of one host may share, by the files of /proc behind which its namespaces are.
+
+    Attributes:
+        network: the file of the network namespace; empty for the host's own network.
+        user: the file of the user namespace that owns it; empty where root made it.
+    """
+
+    network: str = ""
+    user: str = ""
+
+
+HOST_NETWORK: Final = Network()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Containment:
+    """What a process is to be kept from.
+
+    Attributes:
+        parts: what the host allows (`probe().parts`), and `contain` is to reach.
+        readable: folders and files that it may read, besides the Python environment and the system's libraries.
+        writable: folders that it may write, too; they become its user's.
+        network: the network that it has; None for none.
+        user: its user id, where the worker is root (`unused_user`).
+        descriptors: the open files that it keeps besides standard input, output and error.
+        cgroup: the files `cgroup.procs` of the cgroups that it joins.
+        scratch_bytes: what it may write to its `/tmp`, and to `/dev/shm`, which is memory.
+        threads: the threads that its user may have.
+        program: the filter, where the caller compiled it; empty to have it compiled by `contain`.
+    """
+
+    parts: frozenset[Part]
+    readable: tuple[Path, ...] = ()
+    writable: tuple[Path, ...] = ()
+    network: Network | None = None
+    user: int = 0
+    descriptors: tuple[int, ...] = ()
+    cgroup: tuple[Path, ...] = ()
+    scratch_bytes: int = 256 * MIB
+    threads: int = 4096
+    program: bytes = b""
+
+    def dumps(self) -> str:
+        """Write the policy as text, for a process that is not forked."""
+        network = self.network
+        return json.dumps(
+            {
+                "parts": sorted(self.parts),
+                "readable": [str(each) for each in self.readable],
+                "writable": [str(each) for each in self.writable],
+                "network": None if network is None else {"network": network.network, "user": network.user},
+                "user": self.user,
+                "descriptors": self.descriptors,
+                "cgroup": [str(each) for each in self.cgroup],
+                "scratch_bytes": self.scratch_bytes,
+                "threads": self.threads,
+                "program": base64.b64encode(self.program).decode(),
+            }
+        )
+
+    @classmethod
+    def loads(cls, text: str) -> Containment:
+        """Read what `dumps` wrote."""
+        fields = json.loads(text)
+        network = fields["network"]
+        return cls(
+            parts=frozenset(map(Part, fields["parts"])),
+            readable=tuple(map(Path, fields["readable"])),
+            writable=tuple(map(Path, fields["writable"])),
+            network=None if network is None else Network(**network),
+            user=fields["user"],
+            descriptors=tuple(fields["descriptors"]),
+            cgroup=tuple(map(Path, fields["cgroup"])),
+            scratch_bytes=fields["scratch_bytes"],
+            threads=fields["threads"],
+            program=base64.b64decode(fields["program"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Available:
+    """What a host allows.
+
+    Attributes:
+        parts: what a contained process can have.
+        missing: what it cannot, with a sentence that says why.
+    """
+
+    parts: frozenset[Part]
+    missing: tuple[tuple[Part, str], ...] = ()
+
+    @classmethod
+    def without(cls, missing: Mapping[str, str]) -> Available:
+        """Return what a host allows that does not allow these parts, for the reasons given."""
+        reasons = {Part(part): why for part, why in missing.items()}
+        return cls(parts=frozenset(Part) - reasons.keys(), missing=tuple(sorted(reasons.items())))
+
+    def level(self, *, own_network: bool = True) -> Level:
+        """Return the level that these parts make; without a network of its own, it is `private` at most."""
+        return level_of(self.parts if own_network else self.parts - {Part.NETWORK})
+
+    def why(self, wanted: Level) -> str:
+        """Return what keeps this host from a level; empty if nothing does."""
+        return "; ".join(f"{part}: {why}" for part, why in self.missing if part in _NEEDED[wanted])
+
+
+_NEEDED: Final = {
+    Level.NONE: frozenset[Part](),
+    Level.FILTERED: frozenset({Part.FILTER}),
+    Level.PRIVATE: frozenset({Part.FILTER, Part.FILES}),
+    Level.ISOLATED: frozenset({Part.FILTER, Part.FILES, Part.NETWORK}),
+}
+"""The parts that a level has, and all levels above it."""
+
+
+class ContainmentError(Exception):
+    """A process could not be contained; the message says what the kernel refused."""
+
+
+def level_of(parts: frozenset[Part]) -> Level:
+    """Return the highest level whose parts, and those of the levels below it, are all there."""
+    return max((level for level, needed in _NEEDED.items() if needed <= parts), key=lambda level: level.rank)
+
+
+_SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
+"""Where libraries and locales are."""
+
+_SETTINGS: Final = (
+    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime"),
+    "/sys/devices/system",
+)
+_NAMES: Final = ("/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf")
+"""How hosts are found by name, for a process on the host's network."""
+
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "nvidia*")
+_USERS: Final = range(61184, 65520)
+"""The user ids that no person has: systemd gives them to its dynamic users, one to a service."""
+
+_OOM_SCORE: Final = 500
+"""How much rather than other processes the kernel ends a contained one when memory runs out, of 1000."""
+
+_TMP: Final = "/tmp"  # noqa: S108 - in a namespace of the contained process's own
+
+_READY: Final = b"R"
+_FAILED: Final = b"E"
+_LONGEST: Final = 4096
+"""The longest message of an init, in bytes: a pipe hands on so much at once."""
+
+_PROBE_S: Final = 60.0
+_PROBE_BYTES: Final = 256 << 20
+_PROBE_THREADS: Final = 64
+
+
+def contain(policy: Containment) -> None:
+    """Go on as a contained process below the calling one: the function returns there alone.
+
+    The caller has one thread, was forked or started for one job, and has read nothing of it. What is in its memory is
+    in the contained process's, too. It becomes the outer process of that process, and ends as that one ends.
+
+    Raises:
+        ContainmentError: the kernel refused a part that the policy asks for. The caller is to end.
+    """
+    if (threads := len(list(Path("/proc/self/task").iterdir()))) != 1:
+        raise ContainmentError(f"a process with {threads} threads cannot be contained")
+    try:
+        program = _program(policy)
+        user = (policy.user or unused_user()) if Part.USER in policy.parts else os.getuid()
+        for group in policy.cgroup:
+            group.write_text(str(os.getpid()))
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+        if Part.USER in policy.parts:
+            for folder in policy.writable:
+                _hand_over(folder, user)
+        if Part.FILES in policy.parts:
+            _enter_namespaces(policy)
+            _continue_below(policy, user)
+        else:
+            _drop_privileges(policy, user)
+        resource.setrlimit(resource.RLIMIT_NPROC, (policy.threads, policy.threads))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _keep_open({0, 1, 2, *policy.descriptors})
+        if program:
+            linux.load_filter(program)
+        if Part.FILES in policy.parts:
+            os.environ.update(HOME=_TMP, TMPDIR=_TMP)
+    except (OSError, ValueError, FilterUnavailableError) as error:
+        raise ContainmentError(str(error)) from error
+
+
+def available() -> Available:
+    """Find out what this host allows a process of this user, by trying it in another process."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", __name__],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        timeout=_PROBE_S,
+        check=True,
+    )
+    return Available.without(json.loads(done.stdout))
+
+
+def unused_user() -> int:
+    """Return a user id that nobody has, drawn at random: two jobs that run at once hardly have the same one."""
+    known = {each.pw_uid for each in pwd.getpwall()}
+    return random.SystemRandom().choice([each for each in _USERS if each not in known])
+
+
+@contextlib.contextmanager
+def hold_network() -> Iterator[Network]:
+    """Make a network with nothing but loopback, which processes of this user on this host may join for a block.
+
+    Raises:
+        ContainmentError: the kernel refused it.
+    """
+    with contextlib.ExitStack() as open_:
+        ready, to_tell = os.pipe()
+        waiting, to_end = os.pipe()
+        for end in (ready, to_end):
+            open_.callback(os.close, end)
+        child = os.fork()
+        if not child:
+            os.close(to_end)
+            _run_child(functools.partial(_make_network, to_tell, waiting), to_tell)
+        os.close(to_tell)
+        os.close(waiting)
+        try:
+            if told := os.read(ready, _LONGEST):
+                raise ContainmentError(told.decode())
+            files = {kind: os.open(f"/proc/{child}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "user")}
+        finally:
+            os.write(to_end, b".")
+            os.waitpid(child, 0)
+        for descriptor in files.values():
+            open_.callback(os.close, descriptor)
+        paths = {kind: f"/proc/{os.getpid()}/fd/{descriptor}" for kind, descriptor in files.items()}
+        yield Network(network=paths["net"], user="" if _is_root() else paths["user"])
+
+
+def leave_network() -> None:
+    """Have this process, and those that it starts, see a network with nothing but loopback from now on.
+
+    Raises:
+        ContainmentError: the kernel refused it.
+    """
+    try:
+        if not _is_root():
+            _enter_user_namespace()
+        linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWUTS)
+        linux.raise_loopback()
+        linux.set_host_name("localhost")  # who looks up its own name finds an address that is there
+    except OSError as error:
+        raise ContainmentError(str(error)) from error
+
+
+def python_folders() -> list[Path]:
+    """Return the folders from which this process imports modules and loads libraries."""
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    named = [sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *libraries]
+    return [Path(each).absolute() for each in dict.fromkeys(filter(None, named)) if os.access(each, os.R_OK)]
+
+
+def module_folders(modules: Collection[str]) -> list[Path]:
+    """Return the folders and files of the packages that these modules belong to, none of which is imported."""
+    found: list[Path] = []
+    for name in dict.fromkeys(module.partition(".")[0] for module in modules):
+        if (spec := importlib.util.find_spec(name)) is not None:
+            places = spec.submodule_search_locations or filter(None, [spec.origin])
+            found += [Path(each).absolute() for each in places]
+    return found
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _program(policy: Containment) -> bytes:
+    if Part.FILTER not in policy.parts:
+        return b""
+    return policy.program or compile_filter(sockets=policy.network is not None)
+
+
+def _hand_over(folder: Path, user: int) -> None:
+    """Make a folder, with all that is in it, a user's."""
+    os.chown(folder, user, user)
+    for path, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            os.chown(Path(path) / name, user, user, follow_symlinks=False)
+
+
+def _enter_namespaces(policy: Containment) -> None:
+    """Leave the host's namespaces of users, networks and processes; that of processes takes in the children alone."""
+    network = policy.network
+    if not _is_root():
+        _enter_user_namespace(network.user if network else "")
+    if network and network.network:
+        linux.join_namespace(network.network, linux.CLONE_NEWNET)
+    own_network = network is None and Part.NETWORK in policy.parts
+    linux.unshare(linux.CLONE_NEWPID | (linux.CLONE_NEWNET if own_network else 0))
+
+
+def _enter_user_namespace(path: str = "") -> None:
+    """Enter a namespace of users, where this process has all capabilities; a new one unless there is a path."""
+    if path:
+        linux.join_namespace(path, linux.CLONE_NEWUSER)
+        return
+    user, group = os.geteuid(), os.getegid()
+    linux.unshare(linux.CLONE_NEWUSER)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def _continue_below(policy: Containment, user: int) -> None:
+    """Return in a child of an init in new namespaces; the calling process is its outer process, and returns no more.
+
+    Raises:
+        OSError: a mount, or a change of user, was refused.
+    """
+    told, to_tell = os.pipe()
+    if init := os.fork():
+        os.close(to_tell)
+        _wait_outside(init, told)
+    os.close(told)
+    try:
+        _build_root(policy, user)
+        _drop_privileges(policy, user)
+        _end_with_reader(to_tell)
+        _reset_handlers()
+        child = os.fork()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not go on
+        with contextlib.suppress(OSError):  # nobody is there to be told
+            os.write(to_tell, _FAILED + str(error).encode()[:_LONGEST])
+        os._exit(1)
+    if not child:
+        os.close(to_tell)
+        return
+    try:
+        os.write(to_tell, _READY)
+        _keep_open({2, to_tell})
+        while True:  # as init: orphans are this process's to wait for
+            ended, status = os.wait()
+            if ended == child:
+                os.write(to_tell, struct.pack("i", status))
+                os._exit(0)
+    finally:  # the outer process ended, and with it goes all that is here
+        os._exit(1)
+
+
+def _wait_outside(init: int, told: int) -> NoReturn:
+    """Wait for the end of the contained process, and end in the same way.
+
+    Raises:
+        OSError: it could not be contained.
+    """
+    first = os.read(told, _LONGEST)
+    if first[:1] != _READY:
+        os.waitpid(init, 0)
+        raise OSError(first[1:].decode() or "the process ended while it was being contained")
+    _reset_handlers()
+    _keep_open({2, told})
+    status = first[1:] or os.read(told, _LONGEST)
+    os.waitpid(init, 0)  # or it would be a zombie of whoever adopts it
+    code = os.waitstatus_to_exitcode(struct.unpack("i", status)[0]) if status else -signal.SIGKILL
+    if code >= 0:
+        os._exit(code)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if -code not in {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    os._exit(1)
+
+
+def _end_with_reader(descriptor: int) -> None:
+    """End when the parent does, which reads the pipe behind `descriptor`."""
+    linux.end_with_parent(signal.SIGKILL)
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    if poll.poll(0):
+        raise OSError("the outer process ended")
+
+
+def _reset_handlers() -> None:
+    """Forget the handlers of the process that this one was forked from; what it ignores stays ignored."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _drop_privileges(policy: Containment, user: int) -> None:
+    """Become the user, without any capability, for good."""
+    with contextlib.suppress(PermissionError):  # who has no CAP_SETPCAP gains nothing from the set either
+        linux.bound_capabilities()
+    if Part.USER in policy.parts:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    linux.drop_capabilities()
+    linux.gain_no_privileges()
+    linux.hide_memory()
+
+
+def _build_root(policy: Containment, user: int) -> None:
+    """Make a root of what the policy shows, and forget the host's.
+
+    The new root is built beside the old one, on a temporary file system over `/tmp` that this process alone sees: so
+    bubblewrap does it, too, and no folder of the host's has to be made for it.
+    """
+    shown = list(_shown(policy))
+    limits = linux.MS_NOSUID | linux.MS_NODEV
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
+    linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("tmpfs", _TMP, "tmpfs", limits, "mode=0755,size=1m")
+    Path(_TMP, "old").mkdir()
+    linux.pivot_root(_TMP, f"{_TMP}/old")
+    os.chdir("/")
+    old, new = Path("/old"), Path("/new")
+    new.mkdir()
+    linux.mount("tmpfs", str(new), "tmpfs", limits, "mode=0755,size=4m")
+    group = user if Part.USER in policy.parts else os.getgid()
+    scratch = f"mode=0700,size={policy.scratch_bytes},uid={user},gid={group}"
+    for name in (_TMP, "/dev/shm"):  # noqa: S108 - of its own
+        (folder := _at(new, Path(name))).mkdir(parents=True)
+        linux.mount("tmpfs", str(folder), "tmpfs", limits, scratch)
+    for name in _SYSTEM:
+        if (link := _at(old, Path(name))).is_symlink():  # /bin is usr/bin
+            _at(new, Path(name)).symlink_to(link.readlink())
+    for each in shown:
+        _show(each, old, new)
+    (new / "proc").mkdir(exist_ok=True)
+    linux.mount("proc", str(new / "proc"), "proc", limits | linux.MS_NOEXEC)
+    _write_names(new, user)
+    os.chdir(new)
+    linux.pivot_root(".", ".")
+    linux.detach(".")
+    os.chdir(_TMP)
+    linux.restrict_mount("/", read_only=True, below=False)
+    linux.set_host_name("localhost")
+    os.setsid()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A folder or a file of the host that a contained process sees.
+
+    Attributes:
+        path: where it sees it, which is where it is on the host.
+        source: the same without symbolic links on the way.
+        writable: whether it may write there.
+    """
+
+    path: Path
+    source: Path
+    writable: bool
+
+
+def _shown(policy: Containment) -> Iterator[_Shown]:
+    """Yield what a contained process sees, each folder before those in it, and none within another one."""
+    own = [Path.home(), *policy.writable]
+    # A search path may hold a home, or `/`: what a process imports is never worth all that is there.
+    imported = [each for each in python_folders() if not any(path.is_relative_to(each) for path in own)]
+    names = _NAMES if policy.network == HOST_NETWORK or Part.NETWORK not in policy.parts else ()
+    devices = [device for name in _DEVICES for device in Path("/dev").glob(name)]
+    system = [path for path in map(Path, (*_SYSTEM, *_SETTINGS, *names)) if path.exists()]
+    system = [path for path in system if not (path.is_symlink() and str(path) in _SYSTEM)]
+    readable = sorted({*system, *devices, *imported, *policy.readable}, key=lambda path: len(path.parts))
+    seen: list[Path] = []
+    for path in readable:
+        if not any(path.is_relative_to(each) for each in seen):
+            seen.append(path)
+            yield _Shown(path, path.resolve(), writable=False)
+    for path in policy.writable:
+        yield _Shown(path, path.resolve(), writable=True)
+
+
+def _show(shown: _Shown, old: Path, new: Path) -> None:
+    origin, target = _at(old, shown.source), _at(new, shown.path)
+    if origin.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+    elif not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    linux.mount(str(origin), str(target), flags=linux.MS_BIND | linux.MS_REC)
+    linux.restrict_mount(str(target), read_only=not shown.writable)
+
+
+def _at(root: Path, path: Path) -> Path:
+    """Return where a path of the host is below another root."""
+    return root / path.relative_to("/")
+
+
+def _write_names(root: Path, user: int) -> None:
+    """Write what libraries look up about users and hosts, unless the host's own is shown."""
+    etc = root / "etc"
+    etc.mkdir(exist_ok=True)
+    names = {
+        "passwd": f"fxlib:x:{user}:{user}:fxlib:{_TMP}:/usr/sbin/nologin\n",
+        "group": f"fxlib:x:{user}:\n",
+        "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    }
+    for name, text in names.items():
+        if not (etc / name).exists():
+            (etc / name).write_text(text)
+
+
+def _keep_open(descriptors: Collection[int]) -> None:
+    """Put /dev/null in place of standard input and of all open files but these.
+
+    They are not closed: objects of the process that forked this one still hold their numbers.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if number not in descriptors and number != null:
+            with contextlib.suppress(OSError):  # the one that listed the folder is closed by now
+                os.fstat(number)
+                os.dup2(null, number, inheritable=False)
+    os.close(null)
+
+
+def _make_network(to_tell: int, waiting: int) -> None:
+    """Be in a new network until told to end; tell why not."""
+    leave_network()
+    os.close(to_tell)
+    os.read(waiting, 1)
+
+
+def missing_parts() -> dict[Part, str]:
+    """Return the parts that this host does not allow this process's user, and why. The process has one thread."""
+    missing: dict[Part, str] = {}
+
+    def attempt(part: Part, *others: Part, network: Network | None = HOST_NETWORK) -> None:
+        wanted = frozenset({part, *(each for each in others if each not in missing)})
+        if why := _why_not(lambda: contain(Containment(parts=wanted, network=network))):
+            missing[part] = why
+
+    attempt(Part.FILTER)
+    if _is_root():
+        attempt(Part.USER)
+    else:
+        missing[Part.USER] = "only root can give a process a user of its own"
+    attempt(Part.FILES, Part.USER)
+    if Part.FILES in missing:
+        missing[Part.NETWORK] = missing[Part.FILES]
+        if Part.USER not in missing and (why := _why_not(_import_as_another_user)):
+            missing[Part.USER] = why
+    else:
+        attempt(Part.NETWORK, Part.FILES, Part.USER, network=None)
+    try:
+        with job_cgroup(_PROBE_BYTES, _PROBE_THREADS) as group:
+            if why := _why_not(lambda: contain(Containment(parts=frozenset(), cgroup=group.joins))):
+                missing[Part.MEMORY] = why
+    except CgroupUnavailableError as error:
+        missing[Part.MEMORY] = str(error)
+    return missing
+
+
+def _import_as_another_user() -> None:
+    """See that another user could import what this process can: its folders may lie in a home that is closed."""
+    contain(Containment(parts=frozenset({Part.USER})))
+    for path in python_folders():
+        (path / "." if path.is_dir() else path).stat()
+
+
+def _why_not(attempt: Callable[[], None]) -> str:
+    """Try something in a child; return why it failed, or nothing."""
+    told, to_tell = os.pipe()
+    child = os.fork()
+    if not child:
+        _run_child(attempt, to_tell)
+    os.close(to_tell)
+    with os.fdopen(told, "rb") as answer:
+        why = answer.read().decode()
+    _, status = os.waitpid(child, 0)
+    return why or ("" if status == 0 else f"a process that tried it ended with status {status}")
+
+
+def _run_child(work: Callable[[], None], to_tell: int) -> NoReturn:
+    """Work in a child, and end it; tell what it raised."""
+    try:
+        work()
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 - this process is forked, and must never return to its caller
+        os.write(to_tell, str(error).encode() or b"unknown")
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    print(json.dumps(missing_parts()))  # noqa: T201 - the answer to `available`

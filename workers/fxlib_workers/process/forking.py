@@ -1,0 +1,209 @@
+"""Forked children, as those see them who have a fork server (`process.fork_server`) fork them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fxlib_workers.process.child import Channel, Child
+from fxlib_workers.process.containment import Containment
+
+_LONGEST_MESSAGE: Final = 1 << 16
+_CLOSED: Final = "the process that forks others ended"
+
+
+SINGLE_THREADED: Final = {"OPENBLAS_NUM_THREADS": "1"}
+"""Variables of a fork server: numpy's pool would start threads with the import; torch's starts with its first use."""
+
+_END_S: Final = 15.0
+
+
+class ForkError(OSError):
+    """A fork server cannot be started, or ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A child that is being forked.
+
+    Attributes:
+        forked: done when it runs; raises `ForkError` if it never will.
+        ended: its exit status; a signal's number, negative, if one ended it.
+    """
+
+    forked: Future[None]
+    ended: Future[int]
+
+
+class ForkServer:
+    """Asks a fork server. Its methods return at once, and may be called from several threads.
+
+    Args:
+        control: the socket over which it is asked; it is closed when the fork server ends.
+        on_end: a function that is called then.
+
+    Attributes:
+        ready: done when it serves; raises `ForkError` if it never will.
+    """
+
+    def __init__(self, control: socket.socket, on_end: Callable[[], object] = lambda: None) -> None:
+        self._control = control
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._forks: dict[str, Fork] = {}
+        self._why = ""
+        self.ready: Future[None] = Future()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return bool(self._why)
+
+    def fork(
+        self, key: str, connection: socket.socket, *, name: str, containment: Containment, network: str = ""
+    ) -> Fork:
+        """Have a child forked that serves a connection: see `process.fork_server`."""
+        request = {"fork": key, "name": name, "containment": containment.dumps(), "network": network}
+        fork = Fork(Future(), Future())
+        with self._lock:
+            if not self._why:
+                self._forks[key] = fork
+                with contextlib.suppress(OSError):  # it ended, and whoever listens finds out
+                    socket.send_fds(self._control, [json.dumps(request).encode()], [connection.fileno()])
+                return fork
+        fork.forked.set_exception(ForkError(self._why))
+        return fork
+
+    def end(self, keys: Sequence[str]) -> None:
+        """Kill children, with all that they started."""
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps({"end": keys}).encode())
+
+    def close(self) -> None:
+        """End it, with all its children."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+
+    def _listen(self) -> None:
+        why = _CLOSED
+        with contextlib.suppress(OSError):
+            while data := self._control.recv(_LONGEST_MESSAGE):
+                why = self._heard(json.loads(data)) or why
+        with self._lock:
+            self._why = why
+            left, self._forks = list(self._forks.values()), {}
+            self._control.close()
+        self._on_end()
+        for waiting in (self.ready, *(fork.forked for fork in left)):
+            if not waiting.done():
+                waiting.set_exception(ForkError(why))
+        for fork in left:
+            fork.ended.set_exception(ForkError(why))
+
+    def _heard(self, message: Mapping[str, Any]) -> str:
+        """Note a message, and return why the fork server ends, if it says so."""
+        if "ready" in message:
+            self.ready.set_result(None)
+        if "forked" in message:
+            self._forks[message["forked"]].forked.set_result(None)
+        if "ended" in message:
+            with self._lock:
+                fork = self._forks.pop(message["ended"])
+            fork.ended.set_result(message["status"])
+        failed: str = message.get("failed", "")
+        return failed
+
+
+class ForkedChild:
+    """A child below a fork server, with the channel over which it is spoken to.
+
+    Args:
+        server: the fork server.
+        name: the name by which the kernel knows the child.
+        containment: what the child is kept from.
+    """
+
+    def __init__(self, server: ForkServer, name: str, containment: Containment) -> None:
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        self._server = server
+        self._key = uuid.uuid4().hex
+        with theirs:
+            self._fork = server.fork(self._key, theirs, name=name, containment=containment)
+
+    def status(self, timeout_s: float = 30.0) -> int:
+        """Wait for the child, and return its exit status; 128 and more: a signal ended it.
+
+        Raises:
+            ForkError: its fork server ended.
+        """
+        status = self._fork.ended.result(timeout_s)
+        return status if status >= 0 else 128 - status
+
+    def end(self) -> None:
+        """End the child, with all that it started, and return when it is gone."""
+        self.channel.close()
+        self._server.end([self._key])
+        with contextlib.suppress(ForkError):
+            self._fork.ended.result(_END_S)
+
+
+class Forker:
+    """Forks children that run `main` of one module, from a fork server below a reaper.
+
+    The fork server is started before the first child, and anew if it has ended.
+
+    Args:
+        module: the name of the module.
+        root: the worker's folder.
+        keep_variables: names, or patterns of names, of variables that the children see besides those that libraries
+            need.
+    """
+
+    def __init__(self, module: str, root: Path, *, keep_variables: Sequence[str] = ()) -> None:
+        self._module = module
+        self._root = root
+        self._keep_variables = keep_variables
+        self._lock = threading.Lock()
+        self._process: Child | None = None
+        self._server: ForkServer | None = None
+
+    def start(self) -> ForkServer:
+        """Start the fork server, unless it runs; return at once, while it imports the module."""
+        with self._lock:
+            if self._server is None or self._server.closed:
+                self._end()
+                self._process = Child(
+                    "fxlib_workers.process.fork_server",
+                    self._root,
+                    SINGLE_THREADED,
+                    keep_variables=self._keep_variables,
+                    arguments=[self._module],
+                    kind=socket.SOCK_SEQPACKET,
+                )
+                self._server = ForkServer(self._process.socket)
+            return self._server
+
+    def fork(self, name: str, containment: Containment) -> ForkedChild:
+        """Fork a child; return at once, though the fork server may still be starting."""
+        return ForkedChild(self.start(), name, containment)
+
+    def end(self) -> None:
+        """End the fork server, and all children."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._server is not None and self._process is not None:
+            self._server.close()
+            self._process.end()
+            self._server = self._process = None

@@ -1,0 +1,112 @@
+"""Rewrites the graph of one job, within limits, and writes the answer into the job's folder (`exchange.job_folder`)."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import signal
+import socket
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from fxlib import wire
+from fxlib.protocol import check_weights, recipe_from_proto, trial_from_proto
+from fxlib.reasons import Reason
+from fxlib.runtime import bounds, functions, is_call, is_issue
+from fxlib.spec.report import Report
+from fxlib_workers import logs
+from fxlib_workers.config import RewriteLimits
+from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.process import linux
+from fxlib_workers.process.child import Channel, ChildEndedError
+from fxlib_workers.process.containment import Containment, ContainmentError, contain
+from fxlib_workers.process.exceptions import DISK_FAULTS, Raised
+from fxlib_workers.process.limits import limit_files, limit_processes
+from fxlib_workers.rewrite.make_candidates import make_candidates
+
+
+def main(connection: socket.socket, policy: Containment) -> None:
+    """Be contained, and rewrite each time the worker asks."""
+    logs.set_up()
+    channel = Channel(connection)
+    try:
+        contain(policy)
+        linux.end_with_parent(signal.SIGKILL)  # anew, since it was another parent, or another user
+    except ContainmentError as error:
+        channel.send(failed=f"the process could not be contained: {error}")
+        sys.exit(1)
+    sys.exit(answer_worker(channel))
+
+
+def answer_worker(channel: Channel) -> int:
+    """Answer `done` to each wish for a rewrite, or `failed` with the exception in words; return the exit status."""
+    try:
+        job = channel.receive() or {}
+        bounds.install()
+        folder = JobFolder(Path(job["job"]))
+        for module in job["modules"]:
+            functions.allow_module(module)
+        _limit(RewriteLimits(**job["limits"]))
+        while channel.receive() is not None:
+            rewrite(folder)
+            channel.send(done=True)
+    except ChildEndedError:
+        return 0
+    except Exception as error:  # noqa: BLE001 - a pass may fail in any way, and that is the answer
+        raised = Raised.of(error)
+        number = error.errno if isinstance(error, OSError) else None
+        channel.send(
+            failed=raised.text,
+            out_of_memory=raised.out_of_memory,
+            too_large=number == errno.EFBIG,
+            disk=number if number in DISK_FAULTS else None,
+        )
+        return 1
+    return 0
+
+
+def rewrite(folder: JobFolder) -> None:
+    """Decode the job's graph, make candidates by its recipe, and write them and the report.
+
+    Raises:
+        FxlibError: the graph, the recipe or the workload are not valid, or a pass broke its promise.
+    """
+    start, workload, request = time.monotonic(), folder.workload(), folder.request()
+    graph, recipe = wire.parse(folder.original.read_bytes()), recipe_from_proto(request.recipe)
+    if devices := {each.device for each in graph.storages if each.device not in {"", "cpu", "meta"}}:
+        report = Report(decision="keep_original", reason=Reason.NO_DEVICE, explanation="")
+        explanation = Reason.NO_DEVICE.sentence(", ".join(sorted(devices)))
+        folder.write_rewrite(replace(report, explanation=explanation))
+        return
+    original = wire.decode(graph, blobs=folder.blobs(), seed=workload.seed)
+    check_weights(
+        recipe, graph
+    )  # weights that were not sent are drawn at random, and nothing may be computed from them
+    found = make_candidates(original, recipe, workload, folder.profile(), diffs=request.diffs)
+    phase_seconds = {"rewrite": time.monotonic() - start}
+    candidates = [replace(each, report=replace(each.report, phase_seconds=phase_seconds)) for each in found.ranked]
+    hopeless = found.headroom is not None and found.headroom < trial_from_proto(request.trial).min_gain
+    if candidates and not hopeless:
+        folder.write_rewrite(candidates[0].report, candidates)
+        return
+    if folder.candidates():  # the profile finds those of an earlier plan hopeless: a trial says for certain
+        return
+    calls = any(is_call(node) or is_issue(node) for node in original.graph.nodes)
+    reason = Reason.NOTHING_TO_GAIN if candidates else Reason.NOTHING_CHANGED if calls else Reason.NO_CALLS
+    explanation = reason.sentence(f"{max(found.headroom or 0.0, 0.0):.1%}" if candidates else "")
+    if found.recipe.undeclared and (best := found.recipe.undeclared[0]).gain > 0.0:
+        explanation = f"{explanation}; {best}"
+    folder.write_rewrite(replace(found.recipe, reason=reason, explanation=explanation, phase_seconds=phase_seconds))
+
+
+def _limit(limits: RewriteLimits) -> None:
+    """Limit what this process may take from now on; the libraries are loaded already."""
+    memory = psutil.Process().memory_info().vms + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
+    limit_files(limits.file_bytes)
+    limit_processes()

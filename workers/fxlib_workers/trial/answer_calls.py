@@ -1,0 +1,60 @@
+"""What a process of a trial runs, forked by its host's fork server: it makes a trainer or a server, and answers calls.
+
+The calls come from the driver, and are pickled. The answers are data (see `answers`), since a graph runs in here.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import socket
+from typing import IO, Any, Final
+
+import torch._dynamo  # noqa: F401 - the first optimizer would import it, in each process anew
+
+from fxlib_workers.process import linux
+from fxlib_workers.process.containment import Containment, ContainmentError, contain
+from fxlib_workers.process.exceptions import shorten
+from fxlib_workers.trial.actor import ServerActor
+from fxlib_workers.trial.answers import write_answer, write_failure
+from fxlib_workers.trial.frames import HEADER, framed
+from fxlib_workers.trial.trainer import Trainer
+
+MAKE: Final = "make"
+"""The first call, which makes the object that answers the others: a server, or a trainer."""
+
+_ROLES: Final = {"server": ServerActor, "trainer": Trainer}
+
+
+def main(connection: socket.socket, policy: Containment) -> None:
+    """Answer calls from a contained process, until the host closes the connection."""
+    try:
+        contain(policy)
+    except ContainmentError as error:
+        connection.sendall(framed(write_failure(f"a process could not be contained: {error}")))
+        return
+    linux.end_with_parent(signal.SIGKILL)  # anew, since it was another parent, or another user
+    calls = connection.makefile("rb")
+    process: Any = None
+    while (call := _receive(calls)) is not None:
+        try:
+            method, args = pickle.loads(call)  # noqa: S301 - the driver sent it
+            if method == MAKE:
+                role, *rest = args
+                process, answer = _ROLES[role](*rest), None
+            else:
+                answer = getattr(process, method)(*args)
+            message = write_answer(method, answer)
+        except Exception as error:  # noqa: BLE001 - the driver is told, and ends the trial
+            message = write_failure(shorten(f"{type(error).__name__}: {error}"))
+        connection.sendall(framed(message))
+
+
+def _receive(calls: IO[bytes]) -> bytes | None:
+    """Return the next call; None if the host has closed the connection."""
+    header = calls.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    (size,) = HEADER.unpack(header)
+    call = calls.read(size)
+    return call if len(call) == size else None

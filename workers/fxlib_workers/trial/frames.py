@@ -1,0 +1,16 @@
+"""The messages between a process of a trial and its host, on a socket of theirs: a length, and as many bytes."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+HEADER: Final = struct.Struct("!Q")
+
+LONGEST_ANSWER: Final = 64 << 20
+"""The longest answer that a host takes from a process of a trial, in bytes."""
+
+
+def framed(message: bytes) -> bytes:
+    """Return a message as it is sent."""
+    return HEADER.pack(len(message)) + message

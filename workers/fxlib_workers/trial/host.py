@@ -1,0 +1,200 @@
+"""The Ray actor of a trial on one node: it has processes forked there, and passes calls and answers on.
+
+It stays for as long as its driver, and is shared by all trials of it. No graph ever is in it, since it holds Ray's
+sockets and credentials: it imports neither torch nor fxlib, and does not look into what it passes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import ray
+
+from fxlib_workers.process.child import CHANNEL, inherited_variables, python, search_path
+from fxlib_workers.process.containment import HOST_NETWORK, Containment, Part, available
+from fxlib_workers.process.forking import SINGLE_THREADED, ForkError, ForkServer
+from fxlib_workers.process.system_calls import compile_filter
+from fxlib_workers.trial.frames import HEADER, LONGEST_ANSWER, framed
+
+_TOLD_S: Final = 5.0
+"""The time in which the fork server tells how a process ended whose connection is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process that ended, in place of an answer.
+
+    Attributes:
+        how: how it ended, in words.
+    """
+
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A process of a trial.
+
+    Attributes:
+        reader: what it sends.
+        writer: what is sent to it.
+        ended: its exit status, once it has ended.
+    """
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    ended: asyncio.Future[int]
+
+
+class Host:
+    """Forks processes of trials on its node, and speaks to them.
+
+    Args:
+        keep_variables: names, or patterns of names, of environment variables that the processes see besides those that
+            libraries need.
+        modules: the modules that the operator allowed, which the processes read.
+    """
+
+    def __init__(self, keep_variables: Sequence[str], modules: Sequence[str]) -> None:
+        self._keep_variables = keep_variables
+        self._modules = modules
+        self._contained: Containment | None = None
+        self._server: ForkServer | None = None
+        self._forking = asyncio.Lock()
+        self._processes: dict[str, _Process] = {}
+
+    async def warm_up(self) -> None:
+        """Start the fork server, unless it runs.
+
+        Raises:
+            ForkError: it cannot be started, or says that it cannot serve.
+        """
+        async with self._forking:
+            await self._running()
+            await self._policy()
+
+    async def fork(self, names: Mapping[str, str], network: str) -> None:
+        """Fork processes, by keys that no other process has had; the kernel gets to know them by the names.
+
+        All that name the same network share one of their own; "" stands for the host's.
+
+        Raises:
+            ForkError: the fork server cannot be started, or ended.
+        """
+        async with self._forking:
+            server = await self._running()
+            policy = await self._policy()
+            for key, name in names.items():
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    fork = server.fork(key, theirs, name=name, containment=policy, network=network)
+                await asyncio.wrap_future(fork.forked)
+                reader, writer = await asyncio.open_connection(sock=ours)
+                self._processes[key] = _Process(reader, writer, asyncio.wrap_future(fork.ended))
+
+    async def ask(self, key: str, call: bytes) -> bytes | Ended:
+        """Pass a call on to a process, and return its answer."""
+        process = self._processes[key]
+        try:
+            process.writer.write(framed(call))
+            await process.writer.drain()
+            (size,) = HEADER.unpack(await process.reader.readexactly(HEADER.size))
+            if size > LONGEST_ANSWER:
+                return Ended(f"its answer of {size} bytes is longer than any may be")
+            return await process.reader.readexactly(size)
+        except (OSError, asyncio.IncompleteReadError):
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(_end_of(process), _TOLD_S)
+            return Ended("it closed its connection")
+
+    async def end_of(self, key: str) -> Ended:
+        """Return when a process has ended, and say how."""
+        return await _end_of(self._processes[key])
+
+    async def end(self, keys: Sequence[str]) -> None:
+        """Kill processes, with all that they started, and return when they are gone."""
+        async with self._forking:  # those that are being forked are to end, too
+            ending = {key: self._processes.pop(key) for key in keys if key in self._processes}
+            if self._server is not None:
+                self._server.end(list(ending))
+        for process in ending.values():
+            await _end_of(process)
+            process.writer.close()
+
+    async def _policy(self) -> Containment:
+        """Return what processes are kept from on this node: all that it allows."""
+        if self._contained is None:
+            found = await asyncio.to_thread(available)
+            program = await asyncio.to_thread(compile_filter, sockets=True) if Part.FILTER in found.parts else b""
+            readable = tuple(_folders_of(self._modules))
+            self._contained = Containment(parts=found.parts, readable=readable, network=HOST_NETWORK, program=program)
+        return self._contained
+
+    async def _running(self) -> ForkServer:
+        if self._server is None or self._server.closed:
+            self._server = await asyncio.to_thread(_start_fork_server, self._keep_variables)
+        await asyncio.wrap_future(self._server.ready)
+        return self._server
+
+
+def _start_fork_server(keep_variables: Sequence[str]) -> ForkServer:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [*python("fxlib_workers.process.fork_server"), "fxlib_workers.trial.answer_calls"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**environment(keep_variables), CHANNEL: str(theirs.fileno())},
+            start_new_session=True,
+        )
+    return ForkServer(ours, process.wait)
+
+
+async def _end_of(process: _Process) -> Ended:
+    try:
+        status = await asyncio.shield(process.ended)
+    except ForkError as error:
+        return Ended(str(error))
+    return Ended(_in_words(status))
+
+
+def environment(keep_variables: Sequence[str], given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of processes of a trial: what libraries need, and nothing of Ray's.
+
+    Args:
+        keep_variables: names, or patterns of names, of further variables.
+        given: the environment of this process, which Ray has started.
+    """
+    kept = inherited_variables(given, keep_variables)
+    own = {name: value for name, value in kept.items() if not name.startswith("RAY_")}
+    inside_ray = str(Path(ray.__file__).parent)
+    path = [each for each in search_path().split(os.pathsep) if not each.startswith(inside_ray)]
+    return {
+        # What Ray sets for actors that ask for less than one CPU. A trainer sets its own threads, as the workload says.
+        "OMP_NUM_THREADS": "1",
+        **own,
+        **SINGLE_THREADED,
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+
+
+def _folders_of(modules: Sequence[str]) -> Iterator[Path]:
+    """Yield the folders and files of the packages that these modules belong to, without importing them."""
+    for package in dict.fromkeys(module.partition(".")[0] for module in modules):
+        if (found := importlib.util.find_spec(package)) is not None:
+            yield from map(Path, found.submodule_search_locations or filter(None, [found.origin]))
+
+
+def _in_words(status: int) -> str:
+    return f"it ended with status {status}" if status >= 0 else f"{signal.strsignal(-status)} (signal {-status})"

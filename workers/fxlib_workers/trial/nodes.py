@@ -1,0 +1,88 @@
+"""Ray, and the host on each of its nodes that runs the processes of trials there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from fxlib_workers.config import TrialSettings
+from fxlib_workers.trial.host import Host
+
+_OBJECT_STORE_BYTES: Final = 256 << 20
+_MOST_CPUS: Final = 8
+"""The most CPUs that Ray is told of: it starts an idle process for each, and a trial asks for hundredths of one."""
+
+_CALLS_AT_ONCE: Final = 4096
+"""The calls that a host passes on at the same time: two for each process, at the most."""
+
+
+class Nodes:
+    """The nodes of the Ray to which this process is connected, with a host on each that trials have used.
+
+    Attributes:
+        settings: the operator's settings.
+    """
+
+    def __init__(self, settings: TrialSettings) -> None:
+        self.settings = settings
+        self._hosts: dict[str, Any] = {}
+
+    def host(self, node: str) -> Any:
+        """Return the actor that hosts processes of trials on a node, which is started unless it runs."""
+        if node not in self._hosts:
+            options = {
+                "num_cpus": 0,
+                "max_concurrency": _CALLS_AT_ONCE,
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+            }
+            self._hosts[node] = (
+                ray.remote(Host).options(**options).remote(self.settings.keep_variables, self.settings.allowed_modules)
+            )
+        return self._hosts[node]
+
+    def forget(self, node: str) -> None:
+        """Have a new host started when one is asked for next: the present one ended, or does not answer."""
+        if (host := self._hosts.pop(node, None)) is not None:
+            ray.kill(host)
+
+    def warm_up(self) -> None:
+        """Have each node load the libraries that processes of trials need, and return at once."""
+        for node in ray.nodes():
+            if node["Alive"]:
+                self.host(node["NodeID"]).warm_up.remote()
+
+
+@contextmanager
+def connected(settings: TrialSettings, folder: Path) -> Iterator[Nodes]:
+    """Connect to Ray for a block: to the operator's cluster, or to a Ray on this host that keeps its files in `folder`.
+
+    Raises:
+        ConnectionError, RuntimeError: there is no Ray at the address, or it cannot be started.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_DEDUP_LOGS"] = "0"
+    nodes = Nodes(settings)
+    if settings.ray_address:
+        ray.init(address=settings.ray_address, log_to_driver=False, logging_level=logging.WARNING)
+    else:
+        ray.init(
+            address="local",
+            num_cpus=min(os.cpu_count() or 1, _MOST_CPUS),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder),
+        )
+    try:
+        yield nodes
+    finally:
+        ray.shutdown()
