@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -14,6 +15,7 @@ from torch import distributed
 from torch.distributed import rpc
 
 from fxlib_workers.process.containment import HOST_NETWORK, Level, Network, hold_network
+from tests.shared.forked import forks
 from tests.workers.process.contained import everything, finish, host, run, start
 
 PORT = 29417
@@ -41,7 +43,7 @@ def take_part(rank: int, address: str, port: int) -> str:
 
 def intrude(port: int) -> str:
     """Take the second place of a world, once there is one on loopback; say how that ended."""
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
         with socket.socket() as client:
             if not client.connect_ex(("127.0.0.1", port)):
@@ -63,29 +65,48 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
         yield made
 
 
-@pytest.mark.slow
-def test_processes_of_a_trial_find_each_other(network: Network) -> None:
+def meet(network: Network) -> tuple[str, str]:
+    """Start two processes of a trial on a network; return what each says."""
     policy = everything(network=network)
     torch.set_num_threads(1)
     first = start(lambda: take_part(0, "127.0.0.1", PORT), policy)
     second = run(lambda: take_part(1, "127.0.0.1", PORT), policy)
+    return finish(*first), second
+
+
+def meet_a_stranger(network: Network) -> tuple[str, str]:
+    """Start a process of a trial on a network, and a stranger on the host's; return what each says, if anything."""
+    child, said = start(lambda: take_part(0, "127.0.0.1", PORT), everything(network=network))
+    told = ""
+    try:
+        told = run(lambda: intrude(PORT), None)
+    finally:
+        if not told.startswith("joined"):
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            os.close(said)
+    return finish(child, said) if told.startswith("joined") else "", told
+
+
+def in_fresh_process(meeting: Callable[[Network], tuple[str, str]], network: Network) -> tuple[str, str]:
+    """Call a function where nothing joined an RPC world: torch lets no process, nor its children, change its rank."""
+    with ProcessPoolExecutor(1, mp_context=forks()) as process:
+        return process.submit(meeting, network).result()
+
+
+@pytest.mark.slow
+def test_processes_of_a_trial_find_each_other(network: Network) -> None:
+    first, second = in_fresh_process(meet, network)
+    assert first.startswith("joined")
     assert second.startswith("joined")
-    assert finish(*first).startswith("joined")
 
 
 @pytest.mark.slow
 def test_a_stranger_joins_where_the_network_is_the_host_s_and_nowhere_else(network: Network) -> None:
     """On the host's network nothing keeps a stranger out, which is why `isolated` is more than `private`."""
-    child, said = start(lambda: take_part(0, "127.0.0.1", PORT), everything(network=network))
-    try:
-        told = run(lambda: intrude(PORT), None)
-    finally:
-        if network is not HOST_NETWORK:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            os.close(said)
-    if network is HOST_NETWORK:
-        assert told.startswith("joined uid=")
-        assert finish(child, said).startswith("joined")
+    first, stranger = in_fresh_process(meet_a_stranger, network)
+    if network == HOST_NETWORK:
+        assert stranger.startswith("joined uid=")
+        assert first.startswith("joined")
     else:
-        assert told == "nothing listens"
+        assert stranger == "nothing listens"
