@@ -65,7 +65,7 @@ def look_up_or_fail(x: torch.Tensor) -> torch.Tensor:
 
 @fxlib.remote(writes="table", batchable=False)
 def push_or_fail(x: torch.Tensor, gradient: torch.Tensor) -> None:
-    first = float(simulation._state()["table"][0, 0].detach())
+    first = float(simulation._state()["table"].detach()[0, 0])
     if abs(first) > REFUSED_AT:
         raise ValueError(f"refused at {first:.6f}")
     _update("table", x, gradient * 8)
@@ -105,7 +105,7 @@ def push_row(x: torch.Tensor, gradient: torch.Tensor, row: str = "first") -> Non
 def look_up_unsteadily(x: torch.Tensor) -> torch.Tensor:
     """Fails where what it reads has come so far."""
     found = simulation._state()["count"]
-    if float(found[0, 0].detach()) > 0.9:
+    if float(found.detach()[0, 0]) > 0.9:  # found[0, 0] may deadlock: docs/explanation/effects.md
         raise LookupError(f"no row at {float(found.detach().sum()):.6f}")
     return found * x.detach()
 
@@ -292,6 +292,8 @@ def run(
                     continue  # the servers' state is either
                 tensors = world.snapshot() | dict(module.state_dict())
                 trace |= {f"{step} {name}": _bits(tensor) for name, tensor in tensors.items()}
+            if under_way is not None:  # else it writes to what is no longer this training's
+                under_way.wait()
             _state(module).tape = Tape()
     finally:
         with torch.no_grad():
