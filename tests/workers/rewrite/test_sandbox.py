@@ -172,22 +172,23 @@ def _is_outer(pid: int) -> bool:
     return Path(f"/proc/{pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
 
 
-def test_a_process_that_crashes_is_a_reason(forker: Forker, root: Path) -> None:
+@pytest.mark.parametrize(
+    "number, told, started",
+    [
+        (signal.SIGSEGV, (Reason.REWRITE_FAILED, "SIGSEGV"), 1),
+        (signal.SIGXCPU, (Reason.REWRITE_LIMIT, "processor time"), 1),
+        (signal.SIGKILL, (Reason.REWRITE_FAILED, "SIGKILL"), 3),  # from outside, which another start may escape
+    ],
+)
+def test_a_process_that_a_signal_ends_each_time_is_a_reason(
+    forker: Forker, root: Path, number: signal.Signals, told: tuple[Reason, str], started: int
+) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
-    killer = Killer(signal.SIGSEGV, 9)
+    killer = Killer(number, 9)
     report = rewrite(folder, RewriteLimits(), forker, killer)
-    assert report.reason is Reason.REWRITE_FAILED
-    assert "SIGSEGV" in report.explanation
-    assert len(killer.killed) == 1
-
-
-def test_a_process_that_took_too_much_processor_time_is_not_started_again(forker: Forker, root: Path) -> None:
-    folder = request(root / "job", Lookups(), lookup_workload())
-    killer = Killer(signal.SIGXCPU, 9)
-    report = rewrite(folder, RewriteLimits(), forker, killer)
-    assert report.reason is Reason.REWRITE_LIMIT
-    assert "processor time" in report.explanation
-    assert len(killer.killed) == 1
+    assert report.reason is told[0]
+    assert told[1] in report.explanation
+    assert len(killer.killed) == started
 
 
 def test_a_process_that_was_killed_from_outside_is_started_again(forker: Forker, root: Path) -> None:
@@ -213,15 +214,6 @@ def test_a_fork_server_that_was_killed_is_started_again_with_the_rewrite(forker:
     assert rewrite(folder, RewriteLimits(), forker, kill).reason is None
     assert len(killed) == 1
     assert not rewriting()
-
-
-def test_a_process_that_is_killed_again_and_again_is_a_reason(forker: Forker, root: Path) -> None:
-    folder = request(root / "job", Lookups(), lookup_workload())
-    killer = Killer(signal.SIGKILL, 9)
-    report = rewrite(folder, RewriteLimits(), forker, killer)
-    assert report.reason is Reason.REWRITE_FAILED
-    assert "SIGKILL" in report.explanation
-    assert len(killer.killed) == 3
 
 
 def test_a_job_that_is_not_wanted_any_more_ends_its_process(forker: Forker, root: Path) -> None:
