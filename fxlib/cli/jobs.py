@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from fxlib.cli.options import add_service, client_of, label
+from fxlib.cli.options import add_service, endpoint_of, label
 from fxlib.cli.printing import say, say_json, warn
 
 NAME = "jobs"
@@ -75,7 +75,7 @@ def _add_action(actions: Commands, name: str, summary: str, run: Callable[[argpa
 def _list(options: argparse.Namespace) -> int:
     from fxlib.utils.text import table
 
-    with client_of(options) as client:
+    with endpoint_of(options).connect() as client:
         found = client.jobs(
             namespace=options.namespace,
             name=options.name,
@@ -105,7 +105,7 @@ def _row(job: Job) -> list[str]:
 
 
 def _show(options: argparse.Namespace) -> int:
-    with client_of(options) as client:
+    with endpoint_of(options).connect() as client:
         job = client.job(_id_of(options.job, client))
     _print(job, as_json=options.json)
     return 0
@@ -114,14 +114,14 @@ def _show(options: argparse.Namespace) -> int:
 def _watch(options: argparse.Namespace) -> int:
     from fxlib.client.progress import display
 
-    with client_of(options) as client, display() as shown:
+    with endpoint_of(options).connect() as client, display() as shown:
         job = client.watch(_id_of(options.job, client), shown.show)
     _print(job, as_json=options.json)
     return 0 if job.state == "succeeded" else 1
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    with client_of(options) as client:
+    with endpoint_of(options).connect() as client:
         job = client.cancel(_id_of(options.job, client))
     if options.json:
         say_json(_facts(job), indent=None)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from fxlib.cli.factory import called
-from fxlib.cli.options import add_service, client_of, label, output, step
+from fxlib.cli.options import add_service, endpoint_of, label, output, step
 from fxlib.cli.printing import say, say_json
 from fxlib.errors import FxlibError
 
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     _check_recipe(options, passes)
     profile = _profile(options.profile)
     model, workload = _made(options.factory)
-    with client_of(options) as client, warnings.catch_warnings():
+    with endpoint_of(options).connect() as client, warnings.catch_warnings():
         warnings.simplefilter("ignore", FxlibWarning)  # the printed result says the same
         result = client.optimize(
             model,

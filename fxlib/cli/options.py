@@ -11,7 +11,7 @@ from fxlib.config import DEFAULT_ADDRESS, SERVICE, service_address
 from fxlib.utils.local_service import TOKEN_FILE
 
 if TYPE_CHECKING:
-    from fxlib.client import Client
+    from fxlib.client import Endpoint
 
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -40,26 +40,20 @@ def add_service(parser: argparse.ArgumentParser, *, optional: bool = False) -> N
     parser.add_argument("--insecure", action="store_true", help="send the token unencrypted to another machine")
 
 
-def client_of(options: argparse.Namespace) -> Client:
-    """Return a client that connects as the options say.
+def endpoint_of(options: argparse.Namespace) -> Endpoint:
+    """Return how the options say that the service is reached."""
+    from fxlib.client import Endpoint
 
-    Raises:
-        FxlibError: a file cannot be read.
-    """
-    from fxlib.client import Tls, connect
-    from fxlib.errors import FxlibError
-
-    tls = Tls(ca=options.tls_ca, certificate=options.tls_cert, key=options.tls_key)
-    try:
-        return connect(
-            options.service,
-            tls=tls if options.tls or tls != Tls() else False,
-            token_file=options.token_file,
-            insecure=options.insecure,
-            patience_s=options.patience,
-        )
-    except OSError as error:
-        raise FxlibError(f"{error.strerror}: {error.filename}", where="TLS") from error
+    return Endpoint(
+        address=options.service,
+        tls=options.tls,
+        ca=options.tls_ca,
+        certificate=options.tls_cert,
+        key=options.tls_key,
+        token_file=options.token_file,
+        insecure=options.insecure,
+        patience_s=options.patience,
+    )
 
 
 def output(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from fxlib.cli.options import add_service, client_of
+from fxlib.cli.options import add_service, endpoint_of
 from fxlib.cli.printing import say, say_json
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def add_to(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the passes and recipes."""
     if options.service:
-        with client_of(options) as client:
+        with endpoint_of(options).connect() as client:
             known = client.passes()
     else:
         from fxlib.protocol import catalogue_to_proto

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fxlib.cli.options import add_service
+from fxlib.cli.options import add_service, endpoint_of
 from fxlib.cli.printing import say, say_json, warn
 
 if TYPE_CHECKING:
     from fxlib.cli.options import Commands
-    from fxlib.zoo.model_process import ServiceOptions
     from fxlib.zoo.runs import Row, Run, Runs
 
 FAILED: Final = 1
@@ -117,15 +116,14 @@ def _run(options: argparse.Namespace, *, retry: bool = False) -> int:
     entries = manifest.chosen(options.only, options.shard)
     runs, names = _runs_of(options), [each.name for each in manifest.entries]
     newest = runs.latest()
-    continues = newest is not None and list(newest.names) == names and not options.new and not options.fresh
-    if newest is None or not (retry or (continues and not _over(newest, [each.name for each in entries]))):
-        newest = runs.begin(str(manifest.path), names)
+    if newest is None or not (retry or _goes_on(newest, options, names, [each.name for each in entries])):
+        newest = runs.begin(str(manifest.path), names, fresh=options.fresh)
     count = options.max_parallel or (1 if _LOCAL.fullmatch(options.service) else 8)
     course = RunOptions(
-        service=_service(options),
+        service=endpoint_of(options),
         max_parallel=count,
         captures=min(count, max(1, (os.cpu_count() or 1) // 2)),
-        fresh=options.fresh,
+        fresh=newest.fresh or options.fresh,
         retry_failed=retry,
         fail_fast=options.fail_fast,
     )
@@ -255,23 +253,11 @@ def _runs_of(options: argparse.Namespace) -> Runs:
     return Runs(options.runs or manifest.with_name(f"{manifest.stem}.runs"))
 
 
-def _over(run: Run, names: Sequence[str]) -> bool:
-    return all(run.row(name).over for name in names)
-
-
-def _service(options: argparse.Namespace) -> ServiceOptions:
-    from fxlib.zoo.model_process import ServiceOptions
-
-    return ServiceOptions(
-        address=options.service,
-        tls=options.tls,
-        ca=options.tls_ca,
-        certificate=options.tls_cert,
-        key=options.tls_key,
-        token_file=options.token_file,
-        insecure=options.insecure,
-        patience_s=options.patience,
-    )
+def _goes_on(run: Run, options: argparse.Namespace, names: list[str], chosen: list[str]) -> bool:
+    """Return whether the command goes on with the newest run, which is not over, in place of a new one."""
+    if options.new or list(run.names) != names or (options.fresh and not run.fresh):
+        return False
+    return not all(run.row(name).over for name in chosen)
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The launcher's side of the service."""
 
-from fxlib.client.client import Client, connect
+from fxlib.client.client import Client, Endpoint, connect
 from fxlib.client.credentials import Tls
 from fxlib.client.handle import Handle
 
-__all__ = ["Client", "Handle", "Tls", "connect"]
+__all__ = ["Client", "Endpoint", "Handle", "Tls", "connect"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -68,6 +69,44 @@ def connect(
         insecure=insecure,
         patience_s=patience_s,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a service is and how it is spoken to, as plain data; see `connect`, whose arguments it has.
+
+    Attributes:
+        ca: PEM file of the authority to trust, for TLS.
+        certificate: PEM file of this client's certificate, for mutual TLS.
+        key: PEM file of its key.
+    """
+
+    address: str | None = None
+    tls: bool = False
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    token_file: str | None = None
+    insecure: bool = False
+    patience_s: float = 5.0
+
+    def connect(self) -> Client:
+        """Return a client of the service.
+
+        Raises:
+            FxlibError: a file of TLS cannot be read.
+        """
+        tls = Tls(ca=self.ca, certificate=self.certificate, key=self.key)
+        try:
+            return connect(
+                self.address,
+                tls=tls if self.tls or tls != Tls() else False,
+                token_file=self.token_file,
+                insecure=self.insecure,
+                patience_s=self.patience_s,
+            )
+        except OSError as error:
+            raise FxlibError(f"{error.strerror}: {error.filename}", where="TLS") from error
 
 
 class Client:

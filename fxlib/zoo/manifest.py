@@ -118,6 +118,11 @@ class Entry:
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
     @property
+    def steps(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """The passes as (name, options)."""
+        return [(each, {}) if isinstance(each, str) else (each[0], each[1]) for each in self.passes]
+
+    @property
     def trial(self) -> TrialOptions:
         """How the service is to measure it.
 
@@ -312,8 +317,7 @@ class _Reader:
     def _check_choices(self, entry: Entry, index: int) -> None:
         """Check what can be checked before anything is imported: recipe, passes, figures, expectation."""
         try:
-            steps = [(each, {}) if isinstance(each, str) else (each[0], each[1]) for each in entry.passes]
-            recipes.from_passes(steps) if steps else recipes.get(entry.recipe)
+            recipes.from_passes(entry.steps) if entry.passes else recipes.get(entry.recipe)
         except (PassError, IndexError, TypeError, KeyError) as error:
             key = "passes" if entry.passes else "recipe"
             raise self.error(str(error), key=key, index=index) from error

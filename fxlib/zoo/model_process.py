@@ -16,50 +16,22 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fxlib.zoo.dependencies import Observer
+
+if TYPE_CHECKING:
+    from fxlib.zoo.manifest import Entry
 
 ENTRY_POINTS: Final = "fxlib.models"
 """The group of entry points in which a package offers its models."""
 
 _REUSED: Final = "REQUEST_ID_REUSED"
 _FORM: Final = "Write sizes, a dtype and the range of integers: 8x3x224x224, 8x12:int64<30000."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceOptions:
-    """How the service is reached; see `fxlib.connect`."""
-
-    address: str | None = None
-    tls: bool = False
-    ca: str | None = None
-    certificate: str | None = None
-    key: str | None = None
-    token_file: str | None = None
-    insecure: bool = False
-    patience_s: float = 5.0
-
-    def connect(self) -> Any:
-        """Return a `Client`.
-
-        Raises:
-            OSError: a file of TLS cannot be read.
-        """
-        from fxlib.client import Tls, connect
-
-        tls = Tls(ca=self.ca, certificate=self.certificate, key=self.key)
-        return connect(
-            self.address,
-            tls=tls if self.tls or tls != Tls() else False,
-            token_file=self.token_file,
-            insecure=self.insecure,
-            patience_s=self.patience_s,
-        )
 
 
 class _FailedError(Exception):
@@ -102,12 +74,14 @@ def main() -> int:
 
 
 def _asked(asked: Mapping[str, Any], observer: Observer, tell: Callable[..., None]) -> dict[str, Any]:
+    from fxlib.client import Endpoint
     from fxlib.errors import FxlibWarning, RejectedError, RemoteError, WorkloadError
     from fxlib.spec.job import Job
     from fxlib.spec.report import plain
+    from fxlib.zoo.manifest import Entry
 
-    entry = asked["entry"]
-    memory = int(entry["memory_gib"] * (1 << 30))
+    entry = Entry(**asked["entry"])
+    memory = int(entry.memory_gib * (1 << 30))
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     start = time.monotonic()
@@ -115,21 +89,20 @@ def _asked(asked: Mapping[str, Any], observer: Observer, tell: Callable[..., Non
     tell(phase="making the model")
     model, workload = _made(entry)
     tell(phase="capturing")
-    passes = [(each, {}) if isinstance(each, str) else (each[0], each[1]) for each in entry["passes"]]
     warnings.simplefilter("ignore", FxlibWarning)
-    with ServiceOptions(**asked["service"]).connect() as client:
+    with Endpoint(**asked["service"]).connect() as client:
         hand_in = partial(
             client.hand_in,
             model,
             workload,
-            recipe=passes or entry["recipe"],
-            name=entry["name"],
-            namespace=entry["namespace"],
-            labels=entry["labels"],
-            min_gain=entry["min_gain"],
-            confidence=entry["confidence"],
-            budget_s=entry["budget_s"],
-            max_relative_error=entry["max_relative_error"],
+            recipe=entry.steps or entry.recipe,
+            name=entry.name,
+            namespace=entry.namespace,
+            labels=entry.labels,
+            min_gain=entry.min_gain,
+            confidence=entry.confidence,
+            budget_s=entry.budget_s,
+            max_relative_error=entry.max_relative_error,
             fresh=asked["fresh"],
         )
         try:
@@ -161,7 +134,7 @@ def _seed() -> None:
     np.random.seed(0)  # noqa: NPY002 - models draw from it
 
 
-def _made(entry: Mapping[str, Any]) -> tuple[Any, Any]:
+def _made(entry: Entry) -> tuple[Any, Any]:
     """Return the model and its workload.
 
     Raises:
@@ -174,38 +147,38 @@ def _made(entry: Mapping[str, Any]) -> tuple[Any, Any]:
     made = _source(entry)
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Workload):
         model, workload = made
-        if entry["workload"]:
+        if entry.workload:
             raise _FailedError("FACTORY", "the factory returns a workload, and the manifest has another one")
     else:
         model, workload = made, _workload(entry)
     if not isinstance(model, nn.Module) and not hasattr(model, "graph_module"):
         told = f"it returned {type(made).__name__}, and neither a module nor (model, workload)"
         raise _FailedError("FACTORY", told)
-    if entry["threads"] is not None:
-        workload = replace(workload, threads=entry["threads"])
+    if entry.threads is not None:
+        workload = replace(workload, threads=entry.threads)
     return model, workload
 
 
-def _source(entry: Mapping[str, Any]) -> Any:
+def _source(entry: Entry) -> Any:
     import fxlib
     from fxlib.errors import FxlibError
 
-    target = entry["target"]
-    if entry["source"] == "file":
+    target = entry.target
+    if entry.source == "file":
         try:
             return fxlib.load(target)
         except OSError as error:
             raise _FailedError("FILE", f"{target}: {error.strerror}") from error
         except FxlibError as error:
             raise _FailedError("FILE", str(error)) from error
-    if entry["source"] == "entry_point":
+    if entry.source == "entry_point":
         found = list(metadata.entry_points(group=ENTRY_POINTS, name=target))
         if len(found) != 1:
             known = ", ".join(sorted({each.name for each in metadata.entry_points(group=ENTRY_POINTS)})) or "none"
             told = f"there are {len(found)} entry points {target!r} in the group {ENTRY_POINTS}; known: {known}"
             raise _FailedError("ENTRY_POINT", told)
-        return found[0].load()(**entry["arguments"])
-    return _called(target, entry["arguments"])
+        return found[0].load()(**entry.arguments)
+    return _called(target, entry.arguments)
 
 
 def _called(name: str, arguments: Mapping[str, Any]) -> Any:
@@ -220,17 +193,17 @@ def _called(name: str, arguments: Mapping[str, Any]) -> Any:
     return found(**arguments)
 
 
-def _workload(entry: Mapping[str, Any]) -> Any:
+def _workload(entry: Entry) -> Any:
     from fxlib.errors import FxlibError
     from fxlib.spec.workload import Workload
 
-    told = entry["workload"]
+    told = entry.workload
     if not told:
         raise _FailedError(
             "WORKLOAD", "there is no workload: return (model, workload), or add `workload` to the manifest"
         )
     if isinstance(told, str):
-        made = _called(told, entry["arguments"])
+        made = _called(told, entry.arguments)
         if not isinstance(made, Workload):
             raise _FailedError("WORKLOAD", f"{told} returned {type(made).__name__}, and no Workload")
         return made

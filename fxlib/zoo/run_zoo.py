@@ -18,16 +18,17 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import IO, Any, Final, cast
 
-from fxlib.client import Client
+from fxlib.client import Client, Endpoint
 from fxlib.errors import FxlibError, RejectedError, RemoteError, ServiceUnavailableError
 from fxlib.spec.job import Job
 from fxlib.spec.report import Estimate, plain
 from fxlib.zoo.dependencies import Dependencies, environment
 from fxlib.zoo.manifest import Entry
-from fxlib.zoo.model_process import ServiceOptions
 from fxlib.zoo.runs import Row, Run
 
 _POLL_S: Final = 0.1
+_END_S: Final = 2.0
+"""How long a process may take to end, in seconds, once it says nothing more."""
 _LONGEST_POLL_S: Final = 2.0
 _LONGEST_LINE: Final = 64 << 20
 _IDS: Final = uuid.UUID("8a0f6a52-3f0b-4a5e-9a55-7c8d2f6b1e11")
@@ -52,7 +53,7 @@ class RunOptions:
         fail_fast: stop at the first failure that is not expected.
     """
 
-    service: ServiceOptions
+    service: Endpoint
     max_parallel: int = 8
     captures: int = 1
     fresh: bool = False
@@ -123,11 +124,10 @@ class _Course:
         return [self._run.row(entry.name) for entry in entries]
 
     def _anew(self, entry: Entry, row: Row) -> Row:
-        passes = ", ".join(each if isinstance(each, str) else str(each[0]) for each in entry.passes)
         return Row(
             name=entry.name,
             asked=entry.digest,
-            recipe=passes or entry.recipe,
+            recipe=", ".join(name for name, _ in entry.steps) or entry.recipe,
             attempt=row.attempt + 1,
             confidence=entry.confidence,
         )
@@ -178,13 +178,17 @@ class _Course:
             answer = _ModelProcess(asked, self._run.log(entry.name)).answer(limit, self._check)
         finally:
             self._captures.release()
-        row = replace(row, capture_s=answer.get("capture_s"), dependencies=_dependencies(answer))
-        if "failed" in answer:
-            return _failed(row, answer["failed"], answer["message"])
-        if "report" in answer:
-            self._run.write_report(entry.name, answer["report"])
-            return _answered(row, answer["report"])
-        row = replace(row, state="asked", job_id=answer["job"], cached=answer["cached"])
+        try:
+            row = replace(row, capture_s=answer.get("capture_s"), dependencies=_dependencies(answer))
+            if "failed" in answer:
+                return _failed(row, answer["failed"], answer["message"])
+            if "report" in answer:
+                row = _answered(row, answer["report"])
+                self._run.write_report(entry.name, answer["report"])
+                return row
+            row = replace(row, state="asked", job_id=answer["job"], cached=answer["cached"])
+        except (KeyError, TypeError, AttributeError):  # the model wrote it
+            return _failed(row, "ANSWER", "the process wrote an answer of another form than its own")
         self._tell(row)
         return row
 
@@ -296,27 +300,39 @@ class _ModelProcess:
     def _last(
         self, process: subprocess.Popen[bytes], answers: IO[bytes], limit: float, check: Callable[[], None]
     ) -> dict[str, Any]:
-        received, phase = bytearray(), "starting"
+        received, phase, closed = bytearray(), "starting", False
         while True:
             check()
             ended = process.poll() is not None
             # What the process forked may hold the other end open, so that there is no end of file.
-            while select.select([answers], [], [], 0.0 if ended else _POLL_S)[0]:
+            while not closed and select.select([answers], [], [], 0.0 if ended else _POLL_S)[0]:
                 data = os.read(answers.fileno(), 1 << 16)
                 received += data
-                if not data or len(received) > _LONGEST_LINE:
-                    break
+                closed = not data or len(received) > _LONGEST_LINE
             while b"\n" in received:
-                line, _, rest = bytes(received).partition(b"\n")
-                received = bytearray(rest)
-                message: dict[str, Any] = json.loads(line)
+                line, _, received = received.partition(b"\n")
+                message = _read(line)
                 if "phase" not in message:
                     return message
                 phase = message["phase"]
             if ended:
                 return {"failed": "CRASHED", "message": f"the process ended {_how(process.returncode)} while {phase}"}
+            if closed:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_S)
+                    continue
+                return {"failed": "CRASHED", "message": f"the process stopped answering while {phase}"}
             if time.monotonic() > limit:
                 return {"failed": "TIME", "message": f"the time for it passed while {phase}"}
+
+
+def _read(line: bytearray) -> dict[str, Any]:
+    """Return a line of the process, or the failure that it is: the model may write what it likes."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        message = None
+    return message if isinstance(message, dict) else {"failed": "ANSWER", "message": "the process wrote no answer"}
 
 
 def _how(status: int) -> str:

@@ -125,6 +125,11 @@ class Run:
         return tuple(self._about()["entries"])
 
     @property
+    def fresh(self) -> bool:
+        """Whether it measures everything anew."""
+        return bool(self._about().get("fresh"))
+
+    @property
     def manifest(self) -> str:
         """The manifest's path, as it was when the run began."""
         return str(self._about()["manifest"])
@@ -213,7 +218,7 @@ class Runs:
         if self.folder.is_dir():
             yield from (Run(each.parent) for each in sorted(self.folder.glob("*/run.json")))
 
-    def begin(self, manifest: str, entries: Sequence[str], now: datetime | None = None) -> Run:
+    def begin(self, manifest: str, entries: Sequence[str], *, fresh: bool = False, now: datetime | None = None) -> Run:
         """Begin a run.
 
         Raises:
@@ -229,7 +234,8 @@ class Runs:
                 continue
             except OSError as error:
                 raise RunError(error.strerror or str(error), where=str(folder)) from error
-            _write(folder / "run.json", {"manifest": manifest, "entries": list(entries), "began": at.isoformat()})
+            about = {"manifest": manifest, "entries": list(entries), "began": at.isoformat(), "fresh": fresh}
+            _write(folder / "run.json", about)
             return Run(folder)
         raise RunError("a thousand runs began in this second", where=str(self.folder))
 

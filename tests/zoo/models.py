@@ -47,6 +47,16 @@ def eats() -> tuple[nn.Module, Workload]:
     return layer()
 
 
+def writes_nonsense() -> None:
+    os.write(int(sys.argv[1]), b"[1]\n")
+    time.sleep(1000)
+
+
+def stops_answering() -> None:
+    os.close(int(sys.argv[1]))
+    time.sleep(1000)
+
+
 def raises() -> None:
     raise KeyError("no such weights")
 

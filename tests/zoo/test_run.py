@@ -22,6 +22,8 @@ HOSTILE = {
     "crashes": ("CRASHED", "the process ended by SIGABRT while making the model"),
     "hangs": ("TIME", "the time for it passed while making the model"),
     "eats": ("MEMORY", "allocate"),
+    "writes_nonsense": ("ANSWER", "the process wrote no answer"),
+    "stops_answering": ("CRASHED", "the process stopped answering while making the model"),
     "raises": ("MODEL", "KeyError: 'no such weights'"),
     "returns_text": ("WORKLOAD", "there is no workload"),
     "no_such": ("FACTORY", "has no attribute 'no_such'"),
@@ -112,6 +114,21 @@ def test_a_second_run_of_an_unchanged_zoo_asks_nothing(tmp_path: Path, service: 
 
 
 @pytest.mark.slow
+def test_an_installed_package_offers_its_models(tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "site" / "ranker-1.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: ranker\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[fxlib.models]\nranker = tests.zoo.models:clicks\n")
+    monkeypatch.setenv("PYTHONPATH", str(installed.parent), prepend=os.pathsep)
+    path = manifest(tmp_path, 'entry_point = "ranker"', 'entry_point = "rankr"\nexpect = "failed"')
+    code, found = run(path, service)
+    assert code == 0
+    assert found["ranker"].outcome == "adopted"
+    assert found["rankr"].failure == "ENTRY_POINT"
+    assert "known: ranker" in found["rankr"].explanation
+
+
+@pytest.mark.slow
 def test_a_file_that_a_model_reads_is_seen_to_change(
     tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,15 +213,18 @@ def test_a_service_that_is_away_fails_the_rows_and_says_so(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_was_ended_goes_on_and_asks_nothing_twice(tmp_path: Path, kind: signal.Signals) -> None:
+@pytest.mark.parametrize("kind, more", [(signal.SIGINT, []), (signal.SIGKILL, []), (signal.SIGKILL, ["--fresh"])])
+def test_a_run_that_was_ended_goes_on_and_asks_nothing_twice(
+    tmp_path: Path, kind: signal.Signals, more: list[str]
+) -> None:
     (tmp_path / "service").mkdir()
     path = manifest(
         tmp_path,
         *(of("clicks", f'name = "clicks{n}"\nlabels = {{n = "{n}", test = "{tmp_path.name}"}}') for n in range(3)),
     )
     with real_service(tmp_path / "service") as address:
-        command = [sys.executable, "-c", PROGRAM, "zoo", "run", str(path), "--service", address, "--max-parallel", "3"]
+        asked = ["zoo", "run", str(path), "--service", address, "--max-parallel", "3", *more]
+        command = [sys.executable, "-c", PROGRAM, *asked]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             limit = time.monotonic() + 120
             while not jobs(address, tmp_path):
@@ -216,7 +236,7 @@ def test_a_run_that_was_ended_goes_on_and_asks_nothing_twice(tmp_path: Path, kin
             assert process.returncode == 130
             assert f"to go on: fxlib zoo run {path}" in errors
         with scripted_worker(address, adopt):
-            code, found = run(path, address)
+            code, found = run(path, address, *more)
         assert code == 0
         assert [each.outcome for each in found.values()] == ["adopted"] * 3
         assert len(list(Runs(tmp_path / "zoo.runs"))) == 1
