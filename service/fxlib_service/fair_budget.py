@@ -25,12 +25,15 @@ class Held:
 
     Attributes:
         amount: how much is held.
+        linger_s: the time in seconds for which it counts as held after the block, which bounds what a tenant takes in
+            any time of that length.
     """
 
     def __init__(self, budget: FairBudget, tenant: str, amount: int) -> None:
         self._budget = budget
         self._tenant = tenant
         self.amount = amount
+        self.linger_s = 0.0
 
     def shrink(self, amount: int) -> None:
         """Give back what exceeds `amount`."""
@@ -81,7 +84,10 @@ class FairBudget:
         try:
             yield held
         finally:
-            self.give(tenant, held.amount)
+            if held.linger_s:
+                asyncio.get_running_loop().call_later(held.linger_s, self.give, tenant, held.amount)
+            else:
+                self.give(tenant, held.amount)
 
     def give(self, tenant: str, amount: int) -> None:
         """Give an amount back that a tenant holds, and admit those who can be admitted now."""

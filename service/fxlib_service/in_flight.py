@@ -2,14 +2,15 @@
 
 gRPC gathers a message whole, in memory, from the moment at which it is asked for the message; before, it holds a few
 KiB. So each message has room reserved before it is asked for: first that of the largest one that gRPC lets through,
-since nobody knows its size yet, and from its arrival on its own size. Answers have their own budget, so that requests
-and answers never wait for each other in a circle.
+since nobody knows its size yet, and from its arrival on its own size. That of a larger one counts for a second longer
+than its call, whatever became of it: so a tenant takes no more than its share in a second, and leaves time for others.
+Answers have their own budget, so that requests and answers never wait for each other in a circle.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
@@ -31,6 +32,8 @@ _LEAST_BYTES_PER_S: Final = 256 << 10
 _PATIENCE_S: Final = 30.0
 _TURN_S: Final = 10.0
 _UPLOAD_TURN_S: Final = 30.0
+_LINGER_S: Final = 1.0
+"""The time for which the bytes of a request that is not small count after its call."""
 
 
 class InFlight:
@@ -72,8 +75,13 @@ class InFlight:
                 client sends none.
         """
         async with self.requests.hold(tenant, self._largest_bytes, wait_s=_TURN_S) as held:
-            data = await self._received(method, messages)
+            held.linger_s = _LINGER_S
+            async with _received(messages) as received:
+                data = await self._arrived(method, received)
             held.shrink(len(data))
+            if len(data) <= _SMALL_BYTES:
+                held.linger_s = 0.0
+            self._check(method, len(data))
             yield data
 
     @asynccontextmanager
@@ -87,14 +95,19 @@ class InFlight:
                 MESSAGE_TOO_LARGE.
         """
 
-        async def checked() -> AsyncIterator[bytes]:
-            yield await self._received(method, messages)
-            async for data in messages:
+        async def checked(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            first = await self._arrived(method, received)
+            self._check(method, len(first))
+            yield first
+            async for data in received:
                 self._check(method, len(data))
                 yield data
 
-        async with self.uploads.hold(tenant, self._largest_bytes, wait_s=_UPLOAD_TURN_S):
-            yield checked()
+        async with (
+            self.uploads.hold(tenant, self._largest_bytes, wait_s=_UPLOAD_TURN_S),
+            _received(messages) as received,
+        ):
+            yield checked(received)
 
     async def send(self, tenant: str, data: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Send a message of an answer, and count its bytes until the client has taken it.
@@ -108,7 +121,7 @@ class InFlight:
         async with self.answers.hold(tenant, len(data), wait_s=_TURN_S):
             await write(data)
 
-    async def _received(self, method: str, messages: AsyncIterator[bytes]) -> bytes:
+    async def _arrived(self, method: str, messages: AsyncIterator[bytes]) -> bytes:
         allowed_s = _time_for(_limit(method))
         try:
             async with asyncio.timeout(allowed_s):
@@ -118,7 +131,6 @@ class InFlight:
             raise ServiceError(Code.CALL_TIMEOUT, problem, retry_after_s=1.0) from None
         if data is None:
             raise ServiceError(Code.INVALID_REQUEST, "the call has no message")
-        self._check(method, len(data))
         return data
 
     def _check(self, method: str, size: int) -> None:
@@ -126,6 +138,21 @@ class InFlight:
         if size > limit:
             problem = f"a message of {method} may have {limit} bytes, and this one has {size}"
             raise ServiceError(Code.MESSAGE_TOO_LARGE, problem, metadata={"limit": "message", "bytes": str(limit)})
+
+
+@asynccontextmanager
+async def _received(messages: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Read messages in a block, and have gRPC forget the last one afterwards.
+
+    The generator of gRPC's that yields them holds it, and is part of a reference cycle: without this, each message
+    stays until Python next looks for cycles among all of its objects, which may be gigabytes later.
+    """
+    received = aiter(messages)
+    try:
+        yield received
+    finally:
+        if isinstance(received, AsyncGenerator):
+            await received.aclose()
 
 
 def _limit(method: str) -> int:

@@ -80,13 +80,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         return grpc.stream_stream_rpc_method_handler(serve)
 
     def _unary(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Serve:
+        async def handle(messages: AsyncIterator[bytes], call: _Intercepted) -> Message:
+            # On its own, so that the frame that holds the message is over, and cleared, when an error is told.
+            async with asyncio.timeout(self._timeout_s), self._in_flight.request(name, call.tenant, messages) as raw:
+                answer: Message = await method(call.noted(parse(raw)), call.call)
+            return answer
+
         async def serve(messages: AsyncIterator[bytes], context: Any) -> None:
             async with self._intercepted(name, context) as call:
-                async with (
-                    asyncio.timeout(self._timeout_s),
-                    self._in_flight.request(name, call.tenant, messages) as raw,
-                ):
-                    answer: Message = await method(call.noted(parse(raw)), call.call)
+                answer = await handle(messages, call)
                 await self._answer(call, call.noted(answer), context)
 
         return serve
@@ -168,6 +170,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         except Exception as error:  # noqa: BLE001  # every error becomes a status
             refusal = _as_refusal(name, error)
             traceback.clear_frames(error.__traceback__)  # they hold the message, whose room is free again
+            error.__traceback__ = None  # it holds this frame, which holds the error
             status, code = STATUS[refusal.code].name, refusal.code.name
             self._metrics.refused(refusal)
             await _abort(context, refusal)

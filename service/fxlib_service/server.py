@@ -41,6 +41,7 @@ _TIDY_S: Final = 600.0
 _DEAD_S: Final = 3 * _TIDY_S
 """Time in seconds after which files that a running service would have touched are taken for those of a killed one."""
 _LOOKAHEAD_BYTES: Final = 16 << 10
+_READ_BYTES: Final = 64 << 10
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,8 @@ class Server:
                 # What gRPC holds of a message that nobody reads yet. By default it grows to megabytes for each call.
                 ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
                 ("grpc.http2.bdp_probe", 0),
+                # What it reads off a connection at once: by default up to 4 MiB, for each one that sends much.
+                ("grpc.experimental.tcp_max_read_chunk_size", _READ_BYTES),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),

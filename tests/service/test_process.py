@@ -3,8 +3,11 @@
 import hashlib
 import itertools
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Final
 
 import grpc
 import pytest
@@ -24,6 +27,32 @@ def test_it_says_where_it_is_and_ends_in_order(tmp_path: Path) -> None:
         client.put(graph_bytes())
         assert states([client.submit()]) == ["queued"]
         assert process.stop() == 0  # or it would have been waited for in vain
+
+
+_FREED: Final = """
+import sys
+from fxlib_service.__main__ import return_freed_memory
+def resident_mib():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+if "ours" in sys.argv:
+    return_freed_memory()
+kept = []
+for _ in range(3):
+    held = []
+    for _ in range(60):
+        held.append(bytearray(b"x") * (5 << 20))
+        kept += [bytes(4096 + n) for n in range(50)]
+    del held
+print(resident_mib())
+"""
+
+
+def test_memory_of_large_messages_goes_back_when_it_is_freed() -> None:
+    left = {
+        who: int(subprocess.run([sys.executable, "-c", _FREED, who], check=True, capture_output=True).stdout)
+        for who in ("ours", "libc's")
+    }
+    assert left["ours"] < 200, left
 
 
 def test_killed_with_jobs_queued_and_running_it_goes_on_where_it_was(tmp_path: Path) -> None:
