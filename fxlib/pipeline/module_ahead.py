@@ -297,7 +297,7 @@ class ModuleAhead:
         self, module: CapturedModule, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Entry, list[bool]] | None:
         modes = None
-        for entry in self._entries:
+        for entry in filter(_is_due, self._entries):
             modes = modes or _modes()
             unchanged: list[bool] = []
             if entry.program.module is not module or not entry.program.is_current():
@@ -310,7 +310,7 @@ class ModuleAhead:
                     unchanged = entry.program.unchanged(entry.noted, entry.program.values(args, kwargs))
             if any(unchanged):
                 return entry, unchanged
-            entry.why_not = why_not if entry.is_due else ""
+            entry.why_not = why_not
         return None
 
     def _with_results(
@@ -413,6 +413,11 @@ def _stand_in(
     told: Any = stands
     told.stands_for = operator  # a recording looks for it
     return stands
+
+
+def _is_due(entry: Entry) -> bool:
+    """Whether a forward may be the one that an entry is for; a batch may hold the tensors of the one before it."""
+    return entry.is_due
 
 
 def _is_hashable(value: object) -> bool:

@@ -127,6 +127,21 @@ def test_a_rewritten_module_sends_the_next_reads_in_the_message_of_its_pushes(
     assert "look_up_table" not in sent.since()
 
 
+def test_each_of_several_batches_with_the_same_tensors_has_what_was_read_for_it(
+    sent: Sent, module: CapturedModule
+) -> None:
+    steps = iter(fxlib.pipeline([torch.ones(2, 4)] * 4, module))
+    train(module, next(steps))
+    for _ in range(2):
+        sent.since()
+        following = next(steps)
+        assert sent.since() == ["count"]  # of the batch after it
+        module(following).sum().backward()
+        assert sent.since() == []  # not the read that has just left
+        fxlib.push_gradients(module)
+    assert sent.since() == ["push_table", "look_up_table"]
+
+
 def test_deeper_pipelines_read_further_ahead_within_their_memory(sent: Sent, module: CapturedModule) -> None:
     next(iter(fxlib.pipeline(batches(), module, depth=3)))
     assert sent.since().count("count") == 3
