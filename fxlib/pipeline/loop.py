@@ -90,6 +90,9 @@ class Pipeline(Generic[B]):
         self.why_not_ahead = "" if ahead else why_not_ahead(loader)
         self.taken = self.unused = 0
         self._state: Any = None
+        self._forward: Callable[..., Any] | None = None
+        """The forward whose arguments have the names that follow."""
+        self._names: list[str] = []
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, where the loader knows it."""
@@ -202,16 +205,20 @@ class Pipeline(Generic[B]):
         if isinstance(given, Batch):
             return given.inputs, given.kwargs
         if isinstance(given, Mapping):
-            names = _parameters(module)
+            names = self._parameters(module)
             return (), {name: value for name, value in given.items() if self._inputs is not None or name in names}
         if isinstance(given, (tuple, list)):
-            return tuple(given) if self._inputs is not None else tuple(given[: len(_parameters(module))]), {}
+            return tuple(given) if self._inputs is not None else tuple(given[: len(self._parameters(module))]), {}
         return (given,), {}
 
-
-def _parameters(module: CapturedModule) -> list[str]:
-    """Return the names of what a module's forward takes."""
-    codegen = module.graph._codegen
-    if isinstance(codegen, _PyTreeCodeGen):
-        return list(codegen.pytree_info.orig_args)
-    return list(inspect.signature(module._program.generated).parameters)[1:]
+    def _parameters(self, module: CapturedModule) -> list[str]:
+        """Return the names of what a module's forward takes: read once, since reading them takes as long as a call."""
+        forward = module._program.generated
+        if forward is not self._forward:
+            codegen = module.graph._codegen
+            if isinstance(codegen, _PyTreeCodeGen):
+                self._names = list(codegen.pytree_info.orig_args)
+            else:
+                self._names = list(inspect.signature(forward).parameters)[1:]
+            self._forward = forward
+        return self._names

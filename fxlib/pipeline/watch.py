@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
 from typing import Any, Protocol
 
 from torch.distributed.rpc import api
@@ -58,12 +59,16 @@ class Watch:
         self._writes: list[_Write] = []
         self._stated: dict[str, Contract] = {}
         """Contracts that graphs state, by the name of the function."""
+        self._readers: set[FunctionType] = set()
+        """Functions that were looked up and write nothing, under the contracts that are stated now."""
         self._replaced: dict[str, Callable[..., Any]] = {}
 
     def add(self, listener: Listener, stated: Mapping[str, Contract]) -> None:
         """Tell a listener of writes from now on, and take the contracts that its graph states for true."""
         with self._lock:
-            self._stated.update(stated)
+            if any(self._stated.get(name) != contract for name, contract in stated.items()):
+                self._stated.update(stated)
+                self._readers.clear()
             if listener not in self._listeners:
                 self._listeners.append(listener)
             if not self._replaced:
@@ -80,6 +85,7 @@ class Watch:
                 self._replaced.clear()
                 self._writes.clear()
                 self._stated.clear()
+                self._readers.clear()
 
     @property
     def is_watching(self) -> bool:
@@ -140,10 +146,14 @@ class Watch:
         """Return what a call writes."""
         calls = _calls_within(function, args)
         if calls is not None:
-            return frozenset().union(*(self._written(to, each, given) for each, given, _ in calls))
-        if _only_reads(function):
+            return _NOTHING.union(*[self._written(to, each, given) for each, given, _ in calls])
+        is_plain = isinstance(function, FunctionType)  # of anything else, nobody knows what its `==` is
+        if (is_plain and function in self._readers) or _only_reads(function):
             return _NOTHING
-        return states_of(self._contract(function), server_name(to))[1]
+        contract = self._contract(function)
+        if is_plain and contract is not None and not contract.writes:
+            self._readers.add(function)
+        return states_of(contract, server_name(to))[1]
 
     def _contract(self, function: Any) -> Contract | None:
         try:

@@ -17,10 +17,12 @@ from torch.distributed import rpc
 from torch.utils import data
 
 import fxlib
+from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibError, FxlibWarning
 from fxlib.pipeline import watch
 from fxlib.pipeline.module_ahead import MOST_IN_VAIN, ahead_of, captured_in
-from fxlib.runtime import CapturedModule
+from fxlib.runtime import CapturedModule, functions
+from fxlib.spec.contract import Contract
 from tests.random_programs import simulation
 from tests.random_programs.simulation import World, simulated
 from tests.random_programs.trainings import look_up_table, push_table
@@ -402,3 +404,17 @@ def test_a_copy_of_a_module_has_nothing_fetched(sent: Sent, module: CapturedModu
     next(loop)
     assert ahead_of(module).result_bytes == 0
     assert copy.deepcopy(module)._fxlib.ahead is None
+
+
+def test_a_function_that_another_graph_says_writes_is_no_longer_taken_for_one_that_reads(
+    sent: Sent, module: CapturedModule
+) -> None:
+    told: list[frozenset[ServerState]] = []
+    listener, own = mock.Mock(written=told.append), watch.Watch()
+    name = functions.name_of(simulation.count)
+    for contract, writes in ((Contract(reads=frozenset({"x"})), 0), (Contract(writes=frozenset({"x"})), 1)):
+        own.add(listener, {name: contract})
+        for _ in range(2):
+            rpc.rpc_sync("ps0", simulation.count, args=(torch.ones(1),))
+        assert len(told) == 2 * writes
+    own.remove(listener)
