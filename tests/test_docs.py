@@ -132,6 +132,7 @@ def test_the_tutorial_s_program_is_short_and_has_a_few_lines_of_fxlib() -> None:
     assert len([line for line in lines if "fxlib" in line]) <= 12
 
 
+@pytest.mark.slow
 def test_the_pages_are_a_site_without_dead_links(tmp_path: Path) -> None:
     mkdocs = Path(sys.executable).with_name("mkdocs")
     command = [str(mkdocs), "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]

@@ -63,6 +63,7 @@ def test_committed_stubs_are_what_the_protocol_generates(tmp_path: Path) -> None
     assert not stale, "run `make protos`"
 
 
+@pytest.mark.slow
 def test_the_library_loads_no_application() -> None:
     program = f"import sys, fxlib; print(*sorted(sys.modules.keys() & {set(APPLICATIONS)}))"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()

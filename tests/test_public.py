@@ -20,6 +20,7 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(fxlib)
 
 
+@pytest.mark.slow
 def test_a_function_is_not_hidden_by_the_submodule_of_its_name() -> None:
     program = (
         "import fxlib.capture, fxlib.equivalence.verify, fxlib.capture.api; "

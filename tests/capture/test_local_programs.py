@@ -277,6 +277,7 @@ STEPS: list[Callable[[list[Any], Any, Any], None]] = [
 ]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9), st.integers(0, 9)), max_size=12))
 def test_random_programs_are_captured_as_they_are(steps: list[tuple[int, int, int]]) -> None:
     model = Program(steps)

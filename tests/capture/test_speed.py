@@ -4,12 +4,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.rpc import rpc_sync
 
 import fxlib
 from tests.capture import servers
+
+pytestmark = pytest.mark.slow
 
 
 class Chain(nn.Module):

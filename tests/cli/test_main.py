@@ -74,6 +74,7 @@ def test_a_missing_application_is_named(
     assert ran.err == f"fxlib: {missing} is not installed{why}. {way_out}\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     command = f"{sys.executable} -m fxlib.cli passes | head -n 0"
     ran = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True)

@@ -646,6 +646,7 @@ def bags(offsets: Callable[[Graph, Any], Any]) -> GraphModule:
     return of(build)
 
 
+@pytest.mark.slow
 def test_offsets_of_the_answer_s_own_are_checked_before_an_operator_trusts_them() -> None:
     program = """
 import torch

@@ -121,6 +121,7 @@ def test_a_folder_may_be_named_with_signs_that_mean_something_in_an_address(
             assert client.jobs() == []
 
 
+@pytest.mark.slow
 def test_a_service_on_the_same_port_of_another_address_takes_nothing_over(tmp_path: Path) -> None:
     with real_service(tmp_path / "first") as address:
         other = address.replace("127.0.0.1", "127.0.0.2")

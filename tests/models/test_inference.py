@@ -12,11 +12,12 @@ from fxlib.recipes import recipes
 from tests.models import zoo
 from tests.models.nets import changes, graph_runs
 
-_SMALL = ["resnet20_cifar10", "squeezenet_v1_1", "mobilenet_wd4"]
-_LARGE = ["resnet50", "densenet121", "peleenet", "seresnet10", "resnext14_16x4d", "dla34", "preresnet10", "dpn68"]
+_NAMES = ["resnet20_cifar10", "squeezenet_v1_1", "mobilenet_wd4", "resnet50", "densenet121", "peleenet"]
+_NAMES += ["seresnet10", "resnext14_16x4d", "dla34", "preresnet10", "dpn68"]
 
 
-@pytest.mark.parametrize("name", [*_SMALL, *(pytest.param(each, marks=pytest.mark.slow) for each in _LARGE)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _NAMES)
 @torch.no_grad()
 def test_a_net_is_as_right_as_before(name: str) -> None:
     model, inputs = zoo.build(name)

@@ -12,7 +12,6 @@ from fxlib.runtime import CapturedModule
 from fxlib.utils import pytree
 from tests.models import zoo
 
-NAMES = [pytest.param(name, marks=() if name in zoo.models(heavy=False) else pytest.mark.slow) for name in zoo.models()]
 # wav2vec2 draws which layers to skip: a decision by a value, which no graph can hold.
 _TRAINED = ["resnet20_cifar10", "densenet40_k12_cifar10", *zoo.models(family="transformer")]
 _TRAINED.remove("wav2vec2")
@@ -29,7 +28,8 @@ def _assert_alike(module: torch.nn.Module, other: torch.nn.Module, inputs: zoo.I
     assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", zoo.models())
 def test_a_model_comes_in_whole(name: str) -> None:
     model, inputs = zoo.build(name)
     captured = fxlib.capture(model, sample_inputs=inputs)

@@ -31,12 +31,7 @@ def check(program: Program) -> None:
     assert differences(expected, measured(program, scheduled)) == []
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10**6))
-def test_any_program(seed: int) -> None:
-    check(random_program(seed))
-
-
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6))
 def test_any_program_with_gradients(seed: int) -> None:

@@ -345,6 +345,7 @@ def test_no_graph_can_have_a_server_write_or_read_files(name: str) -> None:
         functions.resolve(f"fxlib.ps:{name}")
 
 
+@pytest.mark.slow
 def test_a_meeting_that_torchrun_never_serves_is_explained_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     there, nowhere = (rpc.TensorPipeRpcBackendOptions(init_method=each) for each in ("env://", "tcp://localhost:1"))
     ps.check_meeting(nowhere)

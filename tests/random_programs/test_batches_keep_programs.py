@@ -96,6 +96,7 @@ def _seeds_that_notice(bug: str) -> Iterator[int]:
             yield seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", PLANTED)
 def test_batches_without_one_of_their_rules_are_caught(bug: str) -> None:
     with PLANTED[bug]():

@@ -15,6 +15,8 @@ from tests.random_programs.running import Outcome, differences, distributed_outc
 from tests.random_programs.simulation import SERVERS
 from tests.shared.rpc_world import rpc_world
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def servers() -> Iterator[None]:
@@ -22,9 +24,7 @@ def servers() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(20), pytest.param(range(20, 100), marks=pytest.mark.slow)], ids=["few", "many"]
-)
+@pytest.mark.parametrize("seeds", [range(20), range(20, 100)], ids=["few", "many"])
 def test_a_scheduled_program_does_what_the_program_does(seeds: range) -> None:
     moved = 0
     for seed in seeds:
@@ -47,7 +47,7 @@ def _sums_of_many(program: Program, found: Outcome) -> Iterator[str]:
     return (name for name in found for server, count in calls.items() if count > 2 and name.startswith(f"{server}'s"))
 
 
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 60), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("seeds", [range(12), range(12, 60)], ids=["few", "many"])
 def test_distributed_autograd_gives_what_the_program_reproduces_of_itself(seeds: range) -> None:
     moved, server_gradients = 0, 0
     for seed in seeds:

@@ -13,6 +13,8 @@ from tests.random_programs.test_pushes_on_real_rpc import fresh_servers
 from tests.random_programs.trainings import random_training
 from tests.shared.rpc_world import rpc_world
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def servers() -> Iterator[None]:
@@ -20,7 +22,7 @@ def servers() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 60), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("seeds", [range(8), range(8, 60)], ids=["few", "many"])
 def test_a_training_under_a_pipeline_does_what_the_training_does(seeds: range) -> None:
     for seed in seeds:
         training = random_training(seed, loop=True)

@@ -15,6 +15,8 @@ from tests.random_programs.test_pushes_of_trainings import differences
 from tests.random_programs.trainings import forget_rows, random_training
 from tests.shared.rpc_world import rpc_world
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def servers() -> Iterator[None]:
@@ -30,7 +32,7 @@ def fresh_servers() -> Iterator[RealServers]:
         yield world
 
 
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 60), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("seeds", [range(12), range(12, 60)], ids=["few", "many"])
 def test_a_training_that_is_rewritten_does_what_the_training_does(seeds: range) -> None:
     for seed in seeds:
         training = random_training(seed)

@@ -102,6 +102,7 @@ def _seeds_that_notice(bug: str) -> Iterator[int]:
             yield seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_schedule_without_one_of_its_rules_is_caught(bug: str) -> None:
     with PLANTED[bug]():

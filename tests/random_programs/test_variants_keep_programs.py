@@ -170,10 +170,11 @@ def servers() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::fxlib.errors.FxlibWarning")  # some steps are in no mode that was named
 @pytest.mark.parametrize(
     "seeds",
-    [range(8), *(pytest.param(range(first, first + 12), marks=pytest.mark.slow) for first in range(8, 56, 12))],
+    [range(8), *(range(first, first + 12) for first in range(8, 56, 12))],
     ids=lambda seeds: f"from {seeds.start}",
 )
 def test_switching_modes_and_masks_leaves_behind_what_the_original_does(seeds: range) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import torch, warnings
 from torch import nn
@@ -53,6 +55,7 @@ for call in wrong:
 """
 
 
+@pytest.mark.slow
 def test_checked_operators_give_the_same_and_refuse_what_leads_outside() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.split().count("IndexError") >= 8

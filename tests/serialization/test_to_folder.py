@@ -71,6 +71,7 @@ class Branches(nn.Module):
         return self.layer(x) if x.shape[0] > 1 else x
 
 
+@pytest.mark.slow
 def test_packages_run_without_fxlib_and_give_the_same(tmp_path: Path_) -> None:
     torch.manual_seed(0)
     image, rows = torch.randn(2, 3, 8, 8), torch.randn(2, 5, 4)
@@ -137,6 +138,7 @@ class Path(nn.Module):
         return x + self.small.float() * self.count.float()
 
 
+@pytest.mark.slow
 def test_names_and_tensors_of_any_kind_make_a_package(tmp_path: Path_) -> None:
     model, x = Path(), torch.randn(2, 5, 4)
     fxlib.to_folder(fxlib.capture(model), tmp_path / "odd")
@@ -152,6 +154,7 @@ def test_names_and_tensors_of_any_kind_make_a_package(tmp_path: Path_) -> None:
     assert torch.equal(load_file(tmp_path / "nameless.out")["y"], x.sin())
 
 
+@pytest.mark.slow
 def test_a_package_of_runtime_operators_imports_fxlib_and_says_so(tmp_path: Path_) -> None:
     fxlib.to_folder(fxlib.optimize(fxlib.capture(Clicks())), tmp_path / "clicks")
     said = (tmp_path / "clicks" / "__init__.py").read_text()

@@ -22,6 +22,7 @@ def ask(address: str, path: str, method: str = "GET") -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@pytest.mark.slow
 def test_probes_and_metrics_have_paths_of_their_own_and_nothing_else_is_there(tmp_path: Path) -> None:
     service = Process(tmp_path)
     try:

@@ -73,6 +73,7 @@ def test_a_policy_that_others_may_write_is_refused(tmp_path: Path) -> None:
         Policy.read(path)
 
 
+@pytest.mark.slow
 def test_a_service_does_not_start_without_the_policy_that_it_was_given(tmp_path: Path) -> None:
     assert "--policy: cannot read" in refused("--data", str(tmp_path / "data"), "--policy", str(tmp_path / "absent"))
 

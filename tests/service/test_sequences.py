@@ -360,6 +360,7 @@ def run(books: Books, sequences: int, *, repeatable: bool) -> None:
     assert any(state == "succeeded" for state in books.final.values()) or sequences < 1000  # few reach an answer
 
 
+@pytest.mark.slow
 def test_a_few_sequences_of_any_calls_break_nothing(books: Books) -> None:
     run(books, 8, repeatable=True)
 

@@ -92,6 +92,7 @@ print(wire.digest(graph), hashlib.sha256(b"".join(t.numpy().tobytes() for t in s
 """
 
 
+@pytest.mark.slow
 def test_bytes_digests_and_drawn_weights_are_the_same_in_every_process() -> None:
     def run(seed: str) -> str:
         command = [sys.executable, "-c", PROGRAM]

@@ -93,6 +93,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
         write_site(made(tmp_path, [adopted("a")]), [], tmp_path / "site")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (make system)")
 def test_a_browser_shows_the_leaderboard_and_runs_no_script_but_ours(tmp_path: Path) -> None:
     run = made(tmp_path, [adopted("fast"), Row(name=HOSTILE, state="failed", failure="MODEL", explanation="no")])

@@ -72,6 +72,7 @@ def overloads(names: Iterator[str]) -> Iterator[Overload]:
 MIXED = ((0, 0, 0), (1, 1, 1), (2, 0, 4), (3, 1, 2), (4, 2, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_exact_operators_give_the_same_bits_in_every_layout_and_strides_that_are_known(dtype: torch.dtype) -> None:
     tried = set()

@@ -63,14 +63,6 @@ def _check(program: tuple[list[Step], list[int]], *, grad: bool, train: bool, tr
             assert _shared(model, inputs) == _shared(module, inputs)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-@given(programs(), st.booleans(), st.booleans(), st.booleans())
-def test_a_random_module_is_itself(
-    program: tuple[list[Step], list[int]], grad: bool, train: bool, tracked: bool
-) -> None:
-    _check(program, grad=grad, train=train, tracked=tracked)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))

@@ -159,6 +159,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_capture_needs_no_rpc_group() -> None:
     command = [sys.executable, "-c", BEFORE_INIT_RPC]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
