@@ -10,6 +10,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from itertools import pairwise
 from typing import TypeAlias, TypeGuard
 
@@ -204,7 +205,8 @@ def _pass_to_proto(kind: type[GraphPass]) -> jobs_pb2.PassInfo:
     )
 
 
-def _docs_of(kind: type[GraphPass]) -> dict[str, str]:
+@cache  # to parse all passes takes a third of a second
+def _docs_of(kind: type[GraphPass]) -> Mapping[str, str]:
     """Return what the source of a pass says right below each option."""
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
