@@ -22,11 +22,18 @@ class Architecture:
 
     make: Callable[[], nn.Module]
     inputs: Callable[[], Inputs]
+    heavy: bool = False
+    """Whether a test of it takes seconds."""
 
 
-def models(*, family: str = "") -> list[str]:
-    """Return the names: of one family ("convolutional" or "transformer") if given."""
-    return [name for group, architectures in _FAMILIES.items() for name in architectures if family in ("", group)]
+def models(*, family: str = "", heavy: bool = True) -> list[str]:
+    """Return the names: of one family ("convolutional" or "transformer") if given, without the heavy ones if asked."""
+    return [
+        name
+        for group, architectures in _FAMILIES.items()
+        for name, each in architectures.items()
+        if family in ("", group) and (heavy or not each.heavy)
+    ]
 
 
 def build(name: str, *, seed: int = 0, training: bool = False) -> tuple[nn.Module, Inputs]:
@@ -56,13 +63,13 @@ def _image(size: int) -> Callable[[], Inputs]:
     return lambda: (torch.randn(2, 3, size, size),)
 
 
-def _convolutional(name: str, size: int = 224, **options: Any) -> Architecture:
+def _convolutional(name: str, size: int = 224, *, heavy: bool = True, **options: Any) -> Architecture:
     def make() -> nn.Module:
         from pytorchcv.model_provider import get_model
 
         return get_model(name, num_classes=10, **options)
 
-    return Architecture(make=make, inputs=_image(size))
+    return Architecture(make=make, inputs=_image(size), heavy=heavy)
 
 
 _CONVOLUTIONAL = {
@@ -79,7 +86,7 @@ _CONVOLUTIONAL = {
     "mobilenet_wd4": _convolutional("mobilenet_wd4"),
     "squeezenet_v1_1": _convolutional("squeezenet_v1_1"),
     "shufflenet_g1_wd4": _convolutional("shufflenet_g1_wd4"),
-    "resnet20_cifar10": _convolutional("resnet20_cifar10", 32),
+    "resnet20_cifar10": _convolutional("resnet20_cifar10", 32, heavy=False),
     "densenet40_k12_cifar10": _convolutional("densenet40_k12_cifar10", 32),
 }
 
@@ -201,5 +208,7 @@ _SPECS = {
     ),
 }  # fmt: skip
 
-_TRANSFORMERS = {name: Architecture(make=each.make, inputs=each.inputs) for name, each in _SPECS.items()}
+_TRANSFORMERS = {
+    name: Architecture(make=each.make, inputs=each.inputs, heavy=name != "bert") for name, each in _SPECS.items()
+}
 _FAMILIES = {"convolutional": _CONVOLUTIONAL, "transformer": _TRANSFORMERS}

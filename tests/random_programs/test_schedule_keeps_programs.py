@@ -43,6 +43,7 @@ def test_a_scheduled_program_does_what_the_program_does(seed: int) -> None:
     check(seed)
 
 
+@pytest.mark.slow
 def test_random_programs_have_calls_that_move() -> None:
     assert sum(map(check, range(100))) > 300
 

@@ -99,6 +99,7 @@ def test_a_quick_answer_that_lets_another_call_leave_does_not_wait_for_a_slow_on
     assert coalesced(program.returns(slow, second), profile)[1] == []
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     service_s=st.floats(1e-5, 0.02),

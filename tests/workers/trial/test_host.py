@@ -18,6 +18,8 @@ from fxlib_workers.trial.answers import read_answer
 from fxlib_workers.trial.host import Ended, Host, environment
 from tests.workers.process.contained import host as allowed
 
+pytestmark = pytest.mark.slow
+
 CONFIG = ActorConfig(
     name="ps0",
     rank=0,

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fxlib_workers.trial.trainer import run_delay_s
 
 BESIDE_ANOTHER = """
@@ -22,6 +24,7 @@ if not is_other:
 """
 
 
+@pytest.mark.slow
 def test_two_threads_on_one_core_wait_for_each_other() -> None:
     done = subprocess.run([sys.executable, "-c", BESIDE_ANOTHER], stdout=subprocess.PIPE, text=True, check=True)
     assert 0.1 < float(done.stdout) < 0.6

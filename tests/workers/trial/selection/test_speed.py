@@ -107,6 +107,7 @@ def test_rare_stalls_of_the_candidate_count() -> None:
     assert run(Stalling(gain=0.3), budget_s=0.5)[1] is not Reason.FASTER
 
 
+@pytest.mark.slow
 def test_equal_arms_are_adopted_no_more_often_than_the_level_says() -> None:
     adopted = 0
     for seed in range(60):

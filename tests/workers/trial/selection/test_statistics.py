@@ -49,6 +49,7 @@ def pairs_until(values: NDArray[np.float64], threshold: float, confidence: float
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [normal, heavy_tailed, autocorrelated, drifting])
 def test_equal_arms_are_told_apart_no_more_often_than_the_level_says(noise: Noise) -> None:
     rng = np.random.default_rng(1)
