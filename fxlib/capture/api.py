@@ -317,7 +317,10 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
         node.meta.pop("is_wrapped", None)
     facts = tracer.recorder.facts(graph)
     asked = FixedAnswers(
-        grad_mode=tracer.recorder.asked_grad_mode, requires_grad=tracer.asked_gradients, tensor_metadata=tracer.answered
+        grad_mode=tracer.recorder.asked_grad_mode,
+        requires_grad=tracer.asked_gradients,
+        tensor_metadata=tracer.answered,
+        classes=tracer.recorder.asked_classes,
     )
     if not isinstance(model, nn.Module):
         name = getattr(model, "__name__", None)

@@ -314,6 +314,7 @@ class CapturedModule(GraphModule):
         state = self._fxlib
         if generated is None:
             generated = self._program.generated
+        state.conditions.python.ask_caches()
         recording = current_recording()
         run: Callable[..., Any] = generated
         stands: Any = self

@@ -75,10 +75,17 @@ class ModuleState:
             self.told = True
             warnings.warn(text, FxlibWarning, stacklevel=4)
 
+    def _misfit_of_export(self, expected: GuardedCodeGen, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Whether an argument has got an attribute for which an exported forward asked."""
+        python = self.conditions.python
+        if not python.arguments:
+            return ""
+        return python.misfit({**dict(zip(expected.pytree_info.orig_args, args, strict=False)), **kwargs})
+
     def misfit(self, expected: Expected, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Whether the graph is not for one of the arguments."""
         if isinstance(expected, GuardedCodeGen):
-            return expected.misfit(tuple(args), kwargs)
+            return expected.misfit(tuple(args), kwargs) or self._misfit_of_export(expected, args, kwargs)
         broken = self.conditions.misfit(expected, args, kwargs)
         if broken or not self.weight_assumptions.has_ranks:
             return broken

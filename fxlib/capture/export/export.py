@@ -84,7 +84,11 @@ def export(
         refuse_out(graph, grad_enabled=torch.is_grad_enabled())
         class_name = None if isinstance(model, nn.Module) else getattr(model, "__name__", None)
         asked = FixedAnswers(
-            grad_mode=recorder.asked_grad_mode, requires_grad=export_checks.asked, tensor_metadata=True, strides=True
+            grad_mode=recorder.asked_grad_mode,
+            requires_grad=export_checks.asked,
+            tensor_metadata=True,
+            strides=True,
+            classes=recorder.asked_classes,
         )
         facts, entries = recorder.facts(graph), remote.places.ways()
         return CapturedModule(
@@ -156,7 +160,7 @@ class _Around(NamedTuple):
 
 def _exported(module: nn.Module, samples: Samples, dynamic_shapes: Any, around: _Around) -> ExportedProgram:
     remote, export_checks, recorder = around
-    stand_ins = StandIns(module, recorder)
+    stand_ins = StandIns(module, recorder, sys._getframe())
     forward = module.forward if isinstance(module, FunctionModel) else type(module).forward
     quiet = unchanged(module, (), same=equal_copies)
     with recorder, quiet, generators_unused(forward), Interception() as interception:

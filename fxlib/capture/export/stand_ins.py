@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,28 +19,37 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.capture import source
+from fxlib.capture.handled_errors import OF_TYPES, refuse_guarded
 from fxlib.capture.intercept import Call, Interception, is_capturing
+from fxlib.capture.recording.argument_assumptions import id_asked
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime.submodules import local_modules
+
+_DROPOUTS = (torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout)
+"""Operators that return what they were given, the very tensor, where nothing is to be dropped."""
 
 
 class StandIns(TorchFunctionMode):
     """Answers questions about the stand-ins of one export as the tensors of a run would.
 
-    As a mode, it sees to it that the forward uses no other tensor that takes a gradient: export has constants of them.
+    As a mode, it sees to it that the forward uses no other tensor that takes a gradient (export has constants of them),
+    and does no work whose errors it handles.
 
     Args:
         module: the model.
         recorder: of what its forward reads.
+        end: the frame at which the user's frames end.
     """
 
-    def __init__(self, module: nn.Module, recorder: Recorder) -> None:
+    def __init__(self, module: nn.Module, recorder: Recorder, end: FrameType) -> None:
         super().__init__()
-        self._module, self._recorder = module, recorder
+        self._module, self._recorder, self._end = module, recorder, end
         self._state = (*module.parameters(), *module.buffers())
         self._own = {id(each) for each in self._state}
         self._stand_for: dict[int, torch.Tensor] = {}
+        self._inputs: dict[int, str] = {}
+        """The names of the arguments, by the ids of their stand-ins; empty for a tensor inside of a nest."""
         recorder.use_stand_ins(self)
 
     def install(self, interception: Interception) -> None:
@@ -52,11 +64,23 @@ class StandIns(TorchFunctionMode):
             return make
 
         interception.function(FakeTensor.__init__, replace)
+        for each in _DROPOUTS:  # as torch.nn.functional calls them; a program's own calls come by the mode
+            interception.method(torch._VF, each.__name__, self._dropout)
+
+    def _dropout(self, original: Call) -> Call:
+        def drop(tensor: torch.Tensor, p: float, train: bool) -> Any:
+            keeps_all = p == 0 or (not train and 0 < p <= 1)
+            return tensor if keeps_all and self._recorder.active else original(tensor, p, train)
+
+        return drop
 
     def begin(self, args: Any, kwargs: Any) -> None:
         """Note the stand-ins that the forward is given."""
         state = (*self._module.parameters(), *self._module.buffers())
         self._stand_for = {id(each): real for each, real in zip(state, self._state, strict=True)}
+        given = dict(zip(inspect.signature(self._module.forward).parameters, args, strict=False)) | dict(kwargs)
+        self._inputs = {id(each): "" for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, FakeTensor)}
+        self._inputs |= {id(each): name for name, each in given.items() if id(each) in self._inputs}
         for each in (*pytree.tree_leaves((args, kwargs)), *state):
             if isinstance(each, FakeTensor):
                 self._recorder.note_made(each, "")
@@ -71,7 +95,13 @@ class StandIns(TorchFunctionMode):
                         "of the model: export would lose the gradient",
                         hint="Register it, or the module that holds it, with the model (nn.ModuleList, nn.Parameter).",
                     )
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if self._recorder.active and is_capturing():
+            refuse_guarded(sys._getframe(1), self._end, never_raised=OF_TYPES)
+            if func in _DROPOUTS:
+                func = self._dropout(func)
+                kwargs = {"tensor" if name == "input" else name: value for name, value in kwargs.items()}
+        return func(*args, **kwargs)
 
     @staticmethod
     def class_of(tensor: torch.Tensor) -> type:
@@ -79,6 +109,29 @@ class StandIns(TorchFunctionMode):
         if not isinstance(tensor, FakeTensor):
             return type(tensor)
         return nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
+
+    def asked_for_id(self, tensor: torch.Tensor) -> None:
+        """Refuse to tell by a number which tensors are one, but for those of the model, whose ties are watched."""
+        if isinstance(tensor, FakeTensor) and id(tensor) not in self._stand_for:
+            raise id_asked()
+
+    def argument(self, tensor: torch.Tensor) -> str:
+        """Return the name of the argument that a tensor is; empty if it is none, or inside of one."""
+        return self._inputs.get(id(tensor), "")
+
+    def real(self, tensor: torch.Tensor, attribute: str) -> torch.Tensor | None:
+        """Return the model's tensor that is asked for an attribute which its class has not; None if it is computed.
+
+        Refuses it where the answer would not be that of a run.
+        """
+        real = self._stand_for.get(id(tensor), None if isinstance(tensor, FakeTensor) else tensor)
+        is_nested = self._inputs.get(id(tensor)) == ""
+        if is_nested or (real is not None and hasattr(real, attribute) != hasattr(tensor, attribute)):
+            raise capture_error(
+                f"the forward asks a tensor for {attribute!r}, which somebody may give it, unseen by export",
+                hint="Pass it as an argument, or keep it as an attribute of the model.",
+            )
+        return real
 
     def compared(self, one: Any, other: Any) -> None:
         """Refuse to compare two by identity that may be one tensor in a run: what an operation has left as it was."""

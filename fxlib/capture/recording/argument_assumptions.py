@@ -13,13 +13,14 @@ from torch.fx.proxy import Attribute
 from fxlib.capture.recording.observers import is_a
 from fxlib.capture.recording.record import Record
 from fxlib.capture.unswallowed import capture_error
+from fxlib.errors import CaptureError
 from fxlib.runtime.guards.capture_facts import ArgumentFact
 
 _WRITING_METHODS = frozenset(
     {"update", "pop", "popitem", "clear", "append", "extend", "insert", "remove", "__setitem__"}
 )
-_Path = tuple[str, tuple[tuple[str, Any], ...], Node]
-"""The name of an argument (empty: the model), the steps from there to a part of it, and the argument's node."""
+_Path = tuple[str, tuple[tuple[str, Any], ...], Node | None]
+"""The argument (empty: the model), the steps from there to a part of it, and a trace's node of the argument."""
 
 
 class ArgumentAssumptions:
@@ -66,6 +67,40 @@ class ArgumentAssumptions:
             self._asked.append((path, "type is", asked, None))
         return asked
 
+    def attribute(self, name: str, value: Any) -> None:
+        """Handle the read of an attribute of a value that a graph is made of."""
+        if isinstance(value, torch.Tensor):
+            if name == "__class__":
+                self._record.class_asked(value)
+                if self._record.stand_ins is not None:
+                    self._record.stand_ins.asked_for_class(value)
+            elif not hasattr(torch.Tensor, name):
+                self._tag(name, value)
+        elif name == "__class__" and is_a(value, Proxy):
+            self.class_of(value, exact=True)
+
+    def _tag(self, name: str, tensor: torch.Tensor) -> None:
+        """Handle the question for an attribute that somebody may give a tensor."""
+        stand_ins = self._record.stand_ins
+        if stand_ins is not None and (argument := stand_ins.argument(tensor)):
+            self._asked.append(((argument, (), None), "lacks", name, None))
+        else:
+            self._record.attribute_asked(tensor, name)
+
+    def asked_for_id(self, value: Any) -> None:
+        """Refuse to tell by a number which tensors are one; of the model's, it is watched which are tied."""
+        if is_a(value, Proxy) and value.node.op != "get_attr":
+            raise id_asked()
+        if is_a(value, torch.Tensor) and self._record.stand_ins is not None:
+            self._record.stand_ins.asked_for_id(value)
+
+    def looked_up(self, key: Any, container: Any) -> None:
+        """Handle the search for a tensor in a container, which compares it by identity."""
+        if is_a(key, (Proxy, torch.Tensor)) and is_a(container, (dict, set, frozenset, list, tuple, type({}.keys()))):
+            for each in container:
+                if is_a(each, (Proxy, torch.Tensor)):
+                    self.identity(key, each)
+
     def rely_on_class(self, node: Node, kind: type) -> None:
         """Note that an argument was taken to be of a class."""
         self._asked.append(((str(node.target).lstrip("*"), (), node), "isinstance", kind, None))
@@ -92,6 +127,7 @@ class ArgumentAssumptions:
         """Return what answers for its class: of an exporter's stand-in, that of the tensor in a run."""
         if self._record.stand_ins is None or not is_a(value, torch.Tensor):
             return type
+        self._record.class_asked(value)
         kind = self._record.stand_ins.class_of(value)
         return lambda _: kind
 
@@ -127,6 +163,14 @@ class ArgumentAssumptions:
                 )
             facts[key] = fact
         yield from facts.values()
+
+
+def id_asked() -> CaptureError:
+    """Return the error of a forward that asks for the id of a tensor which only a run makes."""
+    return capture_error(
+        "the forward asks for the id of a traced value, and only a run knows which tensors are one",
+        hint="Move the decision out of the forward.",
+    )
 
 
 def _defines(kind: type, name: str) -> bool:

@@ -31,6 +31,7 @@ from torch.fx import Proxy
 from fxlib.capture import source
 from fxlib.capture.intercept import suspended
 from fxlib.capture.recording.argument_assumptions import ArgumentAssumptions
+from fxlib.capture.recording.context_managers import decorates_with
 from fxlib.capture.recording.observations import Observations, is_torch
 from fxlib.capture.recording.observers import (
     HEAP_TYPE,
@@ -130,6 +131,7 @@ class Calls:
                 self._observations.deep(each)
             return function
         if kind is MethodType:
+            self._context_manager(function, operands)
             inner = self.called(function.__func__, function.__self__, *operands)
             return function if inner is function.__func__ else MethodType(inner, function.__self__)
         if kind is LRU_CACHE:
@@ -147,6 +149,13 @@ class Calls:
             self._constructed(function, operands)
             return function
         return self._called_in_c(function, operands)
+
+    def _context_manager(self, method: MethodType, operands: tuple[Any, ...]) -> None:
+        """Handle the call of a method that enters a context manager by hand, or by an `ExitStack`."""
+        if method.__func__.__name__ == "__enter__":
+            self._observations.entered(method.__self__)
+        elif method.__func__ in (contextlib.ExitStack.enter_context, contextlib.ExitStack.push) and operands:
+            self._observations.entered(operands[0])
 
     def _called_in_c(self, function: Any, operands: tuple[Any, ...]) -> Any:
         kind = type(function)
@@ -227,6 +236,7 @@ class Calls:
             self._observations.stored(operands[0], owner)
             return
         if is_a(owner, dict) and name in _ITEM_METHODS and operands:
+            self._arguments.looked_up(operands[0], owner)
             self._observations.item_stored(owner, operands[0]) if self._record.knows(owner) else None
         elif type(owner).__module__ in _MODULES_THAT_ANSWER and name.startswith(_ANSWERS):
             self._observations.asked(getattr(owner, name), operands)
@@ -252,6 +262,7 @@ class Calls:
             return function  # the latter is intercepted
         if function in _BY_NAME:
             return self._by_name(function, operands)
+        self._identity_or_block(function, operands)
         if is_torch(module):
             return self._torchs(function, name, operands)
         if name == "getenv" or (module in _MODULES_THAT_ANSWER and name.startswith(_ANSWERS)):
@@ -277,6 +288,15 @@ class Calls:
             self._given(function, each)
         self._observations.writer = ""
         return function
+
+    def _identity_or_block(self, function: Any, operands: tuple[Any, ...]) -> None:
+        """Handle a function that tells which objects are one, or that runs in a context manager's block."""
+        if function in (operator.is_, operator.is_not) and len(operands) == 2:
+            self._arguments.identity(*operands)
+        elif function is id and operands:
+            self._arguments.asked_for_id(operands[0])
+        elif (manager := decorates_with(function)) is not None:
+            self._observations.entered(manager)
 
     def _given(self, function: Any, value: Any) -> None:
         self._refuse_unseen(value)
@@ -343,7 +363,7 @@ class Calls:
 
     def _by_name(self, function: Any, operands: tuple[Any, ...]) -> Any:
         owner, name, *_ = operands if len(operands) > 1 else (None, None)
-        if is_a(name, str) and not is_a(owner, VALUES):
+        if is_a(name, str):
             self._observations.attribute(name, owner) if function in (getattr, hasattr) else self._observations.stored(
                 name, owner
             )
@@ -377,13 +397,20 @@ class CachedResults:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._computed: dict[tuple[int, Any], Any] = {}
+        self._computing = 0
 
     def through(self, cache: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Return what is to be called in place of `cache`, where `compute` traces a result."""
 
         def answer(*args: Any, **kwargs: Any) -> Any:
-            if any(is_a(each, VALUES) for each in (*args, *kwargs.values())):
-                return compute(*args, **kwargs)  # of another tensor at each run
+            if _has_values((*args, *kwargs.values())):
+                raise capture_error(
+                    f"the forward calls {getattr(cache, '__qualname__', 'a function')}, which caches its results, with "
+                    "a tensor: the cache knows the object, and not what it holds",
+                    hint="Call it as it is without its cache: function.__wrapped__(tensor).",
+                )
+            if not self._computing:  # what a result was made of is asked for once, by the run that fills the cache
+                self._record.cached_calls.append(functools.partial(cache, *args, **kwargs))
             entries, key = entries_of(cache), _key_of(cache, args, kwargs)
             if (found := dict.get(entries, key, Mark.ABSENT)) is not Mark.ABSENT:
                 self._record.fact(Kind.ITEM, entries, key, found)
@@ -393,7 +420,11 @@ class CachedResults:
             fact = self._record.fact(Kind.MEMO, entries, key, None)
             place = id(cache), key
             if place not in self._computed:
-                self._computed[place] = compute(*args, **kwargs)
+                self._computing += 1
+                try:
+                    self._computed[place] = compute(*args, **kwargs)
+                finally:
+                    self._computing -= 1
             fact.value, fact.recall = self._computed[place], functools.partial(cache, *args, **kwargs)
             return self._computed[place]
 
@@ -402,6 +433,10 @@ class CachedResults:
     def forget(self) -> None:
         """Drop all results."""
         self._computed.clear()
+
+
+def _has_values(given: Any) -> bool:
+    return any(is_a(each, VALUES) or (is_a(each, (tuple, frozenset)) and _has_values(each)) for each in given)
 
 
 def _key_of(cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

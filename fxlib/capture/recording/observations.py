@@ -28,6 +28,7 @@ from torch import nn
 from fxlib.capture import source
 from fxlib.capture.intercept import suspended
 from fxlib.capture.recording.argument_assumptions import ArgumentAssumptions
+from fxlib.capture.recording.context_managers import may_swallow
 from fxlib.capture.recording.observers import (
     HEAP_TYPE,
     ObservedFunctions,
@@ -47,8 +48,6 @@ _SEEN_THROUGH: tuple[type, ...] = (
     *(type(OrderedDict().keys()), type(OrderedDict().values()), type(OrderedDict().items())),
     *(operator.itemgetter, operator.methodcaller),
 )
-_ELSEWHERE = frozenset({ImportError, ModuleNotFoundError, OSError, FileNotFoundError, NameError})
-"""Exceptions that no node of a graph raises."""
 _TABLES = ("_parameters", "_buffers", "_modules")
 _MACHINERY = frozenset(
     {"threading", "_thread", "queue", "_queue", "logging", "weakref", "_weakref", "concurrent", "socket", "_socket"}
@@ -103,9 +102,10 @@ class Observations:
     def attribute(self, name: str, owner: Any) -> None:
         """Handle the read of an attribute."""
         kind = type(owner)
-        if name == "__class__" and self._record.stand_ins is not None and issubclass(kind, torch.Tensor):
-            self._record.stand_ins.asked_for_class(owner)
-        if kind in STATELESS or issubclass(kind, VALUES):
+        if kind in STATELESS:
+            return
+        if issubclass(kind, VALUES):
+            self._arguments.attribute(name, owner)
             return
         if kind is super:
             self._attribute_of_super(name, owner)
@@ -140,7 +140,9 @@ class Observations:
     def class_of(self, owner: Any) -> None:
         """Handle the read of an object's class, directly or to look up something of the object's there."""
         kind = type(owner)
-        if (
+        if issubclass(kind, torch.Tensor):
+            self._record.class_asked(owner)
+        elif (
             kind.__flags__ & HEAP_TYPE
             and not issubclass(kind, (*VALUES, type, nn.Module))
             and self._record.knows(owner)
@@ -247,6 +249,7 @@ class Observations:
 
     def item(self, container: Any, key: Any, *_: Any) -> None:
         """Handle the read of an element, or of a slice where there is a third operand."""
+        self._arguments.looked_up(key, container)
         if not self._record.knows(container):
             return
         if is_a(container, dict):
@@ -263,6 +266,7 @@ class Observations:
 
     def contained(self, key: Any, container: Any) -> None:
         """Handle a test for membership in a container."""
+        self._arguments.looked_up(key, container)
         if is_a(container, dict):
             self.item(container, key)
         elif not is_a(container, VALUES):
@@ -377,10 +381,10 @@ class Observations:
     def entered(self, manager: Any) -> None:
         """Handle the entry of a context manager."""
         self._functions.discover_class(type(manager))
-        caught = attributes_of(manager)["_exceptions"] if is_a(manager, contextlib.suppress) else ()
-        if not _ELSEWHERE.issuperset(caught):
+        if may_swallow(manager):
             raise capture_error(
-                "errors are suppressed here, and a graph cannot catch what only a run raises",
+                f"errors are suppressed or replaced here, by {type(manager).__name__}, and a graph cannot catch what "
+                "only a run raises",
                 hint="Check before what may fail, or catch it outside of the forward.",
             )
 
@@ -392,6 +396,8 @@ class Observations:
 
     def instance_of(self, value: Any, kinds: Any) -> None:
         """Handle an `isinstance` test; an abstract class may have further classes registered later."""
+        if is_a(value, torch.Tensor) and torch.Tensor in _flat(kinds):
+            return
         self.class_of(value)
         for kind in _flat(kinds):
             asks = self.on_class("__instancecheck__", type(kind))

@@ -6,6 +6,7 @@ import functools
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from fxlib.capture import source
 from fxlib.capture.recording.observers import ObservedFunctions, code_of, entries_of, functions_in, is_a
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.guards.capture_facts import SCALARS, Fact, Kind, contents_of, is_array
+from fxlib.runtime.guards.capture_facts import SCALARS, Fact, Kind, attributes_of, contents_of, is_array
 from fxlib.runtime.guards.dict_entries import Mark
 from fxlib.runtime.submodules import local_modules
 
@@ -57,6 +58,15 @@ class ExportedTensors(Protocol):
     def asked_for_class(self, tensor: torch.Tensor) -> None:
         """Refuse to tell the class by an attribute."""
 
+    def asked_for_id(self, tensor: torch.Tensor) -> None:
+        """Refuse to tell the id of what a run computes."""
+
+    def argument(self, tensor: torch.Tensor) -> str:
+        """Return the name of the argument that a tensor is; empty if it is none, or inside of one."""
+
+    def real(self, tensor: torch.Tensor, attribute: str) -> torch.Tensor | None:
+        """Return the model's tensor that is asked for an attribute, or None; refuse what a run may answer otherwise."""
+
 
 class Record:
     """The facts that one capture has read, and the objects that existed before it.
@@ -77,7 +87,12 @@ class Record:
         self._state: dict[int, torch.Tensor] = {}
         self._tracked: dict[int, Any] = {}
         self._facts: dict[tuple[Kind, int, Any], Fact] = {}
-        self._asked_tensors: dict[int, torch.Tensor] = {}
+        self._only: dict[int, torch.Tensor] = {}
+        """Tensors of which something was asked that no other would answer in their places, by id."""
+        self.cached_calls: list[Callable[[], Any]] = []
+        """The calls of functions that cache their results, in order; each finds its answer in the cache."""
+        self.asked_classes = False
+        """Whether the forward asked for the classes of parameters or buffers."""
         self._counted: set[int] = set()
         self.large: dict[int, str] = {}
         """Warnings about large containers that the forward has searched, by the containers' ids."""
@@ -178,9 +193,22 @@ class Record:
 
     def value_asked(self, tensor: torch.Tensor) -> None:
         """Note that the elements of a tensor were looked at, which no node of the graph reads."""
-        if id(tensor) not in self._asked_tensors:
-            self._asked_tensors[id(tensor)] = tensor
+        if self.known_fact(Kind.VALUE, tensor, None) is None:
+            self._only[id(tensor)] = tensor
             self.fact(Kind.VALUE, tensor, None, tensor.detach().clone())
+
+    def class_asked(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor was asked for its class."""
+        self.asked_classes = True
+        if id(tensor) not in self._state and (self.knows(tensor) or self.path_in_graph(tensor) is not None):
+            self._only[id(tensor)] = tensor
+
+    def attribute_asked(self, tensor: torch.Tensor, name: str) -> None:
+        """Note that a tensor was asked for an attribute that its class has not."""
+        real = tensor if self.stand_ins is None else self.stand_ins.real(tensor, name)
+        if real is not None and (real is not tensor or self.knows(tensor) or id(tensor) in self._state):
+            self._only[id(real)] = real
+            self.fact(Kind.ATTRIBUTE, real, name, attributes_of(real).get(name, Mark.ABSENT))
 
     def note_made(self, stand_in: Any, where: str) -> None:
         """Note a stand-in for a value, which nothing may keep when the capture is over, and the statement."""
@@ -194,6 +222,7 @@ class Record:
         """
         self._tracked.clear()
         self._state.clear()
+        self._only.clear()
         if self.tracer is not None:
             self.tracer.forget()
         self.tracer = self.stand_ins = None
@@ -213,9 +242,12 @@ class Record:
 
     def facts(self) -> tuple[Fact, ...]:
         """Return all facts. What has only been counted is watched for its length alone."""
-        for fact in self._facts.values() if self._asked_tensors else ():
-            if fact.value is Mark.TENSOR and id(fact.now()) in self._asked_tensors:
-                fact.value = fact.now()  # no other one would do
+        for fact in self._facts.values() if self._only else ():
+            if fact.value is Mark.TENSOR and id(fact.now()) in self._only:
+                fact.value = fact.now()
+            elif fact.kind is Kind.CONTENTS and isinstance(fact.owner, dict):
+                held = [self._only.get(id(fact.owner.get(key)), value) for key, value in fact.value]
+                fact.value = tuple((key, each) for (key, _), each in zip(fact.value, held, strict=True))
         return tuple(
             Fact(Kind.LENGTH, each.owner, None, len(each.owner)) if self._is_counted(each) else each
             for each in self._facts.values()

@@ -193,6 +193,11 @@ class Recorder:
         return self._calls.asked_grad_mode
 
     @property
+    def asked_classes(self) -> bool:
+        """Whether the forward behaves otherwise with parameters or buffers of other classes."""
+        return self._record.asked_classes
+
+    @property
     def writes_out(self) -> str:
         """The first statement of the forward that prints or logs; empty if none does."""
         return self._calls.writes_out
@@ -207,7 +212,9 @@ class Recorder:
         Raises:
             CaptureError: an argument decides which way the program goes, and is written to.
         """
-        return Facts(self._record.facts(), tuple(self._arguments.facts(graph)))
+        return Facts(
+            self._record.facts(), tuple(self._arguments.facts(graph)), cached_calls=tuple(self._record.cached_calls)
+        )
 
     def met_late(self) -> tuple[FunctionType, ...] | None:
         """Return functions to be observed from the start of another attempt; None if this one has seen all."""

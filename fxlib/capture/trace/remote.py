@@ -15,8 +15,8 @@ from torch.fx import Node, Proxy
 from torch.fx.node import map_aggregate
 
 from fxlib.capture.declarations import Declarations
+from fxlib.capture.handled_errors import guarding_handler
 from fxlib.capture.intercept import suspended
-from fxlib.capture.trace.checks import guarding_handler
 from fxlib.capture.trace.values import FutureValue, RRefCalls, StructuredValue, TracedValue, value_of
 from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError, ContractError

@@ -19,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from fxlib.capture import source
+from fxlib.capture.handled_errors import NOT_OF_TENSORS, refuse_guarded
 from fxlib.capture.intercept import is_capturing
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace import isinstance_rules
-from fxlib.capture.trace.checks import guarding_handler
 from fxlib.capture.trace.parameter_metadata import ParameterMetadata
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.traced_through import TracedThrough
@@ -159,21 +159,12 @@ class RemoteTracer(Tracer):
         finally:
             self.depth -= 1
         if kind.startswith("call"):
-            self._refuse_guarded(kind, target)
+            reads = kind == "call_method" or target in (getattr, operator.getitem)
+            refuse_guarded(sys._getframe(1), self.end, never_raised=() if reads else NOT_OF_TENSORS)
         if frames := tuple(source.user_frames(sys._getframe(1), self.end)):
             node.meta["source"], stack_trace = source.described(frames)
             node.meta.setdefault("stack_trace", stack_trace)
         return node
-
-    def _refuse_guarded(self, kind: str, target: Any) -> None:
-        """Refuse work whose errors the program handles: a graph cannot catch what only a run raises."""
-        reads = kind == "call_method" or target in (getattr, operator.getitem)
-        if place := guarding_handler(sys._getframe(1), self.end, of_tensors=not reads):
-            raise capture_error(
-                "an except guards what is computed here, and a graph cannot catch what only a run raises",
-                where=place,
-                hint="Check before what may fail, or catch it outside of the forward.",
-            )
 
     @override
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:

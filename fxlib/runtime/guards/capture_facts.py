@@ -420,8 +420,21 @@ def _add(column: _Column, owner: Any, *values: Any) -> None:
 class Facts:
     """All facts of one capture."""
 
-    def __init__(self, facts: Sequence[Fact] = (), arguments: Sequence[ArgumentFact] = ()) -> None:
-        """Watch these facts, of which each holds now."""
+    def __init__(
+        self,
+        facts: Sequence[Fact] = (),
+        arguments: Sequence[ArgumentFact] = (),
+        *,
+        cached_calls: Sequence[Callable[[], Any]] = (),
+    ) -> None:
+        """Watch these facts, of which each holds now.
+
+        Args:
+            facts: facts about objects of the program.
+            arguments: facts about the arguments of the forward.
+            cached_calls: the calls by which the forward asks caches for results that are there.
+        """
+        self._cached_calls = cached_calls
         self.arguments = tuple(each for each in arguments if each.name)
         self._state = tuple(each for each in arguments if not each.name)
         self._facts = tuple(facts)
@@ -448,7 +461,13 @@ class Facts:
     def joined(self, other: Facts) -> Facts:
         """Return the facts of both."""
         arguments = (*self.arguments, *self._state)
-        return Facts((*self._facts, *other._facts), arguments)
+        cached_calls = (*self._cached_calls, *other._cached_calls)
+        return Facts((*self._facts, *other._facts), arguments, cached_calls=cached_calls)
+
+    def ask_caches(self) -> None:
+        """Ask caches as the forward does: they count that, and forget first what was not asked for longest."""
+        for ask in self._cached_calls:
+            ask()
 
     def __len__(self) -> int:
         return len(self._facts)
@@ -489,7 +508,7 @@ class Facts:
         for each in facts:
             each.owner = copied(each.owner)
             each.value = _renamed(each.value, copied)
-        return Facts(facts, (*self.arguments, *self._state))
+        return Facts(facts, (*self.arguments, *self._state), cached_calls=self._cached_calls)
 
 
 def names_grad_mode(modules: Iterable[nn.Module]) -> bool:

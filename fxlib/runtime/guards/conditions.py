@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torchs
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fxlib.runtime.data_parallel import deciding
 from fxlib.runtime.guards.backward_order import BackwardOrder
 from fxlib.runtime.guards.capture_facts import Facts
 from fxlib.runtime.guards.dict_entries import DictEntries, Mark
-from fxlib.runtime.guards.tensor_metadata import TensorMetadata
+from fxlib.runtime.guards.tensor_metadata import METADATA, TensorMetadata
 from fxlib.runtime.guards.tied_parameters import TiedParameters
 from fxlib.runtime.submodules import local_modules
 
@@ -47,6 +49,8 @@ class FixedAnswers:
     """Whether the forward has asked for dtypes, devices or shapes of parameters and buffers."""
     strides: bool = False
     """Whether the strides of parameters and buffers count, too."""
+    classes: bool = False
+    """Whether the forward has asked for the classes of parameters or buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +150,9 @@ class Conditions:
         self.backward_order = BackwardOrder()
         self._metadata: TensorMetadata | None = None
         self._watched: _Watched | None = None
-        if asked.tensor_metadata and original is not None:
-            self._metadata = TensorMetadata(module, original, strides=asked.strides)
+        read = (*(METADATA if asked.tensor_metadata else ()), *(("__class__",) if asked.classes else ()))
+        if read and original is not None:
+            self._metadata = TensorMetadata(module, original, read, strides=asked.strides)
         self._entries: Sequence[Entry] = ()
 
     def fix_entries(self, entries: Sequence[Entry]) -> None:
@@ -213,7 +218,7 @@ class Conditions:
             return "hooks of its modules are not those at capture"
         if list(map(type, self._parts)) != self._kinds:
             return "a module is of another class than at capture"
-        return self._replaced() or self.python.broken(self.module)
+        return self._replaced() or _foreign_mode() or self.python.broken(self.module)
 
     def _replaced(self) -> str:
         """Return what has been put in the place of something that the graph found at capture, in words."""
@@ -291,6 +296,15 @@ class Conditions:
                 return f"{fact} is not what it was at capture"
             watched.entries.hold_to(index, now)  # an equal value: compared by identity from now on
         return ""
+
+
+def _foreign_mode() -> str:
+    """Return which mode of the user's sees every operation, in words: between two of them it may change the model."""
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        for each in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()):
+            if not type(each).__module__.startswith(("torch.", "fxlib.")):
+                return f"a {type(each).__name__} sees every operation, in the order in which the program makes them"
+    return ""
 
 
 def _brief(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The metadata of a model's tensors on which a graph relies: dtypes, devices, shapes, and in an export strides.
+"""The metadata of a model's tensors on which a graph relies: dtypes, devices, shapes, classes, an export's strides.
 
 A trace answers the forward that asks a parameter for its dtype (`next(self.parameters()).dtype`), and an export decides
 by all of them. `model.half()` later changes the same objects.
@@ -7,6 +7,7 @@ by all of them. `model.half()` later changes the same objects.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from fxlib.runtime.submodules import local_modules
 
-_metadata_of = attrgetter("dtype", "device", "shape")
+METADATA = ("dtype", "device", "shape")
 
 
 class TensorMetadata:
@@ -25,13 +26,14 @@ class TensorMetadata:
     Args:
         module: stands in for `original`, and has tables of its own for the root's tensors.
         original: the model.
+        read: the attributes of each tensor that are compared.
         strides: whether strides are compared, too.
     """
 
-    def __init__(self, module: nn.Module, original: nn.Module, *, strides: bool) -> None:
+    def __init__(self, module: nn.Module, original: nn.Module, read: Sequence[str], *, strides: bool) -> None:
         parts = dict(local_modules(original))
         self._paths, (_, *self._parts) = list(parts), parts.values()
-        self._root, self._strides = module, strides
+        self._root, self._strides, self._read = module, strides, attrgetter(*read)
         self._names = [
             [(table, name) for table in ("_parameters", "_buffers") for name, _ in _tensors(each, table)]
             for each in parts.values()
@@ -59,7 +61,7 @@ class TensorMetadata:
         named = zip(self._paths, self._names, strict=True)
         names = [f"{path}.{name}".lstrip(".") for path, each in named for _, name in each]
         changed = next(name for name, one, other in zip(names, now, self._known, strict=True) if one != other)
-        return f"dtype, device, shape or strides of {changed} are not what they were at capture"
+        return f"class, dtype, device, shape or strides of {changed} are not what they were at capture"
 
     def _tensors(self) -> list[Any]:
         if not self._slots:
@@ -71,7 +73,7 @@ class TensorMetadata:
     def _now(self) -> list[Any]:
         tensors = self._tensors()
         try:
-            metadata: list[Any] = list(map(_metadata_of, tensors))
+            metadata: list[Any] = list(map(self._read, tensors))
         except AttributeError:  # one is None now
             return tensors
         return [*zip(metadata, map(_strides, tensors), strict=True)] if self._strides else metadata

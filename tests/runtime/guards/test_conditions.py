@@ -6,11 +6,12 @@ import copy
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import fxlib
 from fxlib.errors import FxlibWarning
@@ -303,3 +304,35 @@ def test_one_parameter_under_several_names_for_one_call_is_noticed() -> None:
     assert not graph_runs(Swapped(rewritten, one), X)
     assert graph_runs(Swapped(rewritten, {"first.weight": torch.zeros(4, 4)}), X)
     assert graph_runs(rewritten, X)
+
+
+class HooksMidway(TorchFunctionMode):
+    """Gives the layer that comes next a hook, when it sees an activation."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "relu" and not self.layer._forward_hooks:
+            self.layer.register_forward_hook(lambda _, __, output: output * 10)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_the_original_runs_while_a_mode_of_the_users_sees_its_operations(how: Literal["trace", "export"]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    module = fxlib.capture(model, sample_inputs=[X], how=how)
+    expected = model(X) * 10
+    with HooksMidway(model[2]):
+        assert torch.equal(module(X), expected)
+    assert list(fxlib.usage(module).original) == [
+        "a HooksMidway sees every operation, in the order in which the program makes them"
+    ]
+
+
+def test_the_graph_runs_under_the_modes_of_torchs_own() -> None:
+    module = captured(Model())
+    with torch.device("cpu"):
+        module(X)
+    assert not fxlib.usage(module).original
