@@ -64,11 +64,13 @@ class Sent:
 @pytest.fixture
 def sent(module: CapturedModule) -> Iterator[Sent]:
     """The world, entered when the module has been captured."""
+    sends = rpc.api._invoke_rpc
     with simulated(5) as world:
         yield Sent(world)
-    if watch.WATCH.is_watching:
-        gc.collect()  # a test that has caught an error is a frame that still holds its loop
-    assert not watch.WATCH.is_watching
+        if watch.WATCH.is_watching:
+            gc.collect()  # a test that has caught an error is a frame that still holds its loop
+        assert not watch.WATCH.is_watching  # whose end would put back how this world sends, when that is gone
+    assert rpc.api._invoke_rpc is sends
 
 
 @pytest.fixture
