@@ -22,6 +22,8 @@ from tests.random_programs.programs import random_program
 from tests.random_programs.running import differences, outcome
 from tests.random_programs.simulation import simulated
 
+pytestmark = pytest.mark.slow
+
 TOGETHER = Recipe(name="together", passes=(MergeReads(), SplitCalls(), CoalesceCalls(), CoalesceWrites()))
 
 
@@ -51,7 +53,6 @@ def test_programs_with_batches_and_merged_reads_do_what_they_did(recipe: str | R
     assert seen["raised"] > 3
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_many_programs_with_batches_and_merged_reads_do_what_they_did() -> None:
     assert sum((check(seed, TOGETHER) for seed in range(400)), Counter[str]())["merged"] > 30
@@ -96,7 +97,6 @@ def _seeds_that_notice(bug: str) -> Iterator[int]:
             yield seed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", PLANTED)
 def test_batches_without_one_of_their_rules_are_caught(bug: str) -> None:
     with PLANTED[bug]():

@@ -24,6 +24,8 @@ from fxlib.runtime.ahead import Rider
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import IN_THE_LOOP, Given, Loop, Training, World, random_training, run
 
+pytestmark = pytest.mark.slow
+
 
 def pipelined(seed: int, counted: list[int] | None = None) -> Loop:
     """Have the batches come through a pipeline of a depth that the seed decides."""
@@ -63,7 +65,6 @@ def test_a_training_under_a_pipeline_does_what_the_training_does(seed: int) -> N
     check(seed)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_many_trainings_under_a_pipeline_do_what_the_trainings_do(first: int) -> None:
@@ -142,7 +143,6 @@ def _seeds_that_notice() -> Iterator[int]:
             yield seed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_pipeline_without_one_of_its_rules_is_caught(bug: str) -> None:
     with PLANTED[bug]():

@@ -19,6 +19,8 @@ from fxlib.runtime.tracking import autograd_node
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import Training, World, random_training, run
 
+pytestmark = pytest.mark.slow
+
 FAILED_PUSH = "refused at"
 
 
@@ -47,7 +49,6 @@ def test_a_training_that_is_rewritten_does_what_the_training_does(seed: int) -> 
     check(seed)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("first", [0, 250])
 def test_many_trainings_that_are_rewritten_do_what_the_trainings_do(first: int) -> None:
@@ -132,7 +133,6 @@ def _seeds_that_notice(bug: str) -> Iterator[int]:
             yield seed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_push_without_one_of_its_rules_is_caught(bug: str) -> None:
     with PLANTED[bug]():
