@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -30,12 +31,13 @@ from fxlib.client.session import Inquiry, Outcome, ask, kept
 from fxlib.client.unserved import UnservedError, check_measurable
 from fxlib.client.watch_job import follow, get_job
 from fxlib.config import DISABLE, TORCH_VERSIONS, disabled, service_address
-from fxlib.errors import CaptureError, FxlibError, FxlibWarning, WorkloadError
+from fxlib.errors import CaptureError, CredentialError, FxlibError, FxlibWarning, WorkloadError
 from fxlib.protocol import job_from_proto, state_to_proto
 from fxlib.runtime.gradients.plain_forward import train_as_written
-from fxlib.spec.job import Event, Job, State
+from fxlib.spec.job import Event, Job, JobFilter, JobPage, State
 from fxlib.spec.report import Result
 from fxlib.spec.workload import Workload
+from fxlib.utils.local_service import is_token
 from fxlib.v1 import jobs_pb2
 
 _PAGE = 200
@@ -123,6 +125,7 @@ class Client:
     ) -> None:
         """See `connect`."""
         self._connection = Connection(address, tls=tls, token_file=token_file, insecure=insecure)
+        self._tls, self._insecure = tls, insecure
         self._patience_s = patience_s
 
     def __enter__(self) -> Self:
@@ -130,6 +133,19 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def speaking_for(self, token: str) -> Client:
+        """Return a client of the same service that shows another's token, which alone decides what it may do there.
+
+        Raises:
+            CredentialError: it is no token, or the connection is one on which tokens say nothing.
+        """
+        if not is_token(token):
+            raise CredentialError("that is no token: one line of printable characters without blanks")
+        other = Client.__new__(Client)
+        other._tls, other._insecure, other._patience_s = self._tls, self._insecure, self._patience_s
+        other._connection = Connection(self._connection.address, tls=self._tls, insecure=self._insecure, token=token)
+        return other
 
     def close(self) -> None:
         """Close the connection; a submitted job that is not ready yet ends with its original module."""
@@ -280,31 +296,66 @@ class Client:
             RemoteError: the service cannot be reached, or refuses.
         """
         deadline, found = self._reached(timeout_s), list[Job]()
-        request = jobs_pb2.ListJobsRequest(
-            namespace=namespace,
-            name=name,
-            labels=labels or {},
-            states=[state_to_proto(state) for state in states],
-            id_prefix=id_prefix,
-        )
+        wanted = JobFilter(namespace=namespace, name=name, labels=labels or {}, states=states, id_prefix=id_prefix)
+        page = JobPage(jobs=[], following="")
         while len(found) < limit:
-            request.page_size = min(limit - len(found), _PAGE)
-            answer = self._connection.call(
-                "listing jobs", lambda left_s: self._connection.jobs.ListJobs(request, timeout=left_s), deadline
-            )
-            found += [job_from_proto(job) for job in answer.jobs]
-            request.page_token = answer.next_page_token
-            if not request.page_token:
+            page = self._page(wanted, deadline, size=min(limit - len(found), _PAGE), token=page.following)
+            found += page.jobs
+            if not page.following:
                 break
         return found[:limit]
 
-    def watch(self, job_id: str, listener: Callable[[Event], None], *, timeout_s: float = 86_400.0) -> Job:
-        """Tell `listener` every event of a job from its beginning, and return the finished job.
+    def page(
+        self,
+        wanted: JobFilter | None = None,
+        *,
+        size: int = 50,
+        token: str = "",
+        oldest_first: bool = False,
+        timeout_s: float = 30.0,
+    ) -> JobPage:
+        """List one page of jobs, as `jobs` does, the newest first unless told otherwise.
+
+        Args:
+            wanted: which jobs; None: all of them.
+            size: number of jobs of a page; the service gives at most 500.
+            token: what the page before says in `following`; "": the first page.
+            oldest_first: whether the oldest job comes first.
+            timeout_s: how long this may take.
+
+        Raises:
+            RemoteError: the service cannot be reached, or refuses.
+        """
+        deadline = self._reached(timeout_s)
+        return self._page(wanted or JobFilter(), deadline, size=size, token=token, oldest_first=oldest_first)
+
+    def _page(
+        self, wanted: JobFilter, deadline: Deadline, *, size: int, token: str, oldest_first: bool = False
+    ) -> JobPage:
+        request = jobs_pb2.ListJobsRequest(
+            namespace=wanted.namespace,
+            name=wanted.name,
+            labels=wanted.labels,
+            states=[state_to_proto(state) for state in wanted.states],
+            id_prefix=wanted.id_prefix,
+            page_size=size,
+            page_token=token,
+            oldest_first=oldest_first,
+        )
+        answer = self._connection.call(
+            "listing jobs", lambda left_s: self._connection.jobs.ListJobs(request, timeout=left_s), deadline
+        )
+        return JobPage(jobs=[job_from_proto(job) for job in answer.jobs], following=answer.next_page_token)
+
+    def watch(
+        self, job_id: str, listener: Callable[[Event], None], *, after: int = 0, timeout_s: float = 86_400.0
+    ) -> Job:
+        """Tell `listener` every event of a job whose sequence is greater than `after`, and return the finished job.
 
         Raises:
             RemoteError: the service cannot be reached, knows no such job, or the time passed.
         """
-        return follow(self._connection, job_id, self._reached(timeout_s), listener)
+        return follow(self._connection, job_id, self._reached(timeout_s), listener, after=after)
 
     def cancel(self, job_id: str, *, timeout_s: float = 30.0) -> Job:
         """Cancel a job; one that is done stays as it is.
@@ -317,6 +368,37 @@ class Client:
             "cancelling the job", lambda left_s: self._connection.jobs.CancelJob(request, timeout=left_s), deadline
         )
         return job_from_proto(answer.job)
+
+    def retry(self, job_id: str, *, request_id: str = "", timeout_s: float = 30.0) -> Job:
+        """Make a new job of an earlier one's request, to be measured anew.
+
+        Args:
+            job_id: the earlier job.
+            request_id: the new request's own id: whoever retries with the same id again gets the same job.
+            timeout_s: how long this may take.
+
+        Raises:
+            RemoteError: the service cannot be reached, knows no such job, or refuses its request today.
+        """
+        request = jobs_pb2.RetryJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
+        deadline = self._reached(timeout_s)
+        answer = self._connection.call(
+            "retrying the job", lambda left_s: self._connection.jobs.RetryJob(request, timeout=left_s), deadline
+        )
+        return job_from_proto(answer.job)
+
+    def capabilities(self, *, timeout_s: float = 30.0) -> jobs_pb2.GetCapabilitiesResponse:
+        """Return what the service and its live workers can do.
+
+        Raises:
+            RemoteError: the service cannot be reached, or refuses.
+        """
+        request, deadline = jobs_pb2.GetCapabilitiesRequest(), self._reached(timeout_s)
+        return self._connection.call(
+            "asking what the service can do",
+            lambda left_s: self._connection.jobs.GetCapabilities(request, timeout=left_s),
+            deadline,
+        )
 
     def passes(self, *, timeout_s: float = 30.0) -> jobs_pb2.ListPassesResponse:
         """Return the passes and recipes that the service knows.

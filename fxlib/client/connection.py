@@ -53,6 +53,7 @@ class Connection:
         tls: Tls | None = None,
         token_file: Path | str | None = None,
         insecure: bool = False,
+        token: str = "",
     ) -> None:
         """Prepare a channel; nothing is sent before the first call.
 
@@ -62,12 +63,14 @@ class Connection:
             token_file: the file of the token to send; None: what FXLIB_TOKEN_FILE says, else that of this user's own
                 service.
             insecure: whether the token may go over an unencrypted channel to another machine.
+            token: the token itself, to send in place of any file's.
 
         Raises:
             OSError: a file of `tls` cannot be read.
+            CredentialError: there is a token for a socket.
         """
         self.address = address
-        target, self._credentials = choose(address, token_file=token_file, tls=tls, insecure=insecure)
+        target, self._credentials = choose(address, token_file=token_file, tls=tls, insecure=insecure, token=token)
         self._open = _channel(target, tls)
         self._channel = AuthorizedChannel(self._open, self._credentials)
         self.jobs = jobs_pb2_grpc.OptimizerServiceStub(self._channel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,14 @@ class Credentials:
         token_file: the file; None: there is no token.
         required: whether a file that is not there is an error; this user's own service may have none.
         private: whether the connection is encrypted, or leaves the machine nowhere.
+        held: the token itself, where no file has it.
     """
 
     address: str
     token_file: Path | None
     required: bool
     private: bool
+    held: str = field(default="", repr=False)
 
     def token(self) -> str:
         """Return the token to send, "" for none; each call reads it, since a service that starts anew has another.
@@ -49,9 +51,8 @@ class Credentials:
         Raises:
             CredentialError: it cannot be read, or others could read it on its way.
         """
-        if self.token_file is None:
-            return ""
-        if not self.required and not self.token_file.exists():
+        file = self.token_file
+        if not self.held and (file is None or not (self.required or file.exists())):
             return ""
         if not self.private:
             raise CredentialError(
@@ -59,18 +60,34 @@ class Credentials:
                 where=f"the service at {self.address}",
                 hint="Connect with TLS, or say insecure where nobody else is on the network.",
             )
+        if file is None:
+            return self.held
         try:
-            return read_token(self.token_file)
+            return read_token(file)
         except FxlibError as error:
             raise CredentialError(str(error), where=TOKEN_FILE if self.required else "") from error
 
 
-def choose(address: str, *, token_file: Path | str | None, tls: Tls | None, insecure: bool) -> tuple[str, Credentials]:
+def choose(
+    address: str, *, token_file: Path | str | None, tls: Tls | None, insecure: bool, token: str = ""
+) -> tuple[str, Credentials]:
     """Return the address to connect to, and the credentials to send there.
 
     A service of this user's own on this machine is met on its socket, or shown the token that it left, unless a token
-    was named, or a certificate, which says who this is.
+    was named, or a certificate, which says who this is. A `token` itself is shown in place of any file's.
+
+    Raises:
+        CredentialError: there is a token for a socket, on which everybody is the owner, whatever token they show.
     """
+    private = tls is not None or insecure or is_loopback(address)
+    if token:
+        if address.startswith("unix:"):
+            raise CredentialError(
+                "tokens say nothing on a socket, where everybody is the owner",
+                where=f"the service at {address}",
+                hint="Connect to its HOST:PORT.",
+            )
+        return address, Credentials(address=address, token_file=None, required=True, private=private, held=token)
     named = token_file or os.environ.get(TOKEN_FILE) or None
     here = _local(address)
     if named is None and here is not None and tls is None and here.answers():
@@ -80,7 +97,7 @@ def choose(address: str, *, token_file: Path | str | None, tls: Tls | None, inse
         address=address,
         token_file=Path(named) if named is not None else own,
         required=named is not None,
-        private=tls is not None or insecure or is_loopback(address),
+        private=private,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -74,3 +74,22 @@ class Job:
     def done(self) -> bool:
         """Whether nothing more will happen to the job."""
         return self.state in TERMINAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs a listing has: those that match every field that is not empty, and have all of `labels`."""
+
+    namespace: str = ""
+    name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    states: Sequence[State] = ()
+    id_prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """One page of a listing, and what to ask for the page after it with; "" if there is none."""
+
+    jobs: Sequence[Job]
+    following: str

@@ -134,6 +134,11 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
+def is_token(text: str) -> bool:
+    """Whether a text may be a token: one line of printable ASCII without blanks, and not too long."""
+    return 0 < len(text) <= _MAX_TOKEN and text.isascii() and text.isprintable() and " " not in text
+
+
 def read_token(path: Path) -> str:
     """Read a token from its file.
 
@@ -145,7 +150,7 @@ def read_token(path: Path) -> str:
             text = file.read(_MAX_TOKEN + 1).decode("ascii", "replace").strip()
     except OSError as error:
         raise FxlibError(f"the token cannot be read: {error.strerror}", where=str(path)) from error
-    if not (0 < len(text) <= _MAX_TOKEN and text.isascii() and text.isprintable() and " " not in text):
+    if not is_token(text):
         raise FxlibError("it holds no token: one line of printable characters", where=str(path))
     return text
 

@@ -60,6 +60,11 @@ class OptimizerServiceStub:
                 request_serializer=fxlib_dot_v1_dot_jobs__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=fxlib_dot_v1_dot_jobs__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.RetryJob = channel.unary_unary(
+                '/fxlib.v1.OptimizerService/RetryJob',
+                request_serializer=fxlib_dot_v1_dot_jobs__pb2.RetryJobRequest.SerializeToString,
+                response_deserializer=fxlib_dot_v1_dot_jobs__pb2.RetryJobResponse.FromString,
+                _registered_method=True)
         self.GetCapabilities = channel.unary_unary(
                 '/fxlib.v1.OptimizerService/GetCapabilities',
                 request_serializer=fxlib_dot_v1_dot_jobs__pb2.GetCapabilitiesRequest.SerializeToString,
@@ -108,6 +113,13 @@ class OptimizerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RetryJob(self, request, context):
+        """Makes a new job of an earlier one's request, which is measured anew; the caller is who asks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetCapabilities(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -147,6 +159,11 @@ def add_OptimizerServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=fxlib_dot_v1_dot_jobs__pb2.CancelJobRequest.FromString,
                     response_serializer=fxlib_dot_v1_dot_jobs__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'RetryJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryJob,
+                    request_deserializer=fxlib_dot_v1_dot_jobs__pb2.RetryJobRequest.FromString,
+                    response_serializer=fxlib_dot_v1_dot_jobs__pb2.RetryJobResponse.SerializeToString,
             ),
             'GetCapabilities': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCapabilities,
@@ -295,6 +312,33 @@ class OptimizerService:
             '/fxlib.v1.OptimizerService/CancelJob',
             fxlib_dot_v1_dot_jobs__pb2.CancelJobRequest.SerializeToString,
             fxlib_dot_v1_dot_jobs__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fxlib.v1.OptimizerService/RetryJob',
+            fxlib_dot_v1_dot_jobs__pb2.RetryJobRequest.SerializeToString,
+            fxlib_dot_v1_dot_jobs__pb2.RetryJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,21 +11,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
-from fxlib.render import figure
+from fxlib.pages import environment
 from fxlib.serialization.files import write_whole
-from fxlib.spec.report import Span, Timeline, interval, plain
-from fxlib.utils.text import seconds
+from fxlib.spec.report import plain
 from fxlib.zoo.compare import Comparison, compare
 from fxlib.zoo.runs import Row, Run, RunError
 
-_TIMELINES: Final = {
-    "original": "timeline_original",
-    "optimized": "timeline_optimized",
-    "at the bound (by the cost model)": "timeline_bound",
-}
 _MOST_LOG_BYTES: Final = 1 << 16
 _MOST_RUNS: Final = 50
 """The most runs that a model's history shows."""
@@ -76,7 +70,7 @@ def write_site(run: Run, earlier: Sequence[Run], folder: Path) -> list[Path]:
     for row in rows:
         report = run.report(row.name)
         made[f"models/{run.slug(row.name)}.html"] = page.render(
-            run=run, row=row, report=report, figure=_figure(report), history=history[row.name], log=_log(run, row)
+            run=run, row=row, report=report, history=history[row.name], log=_log(run, row)
         )
     try:
         (folder / "models").mkdir(parents=True, exist_ok=True)
@@ -92,14 +86,7 @@ def _compared(before: Run, rows: Sequence[Row]) -> Comparison:
 
 
 def _environment(run: Run) -> Environment:
-    made = Environment(
-        loader=PackageLoader("fxlib.zoo", "pages"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"interval": interval, "seconds": seconds, "percent": "{:+.1%}".format, "qps": "{:,.1f}".format}
+    made = environment("fxlib.zoo")
     script = (files("fxlib.zoo") / "pages" / "index.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     made.globals |= {"slug": run.slug, "script": Markup(script), "script_hash": digest}  # noqa: S704 - our own file
@@ -122,15 +109,6 @@ def _history(rows: Sequence[Row], runs: Sequence[Run]) -> Mapping[str, list[tupl
         for name in found.keys() & set(run.names):
             found[name].append((run, run.row(name)))
     return found
-
-
-def _figure(report: Mapping[str, Any]) -> Markup:
-    """Draw the step before, after and at the bound; empty if the report has none of them."""
-    timelines = {}
-    for name, key in _TIMELINES.items():
-        if told := report.get(key):
-            timelines[name] = Timeline(spans=tuple(Span(**span) for span in told["spans"]), step_s=told["step_s"])
-    return Markup(figure(timelines)) if timelines else Markup("")  # noqa: S704 - `figure` escapes all names
 
 
 def _log(run: Run, row: Row) -> str:

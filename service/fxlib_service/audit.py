@@ -24,6 +24,7 @@ _CHANGES: Final = frozenset(
     {
         "OptimizerService/Optimize",
         "OptimizerService/CancelJob",
+        "OptimizerService/RetryJob",
         "BlobService/Write",
         "WorkerService/Claim",
         "WorkerService/Complete",

@@ -114,5 +114,5 @@ _FILTER: Final = Converter(
     jobs_pb2.ListJobsRequest,
     text=None,
     rules={"states": Rule(read=_states)},
-    left_out=("page_size", "page_token"),
+    left_out=("page_size", "page_token", "oldest_first"),
 )

@@ -37,6 +37,7 @@ MAY_CALL: Final = {
     "OptimizerService/WatchJob": _WATCHERS,
     "OptimizerService/ListJobs": _WATCHERS,
     "OptimizerService/CancelJob": _LAUNCHERS,
+    "OptimizerService/RetryJob": _LAUNCHERS,
     "OptimizerService/GetCapabilities": _ALL,
     "OptimizerService/ListPasses": _ALL,
     "BlobService/FindMissing": _CARRIERS,

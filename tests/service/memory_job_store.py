@@ -99,13 +99,15 @@ class MemoryJobStore(JobStore):
             return entry.events[after : after + limit] if entry else []
 
     @override
-    def page(self, wanted: Filter, *, before: int | None, limit: int) -> tuple[Sequence[Job], int | None]:
+    def page(
+        self, wanted: Filter, *, beyond: int | None, limit: int, oldest_first: bool = False
+    ) -> tuple[Sequence[Job], int | None]:
         with self._lock:
-            entries = [
-                entry
-                for entry in reversed(self._entries.values())
-                if (before is None or entry.number < before) and _matches(entry.job, wanted)
-            ]
+            fitting = [entry for entry in self._entries.values() if _matches(entry.job, wanted)]
+        if oldest_first:
+            entries = [entry for entry in fitting if beyond is None or entry.number > beyond]
+        else:
+            entries = [entry for entry in reversed(fitting) if beyond is None or entry.number < beyond]
         shown = entries[:limit]
         return [entry.job for entry in shown], shown[-1].number if len(entries) > limit else None
 

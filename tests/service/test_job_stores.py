@@ -91,10 +91,18 @@ def test_a_decision_that_raises_changes_nothing(store: JobStore) -> None:
 
 def test_jobs_are_listed_newest_first_in_pages(store: JobStore) -> None:
     ids = [add(store).id for _ in range(5)]
-    first, following = store.page(Filter(), before=None, limit=2)
-    second, rest = store.page(Filter(), before=following, limit=2)
-    last, end = store.page(Filter(), before=rest, limit=2)
+    first, following = store.page(Filter(), beyond=None, limit=2)
+    second, rest = store.page(Filter(), beyond=following, limit=2)
+    last, end = store.page(Filter(), beyond=rest, limit=2)
     assert [each.id for each in (*first, *second, *last)] == ids[::-1]
+    assert end is None
+
+
+def test_jobs_are_listed_oldest_first_where_that_is_asked_for(store: JobStore) -> None:
+    ids = [add(store).id for _ in range(3)]
+    first, following = store.page(Filter(), beyond=None, limit=2, oldest_first=True)
+    last, end = store.page(Filter(), beyond=following, limit=2, oldest_first=True)
+    assert [each.id for each in (*first, *last)] == ids
     assert end is None
 
 
@@ -105,7 +113,7 @@ def test_jobs_are_listed_by_what_is_wanted_of_them(store: JobStore) -> None:
     happen(store, b.id, Cancelled())
 
     def listed(wanted: Filter) -> list[str]:
-        return [each.id for each in store.page(wanted, before=None, limit=10)[0]]
+        return [each.id for each in store.page(wanted, beyond=None, limit=10)[0]]
 
     assert listed(Filter(namespace="elsewhere")) == [c.id]
     assert listed(Filter(labels={"team": "ads"})) == [b.id, a.id]
@@ -200,8 +208,8 @@ def test_what_finished_long_ago_is_forgotten_with_all_that_belongs_to_it(store: 
     assert store.events(old.id, after=0, limit=10) == []
     with pytest.raises(KeyError):
         store.request_of(old.id)
-    assert [each.id for each in store.page(Filter(), before=None, limit=9)[0]] == [queued.id, running.id, recent.id]
-    assert store.page(Filter(labels={"team": "ads"}), before=None, limit=9)[0] == [
+    assert [each.id for each in store.page(Filter(), beyond=None, limit=9)[0]] == [queued.id, running.id, recent.id]
+    assert store.page(Filter(labels={"team": "ads"}), beyond=None, limit=9)[0] == [
         store.get(running.id),
         store.get(recent.id),
     ]
@@ -226,7 +234,7 @@ def test_payloads_are_read_in_pages_whatever_was_forgotten(store: JobStore) -> N
     assert rest.request == b"request 3"
     assert store.payloads(after=rest.number, limit=2) == []
     assert {third.id, fourth.id} == {
-        head.id for head in store.page(Filter(states=(State.QUEUED,)), before=None, limit=9)[0]
+        head.id for head in store.page(Filter(states=(State.QUEUED,)), beyond=None, limit=9)[0]
     }
 
 

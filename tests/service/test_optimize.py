@@ -92,6 +92,35 @@ async def test_jobs_are_listed_page_by_page() -> None:
         assert listed == ids[::-1]
 
 
+async def test_jobs_are_listed_oldest_first_where_that_is_asked_for() -> None:
+    async with make_service() as core:
+        ids = [(await submit(core)).id for _ in range(3)]
+        asked = jobs_pb2.ListJobsRequest(page_size=2, oldest_first=True)
+        page = await core.optimizer.ListJobs(asked, None)
+        asked.page_token = page.next_page_token
+        rest = await core.optimizer.ListJobs(asked, None)
+        assert [job.id for job in (*page.jobs, *rest.jobs)] == ids
+
+
+async def test_a_retried_job_is_measured_anew_once_for_each_request_id() -> None:
+    async with make_service() as core:
+        first = await submit(core, request(labels={"team": "ads"}))
+        assert await work(core) == first.id
+        again = jobs_pb2.RetryJobRequest(job_id=first.id, request_id="again")
+        second = (await core.optimizer.RetryJob(again, None)).job
+        repeated = (await core.optimizer.RetryJob(again, None)).job
+        assert second.id == repeated.id != first.id
+        assert (states([second]), second.cached, second.labels) == (["queued"], False, {"team": "ads"})
+        assert await work(core) == second.id
+
+
+async def test_a_retry_of_a_job_that_is_not_there_is_refused() -> None:
+    async with make_service() as core:
+        with pytest.raises(ServiceError) as caught:
+            await core.optimizer.RetryJob(jobs_pb2.RetryJobRequest(job_id="nobody's", request_id="r"), None)
+        assert caught.value.code is Code.JOB_NOT_FOUND
+
+
 @pytest.mark.parametrize(
     "wanted",
     [

@@ -1,6 +1,7 @@
 """Role by method by own and foreign object, over real sockets: every cell is tried, every refusal as designed."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ OWN = {
     "OptimizerService/WatchJob": "ok ok ok denied ok",
     "OptimizerService/ListJobs": "ok ok ok denied ok",
     "OptimizerService/CancelJob": "ok denied denied denied ok",
+    "OptimizerService/RetryJob": "ok denied denied denied ok",
     "OptimizerService/GetCapabilities": "ok ok ok ok ok",
     "OptimizerService/ListPasses": "ok ok ok ok ok",
     "BlobService/FindMissing": "ok denied denied ok ok",
@@ -49,6 +51,7 @@ FOREIGN = OWN | {
     "OptimizerService/WatchJob": "JOB_NOT_FOUND JOB_NOT_FOUND ok denied ok",
     "OptimizerService/ListJobs": "denied denied ok denied ok",
     "OptimizerService/CancelJob": "JOB_NOT_FOUND denied denied denied ok",
+    "OptimizerService/RetryJob": "JOB_NOT_FOUND denied denied denied ok",
     "BlobService/Read": "BLOB_NOT_FOUND denied denied ok ok",
 }
 STATUS = {
@@ -126,6 +129,7 @@ def _asked(method: str, job: jobs_pb2.Job, data: bytes) -> Message:
         "OptimizerService/WatchJob": lambda: jobs_pb2.WatchJobRequest(job_id=job.id),
         "OptimizerService/ListJobs": lambda: jobs_pb2.ListJobsRequest(namespace=job.namespace),
         "OptimizerService/CancelJob": lambda: jobs_pb2.CancelJobRequest(job_id=job.id),
+        "OptimizerService/RetryJob": lambda: jobs_pb2.RetryJobRequest(job_id=job.id, request_id=uuid.uuid4().hex),
         "OptimizerService/GetCapabilities": jobs_pb2.GetCapabilitiesRequest,
         "OptimizerService/ListPasses": jobs_pb2.ListPassesRequest,
         "BlobService/FindMissing": lambda: blobs_pb2.FindMissingRequest(blobs=[ref(data)]),

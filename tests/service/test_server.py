@@ -29,6 +29,7 @@ UNARY = [
     "OptimizerService/GetJob",
     "OptimizerService/ListJobs",
     "OptimizerService/CancelJob",
+    "OptimizerService/RetryJob",
     "BlobService/FindMissing",
     "BlobService/QueryWrite",
     "WorkerService/Heartbeat",

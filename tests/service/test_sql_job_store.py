@@ -27,7 +27,7 @@ def test_a_database_keeps_what_was_stored_and_goes_on_counting(tmp_path: Path) -
     again = SqlJobStore(url)
     second = add(again)
     assert again.get(first.id) == first
-    assert [each.id for each in again.page(Filter(), before=None, limit=9)[0]] == [second.id, first.id]
+    assert [each.id for each in again.page(Filter(), beyond=None, limit=9)[0]] == [second.id, first.id]
     again.close()
 
 
@@ -142,7 +142,7 @@ def _attempt(act: Callable[[], object]) -> object:
 def _view(store: JobStore, ids: list[str]) -> list[object]:
     return [
         [(store.get(each), list(store.events(each, after=0, limit=99)), store.result_of(each)) for each in ids],
-        store.page(Filter(), before=None, limit=99),
+        store.page(Filter(), beyond=None, limit=99),
         sorted(store.heads("2.13.0"), key=lambda head: head.number),
         [list(store.duplicates(key)) for key in ("k1", "k2")],
         [store.answer(key, {"cpu"}) for key in ("k1", "k2")],

@@ -64,14 +64,15 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
 
     @override
     async def ListJobs(self, request: jobs_pb2.ListJobsRequest, context: Context) -> jobs_pb2.ListJobsResponse:
-        """List jobs, newest first."""
+        """List jobs, page by page."""
         check_listing(request)
         wanted = filter_from_proto(request)
         return await self._ledger.read(
             self._page,
             replace(wanted, namespace=caller_of(context).namespace_asked(wanted.namespace)),
-            before=int(request.page_token) if request.page_token else None,
+            beyond=int(request.page_token) if request.page_token else None,
             limit=min(request.page_size or _PAGE, _MAX_PAGE),
+            oldest_first=request.oldest_first,
         )
 
     @override
@@ -80,6 +81,19 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         await self._seen(request.job_id, context)
         transition = await self._ledger.apply(request.job_id, Cancelled())
         return jobs_pb2.CancelJobResponse(job=await self._with_result(transition.job))
+
+    @override
+    async def RetryJob(self, request: jobs_pb2.RetryJobRequest, context: Context) -> jobs_pb2.RetryJobResponse:
+        """Make a new job of an earlier one's request."""
+        await self._seen(request.job_id, context)
+        try:
+            stored = await self._ledger.read(self._ledger.store.request_of, request.job_id)
+        except KeyError:  # deleted meanwhile
+            raise job_not_found(request.job_id) from None
+        asked = jobs_pb2.OptimizeRequest.FromString(stored)
+        asked.request_id, asked.fresh = request.request_id, True
+        job, _ = await self._submit.accept(asked, caller_of(context), peer=context.peer if context else "")
+        return jobs_pb2.RetryJobResponse(job=await self._with_result(job))
 
     @override
     async def GetCapabilities(
@@ -112,9 +126,9 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
             raise job_not_found(job_id)
         return job
 
-    def _page(self, wanted: Filter, *, before: int | None, limit: int) -> jobs_pb2.ListJobsResponse:
+    def _page(self, wanted: Filter, *, beyond: int | None, limit: int, oldest_first: bool) -> jobs_pb2.ListJobsResponse:
         store = self._ledger.store
-        jobs, following = store.page(wanted, before=before, limit=limit)
+        jobs, following = store.page(wanted, beyond=beyond, limit=limit, oldest_first=oldest_first)
         results = store.results_of([job.id for job in jobs if job.state is State.SUCCEEDED])
         return jobs_pb2.ListJobsResponse(
             jobs=[job_to_line(job, results.get(job.id)) for job in jobs],

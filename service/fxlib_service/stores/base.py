@@ -109,8 +109,10 @@ class JobStore(ABC):
         """Return the first `limit` lines of a job's history whose sequence is greater than `after`."""
 
     @abstractmethod
-    def page(self, wanted: Filter, *, before: int | None, limit: int) -> tuple[Sequence[Job], int | None]:
-        """Return up to `limit` jobs, newest first, that are older than `before`, and the `before` of the next page."""
+    def page(
+        self, wanted: Filter, *, beyond: int | None, limit: int, oldest_first: bool = False
+    ) -> tuple[Sequence[Job], int | None]:
+        """Return up to `limit` jobs, newest first unless told otherwise, and the `beyond` of the next page."""
 
     @abstractmethod
     def payloads(self, *, after: int, limit: int) -> Sequence[Payloads]:

@@ -142,10 +142,14 @@ class SqlJobStore(JobStore):
             return [event_from_row(row) for row in rows.mappings()]
 
     @override
-    def page(self, wanted: Filter, *, before: int | None, limit: int) -> tuple[Sequence[Job], int | None]:
-        query = sa.select(_JOBS).where(*_conditions(wanted)).order_by(_JOBS.c.number.desc()).limit(limit + 1)
-        if before is not None:
-            query = query.where(_JOBS.c.number < before)
+    def page(
+        self, wanted: Filter, *, beyond: int | None, limit: int, oldest_first: bool = False
+    ) -> tuple[Sequence[Job], int | None]:
+        number = _JOBS.c.number
+        order = number.asc() if oldest_first else number.desc()
+        query = sa.select(_JOBS).where(*_conditions(wanted)).order_by(order).limit(limit + 1)
+        if beyond is not None:
+            query = query.where(number > beyond if oldest_first else number < beyond)
         with self._reading() as db:
             rows = db.execute(query).mappings().all()
         shown = rows[:limit]

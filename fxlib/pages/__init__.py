@@ -1,0 +1,67 @@
+"""What all sites of fxlib share: the environment that makes their pages of templates, their style, and their tables.
+
+The pages themselves, and what they show, are those of `fxlib.zoo` and `fxlib.dashboard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, Final
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fxlib.reasons import Reason
+from fxlib.render import figure
+from fxlib.spec.report import Span, Timeline, interval
+from fxlib.utils.text import seconds
+
+_TIMELINES: Final = {
+    "original": "timeline_original",
+    "optimized": "timeline_optimized",
+    "at the bound (by the cost model)": "timeline_bound",
+}
+
+
+def environment(package: str) -> Environment:
+    """Return the environment of the templates in a package's folder `pages`; they may include and import ours.
+
+    Text is escaped, whatever it is; a name that a template does not know is an error.
+    """
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader(package, "pages"), PackageLoader("fxlib", "pages")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "interval": interval,
+        "seconds": seconds,
+        "percent": "{:+.1%}".format,
+        "qps": "{:,.1f}".format,
+        "sentence": _sentence,
+        "steps": _steps,
+    }
+    return made
+
+
+def style() -> str:
+    """Return the style sheet of all pages."""
+    return (files("fxlib.pages") / "style.css").read_text(encoding="utf-8")
+
+
+def _sentence(told: Mapping[str, Any]) -> str:
+    """Return the reason of what a report says of a call, as a sentence; of a reason that is not known, its name."""
+    reason = Reason.__members__.get(told["reason"])
+    return told["reason"] if reason is None else reason.sentence(told.get("detail", ""))
+
+
+def _steps(report: Mapping[str, Any]) -> Markup:
+    """Draw the step of a report before, after and at the bound; empty if it has none of them."""
+    timelines = {}
+    for name, key in _TIMELINES.items():
+        if told := report.get(key):
+            timelines[name] = Timeline(spans=tuple(Span(**span) for span in told["spans"]), step_s=told["step_s"])
+    return Markup(figure(timelines)) if timelines else Markup("")  # noqa: S704 - `figure` escapes all names
