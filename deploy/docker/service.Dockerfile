@@ -1,4 +1,4 @@
-# The service: docker build -f deploy/docker/service.Dockerfile -t fxlib-service .
+# The service, and its dashboard (python -P -m fxlib.cli dashboard): docker build -f deploy/docker/service.Dockerfile -t fxlib-service .
 FROM python:3.11-slim AS build
 WORKDIR /src
 # Without this index, torch comes with several gigabytes of CUDA.
@@ -7,7 +7,7 @@ COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY fxlib fxlib
 COPY service service
 RUN python -m venv /opt/fxlib \
-    && /opt/fxlib/bin/pip install --no-cache-dir --constraint constraints.txt . ./service
+    && /opt/fxlib/bin/pip install --no-cache-dir --constraint constraints.txt ".[dashboard]" ./service
 
 FROM python:3.11-slim
 RUN useradd --system --uid 10001 --home-dir /var/lib/fxlib --create-home fxlib

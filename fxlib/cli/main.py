@@ -8,7 +8,21 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fxlib.cli import analyze, calibrate, draw, jobs, optimize, passes, profile, reasons, serve, show, worker, zoo
+from fxlib.cli import (
+    analyze,
+    calibrate,
+    dashboard,
+    draw,
+    jobs,
+    optimize,
+    passes,
+    profile,
+    reasons,
+    serve,
+    show,
+    worker,
+    zoo,
+)
 from fxlib.cli.printing import warn
 from fxlib.errors import FxlibError, of_system
 
@@ -44,7 +58,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fxlib {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, worker, optimize, jobs, zoo, passes, reasons, profile, show, analyze, draw, calibrate):
+    for command in (
+        serve,
+        worker,
+        optimize,
+        jobs,
+        dashboard,
+        zoo,
+        passes,
+        reasons,
+        profile,
+        show,
+        analyze,
+        draw,
+        calibrate,
+    ):
         command.add_to(commands)
     return parser
 

@@ -231,3 +231,26 @@ def test_a_link_to_a_folder_is_not_followed(tmp_path: Path, folder: Path) -> Non
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FxlibError, match="it is no folder"):
         make_folder()
+
+
+def test_a_token_of_somebody_else_s_never_goes_to_the_socket_that_makes_everybody_the_owner(
+    tmp_path: Path, folder: Path
+) -> None:
+    with real_service(tmp_path / "data", "--policy", str(write_policy(tmp_path))) as address:
+        with fxlib.connect(address) as owner, owner.speaking_for(token("viewer")) as viewer:
+            assert owner.capabilities().fxlib_version == viewer.capabilities().fxlib_version
+            with pytest.raises(RejectedError, match="'viewer' is viewer"):
+                viewer.cancel("any")
+            with pytest.raises(RejectedError, match="belongs to no principal"), owner.speaking_for("guessed") as nobody:
+                nobody.capabilities()
+        port = int(address.rpartition(":")[2])
+        local = find(port)
+        assert local is not None
+        with fxlib.connect(local.target) as owner, pytest.raises(CredentialError, match="everybody is the owner"):
+            owner.speaking_for(token("viewer"))
+
+
+@pytest.mark.parametrize("text", ["", "two words", "a\nline", "ü", "x" * 5000])
+def test_what_is_no_token_speaks_for_nobody(text: str) -> None:
+    with fxlib.connect("localhost:1") as client, pytest.raises(CredentialError, match="no token"):
+        client.speaking_for(text)

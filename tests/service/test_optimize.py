@@ -110,7 +110,7 @@ async def test_a_retried_job_is_measured_anew_once_for_each_request_id() -> None
         second = (await core.optimizer.RetryJob(again, None)).job
         repeated = (await core.optimizer.RetryJob(again, None)).job
         assert second.id == repeated.id != first.id
-        assert (states([second]), second.cached, second.labels) == (["queued"], False, {"team": "ads"})
+        assert (states([second]), second.cached, dict(second.labels)) == (["queued"], False, {"team": "ads"})
         assert await work(core) == second.id
 
 

@@ -1,0 +1,79 @@
+"""`fxlib dashboard`: a service's workers, queue, jobs and models in a browser."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxlib.cli.options import add_service, endpoint_of
+from fxlib.cli.printing import warn
+from fxlib.errors import FxlibError
+
+if TYPE_CHECKING:
+    from fxlib.cli.options import Commands
+
+_EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not listened on
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "dashboard",
+        help="a service's workers, queue, jobs and models in a browser",
+        description="Show a service in a browser. Give it the token of a viewer; visitors sign in with their own to "
+        "cancel and retry jobs.",
+    )
+    add_service(parser)
+    parser.add_argument(
+        "--listen",
+        type=_address,
+        default=("127.0.0.1", 8480),
+        metavar="HOST:PORT",
+        help="where visitors come (default: 127.0.0.1:8480)",
+    )
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name under which visitors come, such as dashboard.example.org; repeatable",
+    )
+    parser.add_argument("--https-cert", type=Path, metavar="FILE", help="serve HTTPS; PEM file of the certificate")
+    parser.add_argument("--https-key", type=Path, metavar="FILE", help="PEM file of its key")
+    parser.add_argument(
+        "--ready-file", type=Path, metavar="FILE", help="file to write the address to once visitors can come"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise FxlibError(
+                f"{package} is not installed, which the dashboard needs", hint="Run: pip install 'fxlib[dashboard]'"
+            )
+    from fxlib.dashboard.serve import Door, serve
+
+    host, port = options.listen
+    if host in _EVERYWHERE and not options.host:
+        raise FxlibError(
+            "say under which names visitors come, so that no other site's name leads here",
+            where=f"--listen {host}:{port}",
+            hint="For example: --host dashboard.example.org",
+        )
+    door = Door(host=host, port=port, names=options.host, certificate=options.https_cert, key=options.https_key)
+    with endpoint_of(options).connect() as client:
+        scheme = "http" if options.https_cert is None else "https"
+        warn(f"dashboard of {options.service}: {scheme}://{host}:{port}/ (Ctrl-C ends it)")
+        serve(client, door, ready=options.ready_file)
+    return 0
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Read HOST:PORT."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and port.isdecimal() and int(port) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,389 @@
+"""The application: pages, the same as JSON, live messages, and what visitors may do with tokens of their own."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from importlib.resources import files
+from typing import Any, Final, get_args
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fxlib.client import Client
+from fxlib.dashboard.gain_chart import gain_chart
+from fxlib.dashboard.live import Feed, Live
+from fxlib.dashboard.view import LARGEST_PAGE, PAGE, Page, View, event_data
+from fxlib.dashboard.visitors import COOKIE, Visitors, check_origin, check_private
+from fxlib.errors import CredentialError, RejectedError, RemoteError, WireError
+from fxlib.pages import environment, style
+from fxlib.spec.job import Event, JobFilter, State
+
+_STATES: Final[Sequence[State]] = get_args(State)
+_MOST_FORM_BYTES: Final = 1 << 14
+_QUIET_TICKS: Final = 15
+"""After so many seconds without a message, a line tells the browser and all between that the stream lives."""
+
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Vary": "Accept",
+}
+_STATUSES: Final = {"JOB_NOT_FOUND": 404, "INVALID_REQUEST": 400, "PERMISSION_DENIED": 403, "UNAUTHENTICATED": 401}
+
+
+def make_app(client: Client, *, hosts: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> Starlette:
+    """Return the application.
+
+    Args:
+        client: a client of the service, with the credential of a viewer.
+        hosts: the names under which visitors come; others are refused, so that no other site's name leads here.
+        stopping: says whether the process is about to end, for streams that would go on.
+    """
+    site = _Site(client, stopping)
+    pages = {
+        "/": site.workers,
+        "/queue": site.queue,
+        "/jobs": site.jobs,
+        "/jobs/{job_id}": site.job,
+        "/models": site.models,
+        "/model": site.model,
+    }
+    routes = [
+        Route("/workers.json", site.workers),
+        *(Route(f"{path}.json", page) for path, page in pages.items() if path != "/"),
+        Route("/jobs/{job_id}/events", site.events),
+        Route("/jobs/{job_id}/cancel", site.cancel, methods=["POST"]),
+        Route("/jobs/{job_id}/retry", site.retry, methods=["POST"]),
+        *(Route(path, page) for path, page in pages.items()),
+        Route("/live", site.live),
+        Route("/sign-in", site.sign_in_page, methods=["GET"]),
+        Route("/sign-in", site.sign_in, methods=["POST"]),
+        Route("/sign-out", site.sign_out, methods=["POST"]),
+        Route("/static/{name}", site.static),
+        Route("/healthz", _healthy),
+        Route("/favicon.ico", _nothing),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(_Headers),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+        ],
+        exception_handlers={RemoteError: site.failed, WireError: site.failed, HTTPException: site.failed},
+        lifespan=site.lifespan,
+    )
+
+
+def _healthy(_: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+def _nothing(_: Request) -> Response:
+    return Response(status_code=204)
+
+
+class _Headers:
+    """Adds the headers that every answer has."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, sent)
+
+
+class _Site:
+    """The endpoints. Those that ask the service run on threads."""
+
+    def __init__(self, client: Client, stopping: Callable[[], bool]) -> None:
+        self._client, self._stopping = client, stopping
+        self._view, self._visitors = View(client), Visitors()
+        self._live: Live | None = None
+        self._templates = environment("fxlib.dashboard")
+        self._templates.filters |= {"moment": _moment, "gain_chart": gain_chart}
+        self._static = {
+            "style.css": (style() + _file("dashboard.css"), "text/css"),
+            "dashboard.js": (_file("dashboard.js"), "text/javascript"),
+        }
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Make what lives on the event loop."""
+        self._live = Live(self._client, self._view)
+        yield
+
+    def workers(self, request: Request) -> Response:
+        """Show the workers, and what each does."""
+        return self._page(request, "workers", self._view.workers())
+
+    def queue(self, request: Request) -> Response:
+        """Show what runs, and what waits."""
+        return self._page(request, "queue", self._view.queue(_page_of(request)))
+
+    def jobs(self, request: Request) -> Response:
+        """Show the jobs that fit the filter."""
+        wanted, page = _filter_of(request), _page_of(request)
+        return self._page(request, "jobs", self._view.jobs(wanted, page), wanted=wanted, states=_STATES, page=page)
+
+    def job(self, request: Request) -> Response:
+        """Show one job."""
+        told = self._view.job(request.path_params["job_id"])
+        return self._page(request, "job", told, request_id=secrets.token_hex(16))
+
+    def models(self, request: Request) -> Response:
+        """Show the models, and what became of each."""
+        return self._page(request, "models", self._view.models())
+
+    def model(self, request: Request) -> Response:
+        """Show what one model gained, over time."""
+        told = self._view.model(request.query_params.get("namespace", ""), request.query_params.get("name", ""))
+        return self._page(request, "model", told)
+
+    async def live(self, request: Request) -> Response:
+        """Tell that something changed, as server-sent events."""
+        assert self._live is not None  # noqa: S101 - the application has started
+        return self._stream(self._live.changes, lambda _: "event: changed\ndata: \n\n", from_now=True)
+
+    async def events(self, request: Request) -> Response:
+        """Tell a job's events as they happen, as server-sent events, and the end of the job."""
+        assert self._live is not None  # noqa: S101 - the application has started
+        job_id = request.path_params["job_id"]
+        await run_in_threadpool(self._client.job, job_id, timeout_s=10.0)  # one that is not there is told as that
+        asked = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
+        if not (asked.isdecimal() and len(asked) < 19):
+            raise HTTPException(400, "after: a number of an event is wanted")
+        feed, after = self._live.job(job_id), int(asked)
+        if feed is None:
+            raise HTTPException(503, "so many jobs are followed that there is no room for another")
+
+        def told(event: Event) -> str:
+            if event.sequence <= after:
+                return ""
+            return f"id: {event.sequence}\nevent: event\ndata: {json.dumps(event_data(event))}\n\n"
+
+        return self._stream(feed, told)
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a job, with the visitor's token."""
+        return await self._act(request, lambda client, job_id, _: client.cancel(job_id))
+
+    async def retry(self, request: Request) -> Response:
+        """Make a new job of an earlier one's request, with the visitor's token."""
+        return await self._act(
+            request, lambda client, job_id, form: client.retry(job_id, request_id=form.get("request_id", ""))
+        )
+
+    def sign_in_page(self, request: Request) -> Response:
+        """Ask for a token."""
+        return self._page(request, "sign_in", {}, following=request.query_params.get("next", "/"))
+
+    async def sign_in(self, request: Request) -> Response:
+        """Remember a visitor whose token the service knows."""
+        check_origin(request)
+        check_private(request)
+        form = await _form(request)
+        token = form.get("token", "").strip()
+
+        def known() -> None:
+            with self._client.speaking_for(token) as client:
+                client.capabilities(timeout_s=10.0)
+
+        await run_in_threadpool(known)
+        answer = RedirectResponse(_own_path(form.get("next", "/")), status_code=303)
+        answer.set_cookie(
+            COOKIE,
+            self._visitors.sign_in(token),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return answer
+
+    async def sign_out(self, request: Request) -> Response:
+        """Forget a visitor."""
+        check_origin(request)
+        self._visitors.sign_out(request)
+        answer = RedirectResponse("/", status_code=303)
+        answer.delete_cookie(COOKIE)
+        return answer
+
+    def static(self, request: Request) -> Response:
+        """Serve the style sheet and the script."""
+        name = request.path_params["name"]
+        if name not in self._static:
+            raise HTTPException(404, "there is no such page")
+        text, kind = self._static[name]
+        return Response(text, media_type=kind)
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """Say what went wrong, as a page or as JSON."""
+        status, headers = 503, dict[str, str]()
+        if isinstance(error, HTTPException):
+            status = error.status_code
+        elif isinstance(error, RejectedError):
+            status = _STATUSES.get(error.code, 502)
+        elif isinstance(error, CredentialError | WireError):
+            status = 400 if request.method == "POST" else 502
+        if status == 503:
+            headers["Retry-After"] = "2"
+        text = str(error.detail) if isinstance(error, HTTPException) else str(error)
+        return self._page(request, "error", {"status": status, "error": text}, status=status, headers=headers)
+
+    async def _act(self, request: Request, do: Callable[[Client, str, Mapping[str, str]], Any]) -> Response:
+        form = await _form(request)
+        token = self._visitors.token_of(request, form)
+        check_private(request)
+
+        def done() -> Any:
+            with self._client.speaking_for(token) as client:
+                return do(client, request.path_params["job_id"], form)
+
+        job = await run_in_threadpool(done)
+        self._view.forget()
+        if _wants_json(request):
+            return JSONResponse({"id": job.id, "state": job.state})
+        return RedirectResponse(f"/jobs/{quote(job.id, safe='')}", status_code=303)
+
+    def _page(
+        self,
+        request: Request,
+        name: str,
+        told: Mapping[str, Any],
+        *,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> Response:
+        if _wants_json(request):
+            return JSONResponse(told, status_code=status, headers=headers)
+        text = self._templates.get_template(f"{name}.html").render(
+            told=told,
+            current=name,
+            visitor=self._visitors.of(request),
+            address=str(request.url.replace(scheme="", netloc="")),
+            following_page=_following(request, told.get("following", "")),
+            **more,
+        )
+        return HTMLResponse(text, status_code=status, headers=headers)
+
+    def _stream(self, feed: Feed[Any], write: Callable[[Any], str], *, from_now: bool = False) -> Response:
+        async def lines() -> AsyncGenerator[str]:
+            quiet = 0
+            yield "retry: 2000\n\n"
+            async with aclosing(feed.read(from_now=from_now)) as messages:
+                async for message in messages:
+                    if self._stopping():
+                        return
+                    quiet += 1
+                    if message is not None and (text := write(message)):
+                        yield text
+                    elif message is None and quiet >= _QUIET_TICKS:
+                        quiet = 0
+                        yield ": still here\n\n"
+            yield "event: end\ndata: \n\n"
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+
+def _wants_json(request: Request) -> bool:
+    """Whether JSON is asked for, by the path or by the Accept header."""
+    accepted = request.headers.get("accept", "")
+    return request.url.path.endswith(".json") or ("application/json" in accepted and "text/html" not in accepted)
+
+
+def _filter_of(request: Request) -> JobFilter:
+    """Read which jobs are asked for.
+
+    Raises:
+        HTTPException: 400, with what is wrong.
+    """
+    asked = request.query_params
+    states, labels = [each for each in asked.getlist("state") if each], dict[str, str]()
+    for state in states:
+        if state not in _STATES:
+            raise HTTPException(400, f"state: must be one of {', '.join(_STATES)}")
+    for label in filter(None, asked.getlist("label")):
+        key, equals, value = label.partition("=")
+        if not (key and equals):
+            raise HTTPException(400, "label: KEY=VALUE is wanted")
+        labels[key] = value
+    return JobFilter(
+        namespace=asked.get("namespace", ""),
+        name=asked.get("name", ""),
+        labels=labels,
+        states=tuple(each for each in _STATES if each in states),
+        id_prefix=asked.get("id", ""),
+    )
+
+
+def _page_of(request: Request) -> Page:
+    size = request.query_params.get("size", "") or str(PAGE)
+    if not (size.isdecimal() and len(size) < 6 and 1 <= int(size) <= LARGEST_PAGE):
+        raise HTTPException(400, f"size: a number from 1 to {LARGEST_PAGE} is wanted")
+    return Page(size=int(size), token=request.query_params.get("page", ""))
+
+
+def _following(request: Request, token: str) -> str:
+    """Return the address of the next page of a listing; "" if there is none."""
+    if not token:
+        return ""
+    asked = [(key, value) for key, value in request.query_params.multi_items() if key != "page" and value]
+    return "?" + urlencode([*asked, ("page", token)])
+
+
+def _own_path(path: str) -> str:
+    """Return a path of the dashboard's own, for one that a form names; its start page for anything else."""
+    parts = urlsplit(path)
+    own = not (parts.scheme or parts.netloc) and path.startswith("/") and path.isprintable() and "\\" not in path
+    return path if own else "/"
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Read a form's fields.
+
+    Raises:
+        HTTPException: 413, if it is larger than any of ours.
+    """
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_FORM_BYTES:
+            raise HTTPException(413, "that is larger than any form of this dashboard")
+    return dict(parse_qsl(body.decode("utf-8", "replace")))
+
+
+def _file(name: str) -> str:
+    return (files("fxlib.dashboard") / "static" / name).read_text(encoding="utf-8")
+
+
+def _moment(at: str | None) -> str:
+    """Write an ISO time as people read it, in UTC."""
+    return "" if not at else at[:19].replace("T", " ")

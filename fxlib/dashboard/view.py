@@ -1,0 +1,247 @@
+"""What the pages show, as plain data: asked of the service with the dashboard's own credential."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from fxlib.client import Client
+from fxlib.spec.job import Event, Job, JobFilter
+from fxlib.spec.report import plain
+from fxlib.utils.text import plain as one_line
+
+T = TypeVar("T")
+
+PAGE: Final = 100
+"""The number of jobs on a page, unless the visitor asks for another."""
+
+LARGEST_PAGE: Final = 500
+_MODELS_FROM: Final = 1000
+"""The number of jobs, the newest, from which the list of models is made."""
+_HISTORY: Final = 200
+"""The most jobs that the history of one model shows."""
+_RUNNING: Final = 500
+_TIMEOUT_S: Final = 10.0
+_RECENT_S: Final = 1.0
+_REMEMBERED: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Which page of a listing is asked for."""
+
+    size: int = PAGE
+    token: str = ""
+
+
+class View:
+    """Asks for what pages show. Until something happens, the same question within a second is asked once.
+
+    Args:
+        client: a client of the service, with the credential of a viewer.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._recent = _Recent()
+
+    def forget(self) -> None:
+        """Ask anew from now on, since something happened."""
+        self._recent.forget()
+
+    def workers(self) -> dict[str, Any]:
+        """Return the live workers, each with the job that it has, and what the service can do."""
+        return self._recent.get("workers", self._workers)
+
+    def queue(self, page: Page) -> dict[str, Any]:
+        """Return the running jobs, and a page of the queued ones, the one that has waited longest first."""
+        return self._recent.get(("queue", page), lambda: self._queue(page))
+
+    def jobs(self, wanted: JobFilter, page: Page) -> dict[str, Any]:
+        """Return a page of the jobs that fit, the newest first."""
+        key = (repr(wanted), page)
+        return self._recent.get(key, lambda: self._jobs(wanted, page))
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """Return one job, all that its report says, and its events."""
+        return self._recent.get(("job", job_id), lambda: self._job(job_id))
+
+    def _job(self, job_id: str) -> dict[str, Any]:
+        job = self._client.job(job_id, timeout_s=_TIMEOUT_S)
+        report = None if job.report is None else job.report.to_dict()
+        return {**_line(job), **_times(job), "report": report, "events": self._events(job)}
+
+    def models(self) -> dict[str, Any]:
+        """Return the models of the newest jobs, each with its last answer."""
+        return self._recent.get("models", self._models)
+
+    def model(self, namespace: str, name: str) -> dict[str, Any]:
+        """Return one model's answered jobs, the newest first."""
+        return self._recent.get(("model", namespace, name), lambda: self._model(namespace, name))
+
+    def _model(self, namespace: str, name: str) -> dict[str, Any]:
+        wanted = JobFilter(namespace=namespace, name=name, states=("succeeded",))
+        found = self._client.page(wanted, size=_HISTORY, timeout_s=_TIMEOUT_S)
+        return {
+            "namespace": namespace,
+            "name": name,
+            "jobs": [_line(job) for job in found.jobs],
+            "more": bool(found.following),
+        }
+
+    def fingerprint(self) -> str:
+        """Return a text that is another one when a page about the workers, the queue, or the newest jobs would be."""
+        newest = self._client.page(size=PAGE, timeout_s=_TIMEOUT_S).jobs
+        jobs = {job.id: job for job in (*newest, *self._running())}
+        workers = [worker.worker_id for worker in self._client.capabilities(timeout_s=_TIMEOUT_S).workers]
+        return repr((workers, [(job.id, job.state, job.phase, job.last_sequence) for job in jobs.values()]))
+
+    def _workers(self) -> dict[str, Any]:
+        told = self._client.capabilities(timeout_s=_TIMEOUT_S)
+        has = {job.worker_id: _line(job) for job in self._running()}
+        workers = [
+            {
+                "id": one_line(worker.worker_id),
+                "hardware": one_line(worker.hardware),
+                "torch_version": one_line(worker.torch_version),
+                "fxlib_version": one_line(worker.fxlib_version),
+                "containment": one_line(worker.containment),
+                "allowed_modules": [one_line(each) for each in worker.allowed_modules],
+                "job": has.get(one_line(worker.worker_id)),
+            }
+            for worker in told.workers
+        ]
+        return {
+            "service": {"version": one_line(told.fxlib_version), "recipes": [one_line(each) for each in told.recipes]},
+            "workers": workers,
+        }
+
+    def _queue(self, page: Page) -> dict[str, Any]:
+        waiting = self._client.page(
+            JobFilter(states=("queued",)), size=page.size, token=page.token, oldest_first=True, timeout_s=_TIMEOUT_S
+        )
+        return {
+            "running": [_line(job) for job in self._running()],
+            "queued": [_line(job) for job in waiting.jobs],
+            "following": waiting.following,
+        }
+
+    def _jobs(self, wanted: JobFilter, page: Page) -> dict[str, Any]:
+        found = self._client.page(wanted, size=page.size, token=page.token, timeout_s=_TIMEOUT_S)
+        return {"jobs": [_line(job) for job in found.jobs], "following": found.following}
+
+    def _models(self) -> dict[str, Any]:
+        found = self._client.jobs(states=("succeeded",), limit=_MODELS_FROM, timeout_s=_TIMEOUT_S)
+        models = dict[tuple[str, str], dict[str, Any]]()
+        for job in found:  # the newest first
+            known = models.setdefault((job.namespace, job.name), {"last": _line(job), "jobs": 0})
+            known["jobs"] += 1
+        rows = [{"namespace": key[0], "name": key[1], **models[key]} for key in sorted(models)]
+        return {"models": rows, "from_jobs": len(found), "all": len(found) < _MODELS_FROM}
+
+    def _running(self) -> list[Job]:
+        return self._client.jobs(states=("running",), limit=_RUNNING, timeout_s=_TIMEOUT_S)
+
+    def _events(self, job: Job) -> list[dict[str, Any]]:
+        """Return the events that a job has by now."""
+        found = list[Event]()
+
+        def note(event: Event) -> None:
+            found.append(event)
+            if event.sequence >= job.last_sequence:
+                raise _AllToldError
+
+        if job.last_sequence:
+            with suppress(_AllToldError):
+                self._client.watch(job.id, note, timeout_s=_TIMEOUT_S)
+        return [event_data(event) for event in found]
+
+
+def event_data(event: Event) -> dict[str, Any]:
+    """Return an event as plain data."""
+    told: dict[str, Any] = plain(event)
+    return told
+
+
+class _AllToldError(Exception):
+    """All events of a job that there are have been told."""
+
+
+class _Recent:
+    """Answers of the last second, by their questions; all threads share them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
+        self._generation = 0
+
+    def forget(self) -> None:
+        """Forget all answers, also those that are on their way."""
+        with self._lock:
+            self._known.clear()
+            self._generation += 1
+
+    def get(self, key: Hashable, ask: Callable[[], T]) -> T:
+        """Return the answer to a question, asked now unless it was a moment ago."""
+        with self._lock:
+            at, known = self._known.get(key, (float("-inf"), None))
+            generation = self._generation
+        if time.monotonic() - at < _RECENT_S:
+            told: T = known
+            return told
+        answer = ask()
+        with self._lock:
+            if generation == self._generation:
+                self._known[key] = time.monotonic(), answer
+                self._known.move_to_end(key)
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return answer
+
+
+def _line(job: Job) -> dict[str, Any]:
+    """Return a job as a row of a table has it."""
+    ended = job.finished_at
+    return {
+        "id": job.id,
+        "name": job.name,
+        "namespace": job.namespace,
+        "labels": dict(job.labels),
+        "state": job.state,
+        "phase": job.phase,
+        "cached": job.cached,
+        "decision": None if job.report is None else job.report.decision,
+        "gain": None if job.report is None or job.report.gain is None else plain(job.report.gain),
+        "why": _why(job),
+        "worker_id": job.worker_id,
+        "created_at": plain(job.created_at),
+        "took_s": (ended - job.created_at).total_seconds() if ended and job.created_at else None,
+    }
+
+
+def _times(job: Job) -> Mapping[str, Any]:
+    """Return what a job's own page has of it, besides what a row has."""
+    return {
+        "attempts": job.attempts,
+        "asked_by": job.asked_by,
+        "measured_by": job.measured_by,
+        "started_at": plain(job.started_at),
+        "finished_at": plain(job.finished_at),
+        "failure": plain(job.failure),
+        "last_sequence": job.last_sequence,
+        "done": job.done,
+    }
+
+
+def _why(job: Job) -> str:
+    """Say in one line why a job is as it is."""
+    if job.failure is not None:
+        return f"{job.failure.message} ({job.failure.code})"
+    if job.report is not None:
+        return job.report.explanation
+    return {"queued": "waits for a worker", "running": job.phase, "cancelled": "was cancelled"}.get(job.state, "")

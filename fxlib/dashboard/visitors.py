@@ -1,0 +1,111 @@
+"""Visitors who have signed in with tokens of their own, which alone let them cancel and retry jobs.
+
+A token is kept in this process, by a cookie that no script reads and no other site sends along. What changes anything
+needs, besides the cookie, the session's own secret in the form (a page of another site cannot read it), and an origin
+that is the dashboard's. A program sends its token as a bearer instead, which no page of another site can.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+COOKIE: Final = "fxlib_session"
+_SCHEME: Final = "bearer "
+_MOST: Final = 1000
+_IDLE_S: Final = 8 * 3600.0
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost", "testclient")
+
+
+@dataclass(slots=True, kw_only=True)
+class Visitor:
+    """A visitor who has signed in.
+
+    Attributes:
+        token: the token to show to the service.
+        secret: what the forms on the visitor's pages hold, against forms of other sites.
+        seen_at: when the visitor was last here, on the monotonic clock.
+    """
+
+    token: str
+    secret: str
+    seen_at: float
+
+
+class Visitors:
+    """The visitors, by their cookies. All are forgotten when the dashboard ends, and each after eight idle hours."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Visitor] = OrderedDict()
+
+    def of(self, request: Request) -> Visitor | None:
+        """Return who sent a request; None if they have not signed in."""
+        cookie = request.cookies.get(COOKIE, "")
+        found = self._known.get(cookie)
+        if found is None:
+            return None
+        if time.monotonic() - found.seen_at > _IDLE_S:
+            del self._known[cookie]
+            return None
+        found.seen_at = time.monotonic()
+        self._known.move_to_end(cookie)
+        return found
+
+    def sign_in(self, token: str) -> str:
+        """Remember a visitor, and return the cookie. The one who was here longest ago is forgotten for a new one."""
+        cookie = secrets.token_urlsafe(32)
+        self._known[cookie] = Visitor(token=token, secret=secrets.token_urlsafe(32), seen_at=time.monotonic())
+        while len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return cookie
+
+    def sign_out(self, request: Request) -> None:
+        """Forget who sent a request."""
+        self._known.pop(request.cookies.get(COOKIE, ""), None)
+
+    def token_of(self, request: Request, form: Mapping[str, str]) -> str:
+        """Return the token with which a request that changes something is made.
+
+        Raises:
+            HTTPException: 401, if there is none; 403, if the request may be another site's doing.
+        """
+        shown = request.headers.get("authorization", "")
+        if shown.lower().startswith(_SCHEME):
+            return shown[len(_SCHEME) :].strip()
+        check_origin(request)
+        visitor = self.of(request)
+        if visitor is None:
+            raise HTTPException(401, "Sign in with a token of your own first: the dashboard's own may only look.")
+        if not hmac.compare_digest(form.get("secret", "").encode(), visitor.secret.encode()):
+            raise HTTPException(403, "The form is not of this session. Go back, load the page again, and repeat it.")
+        return visitor.token
+
+
+def check_origin(request: Request) -> None:
+    """Check that a page of the dashboard sent a form.
+
+    Raises:
+        HTTPException: 403, if another site did, or nobody says who.
+    """
+    origin = urlsplit(request.headers.get("origin", ""))
+    if not origin.netloc or origin.netloc != request.headers.get("host"):
+        raise HTTPException(403, "The form was not sent by a page of this dashboard.")
+
+
+def check_private(request: Request) -> None:
+    """Check that nobody can read a token on its way here.
+
+    Raises:
+        HTTPException: 403, if the connection is neither encrypted nor of this machine.
+    """
+    if request.url.scheme != "https" and (request.client is None or request.client.host not in _LOOPBACK):
+        raise HTTPException(403, "A token is not sent over an unencrypted connection: come by HTTPS.")
