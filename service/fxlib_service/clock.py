@@ -81,8 +81,12 @@ class Clock:
         self.observe()
 
     def now(self) -> float:
-        """Return the wall time, in seconds since the epoch: for stamps."""
-        return self._wall()
+        """Return the wall time, in seconds since the epoch, for a stamp; a jump before it is noted first."""
+        with self._lock:
+            own, wall = self._elapsed(), self._wall()
+            if abs(self._ahead(own, wall)) > _JUMP_S:
+                self._note(own, wall)
+        return wall
 
     def before(self, age_s: float) -> float:
         """Return the wall time below which every stamp is older than `age_s` seconds, whatever the clock did meanwhile.
@@ -90,23 +94,28 @@ class Clock:
         Stamps that are older than the clock's own record are believed: minus infinity is never returned.
         """
         with self._lock:
-            self._note()
             own, wall = self._elapsed(), self._wall()
+            self._note(own, wall)
         since = own - age_s
         then = [jump for jump in self._jumps if jump.at <= since]
         last = then[-1] if then else self._jumps[0]
-        readings = [last.wall + since - last.at, *(jump.wall for jump in self._jumps if jump.at > since)]
+        # What is too small to be noted may lie between a jump and its note.
+        after = (jump.wall - _JUMP_S for jump in self._jumps[1:] if jump.at > since)
+        readings = [last.wall + since - last.at, *after]
         return min(wall - age_s, *readings)
 
     def observe(self) -> None:
         """Note it if the wall clock has jumped since the last look, and store where both clocks are."""
         with self._lock:
-            self._note()
+            self._note(self._elapsed(), self._wall())
 
-    def _note(self) -> None:
-        own, wall = self._elapsed(), self._wall()
+    def _ahead(self, own: float, wall: float) -> float:
+        """Return by how much the wall clock is ahead of where it would be without a jump since the last one."""
         last = self._jumps[-1]
-        ahead = wall - (last.wall + own - last.at)
+        return wall - (last.wall + own - last.at)
+
+    def _note(self, own: float, wall: float) -> None:
+        ahead = self._ahead(own, wall)
         if abs(ahead) > _JUMP_S:
             logger.warning("the clock of this host has jumped by %+.0f s; nothing is older or younger for it", ahead)
             self._jumps = [*self._jumps, _Jump(at=own, wall=wall)][-_MOST_JUMPS:]

@@ -62,6 +62,18 @@ def test_a_jump_makes_nothing_old(jump_s: float) -> None:
         assert older  # after all it is 1,050 s old
 
 
+def test_nothing_is_old_for_a_stamp_that_it_had_before_anybody_looked_at_the_clock() -> None:
+    host = Host()
+    clock = host.clock()
+    host.passes(100.0)
+    host.wall -= YEAR_S
+    stamp = clock.now()
+    host.passes(100.0)  # the service looks at the clock every ten minutes
+    assert stamp > clock.before(1000.0)
+    host.wall += YEAR_S
+    assert stamp > clock.before(1000.0)
+
+
 def test_after_the_time_to_keep_a_jump_is_forgotten() -> None:
     host = Host()
     clock = host.clock()
