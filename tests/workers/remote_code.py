@@ -69,6 +69,16 @@ def die(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+_hoard: dict[str, torch.Tensor] = {}
+
+
+@remote(pure=True)
+def hoard(x: torch.Tensor) -> torch.Tensor:
+    """Hold 600 MiB from the first call on."""
+    _hoard.setdefault("held", torch.ones(150 << 20))
+    return x
+
+
 @remote(pure=True)
 def lie(x: torch.Tensor) -> torch.Tensor:
     """Send the host of this process a pickle, in place of the answer to whatever it asks next."""

@@ -74,6 +74,8 @@ class TrialSettings:
             those that libraries need.
         cpus_per_process: the share of a processor that Ray reserves for each process, which is not bound to it.
         process_memory_bytes: the memory that a process of a trial may allocate on top of what the libraries take.
+        host_memory_bytes: the memory that the processes of a trial on one host may take together; 0 for three quarters
+            of the host's.
         process_file_bytes: the size of the largest file that a process of a trial may write.
         placement_timeout_s: the time that Ray has to find room for a trial.
         start_timeout_s: the time that the processes of a trial have to start and load the model.
@@ -116,6 +118,15 @@ class TrialSettings:
     process_memory_bytes: int = field(
         default=16 * GIB,
         metadata=option("trial-memory-gib", "memory that each process of a trial may take", GIBIBYTES),
+    )
+    host_memory_bytes: int = field(
+        default=0,
+        metadata=option(
+            "trial-host-memory-gib",
+            "memory that all processes of a trial on one host may take together",
+            GIBIBYTES,
+            default="three quarters of the host's",
+        ),
     )
     process_file_bytes: int = 4 * GIB
     placement_timeout_s: float = field(

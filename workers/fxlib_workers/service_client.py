@@ -7,11 +7,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 import grpc
-import psutil
 import torch
 
 import fxlib
@@ -28,6 +26,7 @@ from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2, workers_pb2_grpc
 from fxlib_workers import logs
 from fxlib_workers.config import Config
 from fxlib_workers.process.containment import Level
+from fxlib_workers.process.limits import host_memory_bytes
 
 _LOG: Final = logs.Log(__name__)
 
@@ -214,20 +213,11 @@ def fingerprint(ray_address: str = "") -> str:
     >>> fingerprint()
     'x86_64, AMD EPYC 7763 64-Core Processor, 2 cores, 24 GiB'
     """
-    parts = [platform.machine(), processor(), f"{cores()} cores", f"{round(_memory_bytes() / (1 << 30))} GiB"]
+    parts = [platform.machine(), processor(), f"{cores()} cores", f"{round(host_memory_bytes() / (1 << 30))} GiB"]
     parts += _accelerators()
     if ray_address:
         parts.append(f"Ray at {ray_address}")
     return ", ".join(filter(None, parts))
-
-
-def _memory_bytes() -> int:
-    total: int = psutil.virtual_memory().total
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return total if limit == "max" else min(total, int(limit))
 
 
 def _accelerators() -> list[str]:

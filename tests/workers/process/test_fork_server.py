@@ -47,7 +47,8 @@ class Server:
         with theirs:
             request = {"fork": key, "name": name, "containment": NOTHING, "network": ""}
             socket.send_fds(self.control, [json.dumps(request).encode()], [theirs.fileno()])
-        assert self.heard() == {"forked": key}
+        told = self.heard()
+        assert (told["forked"], told["pid"] > 0) == (key, True)
         return ours
 
     def end(self) -> None:

@@ -11,7 +11,7 @@ each child has a key of its own:
 
     <- {"ready": true} or {"failed": "why"}        once the module is imported
     -> {"fork": KEY, "name": NAME, ...}, a socket  `main(socket, policy)` runs in a child, which `ps` calls NAME
-    <- {"forked": KEY}
+    <- {"forked": KEY, "pid": PID}
     -> {"end": [KEY, ...]}                         they are killed
     <- {"ended": KEY, "status": STATUS}            the exit status; a signal's number, negative, if one ended it
 
@@ -116,7 +116,7 @@ class ForkServer:
         os.close(end)
         descriptor = os.pidfd_open(pid)
         self._children[descriptor], self._pids[message["fork"]] = message["fork"], pid
-        self._send(forked=message["fork"])
+        self._send(forked=message["fork"], pid=pid)
         return descriptor
 
     def _run_child(self, message: Mapping[str, Any], policy: Containment, server: int) -> None:

@@ -35,11 +35,11 @@ class Fork:
     """A child that is being forked.
 
     Attributes:
-        forked: done when it runs; raises `ForkError` if it never will.
+        forked: its process id, once it runs; raises `ForkError` if it never will.
         ended: its exit status; a signal's number, negative, if one ended it.
     """
 
-    forked: Future[None]
+    forked: Future[int]
     ended: Future[int]
 
 
@@ -103,7 +103,8 @@ class ForkServer:
             left, self._forks = list(self._forks.values()), {}
             self._control.close()
         self._on_end()
-        for waiting in (self.ready, *(fork.forked for fork in left)):
+        begun: list[Future[Any]] = [self.ready, *(fork.forked for fork in left)]
+        for waiting in begun:
             if not waiting.done():
                 waiting.set_exception(ForkError(why))
         for fork in left:
@@ -114,7 +115,7 @@ class ForkServer:
         if "ready" in message:
             self.ready.set_result(None)
         if "forked" in message:
-            self._forks[message["forked"]].forked.set_result(None)
+            self._forks[message["forked"]].forked.set_result(message["pid"])
         if "ended" in message:
             with self._lock:
                 fork = self._forks.pop(message["ended"])

@@ -1,15 +1,26 @@
-"""Resource limits that a process sets for itself, and that nothing it runs can raise again."""
+"""What this host has, and the limits that a process sets for itself, and that nothing it runs can raise again."""
 
 from __future__ import annotations
 
 import os
 import resource
+from pathlib import Path
 from typing import Final
 
 import psutil
 
 _HEADROOM: Final = 4096
 """The number of processes and threads that a user may start besides the present ones: torch and Ray need hundreds."""
+
+
+def host_memory_bytes() -> int:
+    """Return the memory of this host, or of the container that this process is in."""
+    total: int = psutil.virtual_memory().total
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return total if limit == "max" else min(total, int(limit))
 
 
 def limit_files(bytes_: int) -> None:

@@ -6,7 +6,7 @@ import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
@@ -282,8 +282,9 @@ class ClusterRun:
         deadline = time.monotonic() + limit_s
         # On loopback a trial has a network of its own; its processes on several hosts meet on the hosts' own.
         network = self._trial if self._settings.interface == LOOPBACK else ""
+        memory_bytes = self._settings.host_memory_bytes
         pending = {
-            processes[0].host.fork.remote({each.key: each.name for each in processes}, network): node
+            processes[0].host.fork.remote({each.key: each.name for each in processes}, network, memory_bytes): node
             for node, processes in self._by_node().items()
         }
         while pending:
@@ -372,6 +373,8 @@ class ClusterRun:
             raise TrialError(Reason.TRIAL_DIED, detail) from error
 
     def _failure(self, raised: Raised, blame: Reason) -> TrialError:
+        if error := self._out_of_memory():
+            return error
         if raised.out_of_memory:
             return TrialError(Reason.OUT_OF_MEMORY, raised.text, survived=True)
         lifelines = list(self._lifelines)
@@ -382,6 +385,8 @@ class ClusterRun:
 
     def _death(self, end: Any, process: Process) -> TrialError:
         """Return an error that says which process died, and why."""
+        if error := self._out_of_memory():
+            return error
         who = f"server {process.name!r}" if process in self.servers else f"trainer {process.name!r}"
         if not isinstance(end, (Ended, RayError)):
             try:
@@ -391,6 +396,19 @@ class ClusterRun:
         if isinstance(end, OutOfMemoryError):
             return TrialError(Reason.OUT_OF_MEMORY, who)
         return TrialError(Reason.TRIAL_DIED, f"{who} ended: {end.how if isinstance(end, Ended) else _in_words(end)}")
+
+    def _out_of_memory(self) -> TrialError | None:
+        """Return an error if the processes of the trial wanted more memory together than there is on a host for them.
+
+        Whose end is seen first says nothing then: the kernel chooses, and the others fail for want of it.
+        """
+        asked = [processes[0].host.ran_out.remote(processes[0].key) for processes in self._by_node().values()]
+        told, _ = ray.wait(asked, num_returns=len(asked), timeout=_AFTERMATH_S)
+        for each in told:
+            with suppress(RayError):  # of a node that is gone, nothing is known
+                if why := ray.get(each):
+                    return TrialError(Reason.OUT_OF_MEMORY, why)
+        return None
 
 
 def _in_words(error: RayError) -> str:

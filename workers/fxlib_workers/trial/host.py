@@ -25,6 +25,7 @@ from fxlib_workers.process.containment import HOST_NETWORK, Containment, Part, a
 from fxlib_workers.process.forking import SINGLE_THREADED, ForkError, ForkServer
 from fxlib_workers.process.system_calls import compile_filter
 from fxlib_workers.trial.frames import HEADER, LONGEST_ANSWER, framed
+from fxlib_workers.trial.memory import TrialMemory
 
 _TOLD_S: Final = 5.0
 """The time in which the fork server tells how a process ended whose connection is closed."""
@@ -72,6 +73,7 @@ class Host:
         self._server: ForkServer | None = None
         self._forking = asyncio.Lock()
         self._processes: dict[str, _Process] = {}
+        self._memories: dict[TrialMemory, set[str]] = {}
 
     async def warm_up(self) -> None:
         """Start the fork server, unless it runs.
@@ -83,22 +85,24 @@ class Host:
             await self._running()
             await self._policy()
 
-    async def fork(self, names: Mapping[str, str], network: str) -> None:
+    async def fork(self, names: Mapping[str, str], network: str, memory_bytes: int = 0) -> None:
         """Fork processes, by keys that no other process has had; the kernel gets to know them by the names.
 
-        All that name the same network share one of their own; "" stands for the host's.
+        All that name the same network share one of their own; "" stands for the host's. Together, these processes take
+        no more than `memory_bytes`, as `TrialMemory` has it.
 
         Raises:
             ForkError: the fork server cannot be started, or ended.
         """
         async with self._forking:
             server = await self._running()
-            policy = await self._policy()
+            memory = TrialMemory(memory_bytes, len(names), await self._policy())
+            self._memories[memory] = set(names)
             for key, name in names.items():
                 ours, theirs = socket.socketpair()
                 with theirs:
-                    fork = server.fork(key, theirs, name=name, containment=policy, network=network)
-                await asyncio.wrap_future(fork.forked)
+                    fork = server.fork(key, theirs, name=name, containment=memory.policy, network=network)
+                memory.add(await asyncio.wrap_future(fork.forked))
                 reader, writer = await asyncio.open_connection(sock=ours)
                 self._processes[key] = _Process(reader, writer, asyncio.wrap_future(fork.ended))
 
@@ -130,6 +134,15 @@ class Host:
         for process in ending.values():
             await _end_of(process)
             process.writer.close()
+        for memory, left in list(self._memories.items()):
+            left.difference_update(keys)
+            if not left:
+                del self._memories[memory]
+                await memory.close()
+
+    async def ran_out(self, key: str) -> str:
+        """Return why the memory of a process's trial ran out on this node; "" if it did not."""
+        return next((memory.ran_out() for memory, keys in self._memories.items() if key in keys), "")
 
     async def _policy(self) -> Containment:
         """Return what processes are kept from on this node: all that it allows."""

@@ -1,0 +1,84 @@
+"""The processes of a trial on one host share a limit of memory: each may stay below its own, and all be too large."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fxlib.reasons import Reason
+from fxlib.spec.workload import Optimizer, Server, Table
+from fxlib_workers.process.containment import Containment, Part
+from fxlib_workers.trial.answer_calls import MAKE
+from fxlib_workers.trial.driver import TrialDriver
+from fxlib_workers.trial.host import Ended, Host
+from tests.workers import remote_code
+from tests.workers.cases import fill
+from tests.workers.process.contained import host as allowed
+from tests.workers.trial.test_host import CONFIG, asked
+from tests.workers.trial_settings import ALLOWED, QUICK, SETTINGS, Calls, calls_workload
+
+MIB = 1 << 20
+TABLE = Table(name="t", rows=600 * MIB // 256, dim=64)
+kernel = pytest.mark.skipif(Part.MEMORY not in allowed().parts, reason=f"no cgroup here: {dict(allowed().missing)}")
+
+
+@pytest.fixture(params=[pytest.param("kernel", marks=kernel), "watchdog"])
+async def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:
+    policy = Host._policy
+
+    async def without_cgroups(self: Host) -> Containment:
+        found = await policy(self)
+        return replace(found, parts=found.parts - {Part.MEMORY})
+
+    if request.param == "watchdog":
+        monkeypatch.setattr(Host, "_policy", without_cgroups)
+    made = Host((), ())
+    yield made
+    await made.end(list(made._processes))
+    assert made._memories == {}
+    if made._server is not None:
+        made._server.close()
+
+
+async def holding(host: Host, key: str) -> bool:
+    """Have a server make a table of 600 MiB; return whether it lived."""
+    assert await asked(host, key, MAKE, "server", CONFIG) is None
+    told = await asked(host, key, "serve", Server(name="ps0", tables=(TABLE,)), Optimizer(name="sgd", lr=0.1), 0)
+    return not isinstance(told, Ended)
+
+
+@pytest.mark.slow
+async def test_processes_that_are_too_large_together_end(host: Host) -> None:
+    await host.fork({"1": "ps0", "2": "ps1"}, "", 600 * MIB)
+    assert await holding(host, "1")
+    assert await host.ran_out("1") == ""
+    await holding(host, "2")
+    async with asyncio.timeout(60):
+        while not (told := await host.ran_out("1")):  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.05)  # the watchdog looks a moment later
+    assert told == f"its processes on one host wanted more than {600 * MIB} bytes together"
+
+
+@pytest.mark.slow
+async def test_trials_are_counted_one_by_one(host: Host) -> None:
+    await host.fork({"1": "ps0"}, "", 600 * MIB)
+    await host.fork({"2": "ps0"}, "", 600 * MIB)
+    assert await holding(host, "1")
+    assert await holding(host, "2")
+    assert await host.ran_out("1") == await host.ran_out("2") == ""
+
+
+@pytest.mark.cluster
+def test_a_trial_whose_servers_hoard_ends_for_want_of_memory(root: Path, tmp_path: Path) -> None:
+    driver = TrialDriver(replace(SETTINGS, allowed_modules=(ALLOWED,), host_memory_bytes=400 * MIB), root)
+    try:
+        folder = fill(tmp_path / "job", Calls(remote_code.hoard), calls_workload(), QUICK)
+        report = driver.run(folder, lambda *_: None, lambda: None)
+    finally:
+        driver.end()
+    assert report.reason is Reason.OUT_OF_MEMORY
+    assert f"wanted more than {400 * MIB} bytes together" in report.explanation
