@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import sys
 import warnings
 from collections import OrderedDict
@@ -150,6 +151,9 @@ def _class_of(program: ExportedProgram) -> str | None:
     return None
 
 
+_UNSUPPORTED = re.compile(r"Unsupported input type <class '(.*?)'>")
+
+
 class _Around(NamedTuple):
     """The objects that observe one export."""
 
@@ -188,6 +192,13 @@ def _exported(module: nn.Module, samples: Samples, dynamic_shapes: Any, around: 
         except FxlibError:
             raise
         except Exception as error:
+            if found := _UNSUPPORTED.match(str(error)):
+                raise CaptureError(
+                    f"an argument is a {found[1].rpartition('.')[2]}, an object of the program's own, and a graph takes"
+                    " tensors, plain values, and containers of them",
+                    where=source.of_definition(forward),
+                    hint="Capture a module that takes the object's tensors, makes the object, and returns its tensors.",
+                ) from error
             raise CaptureError(
                 f"torch.export refuses the forward: {type(error).__name__}: {_first_paragraph(error)}",
                 where=source.of_error(error) or source.of_definition(forward),
