@@ -74,8 +74,9 @@ def jobs(service: str, folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_hostile_models_are_rows_and_the_others_are_measured(tmp_path: Path, service: str) -> None:
-    capped = 'capture_s = 20\nmemory_gib = 6\nexpect = "failed"'
-    path = manifest(tmp_path, of("clicks"), *(of(each, capped) for each in HOSTILE), of("prints_and_forks"))
+    capped = 'capture_s = {}\nmemory_gib = 6\nexpect = "failed"'
+    hostile = [of(each, capped.format(30 if each == "hangs" else 120)) for each in HOSTILE]
+    path = manifest(tmp_path, of("clicks"), *hostile, of("prints_and_forks"))
     code, found = run(path, service, "--max-parallel", "3")
     assert code == 0
     assert found["clicks"].outcome == "adopted"
@@ -199,7 +200,7 @@ def test_files_and_descriptions_of_workloads(tmp_path: Path, service: str) -> No
 def test_a_job_that_nobody_measures_ends_at_its_deadline_and_is_cancelled(tmp_path: Path) -> None:
     (tmp_path / "service").mkdir()
     with real_service(tmp_path / "service") as address:  # and no worker
-        code, found = run(manifest(tmp_path, of("clicks", "deadline_s = 12")), address)
+        code, found = run(manifest(tmp_path, of("clicks", "deadline_s = 30")), address)
         assert code == 1
         assert found["clicks"].failure == "DEADLINE"
         with connect(address) as client:
