@@ -51,7 +51,7 @@ def run(calls: Sequence[Call]) -> list[Any]:
     """
     calls = apart(calls)
     if len(calls) < 2 or in_autograd_context():
-        with _Batch(itertools.count()):
+        with _Batch(_counter()):
             return apart([_landed(_outcome(call)) for call in calls])
     return apart(_Shared(calls).run())
 
@@ -66,7 +66,7 @@ def run_in_order(calls: Sequence[Call], limit_s: float = 0.0) -> list[Any]:
         limit_s: a call that takes longer has timed out for its caller, who makes none after it; 0 is no limit.
     """
     outcomes: list[Any] = []
-    with _Batch(itertools.count()):
+    with _Batch(_counter()):
         for place, call in enumerate(apart(calls), start=1):
             start = time.perf_counter()
             outcome = _landed(_outcome(call))
@@ -138,7 +138,7 @@ def _as_rpc_raises(error: Exception) -> Exception:
 
 
 def is_first() -> bool:
-    """Whether the call that this thread runs is the first of its batch to ask: it pays what a batch costs but once.
+    """Whether the call that this thread runs is the first of its message to ask: it pays what a message costs but once.
 
     A call that came by itself is first.
     """
@@ -146,7 +146,7 @@ def is_first() -> bool:
 
 
 def place() -> int:
-    """Return how many calls of the running batch have asked for theirs before; 0 for a call that came by itself."""
+    """Return how many calls of the running message have asked for theirs before; 0 for a call that came by itself."""
     asked = _THREAD.asked
     return 0 if asked is None else next(asked)
 
@@ -158,7 +158,7 @@ def side_by_side() -> bool:
 
 class _Thread(threading.local):
     asked: Iterator[int] | None = None
-    """Counts how often the calls of the thread's batch have asked for their place in it."""
+    """Counts how often the calls of the thread's message have asked for their place in it."""
     shared: bool = False
     """Whether the calls of the thread's batch run side by side."""
 
@@ -178,7 +178,7 @@ class _Shared:
         self._left = len(calls)
         self._ended: BaseException | None = None
         """What would have ended a thread of the pool: no answer to a call, so the whole batch raises it."""
-        self._asked = itertools.count()
+        self._asked = _counter()
         self._lock = threading.Lock()
         self._running = threading.Lock()
         """Held until all calls have run."""
@@ -230,6 +230,11 @@ def _timed_as(call: Call) -> Callable[..., Any]:
     """Return the function whose time a call takes: of calls in order, that of the first."""
     function, args, _ = call
     return args[0][0][0] if function is run_in_order and args and args[0] else function
+
+
+def _counter() -> Iterator[int]:
+    """Return what counts the calls of a batch that begins now: within another one the other's, one for a message."""
+    return itertools.count() if _THREAD.asked is None else _THREAD.asked
 
 
 class _Batch:

@@ -163,6 +163,17 @@ def test_one_call_of_a_batch_is_the_first(entry: Any) -> None:
     assert rpc.rpc_sync("ps0", functions.first)
 
 
+@pytest.mark.parametrize("entry", [batch.run, batch.run_in_order])
+def test_one_call_of_a_message_is_the_first_though_it_holds_batches(entry: Any) -> None:
+    inner: list[batch.Call] = [
+        (batch.run_in_order, ([(functions.first, (), {})] * 3,), {}),
+        (batch.run, ([(functions.first, (), {})] * 2,), {}),
+    ]
+    found = [batch.result(each) for each in rpc.rpc_sync("ps0", entry, args=(inner,))]
+    assert sorted(map(batch.result, [*found[0], *found[1]])) == [False] * 4 + [True]
+    assert rpc.rpc_sync("ps0", functions.first)
+
+
 def test_gradients_of_distributed_autograd_flow_through_a_batch() -> None:
     x = torch.tensor([0.3, 0.7], requires_grad=True)
     with dist_autograd.context() as context:
