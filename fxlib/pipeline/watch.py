@@ -61,7 +61,8 @@ class Watch:
         """Contracts that graphs state, by the name of the function."""
         self._readers: set[FunctionType] = set()
         """Functions that were looked up and write nothing, under the contracts that are stated now."""
-        self._replaced: dict[str, Callable[..., Any]] = {}
+        self._replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        """Functions of torch's, by name: the original, and what stands for it."""
 
     def add(self, listener: Listener, stated: Mapping[str, Contract]) -> None:
         """Tell a listener of writes from now on, and take the contracts that its graph states for true."""
@@ -71,7 +72,7 @@ class Watch:
                 self._readers.clear()
             if listener not in self._listeners:
                 self._listeners.append(listener)
-            if not self._replaced:
+            if not self._is_in_place():
                 self._begin()
 
     def remove(self, listener: Listener) -> None:
@@ -79,13 +80,15 @@ class Watch:
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
-            if not self._listeners and self._replaced:
-                for name, original in self._replaced.items():
+            if self._listeners:
+                return
+            if self._is_in_place():  # else what somebody else has put over ours stays, and ours does nothing below it
+                for name, (original, _) in self._replaced.items():
                     setattr(api, name, original)
                 self._replaced.clear()
-                self._writes.clear()
-                self._stated.clear()
-                self._readers.clear()
+            self._writes.clear()
+            self._stated.clear()
+            self._readers.clear()
 
     @property
     def is_watching(self) -> bool:
@@ -98,25 +101,33 @@ class Watch:
             self._writes = [each for each in self._writes if not each.over]
             return any(meet(reads, each.states) for each in self._writes)
 
+    def _is_in_place(self) -> bool:
+        return bool(self._replaced) and all(getattr(api, name) is ours for name, (_, ours) in self._replaced.items())
+
     def _begin(self) -> None:
-        call = self._replaced["_invoke_rpc"] = api._invoke_rpc
+        call = api._invoke_rpc
 
         def watched(to: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
             sent = args[1] if len(args) > 1 else kwargs.get("args")
-            states = self._written(to, func, sent or ())
+            states = self._written(to, func, sent or ()) if self._listeners else _NOTHING
             if not states:
                 return call(to, func, *args, **kwargs)
             with self._told(states) as write:
                 write.future = call(to, func, *args, **kwargs)
                 return write.future
 
-        api._invoke_rpc = watched
+        self._replace("_invoke_rpc", watched)
         for name in _CREATIONS:
-            original = self._replaced[name] = getattr(api, name)
-            setattr(api, name, self._creating(original))
+            self._replace(name, self._creating(getattr(api, name)))
+
+    def _replace(self, name: str, ours: Callable[..., Any]) -> None:
+        self._replaced[name] = getattr(api, name), ours
+        setattr(api, name, ours)
 
     def _creating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
+            if not self._listeners:
+                return original(*args, **kwargs)
             with self._told(_ANYTHING) as write:
                 made = original(*args, **kwargs)
                 write.future = made._get_future()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import random
 import warnings
@@ -97,6 +98,26 @@ def run(loop: Iterable[torch.Tensor], step: Callable[[torch.Tensor], Any]) -> li
 
 def interrupted(batch: torch.Tensor) -> None:
     raise KeyboardInterrupt
+
+
+def test_what_another_tool_puts_over_the_watch_stays_and_the_next_pipeline_watches_again(
+    module: CapturedModule,
+) -> None:
+    api: Any = rpc.api
+    with simulated(5):
+        loop = iter(fxlib.pipeline(batches(3), module))
+        next(loop)
+        api._invoke_rpc = others = functools.partial(api._invoke_rpc)
+        del loop
+        gc.collect()
+        assert api._invoke_rpc is others
+        assert not watch.WATCH.is_watching
+        loop = iter(fxlib.pipeline(batches(3), module))
+        train(module, next(loop))
+        assert api._invoke_rpc is not others
+        del loop
+        gc.collect()
+        assert api._invoke_rpc is others
 
 
 def test_batches_are_the_loaders_own_in_its_order(sent: Sent, module: CapturedModule) -> None:
