@@ -141,7 +141,7 @@ class World:
         self._clock = folder / "clock"
         self._open = ExitStack()
         self._disks = self._open.enter_context(_disks(folder))
-        for name in ("run", "data/service", "worker"):
+        for name in ("run", "data/service", "w"):
             (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         wall_clock.set_ahead(self._clock, 0.0)
         self._stop = threading.Event()
@@ -158,7 +158,7 @@ class World:
         service = ["benchmarks.kill_parts.service", *data, "--lease-seconds", "6", "--reserve-bytes", str(8 << 20)]
         service += ["--ready-file", str(folder / "service.up")]
         self.service = Part(service, folder / "service.up", folder / "service.log", environment)
-        own = {**environment, "TMPDIR": str(folder / "worker")}
+        own = {**environment, "TMPDIR": str(folder / "w")}
         self.workers = [
             Part(
                 [
@@ -284,7 +284,7 @@ class World:
         blobs = FolderBlobStore(data)
         rotten = [path for path in data.glob("blobs/??/*") if not blobs.verify(path.name)]
         half = [*data.glob("partial/*"), *data.glob("*.part")]
-        of_workers = [path for path in (self._folder / "worker").iterdir() if path.name != "ballast"]
+        of_workers = [path for path in (self._folder / "w").iterdir() if path.name != "ballast"]
         leaked = [*rotten, *half, *of_workers]
         for path in leaked:
             print(f"leaked: {path.relative_to(self._folder)}", file=sys.stderr)
@@ -330,7 +330,7 @@ def _left(mark: str, deadline_s: float = 60.0) -> list[int]:
 def _disks(folder: Path) -> Iterator[list[SmallDisk]]:
     """Give the service and the workers a small disk each; without the right to mount, there is none to fill."""
     with ExitStack() as mounted:
-        names = ("data", "worker") if MAY_MOUNT else ()
+        names = ("data", "w") if MAY_MOUNT else ()
         yield [mounted.enter_context(small_disk(folder / name, mib=_DISK_MIB)) for name in names]
 
 
@@ -345,6 +345,6 @@ def world(*, stand_in: bool, seed: int = 0, folder: Path | None = None) -> Itera
     """Start all parts for the length of the block, in `folder`, which is kept, or in one that is deleted."""
     with ExitStack() as opened:
         if folder is None:
-            folder = Path(opened.enter_context(TemporaryDirectory(prefix="fxlib-kills-")))
+            folder = Path(opened.enter_context(TemporaryDirectory(prefix="k")))
         folder.mkdir(parents=True, exist_ok=True)
         yield opened.enter_context(World(folder, stand_in=stand_in, seed=seed))

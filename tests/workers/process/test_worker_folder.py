@@ -36,12 +36,12 @@ def test_what_a_killed_worker_has_left_goes_when_the_next_one_begins(tmp_path: P
 
 
 def test_what_is_no_worker_s_stays(tmp_path: Path) -> None:
-    (tmp_path / "fxlib-worker-of-somebody").mkdir()
+    (tmp_path / "fxlib-w-of-somebody").mkdir()
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "fxlib-worker-link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "fxlib-w-link").symlink_to(tmp_path / "elsewhere")
     WorkerFolder().delete()
     assert {path.name for path in tmp_path.iterdir()} == {
         "elsewhere",
-        "fxlib-worker-link",
-        "fxlib-worker-of-somebody",
+        "fxlib-w-link",
+        "fxlib-w-of-somebody",
     }

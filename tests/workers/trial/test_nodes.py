@@ -10,10 +10,9 @@ import pytest
 
 from fxlib_workers.process.containment import Part
 from fxlib_workers.trial.driver import TrialDriver
+from fxlib_workers.trial.nodes import connected
 from tests.workers.process.contained import host
 from tests.workers.trial_settings import SETTINGS
-
-pytestmark = pytest.mark.cluster
 
 
 def listeners(process: psutil.Process) -> set[str]:
@@ -32,6 +31,13 @@ def interfaces(process: psutil.Process) -> set[str]:
     return {line.partition(":")[0].strip() for line in lines}
 
 
+def test_a_folder_with_too_long_a_path_for_sockets_is_a_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "long-name-of-a-folder-for-temporary-files"
+    with pytest.raises(RuntimeError, match="have the worker's TMPDIR name a folder whose path is"):
+        connected(SETTINGS, folder).__enter__()
+
+
+@pytest.mark.cluster
 @pytest.mark.skipif(Part.NETWORK not in host().parts, reason="this host gives no process a network of its own")
 def test_no_socket_of_ray_s_can_be_reached_over_an_interface_of_the_host(root: Path) -> None:
     driver = TrialDriver(SETTINGS, root)

@@ -14,7 +14,7 @@ from typing import Final
 
 from fxlib_workers.process.reaper import delete
 
-_PREFIX: Final = "fxlib-worker-"
+_PREFIX: Final = "fxlib-w-"
 _LOCK: Final = "lock"
 
 

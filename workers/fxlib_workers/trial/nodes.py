@@ -19,6 +19,9 @@ _OBJECT_STORE_BYTES: Final = 256 << 20
 _MOST_CPUS: Final = 8
 """The most CPUs that Ray is told of: it starts an idle process for each, and a trial asks for hundredths of one."""
 
+_LONGEST_FOLDER: Final = 43
+"""The most bytes of the path of a Ray's folder: Linux takes 107 for a socket's path, of which Ray needs 64."""
+
 _CALLS_AT_ONCE: Final = 4096
 """The calls that a host passes on at the same time: two for each process, at the most."""
 
@@ -69,6 +72,11 @@ def connected(settings: TrialSettings, folder: Path) -> Iterator[Nodes]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_DEDUP_LOGS"] = "0"
     nodes = Nodes(settings)
+    if not settings.ray_address and len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        raise RuntimeError(
+            f"Ray's sockets would have longer paths than Linux takes below {folder}: have the worker's TMPDIR name a "
+            f"folder whose path is {len(os.fsencode(folder)) - _LONGEST_FOLDER} bytes shorter, such as /tmp"
+        )
     if settings.ray_address:
         ray.init(address=settings.ray_address, log_to_driver=False, logging_level=logging.WARNING)
     else:
