@@ -34,6 +34,8 @@ _STAND_IN: Final = "FXLIB_KILLS_STAND_IN"
 _WORKERS: Final = 2
 _LAUNCHERS: Final = 2
 _DISK_MIB: Final = 256
+_NOT_OF_WORKERS: Final = ("ballast", "torchinductor_")
+"""How names of files in their folder begin that are not theirs: what fills the disk, and the cache of torch."""
 _ENDED: Final = ("succeeded", "failed", "cancelled")
 _TICK_S: Final = 0.1
 _STARTING: Final = 0.1
@@ -284,7 +286,7 @@ class World:
         blobs = FolderBlobStore(data)
         rotten = [path for path in data.glob("blobs/??/*") if not blobs.verify(path.name)]
         half = [*data.glob("partial/*"), *data.glob("*.part")]
-        of_workers = [path for path in (self._folder / "w").iterdir() if path.name != "ballast"]
+        of_workers = [path for path in (self._folder / "w").iterdir() if not path.name.startswith(_NOT_OF_WORKERS)]
         leaked = [*rotten, *half, *of_workers]
         for path in leaked:
             print(f"leaked: {path.relative_to(self._folder)}", file=sys.stderr)

@@ -23,7 +23,7 @@ def test_a_folder_is_gone_with_its_worker(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_worker_has_left_goes_when_the_next_one_begins(tmp_path: Path) -> None:
+def test_what_a_killed_worker_has_left_goes_when_the_next_one_begins_or_ends(tmp_path: Path) -> None:
     killed = WorkerFolder()
     (killed.path / "job").mkdir()
     living = WorkerFolder()
@@ -31,8 +31,9 @@ def test_what_a_killed_worker_has_left_goes_when_the_next_one_begins(tmp_path: P
     os.close(killed._lock)  # as the kernel does
     next_one = WorkerFolder()
     assert {living.path, next_one.path} == set(tmp_path.iterdir())
+    os.close(next_one._lock)
     living.delete()
-    next_one.delete()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_worker_s_stays(tmp_path: Path) -> None:
