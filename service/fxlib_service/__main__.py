@@ -61,6 +61,8 @@ async def _run(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     server = Server(config)
+    if config.policy is not None or config.token_file is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reread)
     try:
         listen, metrics = await server.start()
         gc.collect()

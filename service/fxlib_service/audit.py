@@ -96,6 +96,16 @@ def write(*, method: str, code: str, caller: Caller | None, peer: str, about: st
     logger.log(level, "%s", json.dumps(line))
 
 
+def write_change(decision: str, **about: object) -> None:
+    """Write a line about who may do what having changed, or not.
+
+    Args:
+        decision: "changed", or "kept" where what is new cannot be used.
+        about: what was changed, or what is wrong.
+    """
+    logger.info("%s", json.dumps({"decision": decision, **about}))
+
+
 def write_to(path: Path | None) -> None:
     """Send all lines to a file that only this user may read; without a file, log refusals to the service's own log.
 

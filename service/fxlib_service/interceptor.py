@@ -16,11 +16,12 @@ from grpc_status import rpc_status
 from typing_extensions import override
 
 from fxlib_service import audit
-from fxlib_service.authentication import Authenticator
+from fxlib_service.authentication import Authenticator, Proof
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.in_flight import InFlight
 from fxlib_service.metrics import Metrics
 from fxlib_service.quotas import Quotas
+from fxlib_service.roles import Caller
 from fxlib_service.servicers.context import Call
 from fxlib_service.status import STATUS, to_status
 
@@ -57,6 +58,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         self._quotas = Quotas() if authenticator.policy is None else authenticator.policy.quotas
         self._in_flight = in_flight
         self._timeout_s = timeout_s
+        self._running = set[_Intercepted]()
+
+    def recheck(self) -> int:
+        """End the calls whose callers are no longer who they were, and return their number.
+
+        That is for when the policy or the owner's token has changed: a stream may run for hours.
+        """
+        revoked = [each for each in self._running if not self._still(each)]
+        for each in revoked:
+            each.revoke()
+        return len(revoked)
+
+    def _still(self, call: _Intercepted) -> bool:
+        try:
+            return self._authenticator.caller(call.proof) == call.caller
+        except ServiceError:
+            return False
 
     @override
     async def intercept_service(
@@ -158,37 +176,59 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         """
         began, status, code, caller = time.monotonic(), "OK", "OK", None
         peer = context.peer()  # asked for now, since gRPC forgets a call once its client has left
-        intercepted = _Intercepted()
+        intercepted = _Intercepted(Proof.of(context))
         try:
-            caller = self._authenticator.caller(context)
+            caller = intercepted.caller = self._authenticator.caller(intercepted.proof)
             caller.check(name)
+            self._running.add(intercepted)
             with self._quotas.in_flight(caller.namespace):
                 async with self._in_flight.call(caller.tenant):
                     intercepted.call = Call(caller=caller, clock=context, peer=peer)
                     intercepted.tenant = caller.tenant
                     yield intercepted
-        except Exception as error:  # noqa: BLE001  # every error becomes a status
-            refusal = _as_refusal(name, error)
+        except BaseException as error:  # every error becomes a status
+            self._running.discard(intercepted)
+            if not (intercepted.revoked or isinstance(error, Exception)):
+                status = code = "CANCELLED"
+                raise
+            refusal = _revoked() if intercepted.revoked else _as_refusal(name, error)
             traceback.clear_frames(error.__traceback__)  # they hold the message, whose room is free again
             error.__traceback__ = None  # it holds this frame, which holds the error
             status, code = STATUS[refusal.code].name, refusal.code.name
             self._metrics.refused(refusal)
             await _abort(context, refusal)
-        except BaseException:
-            status = code = "CANCELLED"
-            raise
         finally:
+            self._running.discard(intercepted)
             self._metrics.rpc(name, status, time.monotonic() - began)
             audit.write(method=name, code=code, caller=caller, peer=peer, about=intercepted.about)
 
 
 class _Intercepted:
-    """A call under way: `call` is the context that its method gets, `about` the job or blob that it concerns."""
+    """A call under way.
 
-    def __init__(self) -> None:
+    Attributes:
+        proof: what it showed of its caller.
+        caller: the caller, once known.
+        call: the context that its method gets.
+        tenant: whom it counts for.
+        about: the job or blob that it concerns.
+        revoked: whether it was ended since its caller is no longer who it was.
+    """
+
+    def __init__(self, proof: Proof) -> None:
+        self.proof = proof
+        self.caller: Caller | None = None
         self.call: Call | None = None
         self.tenant = _ANYBODY
         self.about = ""
+        self.revoked = False
+        self._task = asyncio.current_task()
+
+    def revoke(self) -> None:
+        """End the call with UNAUTHENTICATED."""
+        self.revoked = True
+        if self._task is not None:
+            self._task.cancel()
 
     def noted(self, message: M) -> M:
         """Note the job or blob that a message names, unless one is noted already; return the message."""
@@ -225,7 +265,11 @@ def _parser(deserialize: Callable[[bytes], Message]) -> Callable[[bytes], Messag
     return parse
 
 
-def _as_refusal(name: str, error: Exception) -> ServiceError:
+def _revoked() -> ServiceError:
+    return ServiceError(Code.UNAUTHENTICATED, "what the service knows of this caller has changed")
+
+
+def _as_refusal(name: str, error: BaseException) -> ServiceError:
     if isinstance(error, ServiceError):
         return error
     if isinstance(error, TimeoutError):

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from fxlib.errors import FxlibError
 from fxlib_service.field_checks import is_namespace
@@ -27,9 +27,9 @@ _QUOTAS: Final = frozenset(each.name for each in fields(Quota))
 _KEYS: Final = frozenset({"role", "namespace", "tokens_sha256", "certificates"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Policy:
-    """The principals, and what they may do.
+    """The principals, and what they may do. There is one for as long as a service runs; `take` changes what it says.
 
     Attributes:
         tokens: callers by the SHA-256 of their tokens, in hex.
@@ -54,12 +54,34 @@ class Policy:
             with path.open("rb") as file:
                 mode = path.stat().st_mode
                 table = tomllib.load(file)
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             problem = (error.strerror or "") if isinstance(error, OSError) else str(error)
             raise FxlibError(f"cannot read {path}: {problem}", where="--policy") from error
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise FxlibError(f"others may write {path}", where="--policy", hint=f"chmod go-w {path}")
         return _policy(table)
+
+    def take(self, newer: Policy) -> Mapping[str, Sequence[str]]:
+        """Say from now on what a newer policy says; return the names of what was added, removed and changed."""
+        before, now = self._entries(), newer._entries()
+        self.tokens, self.certificates = newer.tokens, newer.certificates
+        self.share_results = newer.share_results
+        self.quotas.take(newer.quotas)
+        return {
+            "added": sorted(now.keys() - before.keys()),
+            "removed": sorted(before.keys() - now.keys()),
+            "changed": sorted(name for name in now.keys() & before.keys() if now[name] != before[name]),
+        }
+
+    def _entries(self) -> Mapping[str, object]:
+        """Return all that the policy says, in parts that have names."""
+        entries: dict[str, object] = {"share_results": self.share_results, "quota": self.quotas.general}
+        entries |= {f"namespaces.{namespace}": quota for namespace, quota in self.quotas.own.items()}
+        for known in (self.tokens, self.certificates):
+            for each, caller in known.items():
+                name = f"principals.{caller.name}"
+                entries[name] = {*cast(set[object], entries.get(name, set())), (each, caller)}
+        return entries
 
 
 def _policy(table: Mapping[str, object]) -> Policy:

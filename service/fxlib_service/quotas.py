@@ -37,9 +37,9 @@ class Quota:
     trial_processes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Quotas:
-    """The quotas of all namespaces.
+    """The quotas of all namespaces, which a policy that is read again changes.
 
     Attributes:
         general: quota of each namespace that has none of its own.
@@ -49,6 +49,10 @@ class Quotas:
     general: Quota = Quota()
     own: Mapping[str, Quota] = field(default_factory=dict)
     _in_flight: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
+
+    def take(self, newer: Quotas) -> None:
+        """Use newer quotas from now on; what is in flight goes on counting."""
+        self.general, self.own = newer.general, newer.own
 
     def of(self, namespace: str | None) -> Quota:
         """Return the quota of a namespace; a caller of no namespace (None) has the service's limits alone."""

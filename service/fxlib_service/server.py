@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
 import logging
 import os
 import ssl
-import stat
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,9 +20,9 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
 
 from fxlib.errors import FxlibError
-from fxlib.utils.local_service import RUNTIME_DIR, LocalService, make_folder, new_token, read_token, remove_dead
+from fxlib.utils.local_service import RUNTIME_DIR, LocalService, make_folder, remove_dead
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
-from fxlib_service.authentication import Authenticator
+from fxlib_service.access_files import AccessFiles
 from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.clock import Clock
 from fxlib_service.config import Address, Config, Tls
@@ -32,7 +30,6 @@ from fxlib_service.core import Core, make_core
 from fxlib_service.errors import ServiceError
 from fxlib_service.interceptor import CallInterceptor
 from fxlib_service.metrics_page import metrics_app, pages
-from fxlib_service.policy import Policy
 from fxlib_service.reserve import Reserve
 from fxlib_service.stores.sql import SqlJobStore
 
@@ -57,8 +54,8 @@ class Server:
         """
         self._config = config
         self._folder = make_folder()
-        self._owner_token = new_token() if config.token_file is None else _owner_token(config.token_file)
-        self._authenticator = _authenticator(config, self._owner_token)
+        self._access = AccessFiles(config)
+        self._authenticator = self._access.authenticator
         self._local: LocalService | None = None
         self._data_lock = _DataLock(config.data)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
@@ -81,15 +78,27 @@ class Server:
         await asyncio.to_thread(reserve.refill)
         blobs, policy = FolderBlobStore(config.data, clock), self._authenticator.policy
         core = self._core = await make_core(config, store, blobs, policy, clock=clock, reserve=reserve)
-        listen = await self._listen(core)
+        timeout_s = config.limits.call_timeout_s
+        calls = CallInterceptor(core.metrics, self._authenticator, core.in_flight, timeout_s=timeout_s)
+        listen = await self._listen(core, calls)
         metrics = self._serve_metrics(core)
         self._tasks = [
-            asyncio.create_task(each) for each in (core.dispatcher.sweep(), self._tidy(core), core.checks.warm())
+            asyncio.create_task(each)
+            for each in (
+                core.dispatcher.sweep(),
+                self._tidy(core),
+                core.checks.warm(),
+                self._access.follow(calls.recheck),
+            )
         ]
         self._accepts = True
         for name in ("", *SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return listen, metrics
+
+    def reread(self) -> None:
+        """Read the policy and the owner's token again now, and not when their files are next looked at."""
+        self._access.asked.set()
 
     @property
     def token_file(self) -> Path:
@@ -121,12 +130,10 @@ class Server:
             await self._core.close()
         self._data_lock.release()
 
-    async def _listen(self, core: Core) -> Address:
+    async def _listen(self, core: Core, calls: CallInterceptor) -> Address:
         config, limits = self._config, self._config.limits
         server = self._grpc = grpc.aio.server(
-            interceptors=[
-                CallInterceptor(core.metrics, self._authenticator, core.in_flight, timeout_s=limits.call_timeout_s)
-            ],
+            interceptors=[calls],
             options=[
                 ("grpc.so_reuseport", 0),  # a second service on this port shall fail, not share it
                 ("grpc.max_receive_message_length", limits.message_bytes),
@@ -177,7 +184,7 @@ class Server:
         local.remove()  # files for this port were left behind by a service that was killed
         remove_dead(self._folder, older_than_s=_DEAD_S)
         if self._config.token_file is None:
-            local.write_token(self._owner_token)
+            local.write_token(self._access.owner_token)
         if self._config.tls is not None or self._config.tcp_only:
             return
         if not local.target:
@@ -224,31 +231,6 @@ class Server:
             except ServiceError:
                 logger.exception("the periodic cleanup failed; it runs again in %.0f s", _TIDY_S)
             await asyncio.sleep(_TIDY_S)
-
-
-def _owner_token(path: Path) -> str:
-    """Read the owner's token, and warn if it is not the owner's alone.
-
-    Raises:
-        FxlibError: the file cannot be read, or holds no token.
-    """
-    token = read_token(path)
-    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        logger.warning("others may read %s, and whoever has its token may do everything: chmod go-rwx it", path)
-    return token
-
-
-def _authenticator(config: Config, owner_token: str) -> Authenticator:
-    """Return what identifies callers.
-
-    Raises:
-        FxlibError: the policy is not valid.
-    """
-    return Authenticator(
-        policy=None if config.policy is None else Policy.read(config.policy),
-        owner_tokens=frozenset({hashlib.sha256(owner_token.encode()).hexdigest()}),
-        certificates_own=config.policy is None and config.tls is not None and config.tls.client_ca is not None,
-    )
 
 
 class _DataLock:

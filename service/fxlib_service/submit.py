@@ -55,7 +55,7 @@ class Submit:
         self._ledger = ledger
         self._admission = admission
         self._holdings = holdings
-        self._shared = policy is None or policy.share_results
+        self._policy = policy
         self._quotas = Quotas() if policy is None else policy.quotas
         self._workers = workers
         self._limits = limits
@@ -80,7 +80,8 @@ class Submit:
                 await asyncio.to_thread(self._reserve.check)
             self._quotas.check_trial(request, self._limits)
             job = await self._admission.examine(request, digest, caller)
-            key = job.cache_key if self._shared else _scoped(job.cache_key, job.namespace)
+            shared = self._policy is None or self._policy.share_results
+            key = job.cache_key if shared else _scoped(job.cache_key, job.namespace)
             known, answer = await self._enter(
                 replace(job, cache_key=key, asked_by=caller.name, asked_from=peer), request
             )

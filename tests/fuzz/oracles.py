@@ -108,7 +108,10 @@ def _makes_tuples(code: CodeType) -> bool:
 
 def _injected(source: str) -> str:
     """Say what in the code that torch.fx generated is none of the graph's calls."""
-    body = ast.parse(source).body
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:  # nothing of it runs
+        return ""
     if len(body) != 1 or not isinstance(body[0], ast.FunctionDef) or body[0].name != "forward":
         return f"generates more than a forward: {source[:400]!r}"
     for each in ast.walk(body[0]):

@@ -34,6 +34,7 @@ from fxlib.cli import graph as graph_arguments
 from fxlib.cli import jobs as jobs_command
 from fxlib.cli import options as arguments
 from fxlib.cli import passes as passes_command
+from fxlib.cli.printing import say
 from fxlib.client.answer_policy import screen
 from fxlib.client.failures import understand
 from fxlib.client.progress import sentence
@@ -49,7 +50,7 @@ from fxlib.wire import leaves, operators
 from fxlib.wire import targets as allowed
 from fxlib_service import config as service_config
 from fxlib_service import content_checks, convert, field_checks
-from fxlib_service.authentication import Authenticator
+from fxlib_service.authentication import Authenticator, Proof
 from fxlib_service.errors import ServiceError
 from fxlib_service.policy import Policy
 from fxlib_workers import config as worker_config
@@ -313,7 +314,9 @@ def _check_shown(text: str) -> None:
 
 
 def _read_passes(message: jobs_pb2.ListPassesResponse) -> None:
-    _check_shown(passes_command._text(message))
+    shown = io.StringIO()
+    say(passes_command._text(message), to=shown)
+    _check_shown(shown.getvalue())
 
 
 _MESSAGES: Mapping[type[Message], Callable[[Any], object]] = {
@@ -467,7 +470,7 @@ class _Headers:
 
 
 def _read_header(data: bytes) -> None:
-    Authenticator(owner_tokens=frozenset({"0" * 64})).caller(_Headers(data.decode("ascii", "ignore")))
+    Authenticator(owner_tokens=frozenset({"0" * 64})).caller(Proof.of(_Headers(data.decode("ascii", "ignore"))))
 
 
 class _Refused(grpc.RpcError, grpc.Call):
