@@ -148,7 +148,8 @@ async def test_the_owner_s_token_file_is_read_again(tmp_path: Path) -> None:
     try:
         listen, _ = await server.start()
         async with grpc.aio.insecure_channel(str(listen)) as channel:
-            call: Any = channel.unary_unary("/fxlib.v1.OptimizerService/ListJobs")
+            opened: Any = channel
+            call = opened.unary_unary("/fxlib.v1.OptimizerService/ListJobs")
 
             async def told(token: str) -> str:
                 try:

@@ -13,7 +13,8 @@ from fxlib_workers.__main__ import main
 from fxlib_workers.agent import check_containment, containment_level
 from fxlib_workers.config import APPLICATION, Config
 from fxlib_workers.process.child import inherited_variables
-from fxlib_workers.process.containment import Available, Level, Part
+from fxlib_workers.process.containment import Part
+from fxlib_workers.process.probe import Available, Level
 from fxlib_workers.service_client import fingerprint
 
 

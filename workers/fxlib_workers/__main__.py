@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fxlib.errors import FxlibError, of_system
 from fxlib_workers import logs
 from fxlib_workers.config import APPLICATION
-from fxlib_workers.process.containment import available
+from fxlib_workers.process.probe import available
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

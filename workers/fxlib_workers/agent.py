@@ -17,10 +17,11 @@ from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_workers import logs
 from fxlib_workers.config import LOOPBACK, Config, TrialSettings
 from fxlib_workers.lease import ActiveLease, JobCancelledError, LeaseOverError, WorkerShutdownError
-from fxlib_workers.process.containment import Available, Containment, Level, Part, module_folders
+from fxlib_workers.process.containment import Containment, Part, module_folders
 from fxlib_workers.process.exceptions import DISK_FAULTS, shorten
 from fxlib_workers.process.forking import Forker
 from fxlib_workers.process.host_lock import HostLock
+from fxlib_workers.process.probe import Available, Level
 from fxlib_workers.process.system_calls import compile_filter
 from fxlib_workers.process.worker_folder import WorkerFolder
 from fxlib_workers.rewrite.sandbox import REWRITING

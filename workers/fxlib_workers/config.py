@@ -12,7 +12,7 @@ from fxlib.config import SERVICE
 from fxlib.errors import FxlibError, OptionError
 from fxlib.utils.local_service import TOKEN_FILE
 from fxlib.utils.settings import COUNT, FILE, GIB, GIBIBYTES, SECONDS, Application, Kind, group, option
-from fxlib_workers.process.containment import Level
+from fxlib_workers.process.probe import Level
 
 TRIAL_SETTINGS: Final = "FXLIB_TRIAL_SETTINGS"
 """The environment variable that holds `TrialSettings` as JSON, for the process that drives trials."""

@@ -25,8 +25,8 @@ from fxlib.utils.hardware import cores, processor
 from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2, workers_pb2_grpc
 from fxlib_workers import logs
 from fxlib_workers.config import Config
-from fxlib_workers.process.containment import Level
 from fxlib_workers.process.limits import host_memory_bytes
+from fxlib_workers.process.probe import Level
 
 _LOG: Final = logs.Log(__name__)
 

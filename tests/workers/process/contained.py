@@ -10,7 +10,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
-from fxlib_workers.process.containment import Available, Containment, Part, available, contain, missing_parts
+from fxlib_workers.process.containment import Containment, Part, contain
+from fxlib_workers.process.probe import Available, available, missing_parts
 from fxlib_workers.process.system_calls import compile_filter
 
 NOBODY = 65534

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from fxlib_workers.process.containment import Available, Level
+from fxlib_workers.process.probe import Available, Level
 from tests.workers.process.contained import NOBODY, ChildFailedError, everything, host, run, unprivileged_host
 
 seccomp = pytest.importorskip("pyseccomp")

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fxlib_workers.process.containment import Containment, Level, Part, hold_network, level_of
+from fxlib_workers.process.containment import Containment, Part, hold_network
+from fxlib_workers.process.probe import Level, level_of
 from tests.workers.process.contained import ChildFailedError, everything, host, run
 
 isolated = pytest.mark.skipif(

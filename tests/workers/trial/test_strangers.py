@@ -14,7 +14,8 @@ import torch
 from torch import distributed
 from torch.distributed import rpc
 
-from fxlib_workers.process.containment import HOST_NETWORK, Level, Network, hold_network
+from fxlib_workers.process.containment import HOST_NETWORK, Network, hold_network
+from fxlib_workers.process.probe import Level
 from tests.shared.forked import forks
 from tests.workers.process.contained import everything, finish, host, run, start
 

@@ -12,7 +12,7 @@ process two generations further, which has
 - limits on threads, on what it writes to `/tmp`, and those of the cgroup that the policy names.
 
 The process that called `contain` stays behind, and waits: it ends as the contained one ends, by the same status or the
-same signal, and the contained one ends when it does. What holds on this host, is found out by trying (`probe`): a
+same signal, and the contained one ends when it does. What holds on this host is found out by trying (`probe`): a
 policy asks for just that, and `contain` raises where it does not get it. Linux only.
 """
 
@@ -31,39 +31,16 @@ import resource
 import select
 import signal
 import struct
-import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
 from fxlib_workers.process import linux
-from fxlib_workers.process.cgroup import CgroupUnavailableError, job_cgroup
 from fxlib_workers.process.system_calls import FilterUnavailableError, compile_filter
 
 MIB: Final = 1 << 20
-
-
-class Level(enum.StrEnum):
-    """How far a job's graph is kept from everything else, from the least to the most."""
-
-    NONE = "none"
-    """Limits alone."""
-
-    FILTERED = "filtered"
-    """No privileges, and a filter on system calls."""
-
-    PRIVATE = "private"
-    """Moreover, files and processes of its own; the host's network."""
-
-    ISOLATED = "isolated"
-    """Moreover, a network of its own."""
-
-    @property
-    def rank(self) -> int:
-        """The place in the order of levels, from 0."""
-        return list(Level).index(self)
 
 
 class Part(enum.StrEnum):
@@ -109,7 +86,7 @@ class Containment:
     """What a process is to be kept from.
 
     Attributes:
-        parts: what the host allows (`probe().parts`), and `contain` is to reach.
+        parts: what the host allows (`available().parts`), and `contain` is to reach.
         readable: folders and files that it may read, besides the Python environment and the system's libraries.
         writable: folders that it may write, too; they become its user's.
         network: the network that it has; None for none.
@@ -169,49 +146,8 @@ class Containment:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Available:
-    """What a host allows.
-
-    Attributes:
-        parts: what a contained process can have.
-        missing: what it cannot, with a sentence that says why.
-    """
-
-    parts: frozenset[Part]
-    missing: tuple[tuple[Part, str], ...] = ()
-
-    @classmethod
-    def without(cls, missing: Mapping[str, str]) -> Available:
-        """Return what a host allows that does not allow these parts, for the reasons given."""
-        reasons = {Part(part): why for part, why in missing.items()}
-        return cls(parts=frozenset(Part) - reasons.keys(), missing=tuple(sorted(reasons.items())))
-
-    def level(self, *, own_network: bool = True) -> Level:
-        """Return the level that these parts make; without a network of its own, it is `private` at most."""
-        return level_of(self.parts if own_network else self.parts - {Part.NETWORK})
-
-    def why(self, wanted: Level) -> str:
-        """Return what keeps this host from a level; empty if nothing does."""
-        return "; ".join(f"{part}: {why}" for part, why in self.missing if part in _NEEDED[wanted])
-
-
-_NEEDED: Final = {
-    Level.NONE: frozenset[Part](),
-    Level.FILTERED: frozenset({Part.FILTER}),
-    Level.PRIVATE: frozenset({Part.FILTER, Part.FILES}),
-    Level.ISOLATED: frozenset({Part.FILTER, Part.FILES, Part.NETWORK}),
-}
-"""The parts that a level has, and all levels above it."""
-
-
 class ContainmentError(Exception):
     """A process could not be contained; the message says what the kernel refused."""
-
-
-def level_of(parts: frozenset[Part]) -> Level:
-    """Return the highest level whose parts, and those of the levels below it, are all there."""
-    return max((level for level, needed in _NEEDED.items() if needed <= parts), key=lambda level: level.rank)
 
 
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
@@ -237,10 +173,6 @@ _READY: Final = b"R"
 _FAILED: Final = b"E"
 _LONGEST: Final = 4096
 """The longest message of an init, in bytes: a pipe hands on so much at once."""
-
-_PROBE_S: Final = 60.0
-_PROBE_BYTES: Final = 256 << 20
-_PROBE_THREADS: Final = 64
 
 
 def contain(policy: Containment) -> None:
@@ -279,19 +211,6 @@ def contain(policy: Containment) -> None:
         raise ContainmentError(str(error)) from error
 
 
-def available() -> Available:
-    """Find out what this host allows a process of this user, by trying it in another process."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", __name__],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        timeout=_PROBE_S,
-        check=True,
-    )
-    return Available.without(json.loads(done.stdout))
-
-
 def unused_user() -> int:
     """Return a user id that nobody has, drawn at random: two jobs that run at once hardly have the same one."""
     known = {each.pw_uid for each in pwd.getpwall()}
@@ -313,7 +232,7 @@ def hold_network() -> Iterator[Network]:
         child = os.fork()
         if not child:
             os.close(to_end)
-            _run_child(functools.partial(_make_network, to_tell, waiting), to_tell)
+            run_child(functools.partial(_make_network, to_tell, waiting), to_tell)
         os.close(to_tell)
         os.close(waiting)
         try:
@@ -617,65 +536,11 @@ def _make_network(to_tell: int, waiting: int) -> None:
     os.read(waiting, 1)
 
 
-def missing_parts() -> dict[Part, str]:
-    """Return the parts that this host does not allow this process's user, and why. The process has one thread."""
-    missing: dict[Part, str] = {}
-
-    def attempt(part: Part, *others: Part, network: Network | None = HOST_NETWORK) -> None:
-        wanted = frozenset({part, *(each for each in others if each not in missing)})
-        if why := _why_not(lambda: contain(Containment(parts=wanted, network=network))):
-            missing[part] = why
-
-    attempt(Part.FILTER)
-    if _is_root():
-        attempt(Part.USER)
-    else:
-        missing[Part.USER] = "only root can give a process a user of its own"
-    attempt(Part.FILES, Part.USER)
-    if Part.FILES in missing:
-        missing[Part.NETWORK] = missing[Part.FILES]
-        if Part.USER not in missing and (why := _why_not(_import_as_another_user)):
-            missing[Part.USER] = why
-    else:
-        attempt(Part.NETWORK, Part.FILES, Part.USER, network=None)
-    try:
-        with job_cgroup(_PROBE_BYTES, _PROBE_THREADS) as group:
-            if why := _why_not(lambda: contain(Containment(parts=frozenset(), cgroup=group.joins))):
-                missing[Part.MEMORY] = why
-    except CgroupUnavailableError as error:
-        missing[Part.MEMORY] = str(error)
-    return missing
-
-
-def _import_as_another_user() -> None:
-    """See that another user could import what this process can: its folders may lie in a home that is closed."""
-    contain(Containment(parts=frozenset({Part.USER})))
-    for path in python_folders():
-        (path / "." if path.is_dir() else path).stat()
-
-
-def _why_not(attempt: Callable[[], None]) -> str:
-    """Try something in a child; return why it failed, or nothing."""
-    told, to_tell = os.pipe()
-    child = os.fork()
-    if not child:
-        _run_child(attempt, to_tell)
-    os.close(to_tell)
-    with os.fdopen(told, "rb") as answer:
-        why = answer.read().decode()
-    _, status = os.waitpid(child, 0)
-    return why or ("" if status == 0 else f"a process that tried it ended with status {status}")
-
-
-def _run_child(work: Callable[[], None], to_tell: int) -> NoReturn:
-    """Work in a child, and end it; tell what it raised."""
+def run_child(work: Callable[[], None], to_tell: int) -> NoReturn:
+    """Work in a child that was just forked, and end it; write what it raised to a pipe."""
     try:
         work()
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - this process is forked, and must never return to its caller
         os.write(to_tell, str(error).encode() or b"unknown")
         os._exit(1)
-
-
-if __name__ == "__main__":
-    print(json.dumps(missing_parts()))  # noqa: T201 - the answer to `available`

@@ -21,8 +21,9 @@ from typing import Final
 import ray
 
 from fxlib_workers.process.child import CHANNEL, inherited_variables, python, search_path
-from fxlib_workers.process.containment import HOST_NETWORK, Containment, Part, available
+from fxlib_workers.process.containment import HOST_NETWORK, Containment, Part
 from fxlib_workers.process.forking import SINGLE_THREADED, ForkError, ForkServer
+from fxlib_workers.process.probe import available
 from fxlib_workers.process.system_calls import compile_filter
 from fxlib_workers.trial.frames import HEADER, LONGEST_ANSWER, framed
 from fxlib_workers.trial.memory import TrialMemory
