@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fxlib.errors import FxlibError
     from fxlib.inspection import analyze, draw
     from fxlib.passes.local.decompose import decompose
-    from fxlib.pipeline import Pipeline, pipeline, prefetch
+    from fxlib.pipeline import Pipeline, check_keys, pipeline, prefetch
     from fxlib.profiling import load_profile, profile, save_profile
     from fxlib.reasons import Reason
     from fxlib.recipes.recipes import optimize
@@ -75,6 +75,7 @@ __all__ = [
     "analyze",
     "bisect",
     "capture",
+    "check_keys",
     "connect",
     "decompose",
     "draw",
@@ -110,7 +111,7 @@ _HOMES = {
     "fxlib.runtime.push_gradients": ("drop_gradients", "push_gradients"),
     "fxlib.inspection": ("analyze", "draw"),
     "fxlib.passes.local.decompose": ("decompose",),
-    "fxlib.pipeline": ("Pipeline", "pipeline", "prefetch"),
+    "fxlib.pipeline": ("Pipeline", "check_keys", "pipeline", "prefetch"),
     "fxlib.spec.profile": ("Profile",),
     "fxlib.profiling": ("load_profile", "profile", "save_profile"),
     "fxlib.reasons": ("Reason",),

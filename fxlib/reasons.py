@@ -89,6 +89,7 @@ class Reason(Enum):
     # About running ahead of the step, under `fxlib.pipeline`.
     RUNS_AHEAD = "may run ahead of its step: it needs inputs and constants alone, and no push writes what it reads"
     RUNS_BEHIND_PUSH = "may run ahead of its step, behind the push of the step before: {detail} writes what it reads"
+    RUNS_BY_KEYS = "may run ahead of its step: {detail} writes rows of what it reads, and those are read again"
     AHEAD_KIND = "calls of this kind do not run ahead of their step: {detail}"
     AHEAD_WRITTEN = "{detail} writes what it reads, or may, so that it stays in its step"
     AHEAD_NEEDS_STATE = "it sends what is computed from {detail}, which a step may change"
@@ -98,6 +99,7 @@ class Reason(Enum):
     AHEAD_ARGUMENT_WRITTEN = "it sends what lies in memory that the program writes: {detail}"
     AHEAD_DISTRIBUTED = "under distributed autograd no call runs ahead: the context of a step does not exist before it"
     AHEAD_SEVERAL_TRAINERS = "with several trainers, no read of what pushes write runs ahead: theirs are ordered unseen"
+    AHEAD_NO_ROWS = "its result has other rows than its keys, so that it stays behind pushes: {detail}"
     AHEAD_OTHER_INPUTS = "the forward is not called with the batch as it was when it was pulled: {detail}"
 
     # About a whole job.

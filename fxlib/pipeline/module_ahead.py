@@ -7,6 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from threading import get_ident
 from types import FunctionType
 from typing import Any
 
@@ -17,13 +18,15 @@ from torch.fx import Node
 from fxlib import batch
 from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibWarning
+from fxlib.pipeline.by_keys import SAMPLED
 from fxlib.pipeline.program import Program
-from fxlib.pipeline.request import Request, State, riders_of
+from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
 from fxlib.pipeline.unchanged import Noted
 from fxlib.pipeline.watch import WATCH
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.ahead import Rider
+from fxlib.runtime.gradients.pushes import Push
 from fxlib.runtime.ops import operators
 from fxlib.runtime.submodules import local_modules
 from fxlib.runtime.tracking.flow_control import FlowControl
@@ -117,6 +120,12 @@ class ModuleAhead:
         """Number of batches whose step was over since the last push."""
         self._period: int | None = None
         """Number of batches for each push, of late; None before the first push."""
+        self._pushing: int | None = None
+        """The thread that makes the pushes of a step; None while none does."""
+        self._pushes = 0
+        """Number of steps whose pushes were made."""
+        self._not_by_keys: dict[Node, str] = {}
+        """Calls that are no longer repaired row by row, and why."""
         self._in_vain: dict[Node, int] = {}
         """How often in a row what a call read was written before a forward took it, by its node."""
         self.taken = self.unused = 0
@@ -138,7 +147,9 @@ class ModuleAhead:
         except Exception:  # noqa: BLE001 - its forward raises it, in its place
             return None
         requests = [
-            Request(call, arguments) if all(noted[place] is not None for place in needs) else None
+            Request(call, arguments, by_keys=call.node not in self._not_by_keys)
+            if all(noted[place] is not None for place in needs)
+            else None
             for call, arguments, needs in zip(program.calls, found, program.needs, strict=True)
         ]
         if not any(requests):
@@ -195,14 +206,18 @@ class ModuleAhead:
 
     def drop(self) -> None:
         """Forget all that was fetched: the servers may hold other values."""
+        self._pushing = None
         for entry in self._entries:
             for each in entry.waiting:
                 each.drop()
 
     def written(self, states: frozenset[ServerState]) -> None:
-        """Forget what was read of states that a call is about to write."""
+        """Forget what was read of states that a call is about to write, unless that is one of this step's pushes."""
+        own = self._pushing is not None and self._pushing == get_ident()
         for entry in filter(None, (self._current, *self._entries)):
             for each in entry.waiting:
+                if own and each.is_prepared:
+                    continue
                 if each.written(states):
                     self.unused += 1
                     self._in_vain[each.call.node] = self._in_vain.get(each.call.node, 0) + 1
@@ -231,25 +246,35 @@ class ModuleAhead:
     def ended(self) -> None:
         """Note that the forward has ended, however it did."""
         if self._current is not None:
+            for each in self._current.requests:
+                if each is not None and each.why_not_by_keys:
+                    self._not_by_keys[each.call.node] = each.why_not_by_keys
+                    if each.why_not_by_keys != BROKEN:
+                        self._tell(each.why_not_by_keys)
             self.unused += sum(each.state is State.IN_FLIGHT for each in self._current.waiting)
         self._current = None
         self._rest()
 
-    def riders(self) -> Sequence[Rider]:
+    def riders(self, pushes: Sequence[Push]) -> Sequence[Rider]:
         """Return the reads that may travel with the pushes that are made next."""
-        parked = []
+        travelling: list[Travels] = []
         if _several_trainers():
             _LOG.debug("%s: %s", type(self._module).__name__, Reason.AHEAD_SEVERAL_TRAINERS.sentence())
+        sample = self._pushes if self._pushes % SAMPLED == 0 else None
         for place, entry in self._to_come():
+            is_next = place < self._steps_of_push and not _several_trainers()
             for each in entry.waiting:
                 if each.is_behind_push:
-                    each.park()
-                    if place < self._steps_of_push and not _several_trainers():
-                        parked.append(each)
-        return riders_of(parked)
+                    each.pushed(pushes, sample=sample if is_next else None)
+                    if is_next:
+                        travelling += each.to_travel()
+        self._pushing = get_ident()
+        return riders_of(travelling)
 
     def pushed(self) -> None:
         """Note that the pushes of a step were made, and make the reads that had to come behind them."""
+        self._pushing = None
+        self._pushes += 1
         self._period = self._steps_of_push
         self._steps = -1 if self._loops else 0  # of a loop, this step is still to end
         for place, entry in self._to_come():
@@ -266,12 +291,16 @@ class ModuleAhead:
         """Make the calls of a batch that need not wait for a push, `place` forwards from now."""
         with self._limits(entry.program):
             for each in entry.waiting:
+                each.rides = False
                 if each.state is State.PARKED and self._may_leave(each, place, pushed=pushed):
                     each.make()
+                elif pushed and place < (self._period or 1) and (again := each.repair()) is not None:
+                    again.make()
 
     def _may_leave(self, request: Request, place: int, *, pushed: bool) -> bool:
         """Whether a call need not wait for a push, nor be left to its forward since others keep writing."""
-        if request.is_behind_push and not self._is_free(place, pushed=pushed):
+        waits = request.is_behind_push and (request.rows is None or _several_trainers())
+        if waits and not self._is_free(place, pushed=pushed):
             return False
         return pushed or self._in_vain.get(request.call.node, 0) < MOST_IN_VAIN
 

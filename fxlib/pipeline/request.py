@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from typing_extensions import override
@@ -15,17 +16,27 @@ from typing_extensions import override
 from fxlib import batch
 from fxlib.analysis.effects.prologue import CallAhead, Way, meet
 from fxlib.analysis.effects.resources import ServerState, contract_of_call
+from fxlib.errors import FxlibError
+from fxlib.pipeline.by_keys import Arguments, KeysBroken, NotByKeys, Repair, Rows
 from fxlib.pipeline.watch import WATCH
+from fxlib.reasons import Reason
 from fxlib.runtime import functions, ops
 from fxlib.runtime.ahead import Rider
-from fxlib.runtime.ops.batches import IN_ORDER, BatchInFlight, issue_batch
+from fxlib.runtime.gradients.pushes import Push
+from fxlib.runtime.ops.batches import IN_ORDER, BatchInFlight, NamedCall, issue_batch
 from fxlib.runtime.ops.deadlines import DEADLINES, NO_LIMIT, own_timeout
 from fxlib.runtime.ops.operators import is_this_process, server_name
 from fxlib.runtime.tracking.flow_control import tensor_bytes
 
+_LOG = logging.getLogger(__name__)
+
 _SETTLE_S = 5.0
 """Time for which the end of a loop waits for one read of its in flight, in seconds: a server may hang."""
 _LOOK_S = 2e-4
+BROKEN = "it does not keep its contract"
+"""Why a call is no longer read by keys, of which an error has told."""
+Merge: TypeAlias = Callable[[Sequence[Any]], list[Any] | None]
+"""From the results of calls to those with the rows that were read again in their places; None where that cannot be."""
 
 
 class State(Enum):
@@ -43,15 +54,33 @@ class Request:
     Attributes:
         call: the call, as the analysis knows it.
         state: see `State`.
+        rows: its rows, where it is read by keys; None where it is not, or where this batch has no such keys.
+        rides: whether it travels with pushes that are being made.
+        why_not_by_keys: why what it read can no longer be put right by rows; empty where it can.
     """
 
-    __slots__ = ("_arguments", "_future", "call", "state")
+    __slots__ = ("_arguments", "_future", "_read_again", "call", "rides", "rows", "state", "why_not_by_keys")
 
-    def __init__(self, call: CallAhead, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, call: CallAhead, arguments: tuple[Any, ...], *, by_keys: bool = True) -> None:
         self.call = call
         self.state = State.PARKED
+        self.rides = False
+        self.why_not_by_keys = ""
         self._arguments = arguments
         self._future: Any = None
+        self._read_again: list[Any] = []
+        """Messages of their own that read rows again."""
+        self.rows: Rows | None = None
+        if by_keys and call.way is Way.BY_KEYS:
+            contracts = [each for each in call.contracts if each is not None]
+            with suppress(NotByKeys):
+                self.rows = Rows(call.reads, [(args, kwargs) for _, args, kwargs in self._calls], contracts)
+
+    @property
+    def _calls(self) -> Sequence[NamedCall]:
+        """Its calls: one, or those of a batch."""
+        calls: Sequence[NamedCall] = self._arguments[1] if self.is_batch else [self._arguments[1:4]]
+        return calls
 
     @property
     def server(self) -> str:
@@ -61,7 +90,7 @@ class Request:
     @property
     def is_behind_push(self) -> bool:
         """Whether a push of its module writes what it reads."""
-        return self.call.way is Way.BEHIND_PUSH
+        return self.call.way in (Way.BEHIND_PUSH, Way.BY_KEYS)
 
     @property
     def is_batch(self) -> bool:
@@ -79,15 +108,65 @@ class Request:
 
     def written(self, states: frozenset[ServerState]) -> bool:
         """Drop the result if a write may change what was read, and return whether that is so."""
-        if self.state is not State.IN_FLIGHT or not meet(self.call.reads, states):
+        under_way = self.state is State.IN_FLIGHT or (self.rides and self.state is State.PARKED)
+        if not under_way or not meet(self.call.reads, states):
             return False
         self.drop()
         return True
+
+    def pushed(self, pushes: Sequence[Push], *, sample: int | None) -> None:
+        """Before the pushes of a step are made, note what they change of what was read, or forget what was read.
+
+        Args:
+            pushes: those of a step.
+            sample: see `Rows.pushed`.
+        """
+        if self.rows is None or self.state is not State.IN_FLIGHT:
+            self.park()
+            return
+        try:
+            self.rows.pushed(pushes, sample=sample)
+        except NotByKeys:
+            self.park()
+            self.rows = None
+            return
+        if not self.rows.is_concurrent:
+            self._await()
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it knows of the pushes that are being made, and what they change of what was read."""
+        return self.rides or (self.rows is not None and self.state is State.IN_FLIGHT)
+
+    def to_travel(self) -> list[Travels]:
+        """Return what of it may travel with the pushes that are made next: all, some rows again, or nothing."""
+        if self.state is State.PARKED:
+            self.rides = True
+            return [self]
+        again = self.repair()
+        return [] if again is None else [again]
+
+    def _await(self) -> None:
+        """Wait until what was read has come, as reads of it may not run beside pushes."""
+        for each in (self._future, *self._read_again):
+            future = each.future if isinstance(each, BatchInFlight) else each
+            with suppress(Exception):  # the forward makes the call again
+                if future is not None:
+                    future.wait()
+
+    def repair(self) -> Reread | None:
+        """Return the rows that have to be read again; None where there are none."""
+        if self.rows is None or self.state is not State.IN_FLIGHT:
+            return None
+        found = self.rows.to_read_again()
+        return None if found is None else Reread(self, *found)
 
     def park(self) -> None:
         """Wait for the next chance to leave; what was read is forgotten."""
         if self.state is not State.TAKEN:
             self.state, self._future = State.PARKED, None
+            if self.rows is not None:
+                self.rows.forget()
 
     def drop(self) -> None:
         """Leave the call to its forward."""
@@ -106,31 +185,62 @@ class Request:
 
     def settle(self) -> None:
         """Wait for what is in flight, within reason, so that the loop leaves nothing behind."""
-        future = self._future.future if isinstance(self._future, BatchInFlight) else self._future
         until = time.monotonic() + _SETTLE_S
-        while future is not None and not future.done() and time.monotonic() < until:
-            time.sleep(_LOOK_S)
+        for each in (self._future, *self._read_again):
+            future = each.future if isinstance(each, BatchInFlight) else each
+            while future is not None and not future.done() and time.monotonic() < until:
+                time.sleep(_LOOK_S)
 
     def take(self) -> Any:
         """Return what stands for the issue of the call in its forward; None where the forward has to make it."""
         if self.state is not State.IN_FLIGHT:
             return None
+        if self.rows is not None and len(self.rows.changed):
+            self.drop()
+            return None
         future, self._future = self._future, None
         self.state = State.TAKEN
+        merged = self._merged if self.rows is not None and self.rows.is_repaired else None
         if self.is_batch:
-            return _TakenBatch(future, self._arguments)
-        return _Taken(future, partial(ops.remote_call, *self._arguments))
+            return _TakenBatch(future, self._arguments, merged)
+        return _Taken(future, partial(ops.remote_call, *self._arguments), merged)
+
+    def _merged(self, results: Sequence[Any]) -> list[Any] | None:
+        """Return results with the rows that were read again in their places; None where that cannot be.
+
+        Raises:
+            FxlibError: a row has changed that no push was to change.
+        """
+        assert self.rows is not None  # noqa: S101 - it was asked
+        try:
+            return self.rows.merged(results)
+        except NotByKeys as problem:
+            self.why_not_by_keys = Reason.AHEAD_NO_ROWS.sentence(str(problem))
+        except KeysBroken as broken:
+            self.why_not_by_keys = BROKEN
+            name = self._calls[broken.args[0]][0]
+            raise FxlibError(
+                f"a row of {name} has changed that no push was to change, so that rows may have been stale",
+                where=f"server {self.server!r}",
+                hint="keys= of it, or of what takes its gradient, is not so: fxlib.check_keys tests it.",
+            ) from None
+        except Exception:  # noqa: BLE001 - what failed is made again, by the call itself
+            _LOG.debug("rows could not be read again", exc_info=True)
+        return None
 
     def as_call(self) -> batch.Call | None:
         """Return the call as one of a message; None where it cannot travel in one."""
         if is_this_process(self._arguments[0]):
             return None
+        return self._as_call(self._calls)
+
+    def _as_call(self, calls: Sequence[NamedCall]) -> batch.Call | None:
         if not self.is_batch:
             contract = contract_of_call(self.call.node)
-            _, name, args, kwargs, _ = self._arguments
+            ((name, args, kwargs),) = calls
             batchable = contract is not None and contract.batchable and not name.startswith(".")
             return (functions.resolve(name), args, kwargs) if batchable else None
-        _, calls, _, batched_by = self._arguments
+        batched_by = self._arguments[3]
         found = [(functions.resolve(name), args, kwargs) for name, args, kwargs in calls]
         if batched_by == IN_ORDER:
             return None
@@ -161,16 +271,81 @@ class Request:
             self._future = flying
 
 
-def riders_of(requests: Sequence[Request]) -> list[Rider]:
-    """Return the requests that may travel behind pushes, as what travels: those to one server together."""
-    by_server: dict[str, list[tuple[Request, batch.Call]]] = {}
+class Reread:
+    """Rows of a request that are read again, behind the pushes that change them."""
+
+    def __init__(self, request: Request, repair: Repair, calls: Sequence[tuple[int, Arguments]]) -> None:
+        self._request = request
+        self._repair = repair
+        self._sent: list[NamedCall] = [(request._calls[place][0], *arguments) for place, arguments in calls]
+        self.server, self.timeout_s, self.reads = request.server, request.timeout_s, request.call.reads
+
+    def as_call(self) -> batch.Call | None:
+        """Return it as one call of a message; None where it cannot travel in one."""
+        return self._request._as_call(self._sent)
+
+    def deliver(self, outcome: Any) -> None:
+        """Take what a message brought for it."""
+        request = self._request
+        if request.state is not State.IN_FLIGHT or request.rows is None:
+            return
+        if outcome is None or batch.failed(outcome) or WATCH.is_being_written(self.reads):
+            request.drop()
+            return
+        results = outcome if request.is_batch else [outcome]
+        request.rows.read_again(self._repair, lambda: _succeeded(results))
+
+    def make(self) -> None:
+        """Read the rows now, unless a write in flight may change them."""
+        request = self._request
+        if request.rows is None or WATCH.is_being_written(self.reads):
+            request.drop()
+            return
+        to, timeout = request._arguments[0], request._arguments[2 if request.is_batch else 4]
+        if request.is_batch:
+            flying: Any = issue_batch(to, tuple(self._sent), timeout, request._arguments[3])
+            request._read_again.append(flying)
+            request.rows.read_again(self._repair, lambda: [flying.result(place) for place in range(len(flying))])
+        else:
+            future = ops.issue_call(to, *self._sent[0], timeout)
+            request._read_again.append(future)
+            request.rows.read_again(self._repair, lambda: [future.wait()])
+
+
+def _succeeded(outcomes: Sequence[Any]) -> Sequence[Any]:
+    if any(map(batch.failed, outcomes)):
+        raise NotByKeys("rows could not be read again")
+    return outcomes
+
+
+class Travels(Protocol):
+    """What may travel behind pushes."""
+
+    @property
+    def server(self) -> str:
+        """Name of the server."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the server may take for it, in seconds; 0 is no limit."""
+
+    def as_call(self) -> batch.Call | None:
+        """Return it as one call of a message; None where it cannot travel in one."""
+
+    def deliver(self, outcome: Any) -> None:
+        """Take what a message brought for it; None where that is nothing."""
+
+
+def riders_of(requests: Sequence[Travels]) -> list[Rider]:
+    """Return what may travel behind pushes: that to one server together."""
+    by_server: dict[str, list[tuple[Travels, batch.Call]]] = {}
     for each in requests:
         if (call := each.as_call()) is not None:
             by_server.setdefault(each.server, []).append((each, call))
     return [_rider(server, found) for server, found in by_server.items()]
 
 
-def _rider(server: str, found: Sequence[tuple[Request, batch.Call]]) -> Rider:
+def _rider(server: str, found: Sequence[tuple[Travels, batch.Call]]) -> Rider:
     timeouts = [request.timeout_s for request, _ in found]
     timeout_s = NO_LIMIT if NO_LIMIT in timeouts else sum(timeouts)
     if len(found) == 1:
@@ -190,15 +365,20 @@ def _rider(server: str, found: Sequence[tuple[Request, batch.Call]]) -> Rider:
 class _Taken:
     """A call that was made ahead, in the place of one that its forward has just issued."""
 
-    __slots__ = ("_again", "_future")
+    __slots__ = ("_again", "_future", "_merged")
 
-    def __init__(self, future: Any, again: Callable[[], Any]) -> None:
-        self._future, self._again = future, again
+    def __init__(self, future: Any, again: Callable[[], Any], merged: Merge | None) -> None:
+        self._future, self._again, self._merged = future, again, merged
 
     def wait(self) -> Any:
         """Return the result; if there is none, what the call brings that is made now, as the program makes it."""
+        found: Sequence[Any] | None = None
         with suppress(Exception):  # whatever it was, the program has not asked yet
-            return self._future.wait()
+            found = [self._future.wait()]
+        if found is not None and self._merged is not None:
+            found = self._merged(found)
+        if found is not None:
+            return found[0]
         DEADLINES.forget(self._future)
         return self._again()
 
@@ -214,17 +394,20 @@ class _Taken:
 class _TakenBatch(BatchInFlight):
     """Calls that were made ahead in one message; if one failed, all are made again, as the program makes them."""
 
-    def __init__(self, flying: BatchInFlight, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, flying: BatchInFlight, arguments: tuple[Any, ...], merged: Merge | None) -> None:
         super().__init__(*arguments[:3], in_order=False)
         self.future, self.refused = flying.future, flying.refused
+        self._merged = merged
 
     @override
     def _receive(self) -> list[Any]:
         if self.refused is not None:
             return super()._receive()
         assert self.future is not None  # noqa: S101 - it was sent
-        landed: list[Any] = []
+        landed: Sequence[Any] | None = None
         with suppress(Exception):  # the single calls tell what is wrong
             landed = self.future.wait()
         DEADLINES.forget(self.future)
-        return landed if landed and not any(map(batch.failed, landed)) else self._one_by_one()
+        if landed and self._merged is not None and not any(map(batch.failed, landed)):
+            landed = self._merged(landed)
+        return list(landed) if landed and not any(map(batch.failed, landed)) else self._one_by_one()

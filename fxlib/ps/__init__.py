@@ -190,7 +190,14 @@ def state_digest() -> str:
     return _present().digest()
 
 
-@remote(reads="tables", gradient="fxlib.ps:push", batched_by="fxlib.ps:lookup_many")
+@remote(
+    reads="tables",
+    part="table",
+    keys="indices",
+    concurrent=True,
+    gradient="fxlib.ps:push",
+    batched_by="fxlib.ps:lookup_many",
+)
 def lookup(table: str, indices: torch.Tensor) -> torch.Tensor:
     """Return rows of a table: integers of any shape to float32 [*indices.shape, dim].
 
@@ -212,7 +219,7 @@ def lookup_many(calls: Calls) -> list[torch.Tensor]:
     return _in_turn(EmbeddingTable.rows, calls)
 
 
-@remote(writes="tables", part="table")
+@remote(writes="tables", part="table", keys="indices")
 def push(table: str, indices: torch.Tensor, gradient: torch.Tensor) -> None:
     """Apply the gradient [*indices.shape, dim] of a `lookup` by the table's optimizer.
 
@@ -248,7 +255,7 @@ def lookup_bags(calls: Calls) -> list[torch.Tensor]:
     return _in_turn(EmbeddingTable.pooled, calls)
 
 
-@remote(writes="tables", part="table")
+@remote(writes="tables", part="table", keys="indices")
 def push_bag(
     table: str, indices: torch.Tensor, offsets: torch.Tensor, gradient: torch.Tensor, *, mode: Pooling = "sum"
 ) -> None:

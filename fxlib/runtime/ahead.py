@@ -39,8 +39,12 @@ class Ahead(Protocol):
     def ended(self) -> None:
         """Note that the forward has ended, however it did."""
 
-    def riders(self) -> Sequence[Rider]:
-        """Return the reads that may travel with the pushes that are made next."""
+    def riders(self, pushes: Sequence[Any]) -> Sequence[Rider]:
+        """Return the reads that may travel with the pushes that are made next.
+
+        Args:
+            pushes: these, as `fxlib.runtime.gradients.pushes` has them.
+        """
 
     def pushed(self) -> None:
         """Note that the pushes of a step were made, and make the reads that had to come behind them."""

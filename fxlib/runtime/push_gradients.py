@@ -52,7 +52,7 @@ def push_gradients(module: nn.Module) -> None:
         push_all(pending, current_recording())
         return
     try:
-        push_all(pending, current_recording(), [rider for ahead in aheads for rider in ahead.riders()])
+        push_all(pending, current_recording(), [rider for ahead in aheads for rider in ahead.riders(pending)])
     except BaseException:
         for ahead in aheads:
             ahead.drop()

@@ -52,6 +52,10 @@ class Contract:
     part_at: int | None = None
     """Place of the argument `part` among those that are given by their place, which `remote` finds; `None`: unknown, or
     it is given by its name alone."""
+    keys: str | None = None
+    keys_at: int | None = None
+    """Place of the argument `keys`, as `part_at`."""
+    concurrent: bool = False
     gradient: str | None = None
     batchable: bool = False
     batched_by: str | None = None
@@ -73,10 +77,15 @@ class Contract:
             )
         if self.commutes and not self.writes:
             raise ContractError("commutes= speaks of writes, and none are declared", hint="Name them with writes=.")
-        if self.part is not None and not self.part.isidentifier():
-            raise ContractError(f"part= names an argument, and {self.part!r} is no name")
-        if self.part_at is not None and (self.part is None or self.part_at < 0):
-            raise ContractError(f"part_at={self.part_at} is no place of an argument that part= names")
+        for option, argument, place in (("part", self.part, self.part_at), ("keys", self.keys, self.keys_at)):
+            if argument is not None and not argument.isidentifier():
+                raise ContractError(f"{option}= names an argument, and {argument!r} is no name")
+            if place is not None and (argument is None or place < 0):
+                raise ContractError(f"{option}_at={place} is no place of an argument that {option}= names")
+        if self.keys is not None and not (self.reads or self.writes):
+            raise ContractError("keys= speaks of rows of a state, and none is declared", hint="Name it with reads=.")
+        if self.concurrent and (self.keys is None or not self.is_read):
+            raise ContractError("concurrent= speaks of reads by keys", hint="Name these with keys=, and write nothing.")
         if self.gradient is not None and self.structure is not None:
             raise ContractError(
                 "gradient= speaks of one tensor, and returns= declares several",
@@ -107,9 +116,21 @@ class Contract:
         """
         if self.part is None or "*" in self.reads | self.writes:
             return None
-        by_place = self.part_at is not None and self.part_at < len(args)
-        given = args[self.part_at] if by_place and self.part_at is not None else kwargs.get(self.part)
+        given = _argument(self.part, self.part_at, args, kwargs)
         return given if isinstance(given, str | int) else None
+
+    def keys_of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        """Return the keys of a call; None where it has none, or nobody can tell.
+
+        Args:
+            args: of the call.
+            kwargs: of the call.
+        """
+        return None if self.keys is None else _argument(self.keys, self.keys_at, args, kwargs)
+
+
+def _argument(name: str, place: int | None, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    return args[place] if place is not None and place < len(args) else kwargs.get(name)
 
 
 PURE = Contract(pure=True)
@@ -130,6 +151,8 @@ def remote(
     writes: str | Iterable[str] = (),
     commutes: bool = False,
     part: str | None = None,
+    keys: str | None = None,
+    concurrent: bool = False,
     gradient: str | None = None,
     batchable: bool = True,
     batched_by: str | None = None,
@@ -149,6 +172,8 @@ def remote(
         writes=_names(writes),
         commutes=commutes,
         part=part,
+        keys=keys,
+        concurrent=concurrent,
         gradient=gradient,
         batchable=batchable,
         batched_by=batched_by,
@@ -157,14 +182,15 @@ def remote(
 
     def mark(function: F) -> F:
         target = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
-        setattr(target, _ATTRIBUTE, replace(contract, part_at=_place(target, part)))
+        part_at, keys_at = _place(target, "part", part), _place(target, "keys", keys)
+        setattr(target, _ATTRIBUTE, replace(contract, part_at=part_at, keys_at=keys_at))
         _DECLARED[f"{target.__module__}:{target.__qualname__}"] = target
         return function
 
     return mark
 
 
-def _place(function: Callable[..., object], name: str | None) -> int | None:
+def _place(function: Callable[..., object], option: str, name: str | None) -> int | None:
     """Return the place of an argument among those that may be given by their place; None where it is not among them."""
     parameters = list(inspect.signature(function).parameters.values()) if name is not None else []
     if name is None or any(each.name == name and each.kind is each.KEYWORD_ONLY for each in parameters):
@@ -175,7 +201,7 @@ def _place(function: Callable[..., object], name: str | None) -> int | None:
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
     where = f"{function.__module__}:{function.__qualname__}"
-    raise ContractError(f"part={name!r} names none of the function's arguments", where=where)
+    raise ContractError(f"{option}={name!r} names none of the function's arguments", where=where)
 
 
 def declared(name: str) -> Callable[..., object] | None:
@@ -188,6 +214,10 @@ def contract_of(function: object) -> Contract | None:
     found = getattr(function, _ATTRIBUTE, None)
     if not isinstance(found, Contract):
         return None
-    if found.part_at and inspect.ismethod(function):  # its first argument is there already, and no call gives it
-        return replace(found, part_at=found.part_at - 1)
+    if (found.part_at or found.keys_at) and inspect.ismethod(function):  # no call gives its first argument
+        return replace(found, part_at=_before(found.part_at), keys_at=_before(found.keys_at))
     return found
+
+
+def _before(place: int | None) -> int | None:
+    return place - 1 if place else place

@@ -33,7 +33,7 @@ class BlobRef(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Contract(_message.Message):
-    __slots__ = ("pure", "reads", "writes", "commutes", "gradient", "batched_by", "returns", "batchable", "part", "part_at")
+    __slots__ = ("pure", "reads", "writes", "commutes", "gradient", "batched_by", "returns", "batchable", "part", "part_at", "keys", "keys_at", "concurrent")
     PURE_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,9 @@ class Contract(_message.Message):
     BATCHABLE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     PART_AT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_AT_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENT_FIELD_NUMBER: _ClassVar[int]
     pure: bool
     reads: _containers.RepeatedScalarFieldContainer[str]
     writes: _containers.RepeatedScalarFieldContainer[str]
@@ -54,7 +57,10 @@ class Contract(_message.Message):
     batchable: bool
     part: str
     part_at: int
-    def __init__(self, pure: _Optional[bool] = ..., reads: _Optional[_Iterable[str]] = ..., writes: _Optional[_Iterable[str]] = ..., commutes: _Optional[bool] = ..., gradient: _Optional[str] = ..., batched_by: _Optional[str] = ..., returns: _Optional[_Union[Value, _Mapping]] = ..., batchable: _Optional[bool] = ..., part: _Optional[str] = ..., part_at: _Optional[int] = ...) -> None: ...
+    keys: str
+    keys_at: int
+    concurrent: bool
+    def __init__(self, pure: _Optional[bool] = ..., reads: _Optional[_Iterable[str]] = ..., writes: _Optional[_Iterable[str]] = ..., commutes: _Optional[bool] = ..., gradient: _Optional[str] = ..., batched_by: _Optional[str] = ..., returns: _Optional[_Union[Value, _Mapping]] = ..., batchable: _Optional[bool] = ..., part: _Optional[str] = ..., part_at: _Optional[int] = ..., keys: _Optional[str] = ..., keys_at: _Optional[int] = ..., concurrent: _Optional[bool] = ...) -> None: ...
 
 class Graph(_message.Message):
     __slots__ = ("format", "modules", "tensors", "storages", "targets", "contracts", "texts", "clients")

@@ -30,6 +30,9 @@ def write_contract(contract: Contract) -> pb.Contract:
         batched_by=contract.batched_by or "",
         batchable=contract.batchable,
         part_at=contract.part_at,
+        keys=contract.keys or "",
+        keys_at=contract.keys_at,
+        concurrent=contract.concurrent,
     )
     if contract.structure is not None:  # a function that makes the result's like stays where it was declared
         ValueWriter().write(message.returns, mapped(contract.structure, lambda _: None))
@@ -38,7 +41,7 @@ def write_contract(contract: Contract) -> pb.Contract:
 
 def check_contract(message: pb.Contract, limits: Limits = DEFAULT) -> None:
     """Raise Fault unless the message is a contract that does not contradict itself."""
-    for text in (*message.reads, *message.writes, message.gradient, message.batched_by, message.part):
+    for text in (*message.reads, *message.writes, message.gradient, message.batched_by, message.part, message.keys):
         check_comment(text, limits)
     if message.HasField("returns"):
         check_value(message.returns, Place(limits=limits, kind="result"))
@@ -59,6 +62,9 @@ def read_contract(message: pb.Contract) -> Contract:
             commutes=message.commutes,
             part=message.part or None,
             part_at=message.part_at if message.HasField("part_at") else None,
+            keys=message.keys or None,
+            keys_at=message.keys_at if message.HasField("keys_at") else None,
+            concurrent=message.concurrent,
             gradient=message.gradient or None,
             batched_by=message.batched_by or None,
             batchable=message.batchable,

@@ -43,6 +43,8 @@ contracts = st.builds(Contract, pure=st.just(True), returns=structure) | st.buil
     batchable=st.booleans(),
     part=st.just("table"),
     part_at=st.none() | st.integers(0, 5),
+    keys=st.just("indices"),
+    keys_at=st.none() | st.integers(0, 5),
     batched_by=st.none() | function,
 )
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import rpc
@@ -18,6 +19,7 @@ import fxlib
 from fxlib import batch
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline import request, unchanged, watch
+from fxlib.pipeline.by_keys import Rows
 from fxlib.pipeline.module_ahead import ModuleAhead
 from fxlib.recipes import recipes
 from fxlib.runtime.ahead import Rider
@@ -53,16 +55,17 @@ def differences(training: Training, worlds: Callable[[int], AbstractContextManag
     return found
 
 
-def check(seed: int) -> None:
-    training = random_training(seed, loop=True)
+def check(seed: int, *, by_keys: bool = False) -> None:
+    training = random_training(seed, loop=True, by_keys=by_keys)
     found = differences(training, simulated)
     assert not found, f"seed {seed}: {found}\n{training.deviations} {training.in_the_loop}\n{training.module.code}"
 
 
+@pytest.mark.parametrize("by_keys", [False, True])
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
-def test_a_training_under_a_pipeline_does_what_the_training_does(seed: int) -> None:
-    check(seed)
+def test_a_training_under_a_pipeline_does_what_the_training_does(by_keys: bool, seed: int) -> None:
+    check(seed, by_keys=by_keys)
 
 
 @pytest.mark.timeout(600)
@@ -70,6 +73,13 @@ def test_a_training_under_a_pipeline_does_what_the_training_does(seed: int) -> N
 def test_many_trainings_under_a_pipeline_do_what_the_trainings_do(first: int) -> None:
     for seed in range(first, first + 500):
         check(seed)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_many_trainings_by_keys_under_a_pipeline_do_what_the_trainings_do(first: int) -> None:
+    for seed in range(first, first + 50):
+        check(seed, by_keys=True)
 
 
 def test_random_trainings_run_ahead_both_ways_fail_and_deviate() -> None:
@@ -119,6 +129,37 @@ def _riders_before_the_pushes() -> AbstractContextManager[object]:
     return mock.patch.object(batch, "run_in_order", reversed_order)
 
 
+def _no_key_is_hit() -> AbstractContextManager[object]:
+    return mock.patch.object(torch, "isin", lambda keys, _: torch.zeros(len(keys), dtype=torch.bool))
+
+
+def _conflicts_of_the_last_push_alone() -> AbstractContextManager[object]:
+    pushed = Rows.pushed
+
+    def forgetful(rows: Rows, *args: object, sample: int | None) -> None:
+        rows.changed = rows.changed[:0]
+        pushed(rows, *args, sample=sample)  # type: ignore[arg-type]
+
+    return mock.patch.object(Rows, "pushed", forgetful)
+
+
+def _changed_rows_are_not_read_again() -> AbstractContextManager[object]:
+    def nothing(rows: Rows) -> None:
+        rows.changed = rows.changed[:0]
+
+    return mock.patch.object(Rows, "to_read_again", nothing)
+
+
+def _rows_in_other_places() -> AbstractContextManager[object]:
+    merged = Rows.merged
+
+    def turned(rows: Rows, results: list[torch.Tensor]) -> list[torch.Tensor]:
+        found = merged(rows, results)
+        return [each.flip(0) for each in found]
+
+    return mock.patch.object(Rows, "merged", turned)
+
+
 def _any_tensor_will_do() -> AbstractContextManager[object]:
     return mock.patch.object(unchanged.Noted, "is_still", return_value=True)
 
@@ -133,12 +174,19 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {
     ),
     "another tensor": _any_tensor_will_do,
 }
+PLANTED_BY_KEYS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "a conflict of keys that is missed": _no_key_is_hit,
+    "conflicts of an earlier step are forgotten": _conflicts_of_the_last_push_alone,
+    "changed rows are kept": _changed_rows_are_not_read_again,
+    "rows in other places": _rows_in_other_places,
+    "rows are read again in front of their push": _riders_before_the_pushes,
+}
 
 
-def _seeds_that_notice() -> Iterator[int]:
+def _seeds_that_notice(*, by_keys: bool = False) -> Iterator[int]:
     for seed in range(300):
         try:
-            check(seed)
+            check(seed, by_keys=by_keys)
         except (AssertionError, RuntimeError):
             yield seed
 
@@ -147,6 +195,27 @@ def _seeds_that_notice() -> Iterator[int]:
 def test_a_pipeline_without_one_of_its_rules_is_caught(bug: str) -> None:
     with PLANTED[bug]():
         assert next(_seeds_that_notice(), None) is not None
+
+
+@pytest.mark.parametrize("bug", PLANTED_BY_KEYS)
+def test_a_pipeline_by_keys_without_one_of_its_rules_is_caught(bug: str) -> None:
+    with PLANTED_BY_KEYS[bug]():
+        assert next(_seeds_that_notice(by_keys=True), None) is not None
+
+
+def test_random_trainings_read_by_keys_and_read_changed_rows_again() -> None:
+    """Else their sameness would say nothing."""
+    with (
+        mock.patch.object(Rows, "merged", autospec=True, side_effect=Rows.merged) as merged,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", FxlibWarning)
+        taken: list[int] = []
+        for seed in range(20):
+            training = random_training(seed, loop=True, by_keys=True)
+            run(training, recipes.apply(training.module).module, simulated(0), pipelined(seed, taken))
+    assert merged.call_count > 20
+    assert sum(taken) > merged.call_count
 
 
 def test_a_training_leaves_nobody_watching_and_nothing_patched() -> None:

@@ -110,9 +110,64 @@ def look_up_unsteadily(x: torch.Tensor) -> torch.Tensor:
     return found * x.detach()
 
 
+KEYED_ROWS, REFUSED_ROW = 1000, 3.0
+"""The rows of a table that is read by keys, and an element from which `look_up_rows_or_fail` fails."""
+
+
+def _rows(table: str) -> torch.Tensor:
+    first = torch.arange(KEYED_ROWS * 4, dtype=torch.float32).view(KEYED_ROWS, 4).sin()
+    return simulation._state().get(table, first)
+
+
+@fxlib.remote(reads="keyed", part="table", keys="keys", concurrent=True, gradient=f"{HERE}:push_rows")
+def look_up_rows(table: str, keys: torch.Tensor) -> torch.Tensor:
+    return _rows(table)[keys]
+
+
+@fxlib.remote(reads="keyed", part="table", keys="keys", gradient=f"{HERE}:push_rows_last")
+def look_up_rows_or_fail(keys: torch.Tensor, table: str) -> torch.Tensor:
+    found = _rows(table)[keys]
+    if float(found.abs().max()) > REFUSED_ROW:
+        raise LookupError(f"no row at {float(found.sum()):.6f}")
+    return found
+
+
+@fxlib.remote(writes="keyed", part="table", keys="keys")
+def push_rows(table: str, keys: torch.Tensor, gradient: torch.Tensor) -> None:
+    changed = _rows(table).clone()
+    changed.index_add_(0, keys.reshape(-1).remainder(KEYED_ROWS), gradient.reshape(-1, 4), alpha=-2.0)
+    simulation._state()[table] = changed
+
+
+@fxlib.remote(writes="keyed", part="table", keys="keys")
+def push_rows_last(keys: torch.Tensor, table: str, gradient: torch.Tensor) -> None:
+    push_rows(table, keys, gradient)
+
+
+@fxlib.remote(reads="keyed", keys="keys", concurrent=True, gradient=f"{HERE}:push_bags")
+def look_up_bags(table: str, keys: torch.Tensor) -> torch.Tensor:
+    return _rows(table)[keys].sum(1)
+
+
+@fxlib.remote(writes="keyed", keys="keys")
+def push_bags(table: str, keys: torch.Tensor, gradient: torch.Tensor) -> None:
+    push_rows(table, keys, gradient.unsqueeze(1).expand(*keys.shape, 4))
+
+
+@fxlib.remote(reads="keyed", part="table", keys="keys", gradient=f"{HERE}:push_and_decay")
+def look_up_decayed(table: str, keys: torch.Tensor) -> torch.Tensor:
+    return _rows(table)[keys]
+
+
+@fxlib.remote(writes="keyed", part="table")
+def push_and_decay(table: str, keys: torch.Tensor, gradient: torch.Tensor) -> None:
+    simulation._state()[table] = _rows(table) * 0.75
+    push_rows(table, keys, gradient)
+
+
 def forget_rows() -> None:
     """Put the rows of a real server back to the first ones."""
-    for row in ("first", "second"):
+    for row in ("first", "second", "users", "items"):
         simulation._OWN.pop(row, None)
 
 
@@ -172,6 +227,8 @@ class Training:
     """What single steps do besides, by step: some of `DEVIATIONS`."""
     zeroes: bool
     """Whether gradients, those that hooks have seen among them, and inputs are overwritten before the push."""
+    by_keys: bool = False
+    """Whether most lookups are by keys."""
     in_the_loop: Mapping[int, str] = field(default_factory=dict)
     """What the loop does besides in single steps, by step: some of `IN_THE_LOOP`."""
 
@@ -181,13 +238,14 @@ class Training:
         return torch.randn(2, 4), SERVERS[step % 2]
 
 
-def random_training(seed: int, *, rare: bool = True, loop: bool = False) -> Training:
+def random_training(seed: int, *, rare: bool = True, loop: bool = False, by_keys: bool = False) -> Training:
     """Make the training that belongs to a seed.
 
     Args:
         seed: decides everything.
         rare: some pushes may fail, or declare nothing.
         loop: most lookups need the batch alone, some fail, and the loop has ways of its own.
+        by_keys: most lookups are by keys, of which few or many come again in the next step.
     """
     rng = random.Random(seed)
     found = rng.random()
@@ -199,8 +257,9 @@ def random_training(seed: int, *, rare: bool = True, loop: bool = False) -> Trai
     elif found < 0.6:
         deviations = {step: rng.choice(DEVIATIONS) for step in range(6) if rng.random() < 0.5}
     return Training(
-        module=CapturedModule(Root(rng), _graph(rng, rare=rare, loop=loop)),
+        module=CapturedModule(Root(rng), _graph(rng, rare=rare, loop=loop, by_keys=by_keys)),
         seed=seed,
+        by_keys=by_keys,
         steps=6,
         deviations=deviations,
         zeroes=rng.random() < 0.7,
@@ -208,11 +267,16 @@ def random_training(seed: int, *, rare: bool = True, loop: bool = False) -> Trai
     )
 
 
-def _graph(rng: random.Random, *, rare: bool, loop: bool) -> Graph:
+def _graph(rng: random.Random, *, rare: bool, loop: bool, by_keys: bool = False) -> Graph:
     graph = Graph()
     x, to = graph.placeholder("x"), graph.placeholder("to")
     values, gathered = [graph.call_function(torch.mul, (graph.get_attr("weight"), x))], []
+    spread, decays = rng.choice((2, 30, 200, KEYED_ROWS)), rng.random() < 0.1
     for index in range(rng.randrange(2, 7)):
+        if by_keys and rng.random() < 0.8:
+            gathered.append(_look_up_by_keys(graph, rng, (x, to), index, spread, decays=decays))
+            values.append(_work(graph, rng, gathered[-1], rng.choice(values)))
+            continue
         function = rng.choice(RARE) if rare and rng.random() < 0.08 else rng.choice(LOOK_UPS)
         sent = rng.choice((x, *values))
         if loop:
@@ -248,6 +312,26 @@ def _look_up(
     call.meta["contract"] = contract
     tracked = graph.call_function(ops.track_gradient, (call, to, contract.gradient, (value,), named, None, index))
     return graph.call_method("mul_", (tracked, 0.5)) if rng.random() < 0.15 else tracked
+
+
+def _look_up_by_keys(
+    graph: Graph, rng: random.Random, given: tuple[Node, Node], index: int, spread: int, *, decays: bool
+) -> Node:
+    value, dynamic = given
+    to = rng.choice((*SERVERS, *SERVERS, *SERVERS, dynamic))
+    function = rng.choice((look_up_rows, look_up_rows, look_up_rows, look_up_rows_or_fail, look_up_bags))
+    function = look_up_decayed if decays and rng.random() < 0.3 else function
+    drawn = graph.call_function(torch.mul, (graph.call_function(torch.abs, (value,)), rng.choice((50, 977))))
+    keys = graph.call_function(torch.remainder, (graph.call_method("long", (drawn,)), spread))
+    if function is not look_up_bags:
+        keys = graph.call_method("select", (keys, 1, rng.randrange(4)))
+    table = rng.choice(("users", "items"))
+    args = (keys, table) if function is look_up_rows_or_fail else (table, keys)
+    contract = contract_of(function)
+    assert contract is not None
+    call = graph.call_function(ops.remote_call, (to, functions.name_of(function), args, {}, None))
+    call.meta["contract"] = contract
+    return graph.call_function(ops.track_gradient, (call, to, contract.gradient, args, {}, None, index))
 
 
 def _work(graph: Graph, rng: random.Random, one: Node, other: Node) -> Node:
@@ -363,6 +447,7 @@ def _in_the_loop(what: str, x: torch.Tensor, server: str) -> Given:
         return x * 2, server
     elif what == "own write":
         rpc.rpc_sync(server, push_table, args=(x, torch.ones(2, 4)))
+        rpc.rpc_sync(server, push_rows, args=("users", torch.arange(3), torch.ones(3, 4)))
     elif what == "write of another kind":
         rpc.rpc_sync(server, push_anywhere, args=(x, torch.ones(2, 4)))
     return x, server

@@ -32,11 +32,12 @@ from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.errors import ContractError
 from fxlib.reasons import Reason
 from fxlib.runtime import functions, ops
-from fxlib.runtime.ops.batches import is_batch
+from fxlib.runtime.ops.batches import is_batch, items_of
 from fxlib.runtime.ops.calls import is_call, is_issue
+from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import TRACKERS
-from fxlib.spec.contract import contract_of
+from fxlib.spec.contract import Contract, contract_of
 
 
 class Way(Enum):
@@ -46,6 +47,8 @@ class Way(Enum):
     """No push of the module writes what it reads: it may leave as soon as its batch is known."""
     BEHIND_PUSH = "behind_push"
     """A push writes what it reads: it may leave with or behind the pushes of the step before."""
+    BY_KEYS = "by_keys"
+    """Pushes write rows of what it reads, and say which: it may leave at once, and those rows are read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,8 @@ class CallAhead:
     prologue: tuple[Node, ...] = ()
     """The nodes from which its arguments are computed, in the order of the graph, inputs included."""
     reads: frozenset[ServerState] = frozenset()
+    contracts: tuple[Contract | None, ...] = ()
+    """Of the call, or of each call of a batch."""
 
     def __str__(self) -> str:
         """One line."""
@@ -93,11 +98,18 @@ def pushed(module: GraphModule) -> dict[str, frozenset[ServerState]]:
 
 def written_by(function: str, server: str | None) -> frozenset[ServerState]:
     """Return what a remote function writes on a server, by its own declaration."""
+    return states_of(_declared(function), server)[1]
+
+
+def _declared(function: str) -> Contract | None:
     try:
-        contract = contract_of(functions.resolve(function))
+        return contract_of(functions.resolve(function))
     except ContractError:
-        contract = None
-    return states_of(contract, server)[1]
+        return None
+
+
+def _functions(call: Node) -> list[str]:
+    return [each.function for each in items_of(call)] if is_batch(call) else [function_name(call)]
 
 
 def meet(reads: Iterable[ServerState], writes: Iterable[ServerState]) -> bool:
@@ -120,6 +132,7 @@ class _Analyst:
         self._module = module
         self._effects = Effects.of(module)
         self._pushed = pushed(module)
+        self._contracts = contracts_in(module.graph)
         self._writers = [
             (node, written)
             for node, does in zip(self._effects.nodes, self._effects.per_node, strict=True)
@@ -152,15 +165,27 @@ class _Analyst:
             )
         reads, _ = reads_and_writes(call)
         pushes = sorted(name for name, written in self._pushed.items() if meet(reads, written))
+        undeclared = self._without_keys(call, pushes) if pushes else []
+        by_keys = bool(pushes) and not undeclared
+        behind = Way.BY_KEYS if by_keys else Way.BEHIND_PUSH
+        after = Reason.RUNS_BY_KEYS if by_keys else Reason.RUNS_BEHIND_PUSH
         return CallAhead(
             node=call,
             name=call_name(call),
-            way=Way.BEHIND_PUSH if pushes else Way.NOTHING_WRITTEN,
-            reason=Reason.RUNS_BEHIND_PUSH if pushes else Reason.RUNS_AHEAD,
+            way=behind if pushes else Way.NOTHING_WRITTEN,
+            reason=after if pushes else Reason.RUNS_AHEAD,
             detail=", ".join(pushes),
+            remedy=f"keys= on {', '.join(undeclared)} would let it leave before the push" if undeclared else "",
             prologue=prologue,
             reads=reads,
+            contracts=tuple(self._contracts.get(each) for each in _functions(call)),
         )
+
+    def _without_keys(self, call: Node, pushes: Iterable[str]) -> list[str]:
+        """Return the functions that would have to declare their keys, were the call to be repaired row by row."""
+        read = {name: self._contracts.get(name) for name in _functions(call)}
+        written = {name: _declared(name) for name in pushes}
+        return sorted(name for name, found in {**read, **written}.items() if found is None or found.keys is None)
 
     def _check_call(self, call: Node) -> None:
         """Refuse a call for what it is."""

@@ -1,0 +1,248 @@
+"""Rows that were read ahead by keys: which of them pushes change, and what was read again of them.
+
+A contract that names keys says that row i of a result depends on the state of the keys in row i alone, and that a write
+changes the state of its keys alone. So of the rows that were read before a push, those are as they should be that have
+none of its keys. The others are read again behind it, and take the places of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from fxlib.analysis.effects.prologue import meet
+from fxlib.analysis.effects.resources import ServerState, states_of
+from fxlib.runtime.gradients.pushes import Push
+from fxlib.spec.contract import Contract
+from fxlib.utils.compare import same_bits
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""The positional arguments of a call, and its keyword arguments."""
+
+_SPACE = 1 << 40
+"""Keys from here on are no numbers of rows; each part of a state has as many for itself."""
+SAMPLED = 16
+"""One push in so many has a row read again that it does not change, as its contract says: then that is tested."""
+
+
+class NotByKeys(Exception):  # noqa: N818 - no error: the call is made behind the push, or by its forward
+    """What was read cannot be put right by rows; its text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """Rows that are read again.
+
+    Attributes:
+        rows: for each call with such, by its place in the message, their numbers in its result.
+        sampled: a call, and the place among its rows here, of a row that should not have changed; None where there is
+            none.
+    """
+
+    rows: Mapping[int, torch.Tensor]
+    sampled: tuple[int, int] | None
+
+
+class Rows:
+    """The rows of the calls of one message, from when it was sent until its forward takes them.
+
+    Attributes:
+        changed: numbers of the rows that pushes may have changed since they were read, of all calls one after another,
+            in rising order; empty where there are none.
+    """
+
+    def __init__(
+        self, reads: frozenset[ServerState], calls: Sequence[Arguments], contracts: Sequence[Contract]
+    ) -> None:
+        """Look at the keys of each call.
+
+        Raises:
+            NotByKeys: they are no keys that rows can be told apart by.
+        """
+        self._reads = reads
+        self._calls = calls
+        self._contracts = contracts
+        self._keys = [_keys(contract, *call) for contract, call in zip(contracts, calls, strict=True)]
+        parts = [contract.part_of(*call) for contract, call in zip(contracts, calls, strict=True)]
+        self._spaces = {part: place for place, part in enumerate(dict.fromkeys(parts))}
+        self._of_calls = _Keys([self._spaces[part] for part in parts], self._keys)
+        self._ends = torch.tensor([len(each) for each in self._keys]).cumsum(0)
+        self._sampled: int | None = None
+        self._repaired: list[tuple[Repair, Callable[[], Sequence[Any]]]] = []
+        self.changed: torch.Tensor = _NONE
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether reads of them may run beside pushes of the same part."""
+        return all(each.concurrent for each in self._contracts)
+
+    def pushed(self, pushes: Sequence[Push], *, sample: int | None) -> None:
+        """Note which rows change by pushes that are about to be made.
+
+        Args:
+            pushes: those of a step.
+            sample: a number that chooses a row to be read again although it should not change; None: no row.
+
+        Raises:
+            NotByKeys: a push does not tell the keys that it changes.
+        """
+        self._sampled = None
+        met = [each for each in pushes if meet(self._reads, states_of(each.contract, each.server)[1])]
+        written = [_written(each) for each in met]
+        apart = None not in self._spaces and all(part is not None for part, _ in written)
+        written = [(part, keys) for part, keys in written if not apart or part in self._spaces]
+        if not written or not len(self):
+            return
+        changed = _Keys([self._spaces.get(part, 0) for part, _ in written], [keys for _, keys in written])
+        hit = self._of_rows(torch.isin(self._of_calls.told(apart=apart), changed.told(apart=apart)))
+        if len(self.changed):
+            hit[self.changed] = True
+        self.changed = hit.nonzero().reshape(-1)
+        if sample is not None and len(self.changed) < len(hit):
+            others = (~hit).nonzero().reshape(-1)
+            self._sampled = int(others[sample % len(others)])
+
+    def _of_rows(self, of_keys: torch.Tensor) -> torch.Tensor:
+        """Return what holds of any key in a row, from what holds of each key."""
+        if all(each.dim() == 1 for each in self._keys):
+            return of_keys
+        by_call = of_keys.split([each.numel() for each in self._keys])
+        return torch.cat(
+            [
+                each.view(keys.shape).flatten(1).any(1) if keys.dim() > 1 else each
+                for each, keys in zip(by_call, self._keys, strict=True)
+            ]
+        )
+
+    def to_read_again(self) -> tuple[Repair, list[tuple[int, Arguments]]] | None:
+        """Return the rows that are to be read again, and the calls that read them, by their places; None: no rows."""
+        wanted = self.changed
+        if self._sampled is not None:
+            wanted = torch.cat([wanted, torch.tensor([self._sampled])]).sort().values
+        if not len(wanted):
+            return None
+        place_of = torch.bucketize(wanted, self._ends, right=True)
+        rows: dict[int, torch.Tensor] = {}
+        calls: list[tuple[int, Arguments]] = []
+        sampled = None
+        ends = [0, *self._ends.tolist()]
+        for place in place_of.unique_consecutive().tolist():
+            rows[place] = wanted[place_of == place] - ends[place]
+            keys = self._keys[place].index_select(0, rows[place])
+            calls.append((place, _with_keys(self._contracts[place], self._calls[place], keys)))
+            if self._sampled is not None and ends[place] <= self._sampled < ends[place + 1]:
+                sampled = place, rows[place].tolist().index(self._sampled - ends[place])
+        return Repair(rows=rows, sampled=sampled), calls
+
+    def read_again(self, repair: Repair, results: Callable[[], Sequence[Any]]) -> None:
+        """Note that rows are as they should be again.
+
+        Args:
+            repair: which.
+            results: returns those of its calls, or raises.
+        """
+        self.changed, self._sampled = _NONE, None
+        self._repaired.append((repair, results))
+
+    def forget(self) -> None:
+        """Forget what was read, and what of it has changed: all is to be read anew."""
+        self.changed, self._sampled = _NONE, None
+        self._repaired.clear()
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether anything was read again."""
+        return bool(self._repaired)
+
+    def merged(self, results: Sequence[Any]) -> list[Any]:
+        """Return the results of the calls, with the rows that were read again in their places.
+
+        Raises:
+            NotByKeys: a result has other rows than its keys.
+            KeysBroken: a row that no push was to change has changed.
+            Exception: reading again failed.
+        """
+        found = list(results)
+        for repair, read in self._repaired:
+            for (place, rows), again in zip(repair.rows.items(), read(), strict=True):
+                first = found[place]
+                _check_rows(first, len(self._keys[place]), first)
+                _check_rows(again, len(rows), first)
+                if repair.sampled is not None and repair.sampled[0] == place:
+                    at = repair.sampled[1]
+                    if not same_bits(first[int(rows[at])], again[at]):
+                        raise KeysBroken(place)
+                found[place] = first.index_copy(0, rows, again)
+        return found
+
+
+class _Keys:
+    """Keys one after another, each in the space of the part of the state that it is of."""
+
+    def __init__(self, spaces: Sequence[int], keys: Sequence[torch.Tensor]) -> None:
+        self._alone = torch.cat([each.reshape(-1).to(torch.int64) for each in keys])
+        if len(self._alone):
+            least, most = torch.aminmax(self._alone)
+            if int(least) < 0 or int(most) >= _SPACE:  # a negative one may name a row from the end
+                raise NotByKeys("a key is negative, or too large")
+        self._apart: torch.Tensor | None = None
+        self._spaces, self._sizes = spaces, [each.numel() for each in keys]
+
+    def told(self, *, apart: bool) -> torch.Tensor:
+        """Return the keys; apart: those of different parts differ."""
+        if not apart:
+            return self._alone
+        if self._apart is None:
+            spaces = (torch.tensor(self._spaces) * _SPACE).repeat_interleave(torch.tensor(self._sizes))
+            self._apart = self._alone + spaces
+        return self._apart
+
+
+class KeysBroken(Exception):  # noqa: N818 - becomes an error of the call, which has its name
+    """A row has changed that no push was to change; its argument is the place of the call in its message."""
+
+
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
+def _keys(contract: Contract, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    found = contract.keys_of(args, kwargs)
+    if not isinstance(found, torch.Tensor) or found.layout is not torch.strided or found.device.type != "cpu":
+        raise NotByKeys(f"its {contract.keys} is no tensor in this host's memory")
+    if found.dtype not in _INTEGERS or found.dim() == 0:
+        raise NotByKeys(f"its {contract.keys} is of {found.dtype} and {found.dim()} dimensions")
+    return found
+
+
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+
+
+def _written(push: Push) -> tuple[str | int | None, torch.Tensor]:
+    contract, call = push.contract, push.call
+    if contract is None or contract.keys is None:
+        raise NotByKeys(f"{call.gradient} does not say which keys it changes")
+    return contract.part_of(call.args, call.kwargs), _keys(contract, call.args, call.kwargs)
+
+
+def _with_keys(contract: Contract, call: Arguments, keys: torch.Tensor) -> Arguments:
+    args, kwargs = call
+    if contract.keys_at is not None and contract.keys_at < len(args):
+        return (*args[: contract.keys_at], keys, *args[contract.keys_at + 1 :]), kwargs
+    return args, {**kwargs, str(contract.keys): keys}
+
+
+def _check_rows(result: Any, rows: int, like: Any) -> None:
+    if not isinstance(result, torch.Tensor) or result.dim() == 0 or len(result) != rows:
+        raise NotByKeys(f"{rows} keys brought {_shape(result)}")
+    if result.shape[1:] != like.shape[1:] or result.dtype != like.dtype or result.requires_grad:
+        raise NotByKeys(f"rows that were read again are of another kind: {_shape(result)} and {_shape(like)}")
+
+
+def _shape(result: Any) -> str:
+    return f"a tensor {list(result.shape)}" if isinstance(result, torch.Tensor) else f"a {type(result).__name__}"
