@@ -11,6 +11,7 @@ from functools import partial
 from fxlib.cli import (
     analyze,
     calibrate,
+    capabilities,
     dashboard,
     draw,
     jobs,
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         worker,
         optimize,
         jobs,
+        capabilities,
         dashboard,
         zoo,
         passes,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from torch import nn
 from torch.fx import GraphModule
 
 from fxlib import protocol, wire
 from fxlib.client.answer_policy import limits_of_answer, screen
-from fxlib.client.blobs import download, upload
+from fxlib.client.blobs import BLOB_CORRUPT, download, upload
 from fxlib.client.connection import Connection
 from fxlib.client.deadline import Deadline
 from fxlib.client.progress import Progress
@@ -30,8 +32,11 @@ from fxlib.v1 import jobs_pb2
 
 _LOG = logging.getLogger(__name__)
 
-BLOB_MISSING = "BLOB_MISSING"
-"""The service's error code for a blob that it no longer has."""
+BLOB_MISSING: Final = "BLOB_MISSING"
+"""The service's error code for a blob that a request names, and that it no longer has."""
+
+_LOST: Final = frozenset({BLOB_CORRUPT, "BLOB_NOT_FOUND"})
+"""Its error codes for a blob that was damaged or deleted after the request was taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +112,9 @@ class Inquiry:
         return job
 
     def answer(self, prepared: Prepared) -> Answer:
-        """Send the question, and follow the job to its end.
+        """Send the question, and follow the job to its end; once more if the service has lost or damaged a blob of it.
+
+        The service deletes a blob that it finds damaged, so that whoever asks again uploads it anew.
 
         Raises:
             RemoteError: the service cannot be reached, refuses, or does not answer in time, or no worker of it could
@@ -115,6 +122,19 @@ class Inquiry:
             PassError: nobody knows the recipe.
             WireError: what it sends has no meaning.
         """
+        try:
+            answer = self._answer_once(prepared)
+            if answer.job.failure is None or answer.job.failure.code not in _LOST:
+                return answer
+            problem = answer.job.failure.message
+        except RejectedError as error:
+            if error.code not in _LOST:
+                raise
+            problem = str(error)
+        _LOG.info("asking again, since the service has lost a blob: %s", problem)
+        return self._answer_once(_anew(prepared))
+
+    def _answer_once(self, prepared: Prepared) -> Answer:
         connection, deadline = self._connection, self._deadline
         job = self.hand_in(prepared)
         if not job.done:
@@ -141,6 +161,14 @@ class Inquiry:
             raise LimitError(f"{size:,} bytes of values exceed the limit of {most:,}", where="the answer")
         values = {sha256: download(connection, ref, deadline) for sha256, ref in wanted.items()}
         return Answer(job=job, graph=graph, variants=variants, values=values)
+
+
+def _anew(prepared: Prepared) -> Prepared:
+    """Return the same question as a new request, whose answer is not the one to the last."""
+    request = jobs_pb2.OptimizeRequest()
+    request.CopyFrom(prepared.request)
+    request.request_id = str(uuid.uuid4())
+    return replace(prepared, request=request)
 
 
 def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -> Result:
@@ -205,13 +233,14 @@ def _accepted(connection: Connection, prepared: Prepared, deadline: Deadline, pr
     """Upload what is missing, and hand the question in; the request id makes it safe to repeat."""
     progress.say("sending the graph")
     upload(connection, prepared.blobs, deadline)
-    try:
-        return _optimize(connection, prepared.request, deadline)
-    except RejectedError as error:
-        if error.code != BLOB_MISSING:
-            raise
-        upload(connection, prepared.blobs, deadline)  # deleted between the two calls
-        return _optimize(connection, prepared.request, deadline)
+    for _ in prepared.blobs:
+        try:
+            return _optimize(connection, prepared.request, deadline)
+        except RejectedError as error:
+            if error.code != BLOB_MISSING:
+                raise
+        upload(connection, prepared.blobs, deadline)  # it was deleted between the two calls, or found damaged
+    return _optimize(connection, prepared.request, deadline)
 
 
 def _optimize(connection: Connection, request: jobs_pb2.OptimizeRequest, deadline: Deadline) -> Job:

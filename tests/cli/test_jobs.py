@@ -180,3 +180,15 @@ def test_passes_are_those_of_the_library_and_of_the_service(fxlib: Run, service:
     assert here["recipes"] == there["recipes"]
     known = {each["name"]: each for each in here["passes"]}  # other tests may have registered passes in this process
     assert there["passes"] == [known[each["name"]] for each in there["passes"]]
+
+
+def test_capabilities_are_limits_recipes_and_workers_with_their_containment(fxlib: Run, service: str) -> None:
+    told = json.loads(fxlib("capabilities", "--json", "--service", service).out)
+    assert {"fxlib_version", "torch_versions", "workers", "recipes", "max_blob_bytes", "max_graph_nodes"} == told.keys()
+    assert int(told["max_graph_nodes"]) == 1_000_000
+    assert told["workers"][0]["worker_id"]
+    shown = fxlib("capabilities", "--service", service).out
+    assert "largest graph  1,000,000 nodes" in shown
+    assert "worker" in shown
+    assert "containment" in shown
+    assert told["workers"][0]["worker_id"] in shown

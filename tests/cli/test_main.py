@@ -17,6 +17,7 @@ COMMANDS = [
     "jobs show",
     "jobs watch",
     "jobs cancel",
+    "capabilities",
     "dashboard",
     "passes",
     "profile",

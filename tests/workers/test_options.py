@@ -90,7 +90,6 @@ WHOLE = Available(parts=frozenset(Part))
     [
         (WHOLE, [], Level.ISOLATED),
         (WHOLE, ["--interface", "eth0"], Level.PRIVATE),
-        (WHOLE, ["--ray-address", "head:6379", "--interface", "eth0"], Level.NONE),
         (BARE, [], Level.FILTERED),
         (Available.without(dict.fromkeys(Part, "no")), [], Level.NONE),
     ],
@@ -112,6 +111,33 @@ def test_what_keeps_a_worker_from_a_level_is_named() -> None:
         check_containment(parse(["--require-containment", "isolated"]), BARE)
     with pytest.raises(OptionError, match="meet on the interface that --interface names"):
         check_containment(parse(["--require-containment", "isolated", "--interface", "eth0"]), WHOLE)
+
+
+CLUSTER = ["--ray-address", "head:6379", "--interface", "eth0"]
+
+
+@pytest.mark.parametrize(
+    "host, nodes, level",
+    [
+        (WHOLE, {"a": WHOLE, "b": WHOLE}, Level.PRIVATE),  # the nodes share a network
+        (WHOLE, {"a": WHOLE, "b": BARE}, Level.FILTERED),
+        (BARE, {"a": WHOLE}, Level.FILTERED),  # which rewrites the graph
+        (WHOLE, {}, Level.NONE),
+    ],
+)
+def test_a_cluster_contains_as_far_as_the_least_of_its_nodes(
+    host: Available, nodes: dict[str, Available], level: Level
+) -> None:
+    assert containment_level(parse(CLUSTER).trial, host, nodes) is level
+    assert check_containment(parse([*CLUSTER, "--require-containment", level.value]), host, nodes) is level
+
+
+def test_the_node_that_keeps_a_cluster_from_a_level_is_named() -> None:
+    required = parse([*CLUSTER, "--require-containment", "private"])
+    with pytest.raises(OptionError, match="node b: files: there is no user namespace"):
+        check_containment(required, WHOLE, {"a": WHOLE, "b": BARE})
+    with pytest.raises(OptionError, match="no node of the cluster can be asked"):
+        check_containment(required, WHOLE, {})
 
 
 def test_an_unknown_level_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fxlib.errors import FxlibError, of_system
 from fxlib_workers import logs
 from fxlib_workers.config import APPLICATION
 from fxlib_workers.process.probe import available
+from fxlib_workers.trial.cluster_nodes import allowed_on_nodes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,9 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for module in config.trial.allowed_modules:
             functions.allow_module(module)  # a wrong name is better reported now than in a trial
         logs.set_up()
-        host = available()
-        check_containment(config, host)
-        Agent(config, host).run()
+        host, cluster = available(), config.trial.ray_address
+        nodes = allowed_on_nodes(cluster) if cluster else None
+        level = check_containment(config, host, nodes)
+        if nodes is not None:
+            config = replace(config, trial=replace(config.trial, node_containment=level))
+        Agent(config, host, level).run()
     except FxlibError as error:
         print(f"fxlib worker: {error}", file=sys.stderr)  # noqa: T201 - a command's answer
         return 2

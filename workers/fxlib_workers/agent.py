@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import grpc
@@ -41,26 +41,44 @@ _BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 """The pauses between failed claims; the last one is repeated."""
 
 
-_CLUSTER: Final = "trials run on a cluster, of whose nodes this worker does not know what they allow"
 _SHARED_NETWORK: Final = "network: the processes of a trial meet on the interface that --interface names"
 
 
-def containment_level(settings: TrialSettings, host: Available) -> Level:
-    """Return how far this worker contains what a job's graph runs in."""
-    return Level.NONE if settings.ray_address else host.level(own_network=settings.interface == LOOPBACK)
+Nodes = Mapping[str, Available]
+"""What the nodes of a cluster allow, by what they are called."""
 
 
-def check_containment(config: Config, host: Available) -> None:
-    """Check that this worker reaches the level that its operator requires.
+def containment_level(settings: TrialSettings, host: Available, nodes: Nodes | None = None) -> Level:
+    """Return how far this worker contains what a job's graph runs in: as far as the least of the hosts that take part.
+
+    Args:
+        settings: where trials run.
+        host: what the worker's host allows, where graphs are rewritten.
+        nodes: what the nodes of its cluster allow; None if it has none.
+    """
+    here = host.level(own_network=settings.interface == LOOPBACK)
+    if nodes is None:
+        return here
+    # The processes of a trial on a cluster meet on the nodes' network.
+    there = [each.level(own_network=False) for each in nodes.values()] or [Level.NONE]
+    return min(here, *there, key=lambda level: level.rank)
+
+
+def check_containment(config: Config, host: Available, nodes: Nodes | None = None) -> Level:
+    """Return the level that this worker reaches, which is the one that its operator requires, or a higher one.
 
     Raises:
-        OptionError: it does not; says what is missing.
+        OptionError: it does not reach that; says what is missing.
     """
-    level = containment_level(config.trial, host)
+    level = containment_level(config.trial, host, nodes)
     if level.rank >= config.require_containment.rank:
-        return
-    why = [f"{part}: {reason}" for part, reason in host.missing if part not in {Part.USER, Part.MEMORY}]
-    why += [_CLUSTER] if config.trial.ray_address else [] if config.trial.interface == LOOPBACK else [_SHARED_NETWORK]
+        return level
+    unrelated = {Part.USER, Part.MEMORY}
+    why = [f"{part}: {reason}" for part, reason in host.missing if part not in unrelated]
+    why += [] if config.trial.interface == LOOPBACK else [_SHARED_NETWORK]
+    why += ["no node of the cluster can be asked"] if nodes is not None and not nodes else []
+    for node, found in (nodes or {}).items():
+        why += [f"node {node}: {part}: {reason}" for part, reason in found.missing if part not in unrelated]
     raise OptionError(
         f"this worker reaches the level {level!s} only ({'; '.join(why)})",
         option="require-containment",
@@ -80,15 +98,16 @@ class Agent:
     Args:
         config: the worker's options.
         host: what this host allows a contained process.
+        level: how far it contains what a job's graph runs in.
     """
 
-    def __init__(self, config: Config, host: Available) -> None:
+    def __init__(self, config: Config, host: Available, level: Level) -> None:
         self._config = config
         self._shutdown = threading.Event()
         self._signalled = False
         self._set_back: Counter[str] = Counter()
         self._host = host
-        self._service = ServiceClient(config, containment_level(config.trial, host))
+        self._service = ServiceClient(config, level)
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT, or until one job is done if `once` is set; unfinished jobs are given back."""

@@ -79,6 +79,8 @@ class TrialSettings:
         process_file_bytes: the size of the largest file that a process of a trial may write.
         placement_timeout_s: the time that Ray has to find room for a trial.
         start_timeout_s: the time that the processes of a trial have to start and load the model.
+        node_containment: the level that a node of a cluster reaches, or no trial runs there: what the worker said of
+            the cluster when it started holds on nodes that come later, too.
     """
 
     ray_address: str = field(
@@ -133,6 +135,7 @@ class TrialSettings:
         default=20.0, metadata=option("placement-timeout", "time that Ray has to find room for a trial", SECONDS)
     )
     start_timeout_s: float = 120.0
+    node_containment: Level = Level.NONE
 
 
 @dataclass(frozen=True, kw_only=True)

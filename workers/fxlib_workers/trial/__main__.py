@@ -15,6 +15,7 @@ from fxlib_workers import logs
 from fxlib_workers.config import LOOPBACK, TRIAL_SETTINGS, TrialSettings
 from fxlib_workers.process.child import Channel
 from fxlib_workers.process.containment import ContainmentError, leave_network
+from fxlib_workers.process.probe import Level
 
 _LOG: Final = logs.Log(__name__)
 
@@ -38,7 +39,7 @@ def main() -> int:
 def _settings(text: str) -> TrialSettings:
     fields = json.loads(text)
     names = {name: tuple(fields[name]) for name in ("allowed_modules", "keep_variables")}
-    return TrialSettings(**{**fields, **names})
+    return TrialSettings(**{**fields, **names, "node_containment": Level(fields["node_containment"])})
 
 
 if __name__ == "__main__":

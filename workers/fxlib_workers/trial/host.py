@@ -23,7 +23,7 @@ import ray
 from fxlib_workers.process.child import CHANNEL, inherited_variables, python, search_path
 from fxlib_workers.process.containment import HOST_NETWORK, Containment, Part
 from fxlib_workers.process.forking import SINGLE_THREADED, ForkError, ForkServer
-from fxlib_workers.process.probe import available
+from fxlib_workers.process.probe import Level, available
 from fxlib_workers.process.system_calls import compile_filter
 from fxlib_workers.trial.frames import HEADER, LONGEST_ANSWER, framed
 from fxlib_workers.trial.memory import TrialMemory
@@ -65,11 +65,13 @@ class Host:
         keep_variables: names, or patterns of names, of environment variables that the processes see besides those that
             libraries need.
         modules: the modules that the operator allowed, which the processes read.
+        least: the level of containment below which no process is forked here.
     """
 
-    def __init__(self, keep_variables: Sequence[str], modules: Sequence[str]) -> None:
+    def __init__(self, keep_variables: Sequence[str], modules: Sequence[str], least: Level = Level.NONE) -> None:
         self._keep_variables = keep_variables
         self._modules = modules
+        self._least = least
         self._contained: Containment | None = None
         self._server: ForkServer | None = None
         self._forking = asyncio.Lock()
@@ -146,9 +148,16 @@ class Host:
         return next((memory.ran_out() for memory, keys in self._memories.items() if key in keys), "")
 
     async def _policy(self) -> Containment:
-        """Return what processes are kept from on this node: all that it allows."""
+        """Return what processes are kept from on this node: all that it allows.
+
+        Raises:
+            ForkError: that is too little.
+        """
         if self._contained is None:
             found = await asyncio.to_thread(available)
+            if (level := found.level(own_network=False)).rank < self._least.rank:
+                missing = found.why(self._least)
+                raise ForkError(f"this node reaches the containment {level} ({missing}), and not {self._least}")
             program = await asyncio.to_thread(compile_filter, sockets=True) if Part.FILTER in found.parts else b""
             readable = tuple(_folders_of(self._modules))
             self._contained = Containment(parts=found.parts, readable=readable, network=HOST_NETWORK, program=program)

@@ -45,9 +45,9 @@ class Nodes:
                 "max_concurrency": _CALLS_AT_ONCE,
                 "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
             }
-            self._hosts[node] = (
-                ray.remote(Host).options(**options).remote(self.settings.keep_variables, self.settings.allowed_modules)
-            )
+            settings = self.settings
+            given = settings.keep_variables, settings.allowed_modules, settings.node_containment
+            self._hosts[node] = ray.remote(Host).options(**options).remote(*given)
         return self._hosts[node]
 
     def forget(self, node: str) -> None:
