@@ -15,10 +15,10 @@ from typing import Final
 
 from fxlib_workers.process.probe import Available, available
 
-_NODE_S: Final = 90.0
+_NODE_S: Final = 60.0
 """The time in which each node is to have answered."""
 
-_ALL_S: Final = 180.0
+_ALL_S: Final = 120.0
 _SILENT: Final = "filter"
 
 
