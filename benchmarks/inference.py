@@ -2,8 +2,9 @@
 
 Arms, each in a process of its own, their short blocks in random order, round by round: `eager`; `stock_fuse`, which is
 torch's own torch.fx.experimental.optimization.fuse; `inference`: the recipe, or the variant of it that a short choice
-before the run finds faster, as a worker does; `compile`: torch.compile with its defaults, left out with `--quick`, and
-where it takes too long to compile, which `left_out` says, in seconds (Inductor keeps what an earlier run has compiled).
+before the run finds faster, as a worker does; `int8`: the same of that recipe, calibrated on the very images;
+`compile`: torch.compile with its defaults, left out with `--quick`, and where it takes too long to compile, which
+`left_out` says, in seconds (Inductor keeps what an earlier run has compiled).
 Metrics: `qps`, images per second (batches times their size); `max_relative_error` of the output (see `utils.compare`)
 beside the model in float64, so that `eager` has one, too; and `ratio` of the medians of qps, with the interval of a
 bootstrap over rounds. Models are pytorchcv's, with random weights and statistics of norms, at 224 by 224 pixels. On a
@@ -17,6 +18,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 from statistics import median
 from types import TracebackType
@@ -56,10 +58,12 @@ def images(batch: int, device: str) -> torch.Tensor:
     return torch.randn(batch, 3, _SIDE, _SIDE, generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def ours(model: nn.Module, x: torch.Tensor) -> Forward:
-    """Return the fastest of what a worker tries for the recipe `inference`, by a choice of its own before the run."""
+def ours(recipe: str, model: nn.Module, x: torch.Tensor) -> Forward:
+    """Return the fastest of what a worker tries for a recipe, by a choice of its own before the run."""
     captured = fxlib.capture(model)
-    made = [recipes.apply(captured, each).module for each in candidates(recipes.get("inference"), has_calls=False)]
+    request = recipes.PlanningRequest(workload=fxlib.Workload(batches=[x], mode="forward", optimizer="none"))
+    tried = candidates(recipes.get(recipe), has_calls=False)
+    made = [each.run(captured, request).module for each in tried]
     for module in made:
         module(x)
     taken_s: list[list[float]] = [[] for _ in made]
@@ -73,7 +77,8 @@ def ours(model: nn.Module, x: torch.Tensor) -> Forward:
 ARMS: Mapping[str, Callable[[nn.Module, torch.Tensor], Forward]] = {
     "eager": lambda model, _: model,
     "stock_fuse": lambda model, _: fuse(model),
-    "inference": ours,
+    "inference": partial(ours, "inference"),
+    "int8": partial(ours, "int8"),
     "compile": lambda model, _: torch.compile(model, dynamic=False),
 }
 """Makes of a model what each arm runs."""

@@ -36,8 +36,11 @@ class _Alternative:
         return replace(step, **{name: value for (owner, name), value in self.options.items() if owner == step.name})
 
 
-_LAYOUTS = (_Alternative(without=frozenset({"channels_last"}), options={}),)
-"""Alternatives in the layout: sizes, threads and the machine decide which is faster."""
+_LOCAL = (
+    _Alternative(without=frozenset({"channels_last"}), options={}),
+    _Alternative(without=frozenset({"quantize"}), options={}),
+)
+"""Each leaves out a pass on local work: sizes, threads and the processor decide whether it pays."""
 
 _BATCHING = (
     _Alternative(without=frozenset({"coalesce_calls"}), options={}),
@@ -56,7 +59,7 @@ def candidates(recipe: Recipe, profile: Profile | None = None, *, has_calls: boo
     """
     if RECIPES.get(recipe.name) != recipe:
         return (recipe,)
-    alternatives = (*_LAYOUTS, *(_of_calls(profile) if has_calls else ()))
+    alternatives = (*_LOCAL, *(_of_calls(profile) if has_calls else ()))
     return (recipe, *filter(None, (each.of(recipe) for each in alternatives)))
 
 

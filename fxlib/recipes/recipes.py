@@ -29,6 +29,7 @@ from fxlib.passes import (
     GraphPass,
     MergeReads,
     OverlapCalls,
+    Quantize,
     SendGradients,
     SplitCalls,
 )
@@ -63,6 +64,8 @@ class PlanningRequest:
     """A measurement of the program; without one, passes that plan go by estimates."""
     workload: Workload | None = None
     """A description of its steps, where there is one: passes leave alone what such a step forbids."""
+    max_relative_error: float | None = None
+    """How far results may be from the original's where a pass is lossy; None: nobody said."""
 
     @classmethod
     def of(cls, workload: Workload, profile: Profile | None = None) -> PlanningRequest:
@@ -147,6 +150,13 @@ RECIPES: dict[str, Recipe] = {
             "last, and schedule remote calls; for a module in eval mode, and without gradients.",
             passes=(FoldNorms(), FoldConstants(), CommonSubexpressions(), ChannelsLast(), *_SCHEDULE),
         ),
+        Recipe(
+            name="int8",
+            summary="Fold norms and constants into weights, run linear layers and convolutions on int8 weights within "
+            "the error that the request allows, and schedule remote calls; for a module in eval mode, and without "
+            "gradients.",
+            passes=(FoldNorms(), FoldConstants(), ChannelsLast(), Quantize(), CommonSubexpressions(), *_SCHEDULE),
+        ),
     )
 }
 
@@ -203,7 +213,8 @@ def apply(
 
 
 def _rewrite(module: GraphModule, recipe: Recipe, request: PlanningRequest, *, diffs: bool) -> Rewrite:
-    context = Context(module, profile=request.profile, workload=request.workload)
+    bound = request.max_relative_error
+    context = Context(module, profile=request.profile, workload=request.workload, max_relative_error=bound)
     working = draft_of(module)
     assumptions = annotate(working.graph, request.contracts, request.assume)
     reports: list[PassReport] = []

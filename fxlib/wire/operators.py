@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from fxlib.runtime import int8
 from fxlib.wire.faults import Fault
 from fxlib.wire.memory_safety import WAY_OUT, reached_outside, reason, safe
 
 NAMESPACES = frozenset(
     {
         *("_c10d_functional", "_c10d_functional_autograd", "aten", "mkldnn", "onednn", "prims", "quantized"),
-        *("quantized_decomposed", "rngprims", "torchvision", "fbgemm"),
+        *("quantized_decomposed", "rngprims", "torchvision", "fbgemm", int8.NAMESPACE),
     }
 )
 _WITHHELD = frozenset(

@@ -98,6 +98,26 @@ def test_a_convolutional_net_comes_back_for_inference_with_the_error_that_was_me
     assert dict(result.module.named_parameters())["head.weight"] is model.head.weight
 
 
+def test_a_perceptron_comes_back_on_int8_weights_within_the_bound(client: Client) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(512, 512), nn.ReLU()))).eval()
+    batches = [torch.randn(64, 512) for _ in range(3)]
+    steps = Workload(batches=batches, mode="forward", optimizer="none")
+    result = client.optimize(model, steps, recipe="int8", max_relative_error=0.1, budget_s=8)
+    assert result.reason in MEASURED, result.explanation
+    assert result.preserves == "lossy"
+    assert {each.name: each.changes for each in result.passes}["quantize"] == 4
+    assert result.max_relative_error is not None
+    assert 1e-5 < result.max_relative_error < 0.1
+    if result.decision == "adopt":
+        with torch.no_grad():
+            assert 1e-5 < relative_error(result.module(batches[0]), model(batches[0])) < 0.1
+    strict = client.optimize(model, steps, recipe="int8", budget_s=8)  # within the usual bound, one in ten thousand
+    left = next(each for each in strict.passes if each.name == "quantize")
+    assert [each.reason for each in left.declined] == [Reason.ERROR_BOUND] * 4
+    assert strict.decision == "keep_original"
+
+
 def test_a_worker_goes_on_after_a_model_that_hangs_and_after_a_job_that_is_cancelled(client: Client) -> None:
     job = client.watch(submit(client, *hanging(), step_timeout_s=1.0), lambda _: None, timeout_s=90)
     assert job.report is not None

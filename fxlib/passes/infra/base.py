@@ -52,11 +52,13 @@ class Context:
         module: the module that the next pass works on.
         profile: what the program was measured to take; None where nobody measured it.
         workload: how its steps run; None where nobody said.
+        max_relative_error: how far results may be from the original's where a pass is lossy; None: nobody said.
     """
 
     module: GraphModule
     profile: Profile | None = None
     workload: Workload | None = None
+    max_relative_error: float | None = None
     _kept: dict[type[Any], Any] = field(default_factory=dict, repr=False)
     _nodes: list[tuple[object, ...]] = field(default_factory=list, repr=False)
     _left: set[type[Any]] = field(default_factory=set, repr=False)

@@ -14,6 +14,9 @@ from fxlib.analysis.layers.linear_layers import Affine, functional
 from fxlib.runtime.guards.folded_weights import FOLDED
 from fxlib.runtime.submodules import submodule
 
+CHANNELS_LAST = "channels_last"
+"""Key of a node's `meta`, true where a pass has put its value into this layout, and knows where it has to leave it."""
+
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """A function, and its arguments by place and by name."""
 

@@ -30,7 +30,7 @@ from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.schemas import Operator
 from fxlib.analysis.operators.signatures import replace_arguments
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep
+from fxlib.passes.infra.folded_values import CHANNELS_LAST, as_function, become, hold, read, sweep
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.guards.folded_weights import RANK
 from fxlib.runtime.submodules import submodule
@@ -73,6 +73,7 @@ def _convert(module: GraphModule, region: Region, held: dict[object, str]) -> No
     for each in region.nodes:
         for key in _SHAPES:
             each.meta.pop(key, None)
+        each.meta[CHANNELS_LAST] = True
     for layer in region.entries:
         layer.node.replace_input_with(layer.input, _last(module.graph, layer.input, layer.node))
     for layer in region.convolutions:

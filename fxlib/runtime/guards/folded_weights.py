@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxlib.errors import FxlibError
+from fxlib.runtime import int8
 from fxlib.runtime.submodules import submodule
 
 FOLDED = "folded"
@@ -92,6 +93,7 @@ class WeightAssumptions:
         self._noted: dict[str, Mark] = {}
         self._weights: tuple[str, ...] = ()
         self._ranks: dict[str, int] = {}
+        self._integer = False
         self._watched: tuple[Sequence[Any], ...] | None = None
 
     @property
@@ -129,6 +131,7 @@ class WeightAssumptions:
         self._weights, self._ranks, self._watched = tuple(sorted(weights)), ranks, None
         new = {name: Mark.of(_tensor(module, name)) for name in weights - self._noted.keys()}
         self._noted = {name: self._noted.get(name) or new[name] for name in self._weights}
+        self._integer = any(int8.is_operator(node.target) for node in graph.nodes)
 
     def broken(self, module: nn.Module, *, grad_enabled: bool) -> str:
         """Return what has become of the weights that the graph relies on, in words; empty if nothing has."""
@@ -141,7 +144,10 @@ class WeightAssumptions:
         moved = any(map(torch.UntypedStorage._expired, memories)) or list(map(torch.Tensor.data_ptr, now)) != addresses
         if moved or _versions(now) != versions:
             return "weights from which it was computed have changed: optimize the model again"
-        return "gradients are recorded" if grad_enabled and any(each.requires_grad for each in tensors) else ""
+        if self._integer and torch.is_autocast_enabled("cpu"):
+            return "autocast is on, and layers that run on int8 weights know no other dtype"
+        recorded = grad_enabled and (self._integer or any(each.requires_grad for each in tensors))
+        return "gradients are recorded" if recorded else ""
 
     def misfit(self, arguments: Mapping[str, object]) -> str:
         """Return which argument has not the rank that the graph relies on, in words; empty if all have."""

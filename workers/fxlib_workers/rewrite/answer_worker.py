@@ -86,10 +86,12 @@ def rewrite(folder: JobFolder) -> None:
     check_weights(
         recipe, graph
     )  # weights that were not sent are drawn at random, and nothing may be computed from them
-    found = make_candidates(original, recipe, workload, folder.profile(), diffs=request.diffs)
+    trial = trial_from_proto(request.trial)
+    bound = trial.max_relative_error
+    found = make_candidates(original, recipe, workload, folder.profile(), max_relative_error=bound, diffs=request.diffs)
     phase_seconds = {"rewrite": time.monotonic() - start}
     candidates = [replace(each, report=replace(each.report, phase_seconds=phase_seconds)) for each in found.ranked]
-    hopeless = found.headroom is not None and found.headroom < trial_from_proto(request.trial).min_gain
+    hopeless = found.headroom is not None and found.headroom < trial.min_gain
     if candidates and not hopeless:
         folder.write_rewrite(candidates[0].report, candidates)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -59,17 +59,18 @@ def make_candidates(
     workload: Workload,
     profile: Profile | None,
     *,
+    max_relative_error: float | None = None,
     diffs: bool = False,
 ) -> Candidates:
     """Apply a recipe and its alternatives, and rank what differs by the step time that the cost model expects.
 
-    Without a profile, the recipe itself comes first: estimates are good enough to plan by, not to choose by. With
-    `diffs`, reports show what each pass did to the generated code.
+    Without a profile, the recipe itself comes first: estimates are good enough to plan by, not to choose by. Lossy
+    passes keep to `max_relative_error`. With `diffs`, reports show what each pass did to the generated code.
 
     Raises:
         FxlibError: the recipe itself does not apply, or a pass of it broke its promise.
     """
-    request = recipes.PlanningRequest.of(workload, profile)
+    request = replace(recipes.PlanningRequest.of(workload, profile), max_relative_error=max_relative_error)
     done = recipe.run(original, request, diffs=diffs)
     first, *others = alternatives.candidates(recipe, profile, has_calls=bool(done.calls))
     # What is measured bounds the step of the program with its contracts, and without what every recipe drops.

@@ -1,0 +1,250 @@
+"""Operators on int8 weights: a linear layer and a convolution, and the quantization of what they take.
+
+They are functional operators of torch's own dispatcher (`torch.ops.fxlib`), so that graphs, analyses and fake tensors
+treat them as any other. oneDNN computes them. It wants weights in an order of its own, which depends on the processor:
+weights travel as plain integers, and are packed where a module first runs.
+
+A quantized number q stands for `scale * (q - zero_point)`. Inputs are unsigned (0 to 255); weights are signed, with one
+scale for each output channel, and within `WEIGHT_LIMIT`: processors without VNNI add pairs of products up in 16 bits,
+which larger ones overflow. Within it the sums of integers are exact, and the same, on every processor.
+
+B. Jacob and others, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
+CVPR 2018.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fxlib.errors import FxlibError
+
+NAMESPACE: Final = "fxlib"
+"""The operators are `torch.ops.fxlib.quantize`, `int8_linear` and `int8_conv2d`."""
+WEIGHT_LIMIT: Final = 64
+"""The largest magnitude of an int8 weight: 2 * 255 * 64 is within 16 bits with a sign, and 2 * 255 * 127 is not."""
+LARGEST: Final = 255
+"""The largest level of an input."""
+
+_MIDDLE: Final = 128
+"""The zero point of inputs that are quantized by the range that they turn out to have."""
+_LAYER: Final = "Tensor x, float? scale, int zero_point, Tensor weight, Tensor weight_scales, Tensor? bias"
+_WINDOW: Final = "int[2] stride, int[2] padding, int[2] dilation, int groups"
+_RESULT: Final = "float? out_scale, int out_zero_point, bool relu"
+
+
+def is_operator(target: object) -> bool:
+    """Whether a graph's function is one of these operators."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == NAMESPACE
+
+
+def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    """Return the levels of a float32 tensor. NaN has none, and becomes any."""
+    _check_levels(scale, zero_point)
+    return torch.mul(x, 1.0 / scale).add_(zero_point).clamp_(0, LARGEST).round_().to(torch.uint8)
+
+
+def _linear(x: torch.Tensor, scale: float | None, zero_point: int, *layer_and_result: Any) -> torch.Tensor:
+    """Return `x @ weight.T + bias`, where x is uint8 with a scale, or float32 without; see `_Layer` and `_Result`."""
+    layer, result = _Layer(*layer_and_result[:3]), _Result(*layer_and_result[3:])
+    weight = layer.weight
+    layer.check(x, dimensions=2)
+    _check(x.dim() >= 1 and x.shape[-1] == weight.shape[1], "the input's last dimension is not the weight's")
+    shape = (*x.shape[:-1], weight.shape[0])
+    if x.numel() == 0:
+        return x.new_zeros(shape, dtype=result.dtype)
+    levels = _Levels.of(x, scale, zero_point)
+    if levels is None:
+        return x.new_full(shape, math.nan)
+    packed = layer.packed((), lambda: torch.ops.onednn.qlinear_prepack(weight, None))
+    rows = levels.values.reshape(-1, x.shape[-1])
+    given = (rows, levels.scale, levels.zero_point, packed, *layer.scales_and_bias)
+    return torch.ops.onednn.qlinear_pointwise(*given, *result.options).reshape(shape)
+
+
+def _conv2d(x: torch.Tensor, scale: float | None, zero_point: int, *others: Any) -> torch.Tensor:
+    """Return a convolution of a batch of images, or of one, channels last; arguments are as for `_linear`."""
+    if x.dim() == 3:
+        return _conv2d(x[None], scale, zero_point, *others)[0]
+    layer, window, result = _Layer(*others[:3]), _Window(*others[3:7]), _Result(*others[7:])
+    layer.check(x, dimensions=4)
+    shape = window.shape_of_result(x, layer.weight)
+    if x.numel() == 0:
+        return x.new_zeros(shape, dtype=result.dtype)
+    levels = _Levels.of(x, scale, zero_point)
+    if levels is None:
+        return x.new_full(shape, math.nan)
+    point = (levels.scale, levels.zero_point)
+
+    def pack() -> Any:
+        of = (layer.weight, layer.scales, *point, *window.options, list(x.shape))
+        return torch.ops.onednn.qconv_prepack(*of)
+
+    packed = layer.packed((levels.zero_point, *map(tuple, window.options[:3]), window.groups), pack)
+    given = (levels.values, *point, packed, *layer.scales_and_bias, *window.options)
+    return torch.ops.onednn.qconv_pointwise(*given, *result.options)
+
+
+def _fake_quantize(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(x, dtype=torch.uint8)
+
+
+def _fake_linear(x: torch.Tensor, _scale: Any, _zero_point: Any, weight: torch.Tensor, *others: Any) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=_Result(*others[2:]).dtype)
+
+
+def _fake_conv2d(x: torch.Tensor, _scale: Any, _zero_point: Any, weight: torch.Tensor, *others: Any) -> torch.Tensor:
+    if x.dim() == 3:
+        return _fake_conv2d(x[None], _scale, _zero_point, weight, *others)[0]
+    shape, dtype = _Window(*others[2:6]).shape_of_result(x, weight), _Result(*others[6:]).dtype
+    return torch.empty(shape, dtype=dtype, device=x.device, memory_format=torch.channels_last)
+
+
+@dataclass(slots=True)
+class _Packed:
+    """A weight in the processor's own order, in each form that was asked for, as of one version of the plain one."""
+
+    version: int
+    zeros: torch.Tensor
+    forms: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
+
+
+_packed: MutableMapping[torch.Tensor, _Packed] = WeakIdKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Integers of the outputs and inputs of a layer, and what they stand for."""
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None
+
+    def check(self, x: torch.Tensor, *, dimensions: int) -> None:
+        """Check all that oneDNN takes for granted: it goes by sizes, and not by strides."""
+        weight = self.weight
+        _check(weight.dtype is torch.int8 and weight.dim() == dimensions, "weights are int8, of the layer's dimensions")
+        _check(weight.is_contiguous() and weight.numel() > 0, "weights are contiguous, and not empty")
+        for each in (self.scales, self.bias):
+            fits = each is None or (each.dtype is torch.float32 and each.shape == weight.shape[:1])
+            _check(fits and (each is None or each.is_contiguous()), "scales and bias have a float32 for each output")
+        _check(x.dtype in (torch.uint8, torch.float32), "inputs are uint8 or float32")
+
+    @property
+    def scales_and_bias(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The layer without its integers; zero points of weights are zero."""
+        return self.scales, self._held().zeros, self.bias
+
+    def packed(self, form: tuple[object, ...], pack: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the integers as the processor wants them, packed once."""
+        forms = self._held().forms
+        if form not in forms:
+            forms[form] = pack()
+        return forms[form]
+
+    def _held(self) -> _Packed:
+        held = _packed.get(self.weight)
+        version = 0 if self.weight.is_inference() else self.weight._version
+        if held is None or held.version != version:
+            held = _packed[self.weight] = _Packed(version, torch.zeros(len(self.weight), dtype=torch.int32))
+        return held
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The options of a convolution."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+    @property
+    def options(self) -> tuple[list[int], list[int], list[int], int]:
+        """All four, as torch's operators take them."""
+        return list(self.stride), list(self.padding), list(self.dilation), self.groups
+
+    def shape_of_result(self, x: torch.Tensor, weight: torch.Tensor) -> list[Any]:
+        """Return the shape of the result for a batch; raise FxlibError unless there is one."""
+        stride, padding, dilation, groups = self.options
+        _check(x.dim() == 4, "a convolution takes 3 dimensions, or a batch of 4")
+        _check(len(stride) == len(padding) == len(dilation) == 2, "stride, padding and dilation are two numbers each")
+        _check(min(*stride, *dilation, groups) >= 1 and min(padding) >= 0, "stride, dilation and groups are positive")
+        _check(x.shape[1] == weight.shape[1] * groups, "the input's channels are not the weight's")
+        _check(weight.shape[0] % groups == 0, "the output channels are no multiple of the groups")
+        reach = [step * (size - 1) + 1 for step, size in zip(dilation, weight.shape[2:], strict=True)]
+        free = [size + 2 * more - each for size, more, each in zip(x.shape[2:], padding, reach, strict=True)]
+        _check(min(free) >= 0, "the kernel is larger than its input")
+        return [x.shape[0], weight.shape[0], *(each // step + 1 for each, step in zip(free, stride, strict=True))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """An input in integers."""
+
+    values: torch.Tensor
+    scale: float
+    zero_point: int
+
+    @classmethod
+    def of(cls, x: torch.Tensor, scale: float | None, zero_point: int) -> _Levels | None:
+        """Return an input as it is, or without a scale by the range of its values; None if they have none."""
+        if scale is not None:
+            _check(x.dtype is torch.uint8, "an input of known scale is uint8")
+            _check_levels(scale, zero_point)
+            return cls(x, scale, zero_point)
+        _check(x.dtype is torch.float32, "an input of unknown scale is float32")
+        # aminmax makes a copy of what is not contiguous.
+        least, most = torch.aminmax(x if x.is_contiguous() or x.dim() != 4 else x.permute(0, 2, 3, 1))
+        found = max(-float(least), float(most)) / (_MIDDLE - 1)
+        if not math.isfinite(found):
+            return None
+        scale = found if found > 0.0 and math.isfinite(1.0 / found) else 1.0
+        return cls(_quantize(x, scale, _MIDDLE), scale, _MIDDLE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What becomes of the sums: float32, or uint8 where there is a scale."""
+
+    scale: float | None
+    zero_point: int
+    relu: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+        return torch.float32 if self.scale is None else torch.uint8
+
+    @property
+    def options(self) -> tuple[float, int, torch.dtype, str, list[float], str]:
+        """It all, as oneDNN's operators take it."""
+        scale = 1.0 if self.scale is None else self.scale
+        _check_levels(scale, self.zero_point)
+        return scale, self.zero_point, self.dtype, "relu" if self.relu else "none", [], ""
+
+
+def _check_levels(scale: float, zero_point: int) -> None:
+    _check(scale > 0.0 and math.isfinite(scale) and math.isfinite(1.0 / scale), "a scale is positive and finite")
+    _check(0 <= zero_point <= LARGEST, f"a zero point is 0 to {LARGEST}")
+
+
+def _check(holds: bool, problem: str) -> None:
+    if not holds:
+        raise FxlibError(problem, where="torch.ops.fxlib", hint="Have graphs with int8 layers made by `quantize`.")
+
+
+_LIBRARY: Final = torch.library.Library(NAMESPACE, "DEF")
+for _schema, _computes, _pretends in (
+    ("quantize(Tensor x, float scale, int zero_point) -> Tensor", _quantize, _fake_quantize),
+    (f"int8_linear({_LAYER}, {_RESULT}) -> Tensor", _linear, _fake_linear),
+    (f"int8_conv2d({_LAYER}, {_WINDOW}, {_RESULT}) -> Tensor", _conv2d, _fake_conv2d),
+):
+    _LIBRARY.define(_schema)
+    _LIBRARY.impl(_schema.partition("(")[0], _computes, "CPU")
+    torch.library.register_fake(f"{NAMESPACE}::{_schema.partition('(')[0]}", _pretends, lib=_LIBRARY)

@@ -1,0 +1,195 @@
+"""Int8 layers compute what their integers stand for, exactly up to one rounding, and refuse all other forms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+from torch.nn import functional as F
+
+from fxlib.errors import FxlibError
+from fxlib.runtime import int8
+
+OPERATORS = torch.ops.fxlib
+LINEAR = (None, 0, False)
+PLAIN = ([1, 1], [0, 0], [1, 1], 1)
+
+
+def integers(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-int8.WEIGHT_LIMIT, int8.WEIGHT_LIMIT + 1, shape, generator=generator).to(torch.int8)
+
+
+def levels(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def figures(count: int, seed: int) -> torch.Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed)) + 0.5
+
+
+def finished(exact: torch.Tensor, out_scale: float | None, out_zero_point: int, relu: bool) -> torch.Tensor:
+    exact = exact.relu() if relu else exact
+    return exact if out_scale is None else (exact / out_scale).round().add(out_zero_point).clamp(0, 255)
+
+
+def assert_close(found: torch.Tensor, exact: torch.Tensor) -> None:
+    assert found.shape == exact.shape
+    apart = (found.double() - exact).abs().max().item()
+    # A result that lies halfway between two levels may become either.
+    assert apart <= (1.0 if found.dtype is torch.uint8 else 1e-6 * exact.abs().max().item())
+
+
+@given(
+    batch=st.sampled_from([(), (1,), (5,), (2, 3)]),
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    zero_point=st.integers(0, 255),
+    biased=st.booleans(),
+    out=st.sampled_from([(None, 0), (3.0, 0), (7.5, 100)]),
+    relu=st.booleans(),
+)
+def test_a_linear_layer_is_exact(
+    *,
+    batch: tuple[int, ...],
+    sizes: tuple[int, int],
+    zero_point: int,
+    biased: bool,
+    out: tuple[float | None, int],
+    relu: bool,
+) -> None:
+    x, weight = levels(*batch, sizes[0]), integers(sizes[1], sizes[0])
+    scales, bias = figures(sizes[1], 2), figures(sizes[1], 3) if biased else None
+    found = OPERATORS.int8_linear(x, 0.25, zero_point, weight, scales, bias, *out, relu)
+    exact = F.linear(0.25 * (x.double() - zero_point), weight.double() * scales.double()[:, None])
+    assert_close(found, finished(exact if bias is None else exact + bias.double(), *out, relu))
+
+
+@given(
+    groups=st.sampled_from([1, 2]),
+    channels=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    side=st.integers(5, 9),
+    steps=st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(1, 2)),
+    zero_point=st.sampled_from([0, 128, 255]),
+    batch=st.sampled_from([(), (1,), (3,)]),
+    relu=st.booleans(),
+)
+def test_a_convolution_is_exact(
+    *,
+    groups: int,
+    channels: tuple[int, int],
+    kernel: tuple[int, int],
+    side: int,
+    steps: tuple[int, int, int],
+    zero_point: int,
+    batch: tuple[int, ...],
+    relu: bool,
+) -> None:
+    inputs, outputs = channels[0] * groups, channels[1] * groups
+    x, weight = levels(*batch, inputs, side, side + 1), integers(outputs, channels[0], *kernel)
+    stride, padding, dilation = ([each, each] for each in steps)
+    scales, bias = figures(outputs, 2), figures(outputs, 3)
+    found = OPERATORS.int8_conv2d(
+        x, 0.25, zero_point, weight, scales, bias, stride, padding, dilation, groups, None, 0, relu
+    )
+    wide = weight.double() * scales.double()[:, None, None, None]
+    exact = F.conv2d(0.25 * (x.double() - zero_point), wide, bias.double(), stride, padding, dilation, groups)
+    assert_close(found, finished(exact, None, 0, relu))
+
+
+def test_no_sum_overflows() -> None:
+    x, weight = torch.full((3, 4096), 255, dtype=torch.uint8), torch.full((8, 4096), int8.WEIGHT_LIMIT)
+    found = OPERATORS.int8_linear(x, 1.0, 0, weight.to(torch.int8), torch.ones(8), None, *LINEAR)
+    assert found.eq(255.0 * int8.WEIGHT_LIMIT * 4096).all()
+
+
+@given(st.floats(-1e4, 1e4), st.floats(1e-3, 1e3), st.integers(0, 255))
+def test_a_number_becomes_the_level_next_to_it(value: float, scale: float, zero_point: int) -> None:
+    level = int(OPERATORS.quantize(torch.tensor([value]), scale, zero_point))
+    exact = min(max(value / scale + zero_point, 0.0), 255.0)
+    assert abs(level - exact) <= 0.5 + 1e-4 * (1.0 + abs(value / scale)) / 256.0
+
+
+def test_an_input_of_unknown_range_takes_that_of_its_values() -> None:
+    x, weight, scales = torch.randn(16, 64, generator=torch.Generator().manual_seed(0)), integers(8, 64), figures(8, 1)
+    found = OPERATORS.int8_linear(x, None, 0, weight, scales, None, *LINEAR)
+    exact = F.linear(x.double(), weight.double() * scales.double()[:, None])
+    assert (found - exact).abs().max() / exact.abs().max() < 0.02
+    assert OPERATORS.int8_linear(torch.zeros(2, 64), None, 0, weight, scales, None, *LINEAR).eq(0.0).all()
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_an_input_of_unknown_range_that_is_not_finite_shows(wrong: float) -> None:
+    x = torch.zeros(2, 64)
+    x[1, 3] = wrong
+    found = OPERATORS.int8_linear(x, None, 0, integers(8, 64), figures(8, 1), None, *LINEAR)
+    assert found.isnan().all()
+
+
+def test_a_weight_that_is_written_is_packed_again() -> None:
+    x, weight, scales = levels(2, 64), integers(8, 64), figures(8, 1)
+    before = OPERATORS.int8_linear(x, 1.0, 0, weight, scales, None, *LINEAR)
+    weight.zero_()
+    assert before.ne(0.0).any()
+    assert OPERATORS.int8_linear(x, 1.0, 0, weight, scales, None, *LINEAR).eq(0.0).all()
+
+
+def test_empty_batches_have_empty_results() -> None:
+    assert OPERATORS.int8_linear(levels(0, 8), 1.0, 0, integers(4, 8), figures(4, 1), None, *LINEAR).shape == (0, 4)
+    images = levels(0, 2, 5, 5)
+    found = OPERATORS.int8_conv2d(images, 1.0, 0, integers(4, 2, 3, 3), figures(4, 1), None, *PLAIN, 2.0, 0, False)
+    assert found.shape == (0, 4, 3, 3)
+    assert found.dtype is torch.uint8
+
+
+def test_fake_tensors_have_the_shapes_of_real_ones() -> None:
+    with FakeTensorMode() as mode:
+        image, weight = (mode.from_tensor(each) for each in (levels(2, 3, 8, 9), integers(6, 3, 3, 3)))
+        scales = mode.from_tensor(figures(6, 1))
+        made = OPERATORS.int8_conv2d(image, 1.0, 0, weight, scales, None, [2, 1], [1, 0], [1, 1], 1, 0.5, 0, True)
+        assert (made.shape, made.dtype) == ((2, 6, 4, 7), torch.uint8)
+        rows = mode.from_tensor(torch.randn(2, 3, 8))
+        assert OPERATORS.quantize(rows, 1.0, 0).dtype is torch.uint8
+        layer = mode.from_tensor(integers(5, 8)), mode.from_tensor(figures(5, 1)), None
+        assert OPERATORS.int8_linear(rows, None, 0, *layer, *LINEAR).shape == (2, 3, 5)
+
+
+X, WEIGHT, SCALES = levels(2, 8), integers(4, 8), figures(4, 1)
+IMAGE, KERNEL = levels(1, 2, 5, 5), integers(4, 2, 3, 3)
+WRONG: dict[str, tuple[Any, ...]] = {
+    "an input of other sizes": (levels(2, 9), 1.0, 0, WEIGHT, SCALES, None, *LINEAR),
+    "an input without dimensions": (levels(), 1.0, 0, WEIGHT, SCALES, None, *LINEAR),
+    "an input of doubles": (torch.zeros(2, 8).double(), None, 0, WEIGHT, SCALES, None, *LINEAR),
+    "integers of unknown scale": (X, None, 0, WEIGHT, SCALES, None, *LINEAR),
+    "a float of known scale": (X.float(), 1.0, 0, WEIGHT, SCALES, None, *LINEAR),
+    "weights of floats": (X, 1.0, 0, WEIGHT.float(), SCALES, None, *LINEAR),
+    "weights in another order": (X, 1.0, 0, integers(8, 4).T, SCALES, None, *LINEAR),
+    "weights that are empty": (levels(2, 0), 1.0, 0, integers(4, 0), SCALES, None, *LINEAR),
+    "scales of another length": (X, 1.0, 0, WEIGHT, figures(3, 1), None, *LINEAR),
+    "a scale for all channels": (X, 1.0, 0, WEIGHT, torch.ones(1).expand(4), None, *LINEAR),
+    "a bias of doubles": (X, 1.0, 0, WEIGHT, SCALES, figures(4, 1).double(), *LINEAR),
+    "a scale of nothing": (X, 1.0, 0, WEIGHT, SCALES, None, 0.0, 0, False),
+    "a zero point that is no level": (X, 1.0, 0, WEIGHT, SCALES, None, 1.0, 256, False),
+    "an input's scale of nothing": (X, 0.0, 0, WEIGHT, SCALES, None, *LINEAR),
+    "an input's scale that is no number": (X, math.nan, 0, WEIGHT, SCALES, None, *LINEAR),
+    "an input's zero point that is no level": (X, 1.0, -1, WEIGHT, SCALES, None, *LINEAR),
+    "an image of other channels": (levels(1, 3, 5, 5), 1.0, 0, KERNEL, SCALES, None, *PLAIN, *LINEAR),
+    "a kernel that is larger": (levels(1, 2, 2, 2), 1.0, 0, KERNEL, SCALES, None, *PLAIN, *LINEAR),
+    "no stride": (IMAGE, 1.0, 0, KERNEL, SCALES, None, [0, 1], *PLAIN[1:], *LINEAR),
+    "less than no padding": (IMAGE, 1.0, 0, KERNEL, SCALES, None, [1, 1], [-1, 0], *PLAIN[2:], *LINEAR),
+    "no groups": (IMAGE, 1.0, 0, KERNEL, SCALES, None, *PLAIN[:3], 0, *LINEAR),
+    "groups that do not divide": (levels(1, 6, 5, 5), 1.0, 0, KERNEL, SCALES, None, *PLAIN[:3], 3, *LINEAR),
+    "a batch of five dimensions": (levels(1, 1, 2, 5, 5), 1.0, 0, KERNEL, SCALES, None, *PLAIN, *LINEAR),
+}
+
+
+@pytest.mark.parametrize("form", WRONG)
+def test_what_a_layer_cannot_be_is_refused(form: str) -> None:
+    operator = OPERATORS.int8_linear if len(WRONG[form]) == 9 else OPERATORS.int8_conv2d
+    with pytest.raises(FxlibError, match=r"torch\.ops\.fxlib"):
+        operator(*WRONG[form])
