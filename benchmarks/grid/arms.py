@@ -24,7 +24,9 @@ from fxlib.recipes import recipes
 from fxlib.spec.contract import contract_of
 from fxlib.spec.workload import Optimizer, Workload
 
-CHECKED_STEPS = 3
+CHECKED_STEPS = 6
+BATCHES = 6
+"""Batches with keys of their own, where a cell has such."""
 LR = 1e-4
 
 Step = Callable[[], Tensor]
@@ -43,7 +45,27 @@ class Job:
     towers: Towers
     optimizer: torch.optim.Optimizer
     dense: Tensor
-    sparse: Tensor
+    batches: list[Tensor]
+    """The keys of the steps, [BATCH, lookups] each, in turn."""
+
+    @property
+    def sparse(self) -> Tensor:
+        """The keys of this step."""
+        return self.batches[0]
+
+    def steps(self, step: Step, count: int) -> Iterator[Tensor]:
+        """Make so many steps, each with its own keys."""
+        for _ in range(count):
+            yield step()
+            self.turn()
+
+    def turn(self) -> None:
+        """Go on to the keys of the next step."""
+        self.batches.append(self.batches.pop(0))
+
+    def upcoming(self, count: int) -> list[Tensor]:
+        """Return the keys of so many steps from this one on."""
+        return [self.batches[place % len(self.batches)] for place in range(count)]
 
     @classmethod
     def of(cls, cell: Cell) -> Job:
@@ -55,7 +77,7 @@ class Job:
             towers=towers,
             optimizer=torch.optim.SGD(towers.parameters(), lr=LR),
             dense=torch.randn(BATCH, DENSE),
-            sparse=torch.randint(0, ROWS, (BATCH, cell.lookups)),
+            batches=keys(cell),
         )
 
     @property
@@ -128,6 +150,20 @@ class Job:
         It is part of every program's loop, and no part of the model that is rewritten.
         """
         wait_all([rpc_async(server, ps.step, args=(context,)) for server in self.servers])
+
+
+def keys(cell: Cell) -> list[Tensor]:
+    """Draw the keys of the steps, which come in turn: each shares as many with the one before as the cell says."""
+    if cell.zipf:
+        weights = torch.arange(1, ROWS + 1, dtype=torch.float64) ** -cell.zipf
+        drawn = torch.multinomial(weights, BATCHES * BATCH * cell.lookups, replacement=True)
+        return list(drawn.view(BATCHES, BATCH, cell.lookups).unbind())
+    if cell.conflicts == 1.0:
+        return [torch.randint(0, ROWS, (BATCH, cell.lookups))]
+    shared = round(cell.conflicts * BATCH)
+    rows = torch.stack([torch.randperm(ROWS) for _ in range(cell.lookups)], dim=1)
+    own = rows[shared:].split(BATCH - shared)[:BATCHES]
+    return [torch.cat([rows[:shared], each])[torch.randperm(BATCH)] for each in own]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +258,10 @@ def pipelined(job: Job, module: nn.Module) -> Steps:
     step = rewritten(job, module)
 
     def steps(count: int) -> Iterator[Tensor]:
-        for _ in fxlib.pipeline([(job.dense, job.sparse)] * count, module):
+        batches = [(job.dense, each) for each in job.upcoming(count)]
+        for _ in fxlib.pipeline(batches, module, depth=job.cell.depth):
             yield step()
+            job.turn()
 
     return steps
 
@@ -235,15 +273,16 @@ def by_hand_across(job: Job, way: Way) -> Steps:
 
     def steps(count: int) -> Iterator[Tensor]:
         for place in range(count):
-            expert.following = job.sparse if place + 1 < count else None
+            expert.following = job.batches[1 % len(job.batches)] if place + 1 < count else None
             yield step()
+            job.turn()
 
     return steps
 
 
-def one_by_one(step: Step) -> Steps:
+def one_by_one(job: Job, step: Step) -> Steps:
     """Return the loop over a step that knows nothing of the next."""
-    return lambda count: (step() for _ in range(count))
+    return lambda count: job.steps(step, count)
 
 
 def compute(job: Job) -> Step:
@@ -274,8 +313,10 @@ def check(job: Job, programs: Mapping[str, Steps]) -> None:
 def outcome(job: Job, steps: Steps) -> list[object]:
     """Losses of some steps from the first state of trainer and servers, and the last state."""
     first = {name: each.clone() for name, each in job.towers.state_dict().items()}
+    batches = list(job.batches)
     job.reset_servers()
     losses: list[object] = [loss.item() for loss in steps(CHECKED_STEPS)]
+    job.batches[:] = batches
     weights = [each.numpy().tobytes() for each in job.towers.state_dict().values()]
     job.towers.load_state_dict(first)
     return [*losses, *weights, *(rpc_sync(server, ps.state_digest) for server in job.servers)]

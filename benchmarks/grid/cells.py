@@ -37,6 +37,12 @@ class Cell:
     per: Per = "item"
     mode: Mode = "local"
     mbit_per_s: int = 0
+    conflicts: float = 1.0
+    """Share of a step's keys that are among those of the step before."""
+    zipf: float = 0.0
+    """Exponent of the keys' distribution (Zipf's law), which then decides how many come again; 0: it is uniform."""
+    depth: int = 1
+    """Number of batches that the pipeline knows before their step."""
 
     @property
     def case(self) -> Case:
@@ -65,10 +71,25 @@ def _around(middle: Cell) -> Iterator[Cell]:
     yield replace(middle, mode="distributed")
 
 
-CELLS = (*GRID, *(cell for hidden in HIDDEN for cell in _around(replace(MIDDLE, hidden=hidden))))
+def _across() -> Iterator[Cell]:
+    """What matters to reading ahead: how many keys come again, how the servers' time counts, and how much is known."""
+    push = replace(MIDDLE, lookups=8, mode="push")
+    for conflicts in (0.0, 0.1, 0.5, 0.9):
+        yield replace(push, conflicts=conflicts)
+        yield replace(push, conflicts=conflicts, per="call")
+    yield replace(push, zipf=1.1)
+    yield replace(push, conflicts=0.1, service_ms=0.0, mbit_per_s=200)
+    for depth in (2, 4):
+        yield replace(push, conflicts=0.1, depth=depth)
+        yield replace(MIDDLE, lookups=8, mode="forward", conflicts=0.1, depth=depth, service_ms=10.0, per="call")
+    yield replace(MIDDLE, lookups=8, mode="forward", conflicts=0.1, service_ms=10.0, per="call")
+
+
+CELLS = (*GRID, *(cell for hidden in HIDDEN for cell in _around(replace(MIDDLE, hidden=hidden))), *_across())
 QUICK_CELLS = (
     Cell(lookups=8, service_ms=0.0, hidden=256),
     MIDDLE,
     replace(MIDDLE, mode="push"),
     replace(MIDDLE, mbit_per_s=200),
+    replace(MIDDLE, lookups=8, mode="push", conflicts=0.1),
 )

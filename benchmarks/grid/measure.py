@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.grid.arms import Job, Steps, arms, check, one_by_one
-from benchmarks.grid.cells import HAND, HAND_PIPELINE, Cell
+from benchmarks.grid.cells import HAND, HAND_PIPELINE, PIPELINE, Cell
 from benchmarks.grid.recommender import served
 from fxlib.ps.local import local
 
@@ -31,6 +31,8 @@ Name = TypeVar("Name", bound=str)
 
 BLOCK_S = 0.1
 TRIED_ROUNDS = 5
+LEAST_AHEAD = 8
+"""Steps of a block in which each is to find what the one before has asked for: the first finds nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +59,8 @@ def measure(cell: Cell, *, rounds: int) -> Measured:
     job = Job.of(cell)
     job.reset_servers()
     found = arms(job)
-    steps = {arm: one_by_one(step) for arm, step in found.steps.items()} | dict(found.across)
-    tried = {way: one_by_one(step) for way, step in found.tried.items()}
+    steps = {arm: one_by_one(job, step) for arm, step in found.steps.items()} | dict(found.across)
+    tried = {way: one_by_one(job, step) for way, step in found.tried.items()}
     by_hand = {f"{HAND} ({way})": each for way, each in tried.items()}
     by_hand |= {f"{HAND_PIPELINE} ({way})": each for way, each in found.tried_across.items()}
     check(job, {**steps, **by_hand})
@@ -78,7 +80,8 @@ def fastest(programs: Mapping[Name, Steps]) -> Name:
 
 def interleaved(programs: Mapping[Name, Steps], *, rounds: int) -> dict[Name, list[float]]:
     """Run the programs in blocks, in a new random order each round; return seconds per step, round by round."""
-    lengths = {arm: max(1, round(BLOCK_S / block(steps, 2))) for arm, steps in programs.items()}
+    least = {PIPELINE: LEAST_AHEAD, HAND_PIPELINE: LEAST_AHEAD}
+    lengths = {arm: max(least.get(arm, 1), round(BLOCK_S / block(steps, 2))) for arm, steps in programs.items()}
     samples: dict[Name, list[float]] = {arm: [] for arm in programs}
     order, dice = list(programs), random.Random(0)
     for _ in range(rounds):

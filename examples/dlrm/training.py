@@ -20,6 +20,8 @@ from fxlib.spec.workload import Server
 LR = 0.001
 Batches = Sequence[fxlib.Batch]
 Step = Callable[[fxlib.Batch], float]
+Loop = Callable[[Batches], list[float]]
+"""Trains on batches, in order; returns the loss of each."""
 
 
 def click_loss(logits: Tensor, batch: fxlib.Batch) -> Tensor:
@@ -62,26 +64,40 @@ def compute_step(model: DLRM, batch: fxlib.Batch) -> Step:
     return step
 
 
+def one_by_one(step: Step) -> Loop:
+    """Return the loop as it is written."""
+    return lambda batches: [step(batch) for batch in batches]
+
+
+def ahead(module: nn.Module, step: Step) -> Loop:
+    """Return the same loop, whose next batch's lookups are made while this one trains."""
+    return lambda batches: [step(batch) for batch in fxlib.pipeline(batches, module)]
+
+
 def train(
-    module: nn.Module, batches: Batches, *, steps: int, servers: Sequence[Server], start: Mapping[str, Tensor]
+    module: nn.Module,
+    loop: Loop,
+    batches: Batches,
+    *,
+    steps: int,
+    servers: Sequence[Server],
+    start: Mapping[str, Tensor],
 ) -> list[float]:
     """Train from the given weights and the servers' first state; return the loss of each step."""
     module.load_state_dict(start)
     for server in servers:
         rpc_sync(server.name, ps.reset, args=(0,))
-    step = training_step(module)
-    return [step(batch) for batch in islice(cycle(batches), steps)]
+    return loop(list(islice(cycle(batches), steps)))
 
 
-def race(steps: Mapping[str, Step], batches: Batches, *, rounds: int) -> dict[str, list[float]]:
+def race(loops: Mapping[str, Loop], batches: Batches, *, rounds: int) -> dict[str, list[float]]:
     """Seconds per step of each arm, in blocks of a pass over the batches; blocks in a new random order each round."""
-    seconds: dict[str, list[float]] = {arm: [] for arm in steps}
-    order, dice = list(steps), random.Random(0)
+    seconds: dict[str, list[float]] = {arm: [] for arm in loops}
+    order, dice = list(loops), random.Random(0)
     for _ in range(rounds):
         dice.shuffle(order)
         for arm in order:
             start = time.perf_counter()
-            for batch in batches:
-                steps[arm](batch)
+            loops[arm](batches)
             seconds[arm].append((time.perf_counter() - start) / len(batches))
     return seconds

@@ -19,6 +19,7 @@ from fxlib import batch
 from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline.by_keys import SAMPLED
+from fxlib.pipeline.choice import MeasuredChoice
 from fxlib.pipeline.program import Program
 from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
 from fxlib.pipeline.unchanged import Noted
@@ -124,6 +125,7 @@ class ModuleAhead:
         """The thread that makes the pushes of a step; None while none does."""
         self._pushes = 0
         """Number of steps whose pushes were made."""
+        self._choice = MeasuredChoice()
         self._not_by_keys: dict[Node, str] = {}
         """Calls that are no longer repaired row by row, and why."""
         self._in_vain: dict[Node, int] = {}
@@ -147,7 +149,7 @@ class ModuleAhead:
         except Exception:  # noqa: BLE001 - its forward raises it, in its place
             return None
         requests = [
-            Request(call, arguments, by_keys=call.node not in self._not_by_keys)
+            Request(call, arguments, by_keys=self._choice.by_keys and call.node not in self._not_by_keys)
             if all(noted[place] is not None for place in needs)
             else None
             for call, arguments, needs in zip(program.calls, found, program.needs, strict=True)
@@ -176,6 +178,7 @@ class ModuleAhead:
     def open(self) -> None:
         """Begin to watch what this process writes: a loop has begun."""
         self._loops += 1
+        self._choice.loop_began()
         WATCH.add(self, {})
 
     def close(self) -> None:
@@ -275,6 +278,8 @@ class ModuleAhead:
         """Note that the pushes of a step were made, and make the reads that had to come behind them."""
         self._pushing = None
         self._pushes += 1
+        if self._loops:
+            self._choice.step_ended()
         self._period = self._steps_of_push
         self._steps = -1 if self._loops else 0  # of a loop, this step is still to end
         for place, entry in self._to_come():

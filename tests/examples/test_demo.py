@@ -61,7 +61,8 @@ def test_the_demo_adopts_trains_the_same_losses_and_leaves_a_report(tmp_path: Pa
     output, _ = demo.communicate(timeout=280)
     assert demo.returncode == 0, output
     assert "ADOPT" in output
-    assert "identical bit for bit" in output
+    assert "original, optimized and pipelined: identical bit for bit" in output
+    assert "made ahead by fxlib.pipeline" in output
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") >= 2
     assert "http" not in page.replace("http://www.w3.org", "").replace("https://ui.perfetto.dev", "")

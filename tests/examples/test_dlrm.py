@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.distributed.rpc import rpc_sync
 
 import fxlib
 from examples.dlrm.model import DLRM, SPARSE_FEATURES, tables
-from examples.dlrm.training import Batches, compute_step, train
+from examples.dlrm.training import Batches, ahead, compute_step, one_by_one, train, training_step
 from fxlib import ps
 from fxlib.runtime import exposed_s, is_wait, record
 from fxlib.runtime.ops import send_gradient
@@ -48,14 +50,15 @@ def test_original_and_rewritten_train_the_same_bits_on_trainer_and_servers() -> 
     start = {name: value.clone() for name, value in dlrm.state_dict().items()}
     outcomes: list[tuple[list[float], dict[str, Tensor], list[str]]] = []
     with rpc_world(*SERVERS):
-        for module in (graph, rewritten):
-            losses = train(module, data, steps=6, servers=SERVERS, start=start)
+        for module, loops in ((graph, one_by_one), (rewritten, one_by_one), (rewritten, partial(ahead, rewritten))):
+            losses = train(module, loops(training_step(module)), data, steps=24, servers=SERVERS, start=start)
             weights = {name: value.clone() for name, value in module.state_dict().items()}
             outcomes.append((losses, weights, [rpc_sync(server.name, ps.state_digest) for server in SERVERS]))
-    (losses, weights, digests), (other_losses, other_weights, other_digests) = outcomes
-    assert losses == other_losses
-    assert digests == other_digests
-    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+    losses, weights, digests = outcomes[0]
+    for other_losses, other_weights, other_digests in outcomes[1:]:
+        assert losses == other_losses
+        assert digests == other_digests
+        assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
     assert losses[-1] < losses[0]
 
 
