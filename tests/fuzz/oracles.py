@@ -142,7 +142,6 @@ def _state() -> dict[str, object]:
         "folder": os.getcwd(),  # noqa: PTH109 - as a string, for comparison
         "filters of warnings": len(warnings.filters),
         "recursion limit": sys.getrecursionlimit(),
-        "threads of Python": threading.active_count(),
     }
 
 
@@ -155,7 +154,7 @@ def undisturbed(watch: Watch, size: int) -> Iterator[None]:
     """
     watch.found.clear()
     _GENERATED.clear()
-    before, began_s = _state(), time.thread_time()
+    before, threads, began_s = _state(), set(threading.enumerate()), time.thread_time()
     watch.armed = threading.get_ident()
     try:
         yield
@@ -165,6 +164,7 @@ def undisturbed(watch: Watch, size: int) -> Iterator[None]:
     found = [*watch.found, *filter(None, map(_injected, _GENERATED))]
     after = _state()
     found += [f"changes the {name}" for name, value in before.items() if after[name] != value]
+    found += [f"starts the thread {each.name}" for each in set(threading.enumerate()) - threads]
     if taken_s > _SECONDS + size * _SECONDS_PER_BYTE:
         found.append(f"takes {taken_s:.1f} s of processor time for {size:,} bytes")
     if found:

@@ -4,6 +4,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,10 @@ def import_a_module(_: bytes) -> None:
     __import__("antigravity_of_nobody")
 
 
+def start_a_thread(_: bytes) -> None:
+    threading.Timer(0.1, int).start()
+
+
 def turn_gradients_off(_: bytes) -> None:
     torch.set_grad_enabled(False)
 
@@ -88,6 +93,7 @@ def take_long(_: bytes) -> None:
         (write_a_file, "writes /dev/null"),
         (connect, "socket.connect"),
         (import_a_module, "imports antigravity_of_nobody"),
+        (start_a_thread, "starts the thread"),
         (turn_gradients_off, "changes the grad mode"),
         (draw, "changes the generator"),
         (take_long, "processor time"),
