@@ -1,7 +1,10 @@
 """What every test relies on."""
 
+import gc
 import os
+from collections.abc import Generator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Where gRPC was used, it starts its threads again in each process that a test forks; a process with threads cannot be
@@ -14,3 +17,14 @@ settings.register_profile(
     "explore", settings.get_profile("fxlib"), derandomize=False, print_blob=True, max_examples=1000
 )
 settings.load_profile("fxlib")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave what is imported to collect tests out of garbage collection: it stays, and there is much of it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

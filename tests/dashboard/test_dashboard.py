@@ -292,6 +292,7 @@ def test_another_site_s_name_does_not_lead_here(browser: TestClient) -> None:
     assert browser.get("/", headers={"host": "evil.example"}).status_code == 400
 
 
+@pytest.mark.slow
 def test_a_page_says_that_the_service_is_away_and_recovers(tmp_path: Path) -> None:
     listen = ("--listen", f"127.0.0.1:{free_port()}")
     with served(tmp_path / "s", *listen) as service:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ from tests.random_programs import programs, simulation
 from tests.random_programs.programs import Program
 
 Outcome = Mapping[str, object]
+MANY = int(os.environ.get("FXLIB_PROGRAMS", "500"))
+"""Number of programs that each suite of many runs."""
 
 
 class Servers(Protocol):

@@ -23,6 +23,7 @@ from fxlib.pipeline.by_keys import Rows
 from fxlib.pipeline.module_ahead import ModuleAhead
 from fxlib.recipes import recipes
 from fxlib.runtime.ahead import Rider
+from tests.random_programs.running import MANY
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import IN_THE_LOOP, Given, Loop, Training, World, random_training, run
 
@@ -69,9 +70,9 @@ def test_a_training_under_a_pipeline_does_what_the_training_does(by_keys: bool, 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, 2000, 500))
+@pytest.mark.parametrize("first", range(0, MANY, 250))
 def test_many_trainings_under_a_pipeline_do_what_the_trainings_do(first: int) -> None:
-    for seed in range(first, first + 500):
+    for seed in range(first, first + 250):
         check(seed)
 
 

@@ -16,6 +16,7 @@ from fxlib.errors import FxlibWarning
 from fxlib.recipes import recipes
 from fxlib.runtime.gradients import pushes
 from fxlib.runtime.tracking import autograd_node
+from tests.random_programs.running import MANY
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import Training, World, random_training, run
 
@@ -50,7 +51,7 @@ def test_a_training_that_is_rewritten_does_what_the_training_does(seed: int) -> 
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("first", [0, 250])
+@pytest.mark.parametrize("first", range(0, MANY, 250))
 def test_many_trainings_that_are_rewritten_do_what_the_trainings_do(first: int) -> None:
     for seed in range(first, first + 250):
         check(seed)

@@ -19,7 +19,7 @@ from fxlib.client.answer_policy import screen
 from fxlib.errors import PassError, WireError
 from fxlib.recipes import recipes
 from tests.random_programs.programs import random_program
-from tests.random_programs.running import differences, outcome
+from tests.random_programs.running import MANY, differences, outcome
 from tests.random_programs.simulation import simulated
 
 ADVERSARIES = range(3)
@@ -50,9 +50,9 @@ def test_random_programs_have_calls_that_move() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("first", range(0, 2000, 500))
+@pytest.mark.parametrize("first", range(0, MANY, 250))
 def test_many_scheduled_programs_do_what_the_programs_do(first: int) -> None:
-    for seed in range(first, first + 500):
+    for seed in range(first, first + 250):
         check(seed)
 
 

@@ -17,6 +17,8 @@ from fxlib.cli import main
 from fxlib.zoo import Row, Run, Runs
 from tests.shared.real_service import adopt, real_service, scripted_worker
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = {
     "exits": ("EXITED", "it called sys.exit(3)"),
     "crashes": ("CRASHED", "the process ended by SIGABRT while making the model"),
@@ -72,7 +74,6 @@ def jobs(service: str, folder: Path) -> list[str]:
         return [job.id for job in client.jobs(labels={"test": folder.name})]
 
 
-@pytest.mark.slow
 def test_hostile_models_are_rows_and_the_others_are_measured(tmp_path: Path, service: str) -> None:
     capped = 'capture_s = {}\nmemory_gib = 6\nexpect = "failed"'
     hostile = [of(each, capped.format(30 if each == "hangs" else 120)) for each in HOSTILE]
@@ -88,7 +89,6 @@ def test_hostile_models_are_rows_and_the_others_are_measured(tmp_path: Path, ser
     assert len(jobs(service, tmp_path)) == 2
 
 
-@pytest.mark.slow
 def test_nothing_of_a_hostile_model_is_left_running(tmp_path: Path, service: str) -> None:
     run(manifest(tmp_path, of("hangs", "capture_s = 8")), service)
     named = [
@@ -114,7 +114,6 @@ def test_a_second_run_of_an_unchanged_zoo_asks_nothing(tmp_path: Path, service: 
     assert len(list(Runs(tmp_path / "zoo.runs"))) == 2
 
 
-@pytest.mark.slow
 def test_an_installed_package_offers_its_models(tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = tmp_path / "site" / "ranker-1.0.dist-info"
     installed.mkdir(parents=True)
@@ -129,7 +128,6 @@ def test_an_installed_package_offers_its_models(tmp_path: Path, service: str, mo
     assert "known: ranker" in found["rankr"].explanation
 
 
-@pytest.mark.slow
 def test_a_file_that_a_model_reads_is_seen_to_change(
     tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +143,6 @@ def test_a_file_that_a_model_reads_is_seen_to_change(
     assert len(jobs(service, tmp_path)) == 2
 
 
-@pytest.mark.slow
 def test_what_the_service_forgot_is_asked_again(tmp_path: Path) -> None:
     path = manifest(tmp_path, of("clicks"))
     for name in ("one", "two"):
@@ -157,14 +154,12 @@ def test_what_the_service_forgot_is_asked_again(tmp_path: Path) -> None:
             assert len(jobs(address, tmp_path)) == 1
 
 
-@pytest.mark.slow
 def test_a_changed_setting_is_asked_about_anew(tmp_path: Path, service: str) -> None:
     run(manifest(tmp_path, of("clicks"), of("layer")), service)
     _, found = run(manifest(tmp_path, of("clicks", 'recipe = "training"'), of("layer")), service)
     assert [each.reused for each in found.values()] == [False, True]
 
 
-@pytest.mark.slow
 def test_retry_begins_again_with_failures_alone(tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     width = tmp_path / "width"
     monkeypatch.setenv("FXLIB_TEST_WIDTH", str(width))
@@ -180,7 +175,6 @@ def test_retry_begins_again_with_failures_alone(tmp_path: Path, service: str, mo
     assert rows(path)["clicks"].attempt == 1
 
 
-@pytest.mark.slow
 def test_files_and_descriptions_of_workloads(tmp_path: Path, service: str) -> None:
     import fxlib
     from tests.zoo.models import bare
@@ -196,7 +190,6 @@ def test_files_and_descriptions_of_workloads(tmp_path: Path, service: str) -> No
     assert found["wrong"].explanation.startswith("'2xfour' is no tensor.")
 
 
-@pytest.mark.slow
 def test_a_job_that_nobody_measures_ends_at_its_deadline_and_is_cancelled(tmp_path: Path) -> None:
     (tmp_path / "service").mkdir()
     with real_service(tmp_path / "service") as address:  # and no worker
@@ -213,7 +206,6 @@ def test_a_service_that_is_away_fails_the_rows_and_says_so(tmp_path: Path) -> No
     assert "not reached within 0.5 s" in found["clicks"].explanation
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind, more", [(signal.SIGINT, []), (signal.SIGKILL, []), (signal.SIGKILL, ["--fresh"])])
 def test_a_run_that_was_ended_goes_on_and_asks_nothing_twice(
     tmp_path: Path, kind: signal.Signals, more: list[str]

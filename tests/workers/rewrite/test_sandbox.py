@@ -199,6 +199,7 @@ def test_a_process_that_was_killed_from_outside_is_started_again(forker: Forker,
     assert not rewriting()
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_was_killed_is_started_again_with_the_rewrite(forker: Forker, root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
     killed: list[int] = []
