@@ -101,7 +101,11 @@ class Record:
         """Whether this was the only thread when the forward began."""
 
     def begin(self) -> None:
-        """Note which tensors stand in the places of parameters and buffers: under export, these are others."""
+        """Note which tensors stand in the places of parameters and buffers: under export, these are others.
+
+        What `gc.freeze` has set aside is looked at again: Python's garbage collector tells nobody what that refers to.
+        """
+        gc.unfreeze()
         tables = [table for each in self.modules.values() for table in (each._parameters, each._buffers)]
         self._state = {id(value): value for table in tables for value in table.values() if value is not None}
         self._alone = threading.active_count() == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -158,6 +159,22 @@ def test_what_cannot_be_traced_stays_whole_and_says_why(make: Callable[[], nn.Mo
     assert whole.target == "1"
     assert (why or "") in whole.meta.get(WHOLE, "")
     assert (WHOLE in whole.meta) == (why is not None)
+
+
+def test_a_hook_that_was_frozen_is_seen_to_count(request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(0)
+    hook = hooked(lambda each: each.register_forward_hook(counts))
+    model = nn.Sequential(P.weight_norm(nn.Linear(4, 4)), hook)
+    copied = copy.deepcopy(model)
+    request.addfinalizer(gc.unfreeze)
+    gc.freeze()
+
+    captured = fxlib.capture(model)
+    COUNT[0] = 0
+    made = trained(captured)
+    COUNT[0] = 0
+
+    assert all(map(torch.equal, made, trained(copied)))
 
 
 def test_another_hook_or_parametrization_runs_the_original() -> None:
