@@ -21,10 +21,9 @@ settings.load_profile("fxlib")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Leave what is imported to collect tests out of garbage collection: it stays, and there is much of it."""
+    """Collect tests without looking for garbage: what is imported stays, and there is much of it."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.freeze()
         gc.enable()
