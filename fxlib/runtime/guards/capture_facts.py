@@ -382,13 +382,12 @@ class _Columns:
                 Kind.LENGTH: self._lengths,
             }
             _add(columns[kind], owner, value)
-        elif kind is Kind.CONTENTS and isinstance(owner, dict) and not _has_tensors(value):
-            _add(self._lengths, owner, len(value))
-            _add(self._elements, owner, *(key for key, _ in value))
-            _add(self._dict_values, owner, *(held for _, held in value))
+        elif kind is Kind.CONTENTS and isinstance(owner, dict):
+            self._place_dict(owner, value)
         elif kind is Kind.CONTENTS and isinstance(owner, (list, deque)):
             _add(self._lengths, owner, len(value))
-            _add(self._elements, owner, *value)
+            if value:  # of an empty one, the length says all
+                _add(self._elements, owner, *value)
         elif kind is Kind.DEFAULTS:
             _add(self._defaults, owner, value[0])
             _add(self._keyword_defaults, owner, value[1])
@@ -396,6 +395,17 @@ class _Columns:
             _add(self._cells, owner, value)
         else:
             self._others.append(fact)
+
+    def _place_dict(self, owner: dict[Any, Any], items: Sequence[tuple[Any, Any]]) -> None:
+        _add(self._lengths, owner, len(items))
+        if not items:
+            return
+        _add(self._elements, owner, *(key for key, _ in items))
+        if not _has_tensors(items):
+            _add(self._dict_values, owner, *(held for _, held in items))
+            return
+        for key, held in items:
+            self._place_entry(Fact(Kind.ITEM, owner, key, held))
 
     def _place_entry(self, fact: Fact) -> None:
         if fact.kind is Kind.ITEM:

@@ -60,7 +60,8 @@ class Deadlines:
         """Let go of a future that is complete, and of its result."""
         with self._lock:
             for calls in self._in_flight.values():
-                calls.pop(id(future), None)
+                if calls.pop(id(future), None) is not None:
+                    return
 
     def _pruned(self, server: str) -> dict[int, tuple[Completing, float]]:
         calls = self._in_flight[server]

@@ -40,6 +40,8 @@ def check_tensor(result: Any, function: str, dtype: torch.dtype, sizes: tuple[in
         ContractError: they are others. The program was captured with what the contract declares.
     """
     if isinstance(result, torch.Tensor):
+        if result.dtype is dtype and result.shape == sizes:  # in C, and most have no None
+            return
         alike = result.dtype is dtype and result.dim() == len(sizes)
         if alike and all(size in (None, real) for size, real in zip(sizes, result.shape, strict=True)):
             return
