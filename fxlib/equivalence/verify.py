@@ -168,7 +168,8 @@ def stands_in(module: nn.Module, batches: Sequence[Batch] = (), *, grad: bool) -
     if not isinstance(module, CapturedModule) or module._fxlib.original is None:
         return ""
     state, codegen = module._fxlib, module.graph._codegen
-    why = state.broken(grad_enabled=grad) or state.conditions.changed_metadata()
+    given = [each for args, kwargs in batches for each in (*args, *kwargs.values())]
+    why = state.broken(grad_enabled=grad) or state.conditions.changed_metadata(given)
     if why := why or state.stale(module, grad_enabled=grad):
         return why
     expected = codegen if isinstance(codegen, GuardedCodeGen) else parameters_of(type(module).forward)

@@ -258,14 +258,14 @@ class CapturedModule(GraphModule):
         state, program = self._fxlib, self._program
         if broken := state.broken(grad_enabled=grad_enabled):
             return GuardFailure(broken)
-        if changed := state.conditions.changed_metadata():
+        given = (*args, *kwargs.values())
+        if changed := state.conditions.changed_metadata(given):
             return GuardFailure(changed, told=True)
         if stale := state.stale(self, grad_enabled=grad_enabled):
             return GuardFailure(stale, told=not grad_enabled)
         if misfit := state.misfit(program.expected, args, kwargs):
             return GuardFailure(misfit, told=True)
         if program.reordered and grad_enabled:
-            given = (*args, *kwargs.values())
             if reordered := state.conditions.reordered(given):
                 return GuardFailure(reordered)
             if program.reorders_backward and not torch.compiler.is_compiling():
@@ -476,7 +476,8 @@ def _may_be_used(name: str, code: str) -> bool:
 
 
 def _is_entry(statement: ast.stmt) -> bool:
-    """Whether a statement only takes arguments in: `inf_1 = inf`, or the flattening of nested ones."""
+    """Whether a statement only takes arguments in: `inf_1 = inf`, or takes nested ones apart."""
     value = statement.value if isinstance(statement, ast.Assign) else None
     flattens = isinstance(value, ast.Call) and ast.unparse(value.func) == "fx_pytree.tree_flatten_spec"
-    return flattens or isinstance(value, ast.Name)
+    values = value.elts if isinstance(value, ast.Tuple) else [value]
+    return flattens or all(isinstance(each, ast.Name) for each in values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -50,6 +50,10 @@ class StandIns(TorchFunctionMode):
         self._stand_for: dict[int, torch.Tensor] = {}
         self._inputs: dict[int, str] = {}
         """The names of the arguments, by the ids of their stand-ins; empty for a tensor inside of a nest."""
+        self._places: dict[int, tuple[str, tuple[tuple[str, Any], ...]]] = {}
+        """For the stand-in of each argument, or of a part of one: the argument, and the steps from there."""
+        self.asked_classes: dict[tuple[str, tuple[tuple[str, Any], ...]], type] = {}
+        """The class of each argument, or part of one, that was asked for its class."""
         recorder.use_stand_ins(self)
 
     def install(self, interception: Interception) -> None:
@@ -81,6 +85,12 @@ class StandIns(TorchFunctionMode):
         given = dict(zip(inspect.signature(self._module.forward).parameters, args, strict=False)) | dict(kwargs)
         self._inputs = {id(each): "" for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, FakeTensor)}
         self._inputs |= {id(each): name for name, each in given.items() if id(each) in self._inputs}
+        self._places = {
+            id(each): (name, steps)
+            for name, value in given.items()
+            for path, each in pytree.tree_leaves_with_path(value)
+            if isinstance(each, FakeTensor) and (steps := _steps(path)) is not None
+        }
         for each in (*pytree.tree_leaves((args, kwargs)), *state):
             if isinstance(each, FakeTensor):
                 self._recorder.note_made(each, "")
@@ -109,6 +119,11 @@ class StandIns(TorchFunctionMode):
         if not isinstance(tensor, FakeTensor):
             return type(tensor)
         return nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
+
+    def class_asked(self, tensor: torch.Tensor) -> None:
+        """Note of an argument that it was asked for its class, which may be another in a later run."""
+        if (place := self._places.get(id(tensor))) is not None:
+            self.asked_classes[place] = self.class_of(tensor)
 
     def asked_for_id(self, tensor: torch.Tensor) -> None:
         """Refuse to tell by a number which tensors are one, but for those of the model, whose ties are watched."""
@@ -157,6 +172,21 @@ class StandIns(TorchFunctionMode):
         """Refuse to tell the class by an attribute, which is that of the stand-in."""
         if isinstance(tensor, FakeTensor):
             raise capture_error("the forward asks for __class__ of a tensor", hint="Ask by type() or isinstance().")
+
+
+def _steps(path: Sequence[Any]) -> tuple[tuple[str, Any], ...] | None:
+    """Return the steps of a path of pytree's; None where one is neither an element nor an attribute."""
+    steps: list[tuple[str, Any]] = []
+    for key in path:
+        if isinstance(key, pytree.SequenceKey):
+            steps.append(("getitem", key.idx))
+        elif isinstance(key, pytree.MappingKey):
+            steps.append(("getitem", key.key))
+        elif isinstance(key, pytree.GetAttrKey):
+            steps.append(("getattr", key.name))
+        else:
+            return None
+    return tuple(steps)
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from fxlib.runtime.guards.capture_facts import ArgumentFact
 _WRITING_METHODS = frozenset(
     {"update", "pop", "popitem", "clear", "append", "extend", "insert", "remove", "__setitem__"}
 )
+_TELLS = frozenset({operator.is_, operator.is_not, id, type, isinstance, hasattr, getattr, callable})
+"""Functions that tell which values are one object, or of which class they are."""
 _Path = tuple[str, tuple[tuple[str, Any], ...], Node | None]
 """The argument (empty: the model), the steps from there to a part of it, and a trace's node of the argument."""
 
@@ -123,6 +127,33 @@ class ArgumentAssumptions:
             self.class_of(proxy, exact=operands[0] is not torch.Tensor)
         return function
 
+    def handed_on(self, function: Any, others: Sequence[Any]) -> None:
+        """Refuse that a function in C is handed one which tells objects, or their classes, apart by what a run has.
+
+        Raises:
+            CaptureError: values may be among the other operands.
+        """
+        held: tuple[Any, ...] = ()
+        while is_a(function, functools.partial):
+            held, function = (*function.args, *function.keywords.values(), *held), function.func
+        if (
+            is_a(function, BuiltinFunctionType | type)
+            and function in _TELLS
+            and any(map(_may_hold_values, (*held, *others)))
+        ):
+            raise capture_error(
+                f"the forward hands {function.__name__} to a function that is written in C, and what it is asked there "
+                "about tensors is not seen",
+                hint="Call it in the forward, as in [type(each) for each in values].",
+            )
+
+    def dispatched(self, value: Any) -> type:
+        """Return the class of the value by which a `functools.singledispatch` function chooses, as in a run."""
+        if is_a(value, Proxy):
+            return self.class_of(value, exact=True)
+        kind: type = self.type_of_stand_in(value)(value)
+        return kind
+
     def type_of_stand_in(self, value: Any) -> Any:
         """Return what answers for its class: of an exporter's stand-in, that of the tensor in a run."""
         if self._record.stand_ins is None or not is_a(value, torch.Tensor):
@@ -144,6 +175,9 @@ class ArgumentAssumptions:
         Raises:
             CaptureError: an argument decides which way the program goes, and is written to.
         """
+        stand_ins = self._record.stand_ins
+        for (argument, steps), kind in () if stand_ins is None else stand_ins.asked_classes.items():
+            self._asked.append(((argument, steps, None), "type is", kind, None))
         written = {node.args[0] for node in graph.nodes if _writes(node)}
         facts = {}
         for path, test, value, other in self._asked:
@@ -163,6 +197,15 @@ class ArgumentAssumptions:
                 )
             facts[key] = fact
         yield from facts.values()
+
+
+def _may_hold_values(operand: Any) -> bool:
+    """Whether a value of the graph may be found in an operand: in a container, or as what an iterator yields."""
+    if is_a(operand, (list, tuple, set, frozenset)):
+        return any(map(_may_hold_values, operand))
+    if is_a(operand, dict):
+        return any(map(_may_hold_values, (*operand, *operand.values())))
+    return is_a(operand, (Proxy, torch.Tensor)) or hasattr(type(operand), "__next__")
 
 
 def id_asked() -> CaptureError:

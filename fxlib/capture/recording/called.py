@@ -60,6 +60,7 @@ _READS_NOTHING = frozenset(
 )
 """Functions that read nothing of their arguments."""
 _WRITES_OUT = frozenset({print})
+_BY_IDENTITY = frozenset({weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet})
 _OF_CLASSES = frozenset({isinstance, issubclass, callable})
 _RUNS_TEXT = frozenset({eval, exec, compile})
 _BY_NAME = frozenset({getattr, hasattr, setattr, delattr})
@@ -139,7 +140,8 @@ class Calls:
             return self._cached_results.through(function, self.called(function.__wrapped__, *operands))
         if kind is FunctionType:
             self._functions.discover_function(function)
-            return function if is_instrumented(function.__code__) else self._leaf(function, operands)
+            instrumented = function if is_instrumented(function.__code__) else None
+            return instrumented or self._dispatched(function, operands) or self._leaf(function, operands)
         if operands and is_a(operands[0], Proxy) and _hashable(function) and function in _OF_TRACED:
             return self._arguments.of_traced(function, operands[0], operands[1:])
         if function is type and len(operands) == 1 and self._record.stand_ins is not None:
@@ -208,11 +210,16 @@ class Calls:
         shallow = kind in _SHALLOW or kind.__module__ == "itertools"
         shallow |= kind in (map, filter) and is_a(operands[0], (FunctionType, MethodType))
         for each in operands:
-            self._refuse_unseen(each)
+            self._refuse_unseen(each, operands)
             if shallow or (kind is dict and is_a(each, dict)):
                 self._contents_of_argument(each)
             elif not kind.__flags__ & HEAP_TYPE or not is_observed(code_of(kind.__init__)):
                 self._observations.deep(each)
+        if kind in _BY_IDENTITY:
+            raise capture_error(
+                f"the forward makes a {kind.__name__}, which tells by identity what it holds",
+                hint="Make it before, or use a list.",
+            )
         if kind is torch.Generator:
             raise capture_error(
                 "the forward makes a random generator, which a graph would not make anew at each run",
@@ -285,6 +292,7 @@ class Calls:
             self._observations.deep(attributes_of(operands[0]))
         self._observations.writer = "" if module in _WRITES_NOTHING else source.here()
         for each in operands if function not in _READS_NOTHING else ():
+            self._refuse_unseen(each, operands)
             self._given(function, each)
         self._observations.writer = ""
         return function
@@ -298,8 +306,23 @@ class Calls:
         elif (manager := decorates_with(function)) is not None:
             self._observations.entered(manager)
 
+    def _dispatched(self, function: FunctionType, operands: tuple[Any, ...]) -> Any:
+        """Return what a `functools.singledispatch` function calls for its first operand; None of any other function."""
+        if function.__code__.co_filename != functools.__file__ or function.__code__.co_name != "wrapper":
+            return None
+        held = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        if not operands or "dispatch" not in held:
+            return None
+        registry = held["dispatch"].cell_contents.__closure__
+        for cell in registry or ():
+            if is_a(cell.cell_contents, dict):
+                self._record.see(cell.cell_contents)
+                self._observations.contents(cell.cell_contents)
+        self._observations.class_of(operands[0])
+        chosen = held["dispatch"].cell_contents(self._arguments.dispatched(operands[0]))
+        return self.called(chosen, *operands)
+
     def _given(self, function: Any, value: Any) -> None:
-        self._refuse_unseen(value)
         if function is len:
             self._observations.length(value)
         elif function in _SHALLOW:
@@ -327,8 +350,8 @@ class Calls:
 
         return call
 
-    @staticmethod
-    def _refuse_unseen(value: Any) -> None:
+    def _refuse_unseen(self, value: Any, operands: tuple[Any, ...]) -> None:
+        self._arguments.handed_on(value, [each for each in operands if each is not value])
         if type(value) is LRU_CACHE:
             raise capture_error(
                 "the forward hands a function that caches its results to one that is written in C, and what the cache "

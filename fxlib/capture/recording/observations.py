@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Proxy
 
 from fxlib.capture import source
 from fxlib.capture.intercept import suspended
@@ -390,6 +391,8 @@ class Observations:
 
     def matched(self, subject: Any, kind: Any, names: tuple[str, ...]) -> None:
         """Handle the match of a value with a class pattern."""
+        if is_a(subject, Proxy):
+            self._arguments.of_traced(isinstance, subject, (kind,))
         self.instance_of(subject, kind)
         for name in (*names, *getattr(kind, "__match_args__", ())):
             self.attribute(name, subject)

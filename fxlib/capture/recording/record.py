@@ -55,6 +55,12 @@ class ExportedTensors(Protocol):
     def class_of(self, tensor: torch.Tensor) -> type:
         """Return the class that a tensor has in a run."""
 
+    asked_classes: dict[tuple[str, tuple[tuple[str, Any], ...]], type]
+    """The class of each argument, or part of one, that was asked for its class."""
+
+    def class_asked(self, tensor: torch.Tensor) -> None:
+        """Note of an argument that it was asked for its class."""
+
     def asked_for_class(self, tensor: torch.Tensor) -> None:
         """Refuse to tell the class by an attribute."""
 
@@ -204,6 +210,8 @@ class Record:
     def class_asked(self, tensor: torch.Tensor) -> None:
         """Note that a tensor was asked for its class."""
         self.asked_classes = True
+        if self.stand_ins is not None:
+            self.stand_ins.class_asked(tensor)
         if id(tensor) not in self._state and (self.knows(tensor) or self.path_in_graph(tensor) is not None):
             self._only[id(tensor)] = tensor
 

@@ -20,7 +20,7 @@ from fxlib.runtime.data_parallel import deciding
 from fxlib.runtime.guards.backward_order import BackwardOrder
 from fxlib.runtime.guards.capture_facts import Facts
 from fxlib.runtime.guards.dict_entries import DictEntries, Mark
-from fxlib.runtime.guards.tensor_metadata import METADATA, TensorMetadata
+from fxlib.runtime.guards.tensor_metadata import METADATA, TensorMetadata, foreign_class
 from fxlib.runtime.guards.tied_parameters import TiedParameters
 from fxlib.runtime.submodules import local_modules
 
@@ -151,7 +151,7 @@ class Conditions:
         self._metadata: TensorMetadata | None = None
         self._watched: _Watched | None = None
         read = (*(METADATA if asked.tensor_metadata else ()), *(("__class__",) if asked.classes else ()))
-        if read and original is not None:
+        if original is not None:
             self._metadata = TensorMetadata(module, original, read, strides=asked.strides)
         self._entries: Sequence[Entry] = ()
 
@@ -218,7 +218,7 @@ class Conditions:
             return "hooks of its modules are not those at capture"
         if list(map(type, self._parts)) != self._kinds:
             return "a module is of another class than at capture"
-        return self._replaced() or _foreign_mode() or self.python.broken(self.module)
+        return self._replaced() or _foreign_mode() or _foreign_hooks() or self.python.broken(self.module)
 
     def _replaced(self) -> str:
         """Return what has been put in the place of something that the graph found at capture, in words."""
@@ -238,9 +238,13 @@ class Conditions:
                 return f"requires_grad of {type(each).__name__}.{name} is {not flag}, and was {flag} at capture"
         return ""
 
-    def changed_metadata(self) -> str:
-        """Return which parameter or buffer has other metadata than in the graph, in words; empty if none has."""
-        return "" if self._metadata is None else self._metadata.changed()
+    def changed_metadata(self, given: Iterable[Any]) -> str:
+        """Return which parameter or buffer has other metadata than in the graph, in words; empty if none has.
+
+        Args:
+            given: the arguments of the call, none of which may be of a class that sees operations either.
+        """
+        return "" if self._metadata is None else self._metadata.changed() or foreign_class(given)
 
     def reordered(self, arguments: Iterable[Any]) -> str:
         """Return why gradients may add up in another order than a rewrite kept; empty if they do not."""
@@ -304,6 +308,14 @@ def _foreign_mode() -> str:
         for each in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()):
             if not type(each).__module__.startswith(("torch.", "fxlib.")):
                 return f"a {type(each).__name__} sees every operation, in the order in which the program makes them"
+    return ""
+
+
+def _foreign_hooks() -> str:
+    """Return that hooks of the user's see what is saved for backward, in words: they may change the model, too."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks and not str(getattr(hooks[0], "__module__", "")).startswith(("torch.", "fxlib.")):
+        return "a hook sees every tensor that is saved for backward, in the order in which the program saves them"
     return ""
 
 

@@ -2,13 +2,19 @@
 
 A trace answers the forward that asks a parameter for its dtype (`next(self.parameters()).dtype`), and an export decides
 by all of them. `model.half()` later changes the same objects.
+
+Of a class with methods of the program's own (`__torch_function__`), no tensor may be there, neither among a model's nor
+among a call's: such methods run between two operations, and may change the model there, as by giving it a hook.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import partialmethod
 from operator import attrgetter
+from types import FunctionType, NoneType
 from typing import Any
 
 import torch
@@ -18,6 +24,10 @@ from torch.nn.parameter import is_lazy
 from fxlib.runtime.submodules import local_modules
 
 METADATA = ("dtype", "device", "shape")
+_PLAIN = frozenset({torch.Tensor, nn.Parameter, NoneType, bool, int, float, str})
+_METHODS = (FunctionType, classmethod, staticmethod, property, partialmethod)
+_HARMLESS = frozenset({"__new__", "__init__", "__repr__", "__str__", "__reduce_ex__", "__deepcopy__"})
+"""Methods that no operation of a forward calls."""
 
 
 class TensorMetadata:
@@ -26,21 +36,22 @@ class TensorMetadata:
     Args:
         module: stands in for `original`, and has tables of its own for the root's tensors.
         original: the model.
-        read: the attributes of each tensor that are compared.
+        read: the attributes of each tensor that are compared, if any.
         strides: whether strides are compared, too.
     """
 
     def __init__(self, module: nn.Module, original: nn.Module, read: Sequence[str], *, strides: bool) -> None:
         parts = dict(local_modules(original))
         self._paths, (_, *self._parts) = list(parts), parts.values()
-        self._root, self._strides, self._read = module, strides, attrgetter(*read)
+        self._root, self._strides = module, strides
+        self._read = attrgetter(*read) if read else None
         self._names = [
             [(table, name) for table in ("_parameters", "_buffers") for name, _ in _tensors(each, table)]
             for each in parts.values()
         ]
         self._tables: list[dict[str, Any]] = []
         self._slots: list[str] = []
-        self._known = self._now()
+        self._known = self._metadata_of(self._tensors())
 
     def rebased(self, module: nn.Module) -> TensorMetadata:
         """Return the same record for another module that stands in for the same original."""
@@ -55,7 +66,10 @@ class TensorMetadata:
 
     def changed(self) -> str:
         """Return which tensor has other metadata now, in words; empty if none does."""
-        now = self._now()
+        tensors = self._tensors()
+        if foreign := foreign_class(tensors):
+            return foreign
+        now = self._metadata_of(tensors)
         if now == self._known:
             return ""
         named = zip(self._paths, self._names, strict=True)
@@ -70,13 +84,42 @@ class TensorMetadata:
                 self._slots += [name for _, name in names]
         return list(map(dict.get, self._tables, self._slots))
 
-    def _now(self) -> list[Any]:
-        tensors = self._tensors()
+    def _metadata_of(self, tensors: list[Any]) -> list[Any]:
+        if self._read is None:
+            return []
         try:
             metadata: list[Any] = list(map(self._read, tensors))
         except AttributeError:  # one is None now
             return tensors
         return [*zip(metadata, map(_strides, tensors), strict=True)] if self._strides else metadata
+
+
+def foreign_class(values: Iterable[Any]) -> str:
+    """Return which class of the program's own sees the operations on one of these values, in words; empty if none does.
+
+    Tensors are found in nests of tuples, lists, dicts and dataclasses, too.
+    """
+    if _PLAIN.issuperset(map(type, values := list(values))):
+        return ""
+    for each in values:
+        kind = type(each)
+        if isinstance(each, torch.Tensor):
+            if _sees_operations(kind):
+                return f"a {kind.__name__} has methods of its own, which run between the forward's operations"
+        elif isinstance(each, (tuple, list)):
+            if found := foreign_class(each):
+                return found
+        elif isinstance(each, Mapping) or is_dataclass(each):
+            held = each if isinstance(each, Mapping) else getattr(each, "__dict__", {})
+            if found := foreign_class(held.values()):
+                return found
+    return ""
+
+
+def _sees_operations(kind: type) -> bool:
+    own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] not in {"torch", "builtins", "fxlib"}]
+    held = ((name, value) for each in own for name, value in vars(each).items())
+    return any(isinstance(value, _METHODS) and name not in _HARMLESS for name, value in held)
 
 
 def _tensors(module: nn.Module, table: str) -> list[tuple[str, torch.Tensor]]:

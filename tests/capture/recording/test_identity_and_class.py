@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
+import weakref
 from typing import Any, Literal, TypeAlias
 
 import pytest
@@ -24,6 +27,46 @@ SAME: dict[str, Run] = {
     "computed": lambda _, x: x + 1 if (y := x * 2) is F.dropout(y, training=False) else x * 2,
     "by_function": lambda _, x: x + 1 if operator.is_(F.dropout(x, training=False), x) else x * 2,
     "other": lambda _, x: x + 1 if F.relu(x) is x else x * 2,
+}
+
+
+@functools.singledispatch
+def scaled(_: Any, x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@scaled.register
+def _(_: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@scaled.register
+def _(_: nn.Parameter, x: torch.Tensor) -> torch.Tensor:
+    return x * 5
+
+
+def matched(x: torch.Tensor) -> torch.Tensor:
+    match x:
+        case nn.Parameter():
+            return x * 5
+        case _:
+            return x + 1
+
+
+CHOOSES_BY_CLASS: dict[str, Run] = {
+    "dispatch": lambda _, x: scaled(x, x),
+    "type": lambda _, x: {torch.Tensor: x + 1, nn.Parameter: x * 5}[type(x)],
+    "lambda": lambda _, x: x * 5 if any(map(lambda each: isinstance(each, nn.Parameter), [x])) else x + 1,  # noqa: C417
+    "pattern": lambda _, x: matched(x),
+}
+ASKS_IN_C: dict[str, Run] = {
+    "map": lambda _, x: x + 1 if any(map(operator.is_, [x], [F.dropout(x, training=False)])) else x * 2,
+    "starmap": lambda _, x: x + 1 if any(itertools.starmap(operator.is_not, [(x, x.contiguous())])) else x * 2,
+    "partial": lambda _, x: x + 1 if any(filter(functools.partial(operator.is_, x), [x.contiguous()])) else x * 2,
+    "reduce": lambda _, x: x + 1 if functools.reduce(operator.is_, [x, x.contiguous()]) else x * 2,  # type: ignore[arg-type]
+    "ids": lambda _, x: x + len(set(map(id, [x, x.contiguous()]))),
+    "classes": lambda model, x: x + 1 if nn.Parameter in map(type, [x, model.weight]) else x * 2,
+    "weak": lambda _, x: x + len(weakref.WeakSet([x, x.contiguous()])),
 }
 
 
@@ -135,3 +178,33 @@ def test_what_is_written_on_an_argument_is_noticed(how: Way) -> None:
     scaled = X.clone()
     scaled.scale = 5.0  # type: ignore[attr-defined]
     assert torch.equal(module(scaled), X * 5)
+
+
+@HOW
+@pytest.mark.filterwarnings("ignore:.* was taken for a Tensor at capture:fxlib.errors.FxlibWarning")
+@pytest.mark.parametrize("run", CHOOSES_BY_CLASS.values(), ids=CHOOSES_BY_CLASS)
+def test_an_argument_that_chose_by_its_class_is_asked_for_it_at_each_call(run: Run, how: Way) -> None:
+    model = Model(run)
+    captured = fxlib.capture(model, sample_inputs=[X], how=how)
+
+    for x in (X, nn.Parameter(X.clone()), X):
+        assert torch.equal(captured(x), model(x))
+
+    assert fxlib.usage(captured).graphs == {"main": 2}
+
+
+@HOW
+@pytest.mark.parametrize("holds", ["weight", "mean"])
+def test_a_function_that_dispatches_on_a_tensor_of_the_model_runs_what_the_program_runs(how: Way, holds: str) -> None:
+    model = Model(lambda model, x: scaled(getattr(model, holds), x))
+    captured = fxlib.capture(model, sample_inputs=[X], how=how)
+
+    assert torch.equal(captured(X), model(X))
+    assert fxlib.usage(captured).graphs == {"main": 1}
+
+
+@HOW
+@pytest.mark.parametrize("run", ASKS_IN_C.values(), ids=ASKS_IN_C)
+def test_a_function_in_c_that_tells_tensors_apart_is_refused_with_the_line(run: Run, how: Way) -> None:
+    with pytest.raises(CaptureError, match=r"test_identity_and_class.py:\d+: the forward (hands|makes a Weak)"):
+        fxlib.capture(Model(run), sample_inputs=[X], how=how)

@@ -331,6 +331,88 @@ def test_the_original_runs_while_a_mode_of_the_users_sees_its_operations(how: Li
     ]
 
 
+class Meddling(torch.Tensor):
+    """A tensor whose class gives a layer a hook between two operations."""
+
+    layer: nn.Module | None = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if cls.layer is not None and not cls.layer._forward_hooks:
+            cls.layer.register_forward_hook(lambda _, __, output: output * 10)
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+class Inert(nn.Parameter):
+    """A class of the program's own that sees no operation."""
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return "inert"
+
+
+@pytest.mark.filterwarnings("ignore:the original forward of Sequential runs:fxlib.errors.FxlibWarning")
+@pytest.mark.parametrize("how", ["trace", "export"])
+@pytest.mark.parametrize("is_weight", [False, True])
+def test_the_original_runs_where_a_class_of_the_users_sees_its_operations(
+    how: Literal["trace", "export"], is_weight: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    module = fxlib.capture(model, sample_inputs=[X], how=how)
+    expected = model(X) * 10
+    given = X if is_weight else X.as_subclass(Meddling)
+    if is_weight:
+        first = model.get_submodule("0")
+        first.weight = nn.Parameter(first.get_parameter("weight").detach().as_subclass(Meddling))
+    Meddling.layer = model[2]
+    try:
+        found = module(given)
+    finally:
+        Meddling.layer = None
+    with torch._C.DisableTorchFunctionSubclass():
+        assert torch.equal(found, expected)
+    assert list(fxlib.usage(module).original) == [
+        "a Meddling has methods of its own, which run between the forward's operations"
+    ]
+
+
+def test_tensors_of_the_users_classes_are_found_in_nests() -> None:
+    module = fxlib.capture(lambda pair: pair["x"] + pair["y"][0])
+    with pytest.warns(FxlibWarning, match="a Meddling has methods of its own"):
+        module({"x": X, "y": [X.as_subclass(Meddling)]})
+    assert fxlib.usage(module).graphs == {"main": 0}
+
+
+def test_the_graph_runs_on_a_class_of_the_users_that_sees_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.get_submodule("0").weight = Inert(torch.ones(4, 4))
+    assert graph_runs(fxlib.capture(model), X)
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_the_original_runs_while_a_hook_of_the_users_sees_what_is_saved(how: Literal["trace", "export"]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    module = fxlib.capture(model, sample_inputs=[X], how=how)
+    expected = model(X) * 10
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        if not model[2]._forward_hooks:
+            model[2].register_forward_hook(lambda _, __, output: output * 10)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        assert torch.equal(module(X), expected)
+    assert list(fxlib.usage(module).original) == [
+        "a hook sees every tensor that is saved for backward, in the order in which the program saves them"
+    ]
+
+
+def test_the_graph_runs_under_torchs_own_hooks_on_what_is_saved() -> None:
+    module = captured(Model())
+    with torch.autograd.graph.save_on_cpu():
+        module(X)
+    assert not fxlib.usage(module).original
+
+
 def test_the_graph_runs_under_the_modes_of_torchs_own() -> None:
     module = captured(Model())
     with torch.device("cpu"):
