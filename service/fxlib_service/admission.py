@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from fxlib import wire
@@ -27,6 +29,26 @@ LOST: Final = frozenset({Code.BLOB_NOT_FOUND, Code.BLOB_CORRUPT})
 """The codes of reading a blob that is gone, or was damaged: its next upload brings it back."""
 
 _MAX_VIOLATIONS: Final = 50
+_REMEMBERED: Final = 10_000
+_FEW: Final = 64
+_SMALL_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What was learned of a request that was found valid, and holds for each one of the same content.
+
+    Attributes:
+        key: the cache key.
+        trial: the trial, completed, as bytes.
+        blobs: sizes in bytes of the blobs that it names, weights included, by SHA-256.
+        graphs: the blobs that are graphs.
+    """
+
+    key: str
+    trial: bytes
+    blobs: Mapping[str, int]
+    graphs: frozenset[str]
 
 
 class Admission:
@@ -49,6 +71,7 @@ class Admission:
         self._limits = limits
         self.graph_limits = wire.Limits(nodes=limits.graph_nodes, graph_bytes=limits.graph_bytes)
         self.checks = CheckPool()
+        self._valid: OrderedDict[bytes, Examined] = OrderedDict()
 
     def identify(self, request: jobs_pb2.OptimizeRequest) -> str:
         """Fill in the job's name where it is missing, and return the digest by which a repeated request is recognized.
@@ -68,15 +91,44 @@ class Admission:
         """
         if not request.HasField("graph"):
             raise ServiceError(Code.INVALID_REQUEST, violations=[Violation(field="graph", problem="is not set")])
-        key = await self._examined(request, caller)
-        await self._check_workload(request.workload, "workload", caller)
-        await self._check_graph(request.graph, "graph", caller, request.recipe)
-        await self._check_loss(request.workload, "workload", caller)
+        data = _content(request)
+        content = hashlib.sha256(data).digest()
+        key = await self._completed(request, data, content, caller)
+        blobs = await self._check_workload(request.workload, "workload", caller)
+        blobs |= await self._check_graph(request.graph, "graph", caller, request.recipe)
+        blobs |= await self._check_loss(request.workload, "workload", caller)
         for index, each in enumerate(request.variants):
             field = f"variants[{index}]"
-            await self._check_workload(each.workload, f"{field}.workload", caller)
-            await self._check_graph(each.graph, f"{field}.graph", caller, request.recipe)
-            await self._check_loss(each.workload, f"{field}.workload", caller)
+            blobs |= await self._check_workload(each.workload, f"{field}.workload", caller)
+            blobs |= await self._check_graph(each.graph, f"{field}.graph", caller, request.recipe)
+            blobs |= await self._check_loss(each.workload, f"{field}.workload", caller)
+        graphs = frozenset(_graphs_of(request))
+        if is_small(blobs, graphs):
+            trial = request.trial.SerializeToString()
+            self._valid[content] = Examined(key=key, trial=trial, blobs=blobs, graphs=graphs)
+            while len(self._valid) > _REMEMBERED:
+                self._valid.popitem(last=False)
+        return self.job(request, digest, key)
+
+    def recalled(self, request: jobs_pb2.OptimizeRequest) -> Examined | None:
+        """Return what is known of a request whose equal was found valid; its blobs may be gone, or not the caller's."""
+        content = hashlib.sha256(_content(request)).digest()
+        if content not in self._valid:
+            return None
+        self._valid.move_to_end(content)
+        return self._valid[content]
+
+    def intact(self, blobs: Mapping[str, int], graphs: Collection[str]) -> bool:
+        """Whether blobs are stored with these sizes, and those that are graphs have their digests; blocks.
+
+        Asking counts as a use.
+        """
+        return all(self._blobs.size(sha256) == size for sha256, size in blobs.items()) and all(
+            map(self._blobs.verify, graphs)
+        )
+
+    def job(self, request: jobs_pb2.OptimizeRequest, digest: str, key: str) -> Job:
+        """Return the job that a valid request asks for."""
         return Job(
             id=uuid.uuid4().hex,
             request_id=request.request_id,
@@ -128,30 +180,26 @@ class Admission:
                 found |= {blob.sha256: blob.size, **dict(await self._weights_of(blob, tenant))}
         return found
 
-    async def _examined(self, request: jobs_pb2.OptimizeRequest, caller: Caller) -> str:
+    async def _completed(self, request: jobs_pb2.OptimizeRequest, data: bytes, content: bytes, caller: Caller) -> str:
         """Check a request but for its blobs, complete its trial, and return its cache key."""
-        content = jobs_pb2.OptimizeRequest()
-        content.CopyFrom(request)
-        for field in ("request_id", "name", "namespace", "labels", "fresh"):  # equal requests differ in these
-            content.ClearField(field)
-        data = content.SerializeToString(deterministic=True)
-        digest = hashlib.sha256(data).digest()
-        trial, key = await self.checks.run(content_checks.examined, data, tenant=caller.tenant, key=digest)
+        trial, key = await self.checks.run(content_checks.examined, data, tenant=caller.tenant, key=content)
         request.trial.ParseFromString(trial)
         return key
 
-    async def _check_workload(self, workload: workload_pb2.Workload, field: str, caller: Caller) -> None:
+    async def _check_workload(self, workload: workload_pb2.Workload, field: str, caller: Caller) -> dict[str, int]:
         named = {f"{field}.blobs[{index}]": ref for index, ref in enumerate(blobs_of(workload))}
         if named:
             await asyncio.to_thread(self._check_present, named, caller)
+        return {ref.sha256: ref.size for ref in named.values()}
 
-    async def _check_loss(self, workload: workload_pb2.Workload, field: str, caller: Caller) -> None:
-        if workload.loss.WhichOneof("kind") == "graph":
-            await self._check_graph(workload.loss.graph, f"{field}.loss.graph", caller)
+    async def _check_loss(self, workload: workload_pb2.Workload, field: str, caller: Caller) -> dict[str, int]:
+        if workload.loss.WhichOneof("kind") != "graph":
+            return {}
+        return await self._check_graph(workload.loss.graph, f"{field}.loss.graph", caller)
 
     async def _check_graph(
         self, ref: graph_pb2.BlobRef, field: str, caller: Caller, recipe: jobs_pb2.Recipe | None = None
-    ) -> None:
+    ) -> dict[str, int]:
         blob = blob_from_proto(ref, field)
         asked = None if recipe is None else recipe.SerializeToString(deterministic=True)
 
@@ -180,6 +228,7 @@ class Admission:
         if refs:
             named = {f"{field}.storages[{index}]": ref for index, ref in enumerate(refs)}
             await asyncio.to_thread(self._check_present, named, caller)
+        return {blob.sha256: blob.size, **dict(weights)}
 
     async def _weights_of(self, blob: Blob, tenant: str) -> content_checks.Sizes:
         return await self.checks.run(
@@ -205,6 +254,27 @@ class Admission:
         }
         if missing:
             raise _missing(missing)
+
+
+def is_small(blobs: Mapping[str, int], graphs: Collection[str]) -> bool:
+    """Whether all that a request or an answer names can be looked at within a moment, each time that it comes."""
+    return len(blobs) <= _FEW and sum(blobs[sha256] for sha256 in graphs) <= _SMALL_BYTES
+
+
+def _content(request: jobs_pb2.OptimizeRequest) -> bytes:
+    """Return a request without what equal requests differ in."""
+    content = jobs_pb2.OptimizeRequest()
+    content.CopyFrom(request)
+    for field in ("request_id", "name", "namespace", "labels", "fresh"):
+        content.ClearField(field)
+    return content.SerializeToString(deterministic=True)
+
+
+def _graphs_of(request: jobs_pb2.OptimizeRequest) -> Iterator[str]:
+    yield from (request.graph.sha256, *(each.graph.sha256 for each in request.variants))
+    for workload in (request.workload, *(each.workload for each in request.variants)):
+        if workload.loss.WhichOneof("kind") == "graph":
+            yield workload.loss.graph.sha256
 
 
 def _missing(blobs: Mapping[str, Blob]) -> ServiceError:

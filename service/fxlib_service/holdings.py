@@ -22,12 +22,15 @@ class Holdings:
         ledger: gives access to the store.
         admission: reads which blobs an answer refers to.
         kept: whether namespaces are isolated; if not, nothing is recorded.
+
+    Attributes:
+        kept: the same.
     """
 
     def __init__(self, ledger: Ledger, admission: Admission, *, kept: bool) -> None:
         self._ledger = ledger
         self._admission = admission
-        self._kept = kept
+        self.kept = kept
 
     async def missing(self, namespace: str | None, blobs: Mapping[str, int]) -> set[str]:
         """Return which of `blobs`, sizes by SHA-256, a namespace does not have, whether or not the service has them."""
@@ -49,5 +52,5 @@ class Holdings:
 
     async def give(self, namespace: str, result: jobs_pb2.JobResult) -> None:
         """Record that a namespace has the graphs of an answer, with their weights; done before the answer is stored."""
-        if self._kept and (named := await self._admission.blobs_of_answer(result, namespace)):
+        if self.kept and (named := await self._admission.blobs_of_answer(result, namespace)):
             await self._ledger.write(self._ledger.store.hold, namespace, named)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fxlib.v1 import jobs_pb2
-from fxlib_service.admission import LOST, Admission
+from fxlib_service.admission import LOST, Admission, Examined, is_small
 from fxlib_service.background import Background
 from fxlib_service.config import Limits
 from fxlib_service.errors import Code, ServiceError
@@ -25,7 +27,18 @@ from fxlib_service.stores.base import QueueFullError
 from fxlib_service.workers import Workers
 
 _RETRY_AFTER_S: Final = 10.0
+_REMEMBERED: Final = 512
+_SMALL_BYTES: Final = 64 << 10
 _LOST_CODES: Final = frozenset(code.name for code in LOST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """An answer that the cache has given: its bytes, and the blobs that it names, those that are graphs apart."""
+
+    result: bytes
+    blobs: Mapping[str, int]
+    graphs: frozenset[str]
 
 
 class Submit:
@@ -60,6 +73,7 @@ class Submit:
         self._workers = workers
         self._limits = limits
         self._reserve = reserve
+        self._given: OrderedDict[str, _Given] = OrderedDict()
 
     async def accept(
         self, received: jobs_pb2.OptimizeRequest, caller: Caller, *, peer: str = ""
@@ -74,17 +88,16 @@ class Submit:
         request.CopyFrom(received)  # a copy, since defaults are filled in below
         request.namespace = caller.namespace_asked(request.namespace, otherwise=DEFAULT_NAMESPACE)
         digest = self._admission.identify(request)
-        known, answer = await self._ledger.read(self._ledger.store.find, request.namespace, request.request_id), None
+        known, answer = await self._accept_again(request, digest, caller, peer)
+        if known is None:
+            known = await self._ledger.read(self._ledger.store.find, request.namespace, request.request_id)
         if known is None:
             if self._reserve is not None:
                 await asyncio.to_thread(self._reserve.check)
             self._quotas.check_trial(request, self._limits)
-            job = await self._admission.examine(request, digest, caller)
-            shared = self._policy is None or self._policy.share_results
-            key = job.cache_key if shared else _scoped(job.cache_key, job.namespace)
-            known, answer = await self._enter(
-                replace(job, cache_key=key, asked_by=caller.name, asked_from=peer), request
-            )
+            job = self._scoped(await self._admission.examine(request, digest, caller), caller, peer)
+            found = None if job.fresh else await self._answer_to(job)
+            known, answer = await self._enter(job, request, found)
         if known.request_digest != digest:
             message = (
                 f"request id {request.request_id} belongs to job {known.id}, which was asked for with other content"
@@ -92,9 +105,55 @@ class Submit:
             raise ServiceError(Code.REQUEST_ID_REUSED, message, metadata={"job_id": known.id})
         return known, answer
 
-    async def _enter(self, job: Job, request: jobs_pb2.OptimizeRequest) -> tuple[Job, bytes | None]:
+    async def _accept_again(
+        self, request: jobs_pb2.OptimizeRequest, digest: str, caller: Caller, peer: str
+    ) -> tuple[Job | None, bytes | None]:
+        """Do what `accept` does for a request whose equal was found valid and answered before; else, return nothing.
+
+        One visit to the store finds out whether all of that still holds, and one stores the job. Whatever does not hold
+        is for `accept` to check in full, and to refuse.
+        """
+        if request.fresh or (examined := self._admission.recalled(request)) is None:
+            return None, None
+        try:
+            self._quotas.check_trial(request, self._limits)
+        except ServiceError:
+            return None, None
+        job = self._scoped(self._admission.job(request, digest, examined.key), caller, peer)
+        answer = await self._ledger.read(self._answer_again, job, examined, caller)
+        if answer is None:
+            return None, None
+        request.trial.ParseFromString(examined.trial)
+        return await self._enter(job, request, answer)
+
+    def _answer_again(self, job: Job, examined: Examined, caller: Caller) -> Answered | None:
+        """Return the answer to a job, if it was given before and nothing is missing; blocks."""
+        if self._reserve is not None and not self._reserve.refill():
+            return None
+        store = self._ledger.store
+        found = store.answer(job.cache_key, self._workers.hardware(job.torch_version))
+        given = self._given.get(found.id) if found is not None else None
+        if found is None or given is None:
+            return None
+        needed = {*examined.blobs} if caller.namespace is not None else set[str]()
+        needed |= given.blobs.keys() if self._holdings.kept else set()
+        if needed and store.held(job.namespace, needed) != needed:
+            return None
+        if not self._admission.intact({**examined.blobs, **given.blobs}, examined.graphs | given.graphs):
+            return None
+        return Answered(job_id=found.id, result=given.result, measured_by=found.measured_by)
+
+    def _scoped(self, job: Job, caller: Caller, peer: str) -> Job:
+        """Return a job as this caller's, whose cache key others share only where the policy says so."""
+        shared = self._policy is None or self._policy.share_results
+        key = job.cache_key if shared else _scoped(job.cache_key, job.namespace)
+        return replace(job, cache_key=key, asked_by=caller.name, asked_from=peer)
+
+    async def _enter(
+        self, job: Job, request: jobs_pb2.OptimizeRequest, answer: Answered | None
+    ) -> tuple[Job, bytes | None]:
         entry = submit(job, message=self._first_message(job))
-        if not job.fresh and (answer := await self._answer_to(job)) is not None:
+        if answer is not None:
             cached = decide(job, answer, job.created_at)
             entry = replace(cached, job=replace(cached.job, started_at=job.created_at))
         queue_limit = self._quotas.queued(job.namespace, self._limits)
@@ -118,7 +177,18 @@ class Submit:
             if each.HasField("graph") and not await self._admission.still_there(each.graph, job.namespace):
                 return None
         await self._holdings.give(job.namespace, answer)
+        await self._remember(found.id, result, answer, job.namespace)
         return Answered(job_id=found.id, result=result, measured_by=found.measured_by)
+
+    async def _remember(self, job_id: str, result: bytes, answer: jobs_pb2.JobResult, tenant: str) -> None:
+        blobs = await self._admission.blobs_of_answer(answer, tenant)
+        every = (answer, *(variant.result for variant in answer.variants))
+        graphs = frozenset(each.graph.sha256 for each in every if each.HasField("graph"))
+        if len(result) > _SMALL_BYTES or not is_small(blobs, graphs):
+            return
+        self._given[job_id] = _Given(result=result, blobs=blobs, graphs=graphs)
+        while len(self._given) > _REMEMBERED:
+            self._given.popitem(last=False)
 
     def _stored_answer(self, job: Job) -> tuple[Job | None, bytes | None]:
         store = self._ledger.store

@@ -82,14 +82,15 @@ class SqlJobStore(JobStore):
             known = _first(db, _BY_REQUEST, namespace=job.namespace, request_id=job.request_id)
             if known is not None:
                 return known
-            mine = sa.and_(_JOBS.c.state == State.QUEUED, _JOBS.c.namespace == job.namespace)
-            if job.state is State.QUEUED and _count(db, mine) >= queue_limit:
-                raise QueueFullError
-            db.execute(_JOBS.insert(), job_to_row(job))
+            if job.state is State.QUEUED:
+                mine = sa.and_(_JOBS.c.state == State.QUEUED, _JOBS.c.namespace == job.namespace)
+                if _count(db, mine) >= queue_limit:
+                    raise QueueFullError
+            db.execute(_ADD_JOB, job_to_row(job))
             if job.labels:
                 pairs = [{"job_id": job.id, "key": key, "value": value} for key, value in job.labels.items()]
                 db.execute(schema.labels.insert(), pairs)
-            db.execute(schema.payloads.insert(), {"job_id": job.id, "kind": "request", "body": request})
+            db.execute(_ADD_PAYLOAD, {"job_id": job.id, "kind": "request", "body": request})
             _store_outcome(db, entry)
             return job
 
@@ -223,7 +224,7 @@ class SqlJobStore(JobStore):
     def hold(self, namespace: str, blobs: Mapping[str, int]) -> None:
         table = schema.holdings
         with self._writing() as db:
-            known = set(db.execute(_held(namespace, blobs)).scalars())
+            known = _held(db, namespace, blobs)
             rows = [
                 {"namespace": namespace, "sha256": sha256, "size": size}
                 for sha256, size in blobs.items()
@@ -235,7 +236,7 @@ class SqlJobStore(JobStore):
     @override
     def held(self, namespace: str, sha256s: Collection[str]) -> set[str]:
         with self._reading() as db:
-            return set(db.execute(_held(namespace, sha256s)).scalars())
+            return _held(db, namespace, sha256s)
 
     @override
     def held_bytes(self, namespace: str) -> int:
@@ -286,6 +287,12 @@ _PAYLOAD = sa.select(schema.payloads.c.body).where(
     schema.payloads.c.job_id == sa.bindparam("job_id"), schema.payloads.c.kind == sa.bindparam("kind")
 )
 
+_HELD = sa.select(schema.holdings.c.sha256).where(
+    schema.holdings.c.namespace == sa.bindparam("namespace"),
+    schema.holdings.c.sha256.in_(sa.bindparam("sha256s", expanding=True)),
+)
+_ADD_JOB, _ADD_PAYLOAD, _ADD_EVENT = _JOBS.insert(), schema.payloads.insert(), schema.events.insert()
+
 
 def _heads_query() -> sa.Select[int, str, str, int]:
     """The oldest claimable job of each namespace, with the number of jobs that the namespace runs."""
@@ -311,17 +318,16 @@ def _heads_query() -> sa.Select[int, str, str, int]:
 _HEADS = _heads_query()
 
 
-def _held(namespace: str, sha256s: Collection[str]) -> sa.Select[str]:
-    table = schema.holdings
-    return sa.select(table.c.sha256).where(table.c.namespace == namespace, table.c.sha256.in_(list(sha256s)))
+def _held(db: sa.Connection, namespace: str, sha256s: Collection[str]) -> set[str]:
+    return set(db.execute(_HELD, {"namespace": namespace, "sha256s": list(sha256s)}).scalars())
 
 
 def _store_outcome(db: sa.Connection, transition: Transition) -> None:
     job_id = transition.job.id
     if transition.event is not None:
-        db.execute(schema.events.insert(), event_to_row(job_id, transition.event))
+        db.execute(_ADD_EVENT, event_to_row(job_id, transition.event))
     if transition.result is not None:
-        db.execute(schema.payloads.insert(), {"job_id": job_id, "kind": "result", "body": transition.result})
+        db.execute(_ADD_PAYLOAD, {"job_id": job_id, "kind": "result", "body": transition.result})
 
 
 def _conditions(wanted: Filter) -> Iterable[sa.ColumnElement[bool]]:
