@@ -34,8 +34,8 @@ _STAND_IN: Final = "FXLIB_KILLS_STAND_IN"
 _WORKERS: Final = 2
 _LAUNCHERS: Final = 2
 _DISK_MIB: Final = 256
-_NOT_OF_WORKERS: Final = ("ballast", "torchinductor_")
-"""How names of files in their folder begin that are not theirs: what fills the disk, and the cache of torch."""
+_NOT_OF_WORKERS: Final = "ballast"
+"""How the name of a file in their folder begins that is not theirs: what fills the disk."""
 _ENDED: Final = ("succeeded", "failed", "cancelled")
 _TICK_S: Final = 0.1
 _STARTING: Final = 0.1

@@ -17,6 +17,7 @@ from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_workers import logs
 from fxlib_workers.config import LOOPBACK, Config, TrialSettings
 from fxlib_workers.lease import ActiveLease, JobCancelledError, LeaseOverError, WorkerShutdownError
+from fxlib_workers.process.cgroup import remove_abandoned
 from fxlib_workers.process.containment import Containment, Part, module_folders
 from fxlib_workers.process.exceptions import DISK_FAULTS, shorten
 from fxlib_workers.process.forking import Forker
@@ -113,6 +114,7 @@ class Agent:
         """Work until SIGTERM or SIGINT, or until one job is done if `once` is set; unfinished jobs are given back."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note_signal)
+        remove_abandoned()
         folder = WorkerFolder()
         root = folder.path
         if Part.USER in self._host.parts and Part.FILES not in self._host.parts:

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from fxlib_workers.process import cgroup
 from fxlib_workers.process.cgroup import CgroupUnavailableError, job_cgroup
 from fxlib_workers.process.containment import Part
 from tests.workers.process.contained import ChildFailedError, everything, finish, host, run, start
@@ -55,3 +56,21 @@ def test_a_group_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("fxlib_workers.process.cgroup._own_groups", dict)
     with pytest.raises(CgroupUnavailableError, match="no hierarchy"), job_cgroup(MIB, 1):
         pass
+
+
+def test_groups_of_killed_workers_are_removed_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = os.fork()
+    if not ended:
+        os._exit(0)
+    os.waitpid(ended, 0)
+    parents = list(cgroup._parents(MIB, 1))
+    with job_cgroup(256 * MIB, 64) as living:
+        left = [parent / f"fxlib-{ended}-0badcafe" for parent in parents]
+        for each in left:
+            each.mkdir()
+        cgroup.remove_abandoned()
+        assert all(each.exists() for each in left)  # another container's worker may be about to join it
+        monkeypatch.setattr(cgroup, "_JOINED_S", -1.0)
+        cgroup.remove_abandoned()
+        assert not any(each.exists() for each in left)
+        assert all(folder.exists() for folder in living.folders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -11,8 +12,9 @@ import pytest
 from fxlib_workers.process.containment import Part
 from fxlib_workers.trial.driver import TrialDriver
 from fxlib_workers.trial.nodes import connected
+from tests.workers.cases import Lookups, fill, lookup_workload
 from tests.workers.process.contained import host
-from tests.workers.trial_settings import SETTINGS
+from tests.workers.trial_settings import ALLOWED, MEASURED, QUICK, SETTINGS
 
 
 def listeners(process: psutil.Process) -> set[str]:
@@ -57,3 +59,18 @@ def test_no_socket_of_ray_s_can_be_reached_over_an_interface_of_the_host(root: P
         assert listeners(processes[0])  # Ray does listen, on all interfaces that there are
     finally:
         driver.end()
+
+
+@pytest.mark.cluster
+def test_a_trial_leaves_nothing_in_the_folder_for_temporary_files(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    driver = TrialDriver(replace(SETTINGS, allowed_modules=(ALLOWED,)), root)
+    try:
+        report = driver.run(fill(tmp_path / "job", Lookups(), lookup_workload(), QUICK), lambda *_: None, lambda: None)
+    finally:
+        driver.end()
+    assert report.reason in MEASURED
+    assert [path.name for path in folder.iterdir()] == []

@@ -18,6 +18,8 @@ from typing import Final
 
 _PREFIX: Final = "fxlib"
 _REMOVE_S: Final = 5.0
+_JOINED_S: Final = 60.0
+"""The time after which a group that was made has been joined."""
 
 
 class CgroupUnavailableError(Exception):
@@ -46,6 +48,21 @@ class JobCgroup:
                 with contextlib.suppress(OSError):
                     return dict(line.split() for line in (folder / name).read_text().splitlines())["oom_kill"] != "0"
         return False
+
+
+def remove_abandoned() -> None:
+    """Remove the groups of workers that were killed: those without a process whose maker is gone.
+
+    A process may be gone only in this process's sight, and live in another container. A group that is younger than any
+    takes to be joined is therefore left, and one with processes in it the kernel does not remove.
+    """
+    with contextlib.suppress(OSError, CgroupUnavailableError):
+        for parent in _parents(0, 0):
+            for folder in parent.glob(f"{_PREFIX}-*-*"):
+                with contextlib.suppress(OSError, ValueError):
+                    maker = Path("/proc", str(int(folder.name.split("-")[1])))
+                    if not maker.exists() and time.time() - folder.stat().st_mtime > _JOINED_S:
+                        folder.rmdir()
 
 
 @contextlib.contextmanager

@@ -24,12 +24,16 @@ FOLDER: Final = "FXLIB_WORKER_FOLDER"
 CHANNEL: Final = "FXLIB_WORKER_CHANNEL"
 """The environment variable that holds the number of a child's socket."""
 
+COMPILER_CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
+"""The environment variable that holds the folder that torch makes when its compiler is imported, and leaves."""
+
 _LONGEST_LINE: Final = 1 << 20
 """The longest message that is read, in bytes."""
 
 _NEEDED: Final = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_*"),
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "PYTHONHASHSEED", "PYTHONWARNINGS", "FXLIB_DISABLE"),
+    COMPILER_CACHE,
     *("OMP_*", "MKL_*", "KMP_*", "OPENBLAS_*", "MALLOC_*", "TORCH_*", "PYTORCH_*", "ATEN_*", "ONEDNN_*", "DNNL_*"),
     *("CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "TP_*"),
 )

@@ -207,6 +207,7 @@ def contain(policy: Containment) -> None:
             linux.load_filter(program)
         if Part.FILES in policy.parts:
             os.environ.update(HOME=_TMP, TMPDIR=_TMP)
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)  # a folder of the host's, which is not shown
     except (OSError, ValueError, FilterUnavailableError) as error:
         raise ContainmentError(str(error)) from error
 

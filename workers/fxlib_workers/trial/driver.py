@@ -19,7 +19,7 @@ from fxlib.spec.report import Report
 from fxlib_workers import logs
 from fxlib_workers.config import TRIAL_SETTINGS, TrialSettings
 from fxlib_workers.exchange.job_folder import JobFolder, ReportProgress
-from fxlib_workers.process.child import Child, ChildEndedError, Message
+from fxlib_workers.process.child import COMPILER_CACHE, Child, ChildEndedError, Message
 
 _LOG: Final = logs.Log(__name__)
 
@@ -69,7 +69,10 @@ class TrialDriver:
     def start(self) -> None:
         """Start the driver, unless it runs; return at once, while Ray is starting."""
         if self._driver is None:
-            environment = {TRIAL_SETTINGS: json.dumps(asdict(self._settings))}
+            environment = {
+                TRIAL_SETTINGS: json.dumps(asdict(self._settings)),
+                COMPILER_CACHE: str(self._root / "torchinductor"),
+            }
             if not self._settings.ray_address:
                 # Ray would choose the same, with a warning; it reads the variable when it is imported.
                 environment["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE", "token")
