@@ -128,7 +128,7 @@ def _across(seconds: dict[str, list[float]]) -> str:
     faster, low, high = ratio(seconds["optimized"], seconds[ACROSS])
     return (
         f"a step takes {written:.1f} ms as written, {within:.1f} ms with its calls overlapped, and {across:.1f} ms "
-        f"with the next one's made ahead by fxlib.pipeline: {faster:.2f} times as fast again, "
+        f"with the next one's made ahead by fxlib.pipeline: {faster:.2f} times as fast as without, "
         f"95% interval [{low:.2f}, {high:.2f}]"
     )
 

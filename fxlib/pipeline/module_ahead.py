@@ -115,6 +115,8 @@ class ModuleAhead:
         self._told = False
         self._is_distributed = False
         """Whether a forward ran in a context of distributed autograd."""
+        self._ran: CapturedModule | None = None
+        """The module whose graph has run since a batch was last looked at."""
         self._grad_enabled: bool | None = None
         """Grad mode of the last forward; None before the first."""
         self._steps = 0
@@ -232,6 +234,7 @@ class ModuleAhead:
     ) -> Callable[..., Any]:
         """Return a forward in which results that were fetched for these very arguments stand for calls."""
         self._grad_enabled = torch.is_grad_enabled()
+        self._ran = module
         found = self._matching(module, args, kwargs) if self._entries else None
         if found is None:
             return generated
@@ -387,11 +390,15 @@ class ModuleAhead:
         return FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
 
     def _program_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program | None:
-        """Return the prologue of the graph that a forward with these arguments would run; None if that is none."""
-        main = self._module
+        """Return the prologue of the graph that a forward with these arguments would run; None if that is none.
+
+        Its forward checks the guards. So they are not checked here where the only graph there is has just run.
+        """
+        main, ran = self._module, self._ran
+        self._ran = None
         grad_enabled = torch.is_grad_enabled() if self._grad_enabled is None else self._grad_enabled
         runs: Any = main
-        if main._fxlib.original is not None:
+        if main._fxlib.original is not None and (ran is not main or main._fxlib.graphs):
             main._follow()
             runs = main._fxlib.graphs.fits(main, tuple(args), kwargs, grad_enabled=grad_enabled)
         if runs is None:

@@ -22,7 +22,9 @@ from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibError, FxlibWarning
 from fxlib.pipeline import watch
 from fxlib.pipeline.module_ahead import MOST_IN_VAIN, ahead_of, captured_in
+from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, functions
+from fxlib.runtime.graph_set import GuardFailure
 from fxlib.spec.contract import Contract
 from tests.random_programs import simulation
 from tests.random_programs.simulation import World, simulated
@@ -151,6 +153,30 @@ def test_a_rewritten_module_sends_the_next_reads_in_the_message_of_its_pushes(
     assert sent.since()[-1] == "run_in_order"
     rewritten(next(loop))
     assert "look_up_table" not in sent.since()
+
+
+def test_guards_are_checked_once_for_each_step_whose_graph_is_the_one_before(
+    sent: Sent, module: CapturedModule
+) -> None:
+    check = CapturedModule._guard_failure
+    with mock.patch.object(CapturedModule, "_guard_failure", autospec=True, side_effect=check) as checked:
+        run(fxlib.pipeline(batches(6), module), lambda batch: train(module, batch))
+    assert checked.call_count == 6 + 1  # of the second batch, before any graph has run
+
+
+def test_nothing_is_fetched_for_steps_in_which_the_original_runs(sent: Sent, module: CapturedModule) -> None:
+    loop = iter(fxlib.pipeline(batches(6), module))
+    train(module, next(loop))
+    train(module, next(loop))
+    broken = GuardFailure(Reason.OPAQUE_NEIGHBOUR.sentence())
+    with mock.patch.object(CapturedModule, "_guard_failure", return_value=broken):
+        module(next(loop))
+        following = next(loop)
+        sent.since()
+        module(following)
+        assert sent.since() == ["count", "look_up_table"]  # by the original
+        next(loop)
+        assert sent.since() == []
 
 
 def test_each_of_several_batches_with_the_same_tensors_has_what_was_read_for_it(
