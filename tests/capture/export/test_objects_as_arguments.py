@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicCache
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
-from transformers.models.llama.configuration_llama import LlamaConfig
 
 import fxlib
 from fxlib.errors import CaptureError
@@ -20,24 +17,33 @@ Past = list[tuple[torch.Tensor, torch.Tensor]]
 class Step(nn.Module):
     """One step of a decoder, whose cache comes and goes as tensors."""
 
-    def __init__(self, decoder: nn.Module) -> None:
+    def __init__(self, decoder: nn.Module, cache: type[Any]) -> None:
         super().__init__()
-        self.decoder = decoder
+        self.decoder, self.cache = decoder, cache
 
     def forward(self, ids: torch.Tensor, past: Past) -> tuple[torch.Tensor, Past]:
-        cache = DynamicCache()
+        cache = self.cache()
         for layer, (keys, values) in enumerate(past):
             cache.update(keys, values, layer)
         return self.decoder(ids, past_key_values=cache).logits, parts(cache)
 
 
-def parts(cache: DynamicCache) -> Past:
-    layers: Any = cache.layers
-    return [(each.keys, each.values) for each in layers]
+def parts(cache: Any) -> Past:
+    return [(each.keys, each.values) for each in cache.layers]
+
+
+@pytest.fixture(name="dynamic_cache")
+def import_dynamic_cache() -> type[Any]:
+    from transformers.cache_utils import DynamicCache  # here, since whoever collects the tests would import it, too
+
+    return DynamicCache
 
 
 @pytest.fixture(name="decoder")
 def make_decoder() -> nn.Module:
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+    from transformers.models.llama.configuration_llama import LlamaConfig
+
     config = LlamaConfig(
         vocab_size=100,
         hidden_size=32,
@@ -50,8 +56,8 @@ def make_decoder() -> nn.Module:
     return decoder.eval()
 
 
-def test_a_cache_as_an_argument_is_refused_with_the_way_out(decoder: nn.Module) -> None:
-    cache = DynamicCache()
+def test_a_cache_as_an_argument_is_refused_with_the_way_out(decoder: nn.Module, dynamic_cache: type[Any]) -> None:
+    cache = dynamic_cache()
     with torch.no_grad():
         decoder(torch.ones(1, 5, dtype=torch.int64), past_key_values=cache)
         given = {"input_ids": torch.ones(1, 1, dtype=torch.int64), "past_key_values": cache}
@@ -59,8 +65,11 @@ def test_a_cache_as_an_argument_is_refused_with_the_way_out(decoder: nn.Module) 
             fxlib.capture(decoder, how="export", sample_inputs=given)
 
 
-def test_a_decoders_step_with_its_cache_as_tensors_is_one_graph_bit_for_bit(decoder: nn.Module) -> None:
-    step, ids, cache = Step(decoder).eval(), torch.ones(1, 1, dtype=torch.int64), DynamicCache()
+def test_a_decoders_step_with_its_cache_as_tensors_is_one_graph_bit_for_bit(
+    decoder: nn.Module, dynamic_cache: type[Any]
+) -> None:
+    step, ids = Step(decoder, dynamic_cache).eval(), torch.ones(1, 1, dtype=torch.int64)
+    cache = dynamic_cache()
     length = {2: torch.export.Dim("length", min=2, max=256)}
     with torch.no_grad():
         decoder(torch.arange(5)[None], past_key_values=cache)
