@@ -26,7 +26,7 @@ from fxlib.analysis.layers.linear_layers import Affine, affine_of
 from fxlib.analysis.operators.leaf_modules import is_known
 from fxlib.analysis.operators.signatures import arguments_of
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.folded_values import CHANNELS_LAST, become, hold, read
+from fxlib.passes.infra.folded_values import CHANNELS_LAST, become, hold, read, sweep
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8, is_call, is_issue
 from fxlib.runtime.submodules import submodule
@@ -73,6 +73,7 @@ class Quantize(GraphPass):
         _chain(module)
         for layer in layers:
             _restore_layout(module, layer)
+        sweep(module)
         return PassResult(module, changes=len(layers), declined=tuple(declined))
 
     def _finite(self, layers: Sequence[Layer], ranges: Mapping[Node, Range], declined: list[Declined]) -> list[Layer]:

@@ -277,6 +277,12 @@ def test_a_quantized_module_travels() -> None:
         assert torch.equal(decoded(images(3)), rewrite.module(images(3)))
 
 
+def test_weights_that_others_have_folded_go_when_they_are_quantized() -> None:
+    model = nn.Sequential(nn.Conv2d(64, 64, 3), nn.BatchNorm2d(64)).eval()
+    found = dict(quantized(model).module.named_buffers()).keys() - dict(model.named_buffers()).keys()
+    assert {name.rpartition("_")[2] for name in found} == {"int8", "scales", "bias"}
+
+
 def test_a_layer_that_is_called_twice_has_one_range_for_each_call() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
