@@ -164,6 +164,22 @@ def test_a_package_of_runtime_operators_imports_fxlib_and_says_so(tmp_path: Path
     assert ran.stdout.split() == ["Clicks", "True"]
 
 
+@pytest.mark.slow
+def test_a_package_with_int8_layers_needs_fxlib_and_computes_what_the_module_does(tmp_path: Path_) -> None:
+    module = fxlib.optimize(fxlib.capture(nn.Sequential(nn.Linear(64, 64)).eval()), recipe="int8")
+    fxlib.to_folder(module, tmp_path / "levels")
+    assert "fxlib.int8_linear.default" in (tmp_path / "levels" / "__init__.py").read_text()
+    x = torch.randn(3, 64)
+    save_file({"x": x}, tmp_path / "x")
+    program = (
+        "import torch, levels; from safetensors.torch import load_file, save_file; torch.set_grad_enabled(False);"
+        "save_file({'y': levels.Sequential()(load_file('x')['x'])}, 'y')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, capture_output=True)
+    with torch.no_grad():
+        assert torch.equal(load_file(tmp_path / "y")["y"], module(x))
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_no_package_can_hold_is_named(tmp_path: Path_) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())

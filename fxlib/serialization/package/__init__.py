@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from fxlib.capture.coerce import Model, as_graph, samples_of
 from fxlib.capture.samples import Given
 from fxlib.errors import WireError
+from fxlib.runtime import int8
 from fxlib.runtime.guards import export_guards, value_conditions
 from fxlib.runtime.guards.folded_weights import FOLDED, RANK
 from fxlib.runtime.module import outdated
@@ -120,7 +121,8 @@ def to_folder(model: Model, path: str | os.PathLike[str], inputs: Given | None =
         raise WireError(stale, where=type(module).__name__)
     folder, generated = Path(path), module.graph.python_code("self")
     name = _class_name(module, generated.globals)
-    uses = sorted(key for key, value in generated.globals.items() if _is_ours(value))
+    operators = {str(node.target) for node in module.graph.nodes if int8.is_operator(node.target)}
+    uses = sorted({*(key for key, value in generated.globals.items() if _is_ours(value)), *operators})
     code = generated.src[generated.src.index("def forward(") :].strip()
     written: dict[str, bytes] = {}
     if uses:
