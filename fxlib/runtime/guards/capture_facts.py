@@ -10,7 +10,7 @@ import copy
 import gc
 import sys
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -231,6 +231,8 @@ def attributes_of(owner: Any) -> dict[str, Any]:
 
 def contents_of(container: Any) -> Any:
     """Return what a container holds, to be compared with `same`; None of what is no container."""
+    if isinstance(container, OrderedDict):  # which keeps an order of its own
+        return tuple(OrderedDict.items(container))
     if isinstance(container, dict):
         return tuple(dict.items(container))
     if isinstance(container, (list, deque)):

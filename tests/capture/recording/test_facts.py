@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import types
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -321,6 +322,22 @@ def test_what_a_forward_hears_of_its_own_code_is_no_change_of_it() -> None:
     assert torch.equal(module(X), model(X))
     assert defaulted.__code__ is code
     assert not module._fxlib.broken(grad_enabled=True)
+
+
+def test_the_order_that_an_ordered_dict_keeps_by_itself_is_watched() -> None:
+    class Ordered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factors = OrderedDict(first=2.0, second=3.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([x * factor**place for place, factor in enumerate(self.factors.values())]).sum(0)
+
+    model = Ordered()
+    module = fxlib.capture(model)
+    assert torch.equal(module(X), X * 4)
+    model.factors.move_to_end("first")
+    assert torch.equal(module(X), X * 3)
 
 
 def test_a_graph_of_torch_fx_watches_what_its_modules_read() -> None:
