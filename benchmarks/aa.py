@@ -27,6 +27,7 @@ from torch.distributed import rpc
 import fxlib
 from benchmarks.report import Case, Row, main
 from fxlib import ps, wire
+from fxlib.profiling.statistics import ConfidenceSequence
 from fxlib.protocol import workload_to_proto
 from fxlib.reasons import Reason
 from fxlib.spec.report import CandidateReport, Report
@@ -37,7 +38,6 @@ from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.nodes import connected
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.select import Selection
-from fxlib_workers.trial.selection.statistics import ConfidenceSequence
 from fxlib_workers.trial.selection.successive_halving import SuccessiveHalving
 from fxlib_workers.trial.trainer import EncodedProgram
 

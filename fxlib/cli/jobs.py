@@ -89,7 +89,7 @@ def _list(options: argparse.Namespace) -> int:
     elif not found:
         warn("no jobs")
     else:
-        header = ["job", "model", "namespace", "state", "phase", "decision", "gain", "created", "took"]
+        header = ["job", "model", "namespace", "state", "phase", "decision", "gain", "live", "created", "took"]
         say("\n".join(table([header, *(_row(job) for job in found)], indent="")))
     return 0
 
@@ -101,7 +101,9 @@ def _row(job: Job) -> list[str]:
     decision, gain = ("-", "-") if job.report is None else (job.report.decision, interval(job.report.gain))
     took = (job.finished_at - job.created_at).total_seconds() if job.finished_at and job.created_at else None
     state = f"{job.state} (cached)" if job.cached else job.state
-    return [job.id, job.name, job.namespace, state, job.phase, decision, gain, _local(job.created_at), seconds(took)]
+    live = "-" if job.live is None else "went back" if job.live.went_back else interval(job.live.gain)
+    created = _local(job.created_at)
+    return [job.id, job.name, job.namespace, state, job.phase, decision, gain, live, created, seconds(took)]
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -160,6 +162,7 @@ def _print(job: Job, *, as_json: bool) -> None:
         "attempts": str(job.attempts) if job.attempts > 1 else "",
         "created": _local(job.created_at),
         "finished": _local(job.finished_at),
+        "seen in training": str(job.live) if job.live else "",
         "failure": f"{job.failure.message} ({job.failure.code})" if job.failure else "",
     }
     say("\n".join(f"  {name}: {value}" for name, value in facts.items() if value))

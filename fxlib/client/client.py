@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +25,7 @@ from fxlib.client.deadline import Deadline
 from fxlib.client.discovery import Discovery
 from fxlib.client.group_consensus import Turn, ask_together, withdraw
 from fxlib.client.handle import Handle
+from fxlib.client.live_watch import StepWatch
 from fxlib.client.progress import Progress, Silent, display
 from fxlib.client.rendezvous import Group, Rendezvous
 from fxlib.client.request import Prepared, Question, RequestOptions, captured_of, prepare
@@ -32,15 +35,18 @@ from fxlib.client.unserved import UnservedError, check_measurable
 from fxlib.client.watch_job import follow, get_job
 from fxlib.config import DISABLE, TORCH_VERSIONS, disabled, service_address
 from fxlib.errors import CaptureError, CredentialError, FxlibError, FxlibWarning, WorkloadError
-from fxlib.protocol import job_from_proto, state_to_proto
+from fxlib.protocol import job_from_proto, live_to_proto, state_to_proto
+from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.plain_forward import train_as_written
 from fxlib.spec.job import Event, Job, JobFilter, JobPage, State
-from fxlib.spec.report import Result
+from fxlib.spec.report import LiveFigures, Result, WatchOptions
 from fxlib.spec.workload import Workload
 from fxlib.utils.local_service import is_token
 from fxlib.v1 import jobs_pb2
 
 _PAGE = 200
+_REPORT_S = 10.0
+"""Seconds that one report of live figures may take."""
 
 
 def connect(
@@ -124,7 +130,8 @@ class Client:
         patience_s: float = 5.0,
     ) -> None:
         """See `connect`."""
-        self._connection = Connection(address, tls=tls, token_file=token_file, insecure=insecure)
+        self._open = partial(Connection, address, tls=tls, token_file=token_file, insecure=insecure)
+        self._connection = self._open()
         self._tls, self._insecure = tls, insecure
         self._patience_s = patience_s
 
@@ -144,7 +151,8 @@ class Client:
             raise CredentialError("that is no token: one line of printable characters without blanks")
         other = Client.__new__(Client)
         other._tls, other._insecure, other._patience_s = self._tls, self._insecure, self._patience_s
-        other._connection = Connection(self._connection.address, tls=self._tls, insecure=self._insecure, token=token)
+        other._open = partial(Connection, self._connection.address, tls=self._tls, insecure=self._insecure, token=token)
+        other._connection = other._open()
         return other
 
     def close(self) -> None:
@@ -432,13 +440,51 @@ class Client:
                 withdraw(rendezvous, str(error))
             raise
         module: nn.Module = own.captured if isinstance(own, Prepared) else own.result.module
-        if rendezvous is not None:
-            return module, lambda progress: ask_together(
-                rendezvous, own, deadline, Inquiry(self._connection, deadline, self._patience_s, progress).answer
+
+        def asked_for(progress: Progress) -> Outcome:
+            if rendezvous is not None:
+                inquiry = Inquiry(self._connection, deadline, self._patience_s, progress)
+                return ask_together(rendezvous, own, deadline, inquiry.answer)
+            if isinstance(own, Outcome):
+                return own
+            return ask(self._connection, own, deadline, self._patience_s, progress)
+
+        def watchable(progress: Progress) -> Outcome:
+            outcome = asked_for(progress)
+            watcher = partial(self._watch_steps, outcome.result, own, workload)
+            return replace(outcome, result=replace(outcome.result, watcher=watcher))
+
+        return module, watchable
+
+    def _watch_steps(
+        self, result: Result, own: Prepared | Outcome, workload: Workload, options: WatchOptions
+    ) -> StepWatch:
+        """Watch the steps of a launcher that trains with a result; this client may be closed by then."""
+        original, least_gain = None, 0.0
+        if isinstance(own, Prepared) and result.decision == "adopt":
+            least_gain = own.request.trial.min_gain
+            if isinstance(own.captured, CapturedModule):
+                original = copy.copy(own.captured)
+        return StepWatch(
+            result.module,
+            original=original,
+            job_id=result.job_id,
+            samples=workload.samples_per_step,
+            least_gain=least_gain,
+            report=partial(self._report_live, result.job_id) if result.job_id else None,
+            options=options,
+        )
+
+    def _report_live(self, job_id: str, live: LiveFigures) -> None:
+        """Tell the service what is measured of a job's training, over a connection of this call's own."""
+        request = jobs_pb2.ReportLiveRequest(job_id=job_id, live=live_to_proto(live))
+        connection, deadline = self._open(), Deadline(_REPORT_S)
+        try:
+            connection.call(
+                "reporting live figures", lambda left_s: connection.jobs.ReportLive(request, timeout=left_s), deadline
             )
-        if isinstance(own, Outcome):
-            return module, lambda _: own
-        return module, lambda progress: ask(self._connection, own, deadline, self._patience_s, progress)
+        finally:
+            connection.close()
 
 
 def _rendezvous_of(group: Group | None) -> Rendezvous | None:

@@ -91,15 +91,20 @@ class Turn:
         Raises:
             RemoteError: a rank did not tell.
         """
-        with self._lock:
-            self._told = True
-            self._rendezvous.write("swaps", str(self._made).encode())
+        self.tell()
         first = float("inf")
         try:
             first = 1 + max(map(int, self._rendezvous.read_all("swaps", Deadline(_SETTLE_S))))
         finally:
             self._first = first
             self._known.set()
+
+    def tell(self) -> None:
+        """Tell the other ranks how many calls this one has made, unless they know."""
+        with self._lock:
+            if not self._told:
+                self._rendezvous.write("swaps", str(self._made).encode())
+                self._told = True
 
     def has_come(self) -> bool:
         """Count a call, and say whether it is the one, or a later one. Waits for the other ranks' word, if need be."""

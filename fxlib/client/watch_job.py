@@ -69,7 +69,7 @@ class _Stream:
         self._stub, self._job_id, self._listener, self._last = connection.jobs, job_id, listener, after
 
     def __call__(self, left_s: float) -> bool:
-        request = jobs_pb2.WatchJobRequest(job_id=self._job_id, after_sequence=self._last)
+        request, done = jobs_pb2.WatchJobRequest(job_id=self._job_id, after_sequence=self._last), False
         try:
             for answer in self._stub.WatchJob(request, timeout=min(STREAM_S, left_s)):
                 event = event_from_proto(answer.event)
@@ -78,9 +78,8 @@ class _Stream:
                 self._last = event.sequence
                 _LOG.debug("job %s: %s", self._job_id, event)
                 self._listener(event)
-                if event.state in TERMINAL:
-                    return True
+                done = event.state in TERMINAL  # what a launcher told after the end follows, and then the stream ends
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
-        return False
+        return done

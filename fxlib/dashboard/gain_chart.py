@@ -1,8 +1,8 @@
-"""A model's gain over time as a picture: a point for each job, with its confidence interval."""
+"""A model's gain over time as a picture: for each job a point, and a square for what its training saw."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ _WIDTH: Final = 900
 _HEIGHT: Final = 240
 _LEFT: Final = 60
 _EDGE: Final = 16
+_BESIDE: Final = 7
 
 
 def gain_chart(jobs: Sequence[Mapping[str, Any]]) -> Markup:
@@ -19,8 +20,9 @@ def gain_chart(jobs: Sequence[Mapping[str, Any]]) -> Markup:
     measured = [job for job in reversed(jobs) if job["gain"]]
     if not measured:
         return Markup("")
-    low = min(0.0, *(job["gain"]["low"] for job in measured))
-    high = max(0.0, *(job["gain"]["high"] for job in measured))
+    seen = [job["live"]["gain"] for job in measured if job["live"] and job["live"]["gain"]]
+    low = min(0.0, *(gain["low"] for gain in (*(job["gain"] for job in measured), *seen)))
+    high = max(0.0, *(gain["high"] for gain in (*(job["gain"] for job in measured), *seen)))
     room = (high - low) or 1.0
 
     def y(gain: float) -> float:
@@ -33,15 +35,24 @@ def gain_chart(jobs: Sequence[Mapping[str, Any]]) -> Markup:
     step = (_WIDTH - _LEFT - 2 * _EDGE) / max(len(measured) - 1, 1)
     for index, job in enumerate(measured):
         x, gain = _LEFT + _EDGE + index * step, job["gain"]
-        words = escape(f"{job['created_at'] or ''}: {gain['value']:+.1%} [{gain['low']:+.1%}, {gain['high']:+.1%}]")
         kind = "adopted" if job["decision"] == "adopt" else "kept"
-        parts.append(
-            f'<g class="{kind}"><title>{words}</title>'
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y(gain["low"]):.1f}" y2="{y(gain["high"]):.1f}"/>'
-            f'<circle cx="{x:.1f}" cy="{y(gain["value"]):.1f}" r="4"/></g>'
-        )
+        point = f'<circle cx="{x:.1f}" cy="{y(gain["value"]):.1f}" r="4"/>'
+        parts.append(_mark(kind, job["created_at"] or "", gain, x=x, y=y, point=point))
+        if job["live"] and (live := job["live"]["gain"]):
+            beside = x + _BESIDE
+            square = f'<rect x="{beside - 3:.1f}" y="{y(live["value"]) - 3:.1f}" width="6" height="6"/>'
+            parts.append(_mark("live", "in training", live, x=beside, y=y, point=square))
     shown = "".join(parts)
     name = f"Gain of {len(measured)} jobs, the oldest on the left"
     return Markup(  # noqa: S704 - numbers, and escaped text
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="100%" role="img" aria-label="{name}">{shown}</svg>'
+    )
+
+
+def _mark(kind: str, when: str, gain: Mapping[str, float], *, x: float, y: Callable[[float], float], point: str) -> str:
+    """Draw one gain: its interval, its point, and both in words."""
+    words = escape(f"{when}: {gain['value']:+.1%} [{gain['low']:+.1%}, {gain['high']:+.1%}]")
+    return (
+        f'<g class="{kind}"><title>{words}</title>'
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y(gain["low"]):.1f}" y2="{y(gain["high"]):.1f}"/>{point}</g>'
     )

@@ -217,6 +217,7 @@ def _line(job: Job) -> dict[str, Any]:
         "cached": job.cached,
         "decision": None if job.report is None else job.report.decision,
         "gain": None if job.report is None or job.report.gain is None else plain(job.report.gain),
+        "live": plain(job.live),
         "why": _why(job),
         "worker_id": job.worker_id,
         "created_at": plain(job.created_at),

@@ -209,6 +209,10 @@ class ModuleAhead:
                     each.settle()
         self._rest()
 
+    def settle(self) -> None:
+        """Wait for all that is in flight, and forget it: another graph runs from now on."""
+        self.withdraw(list(self._entries))
+
     def drop(self) -> None:
         """Forget all that was fetched: the servers may hold other values."""
         self._pushing = None

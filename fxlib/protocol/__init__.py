@@ -17,6 +17,7 @@ from fxlib.protocol.jobs import (
     event_to_proto,
     job_from_proto,
     job_to_proto,
+    live_to_proto,
     state_from_proto,
     state_to_proto,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "event_to_proto",
     "job_from_proto",
     "job_to_proto",
+    "live_to_proto",
     "passes_that_need",
     "profile_from_proto",
     "profile_to_proto",

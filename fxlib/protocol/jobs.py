@@ -9,8 +9,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fxlib.protocol.converter import Bijection, Converter, Rule
 from fxlib.protocol.figures import finite
-from fxlib.protocol.report import blob_from_proto, report_from_proto, report_to_proto, variant_graphs_of
+from fxlib.protocol.report import GAIN, blob_from_proto, report_from_proto, report_to_proto, variant_graphs_of
 from fxlib.spec.job import Event, Failure, Job, State
+from fxlib.spec.report import LiveFigures
 from fxlib.v1 import jobs_pb2
 from fxlib.wire.faults import Fault
 
@@ -77,6 +78,11 @@ def event_from_proto(proto: jobs_pb2.JobEvent) -> Event:
     return _EVENT.read_at("JobEvent", proto)
 
 
+def live_to_proto(live: LiveFigures) -> jobs_pb2.LiveFigures:
+    """Write what a launcher measures of its own steps."""
+    return _LIVE.write(live)
+
+
 def _to_timestamp(at: datetime) -> Timestamp:
     stamp = Timestamp()
     stamp.FromDatetime(at)
@@ -107,13 +113,21 @@ def _answer_of(proto: jobs_pb2.Job) -> dict[str, object]:
 
 
 _TIME = Rule(_to_timestamp, _from_timestamp)
+_LIVE = Converter(LiveFigures, jobs_pb2.LiveFigures, rules={"at": _TIME, "gain": GAIN})
 FAILURE = Converter(Failure, jobs_pb2.JobFailure).one
 """The rule of a field that holds why a job has no answer."""
 
 _JOB = Converter(
     Job,
     jobs_pb2.Job,
-    rules={"state": STATE, "created_at": _TIME, "started_at": _TIME, "finished_at": _TIME, "failure": FAILURE},
+    rules={
+        "state": STATE,
+        "created_at": _TIME,
+        "started_at": _TIME,
+        "finished_at": _TIME,
+        "failure": FAILURE,
+        "live": _LIVE.one,
+    },
     left_out=("result", "report", "graph", "variant_graphs"),
     write_more=_result_of,
     read_more=_answer_of,

@@ -172,7 +172,8 @@ _TOO_MUCH = f"... left out: the diffs of this answer have more than {_DIFFS_CHAR
 
 _ESTIMATE = Converter(Estimate, jobs_pb2.Estimate)
 _BLOB = Converter(Blob, graph_pb2.BlobRef, text=None)
-_GAIN = Rule(_ESTIMATE.write, _gain)
+GAIN = Rule(_ESTIMATE.write, _gain)
+"""The rule of a field that holds a gain."""
 _CALL = Converter(
     CallReport,
     jobs_pb2.CallReport,
@@ -189,7 +190,7 @@ _DECLINED = Converter(
     read_more=_why_from_proto,
 )
 _PASS = Converter(PassReport, jobs_pb2.PassReport, rules={"declined": _DECLINED.many, "diff": Rule(read=plain_lines)})
-_CANDIDATE = Converter(CandidateReport, jobs_pb2.Candidate, rules={"gain": _GAIN})
+_CANDIDATE = Converter(CandidateReport, jobs_pb2.Candidate, rules={"gain": GAIN})
 _UNDECLARED = Converter(Undeclared, jobs_pb2.Undeclared, number=finite, rules={"functions": Rule(read=_functions)})
 _SPAN = Converter(Span, jobs_pb2.Span, number=finite)
 _TIMELINE = Converter(Timeline, jobs_pb2.Timeline, rules={"spans": _SPAN.many})
@@ -200,7 +201,7 @@ _REPORT = Converter(
         "decision": _DECISIONS.rule,
         "qps_original": _ESTIMATE.one,
         "qps_optimized": _ESTIMATE.one,
-        "gain": _GAIN,
+        "gain": GAIN,
         "calls": _CALL.many,
         "passes": Rule(_passes_to_proto, each_by(_PASS.read)),
         "timeline_original": _TIMELINE.one,

@@ -49,5 +49,8 @@ class Ahead(Protocol):
     def pushed(self) -> None:
         """Note that the pushes of a step were made, and make the reads that had to come behind them."""
 
+    def settle(self) -> None:
+        """Wait for all that is in flight, and forget it: another graph runs from now on."""
+
     def drop(self) -> None:
         """Forget all that was fetched: the servers may hold other values."""

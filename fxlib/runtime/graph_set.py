@@ -74,6 +74,9 @@ class GraphSet(Generic[M]):
         """The variant that ran last; None where the main graph did."""
         self._main_runs = 0
         self._original_runs: dict[str, int] = {}
+        self._stand_in: tuple[M, str] | None = None
+        """The module whose graph runs in place of the main one, and why; None where the main one runs. It is not copied
+        with the module."""
         self.unmet: Callable[[M, tuple[Any, ...], Mapping[str, Any]], None] | None = None
         """Called with the module and the arguments of a call that no graph fits, before the original runs. It is not
         copied with the module."""
@@ -128,11 +131,14 @@ class GraphSet(Generic[M]):
         ):
             _count(last)
             return last.module
-        failure = main._guard_failure(args, kwargs, grad_enabled=grad_enabled)
+        failure, runs = self._failure_of_main(main, args, kwargs, grad_enabled=grad_enabled)
         if failure is None:
             self._last = None
-            self._main_runs += not torch.compiler.is_dynamo_compiling()  # a count would be a guard, broken at once
-            return main
+            if self._stand_in is not None:
+                self._count_original(self._stand_in[1])
+            else:
+                self._main_runs += not torch.compiler.is_dynamo_compiling()  # a count would be a guard, broken at once
+            return runs
         for each in self._variants:
             if each is last:
                 continue
@@ -152,8 +158,9 @@ class GraphSet(Generic[M]):
             main, args, kwargs, grad_enabled=grad_enabled
         ):
             return last.module
-        if main._guard_failure(args, kwargs, grad_enabled=grad_enabled) is None:
-            return main
+        failure, runs = self._failure_of_main(main, args, kwargs, grad_enabled=grad_enabled)
+        if failure is None:
+            return runs
         for each in self._variants:
             if each.module._guard_failure_as_variant(main, args, kwargs, grad_enabled=grad_enabled) is None:
                 return each.module
@@ -163,13 +170,47 @@ class GraphSet(Generic[M]):
         """Count a call that no graph fits, and report it to `unmet`."""
         if torch.compiler.is_dynamo_compiling():
             return
-        counts = self._original_runs
-        key = why if why in counts or len(counts) < _MAX_REASONS else OTHER_REASONS
-        if key not in counts:
+        if self._count_original(why) == 1:
             _LOG.info("the original of %s runs: %s", type(main).__name__, why)
-        counts[key] = counts.get(key, 0) + 1
         if self.unmet is not None:
             self.unmet(main, args, kwargs)
+
+    def replace_main(self, main: M, original: M | None, why: str = "") -> None:
+        """Run the graph of `original` in place of the main one from now on, or the main one again (None).
+
+        Where calls are made ahead for the module, those are waited for and forgotten first. Gradients that are still to
+        be pushed are pushed by one call, whichever graph they are from.
+
+        Raises:
+            WorkloadError: it is a graph of another model.
+        """
+        state = main._fxlib
+        if original is not None and original._fxlib.original is not state.original:
+            raise WorkloadError("it is a graph of another model", where="the original's graph")
+        if state.ahead is not None:
+            state.ahead.settle()
+        if original is not None:
+            original._fxlib.tape = state.tape
+        self._last = None
+        self._stand_in = None if original is None else (original, why)
+
+    def _failure_of_main(
+        self, main: M, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
+    ) -> tuple[GuardFailure | None, M]:
+        """Return why the main graph, or what runs in its place, may not run for a call; and its module."""
+        if self._stand_in is None:
+            return main._guard_failure(args, kwargs, grad_enabled=grad_enabled), main
+        original = self._stand_in[0]
+        return original._guard_failure_as_variant(main, args, kwargs, grad_enabled=grad_enabled), original
+
+    def _count_original(self, why: str) -> int:
+        """Count a call that the original runs, and return how many of them that reason has by now."""
+        if torch.compiler.is_dynamo_compiling():
+            return 0
+        counts = self._original_runs
+        key = why if why in counts or len(counts) < _MAX_REASONS else OTHER_REASONS
+        counts[key] = counts.get(key, 0) + 1
+        return counts[key]
 
 
 def usage(module: nn.Module) -> Usage:

@@ -289,3 +289,9 @@ def _draw(name: str, described: Tensors, generator: torch.Generator) -> torch.Te
 
 def _drawable(dtype: torch.dtype) -> torch.dtype:
     return torch.complex64 if dtype.is_complex else torch.float32
+
+
+def samples_in(batch: Batch) -> int:
+    """Return the size of the first dimension of the first tensor among the inputs that has one; 1 if none has."""
+    tensors = (tensor for name, tensor in batch.named.items() if name != "target")
+    return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)

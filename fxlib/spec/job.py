@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from fxlib.spec.report import Report
+from fxlib.spec.report import LiveFigures, Report
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 TERMINAL: frozenset[State] = frozenset(("succeeded", "failed", "cancelled"))
@@ -69,6 +69,8 @@ class Job:
     last_sequence: int = 0
     asked_by: str = ""
     measured_by: str = ""
+    live: LiveFigures | None = None
+    """What the launcher last told of its own steps; None if it never told."""
 
     @property
     def done(self) -> bool:

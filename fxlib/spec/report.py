@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, Self, TypedDict
 
 from torch import nn
+from typing_extensions import Unpack
 
+from fxlib.errors import FxlibError
 from fxlib.reasons import Declined, Reason
 from fxlib.utils.text import seconds, table
 
 Decision = Literal["adopt", "keep_original"]
 Action = Literal["moved", "merged", "left_alone"]
+_NOT_DATA = ("module", "watcher")
+"""Fields of a result that `to_dict` leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +168,7 @@ class Report:
 
         Reasons are their names ("FASTER"); what is unknown is None.
         """
-        return {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name != "module"}
+        return {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name not in _NOT_DATA}
 
     variants: Mapping[str, Report] = field(default_factory=dict)
     """What was found out about each variant of the workload, by its name; each has a decision of its own."""
@@ -193,6 +198,76 @@ def plain(value: object) -> Any:
     return value
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFigures:
+    """Figures of late, of real steps. QPS are samples per second; one is None where its module did not run.
+
+    Attributes:
+        qps_original: of the original module.
+        qps_optimized: of the rewritten module.
+        gain: relative gain, from steps of both in turn; None where too few ran in turn.
+        steps: number of steps that were watched since the launcher began.
+        went_back: whether the launcher went back to its original, since the gain fell below what it had asked for.
+        at: when the service was told; None before that.
+    """
+
+    qps_original: float | None = None
+    qps_optimized: float | None = None
+    gain: Estimate | None = None
+    steps: int = 0
+    went_back: bool = False
+    at: datetime | None = None
+
+    def __str__(self) -> str:
+        """One line."""
+        rates = ((self.qps_optimized, "optimized"), (self.qps_original, "original"))
+        parts = [f"{qps:,.1f} samples per second {which}" for qps, which in rates if qps is not None]
+        gain = [] if self.gain is None else [f"gain {interval(self.gain)}"]
+        back = ["went back to the original"] if self.went_back else []
+        return ", ".join([*back, *gain, *parts, f"{self.steps:,} steps"])
+
+
+class WatchOptions(TypedDict, total=False):
+    """How `Result.watch` watches.
+
+    Attributes:
+        canary: share of the steps that the original runs, at most a half; 0 (the default): none, and no gain is seen.
+        least_gain: the gain below which the job goes back to its original; by default, the one it asked for.
+        group: a process group of `torch.distributed`, or "world", all of whose ranks watch the same steps: they
+            switch at the same step, and rank 0 speaks for all. By default, this process is alone.
+        every_s: seconds between two reports to the service; 30 by default.
+    """
+
+    canary: float
+    least_gain: float
+    group: Any
+    every_s: float
+
+
+class LiveWatch(Protocol):
+    """Watches the steps of a training loop, by `Result.watch`; a `with` block of it closes it."""
+
+    def step(self, samples: float | None = None) -> AbstractContextManager[None]:
+        """Return a block for one whole step: forward, backward, pushes and optimizer.
+
+        Args:
+            samples: number of samples of the step; None: as many as a batch of the workload has.
+        """
+
+    @property
+    def figures(self) -> LiveFigures:
+        """What is known by now."""
+
+    def close(self) -> None:
+        """Report once more, and end; the module stays as it is."""
+
+    def __enter__(self) -> Self:
+        """Return the watch."""
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result(Report):
     """The answer to `client.optimize`, with a `module` that is ready to train.
@@ -205,6 +280,32 @@ class Result(Report):
     module: nn.Module
     job_id: str = ""
     cached: bool = False
+    watcher: Callable[[WatchOptions], LiveWatch] | None = field(default=None, repr=False, compare=False)
+    """Makes what `watch` returns; None in a result that did not come from `optimize` or `submit`."""
+
+    def watch(self, **options: Unpack[WatchOptions]) -> LiveWatch:
+        """Measure the steps of the training loop, and report them to the service now and then.
+
+        >>> with result.watch(canary=0.05) as live:
+        ...     for batch in batches:
+        ...         with live.step():
+        ...             train_on(batch, result.module)
+
+        With a `canary`, the original runs in place of the rewritten module for that share of the steps, in turns: the
+        results are the same, and the gain is seen in the job itself. Where it falls below what was asked for, the
+        original runs from then on, after a warning. Nothing that goes wrong with the service is raised.
+
+        Args:
+            **options: see `WatchOptions`.
+
+        Raises:
+            WorkloadError: the options make no sense, or there is no such group.
+            FxlibError: the result did not come from `Client.optimize` or `Client.submit`.
+        """
+        if self.watcher is None:
+            hint = "Take the result of client.optimize, or of client.submit."
+            raise FxlibError("the result knows no service to tell of its steps", where="Result.watch", hint=hint)
+        return self.watcher(options)
 
     @classmethod
     def of(cls, report: Report, *, module: nn.Module, job_id: str, cached: bool) -> Result:

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from fxlib.errors import WorkloadError
 from fxlib.spec.contract import Contract
-from fxlib.spec.inputs import Batch, BatchSpec, Range, Tensors, describe, draw, normalize
+from fxlib.spec.inputs import Batch, BatchSpec, Range, Tensors, describe, draw, normalize, samples_in
 from fxlib.spec.servers import Dense, RemoteObject, Server, Table
 from fxlib.spec.variant import EVALUATION, Variant, check_names
 
@@ -206,6 +206,16 @@ class Workload:
         """
         spec = self.spec
         return self.real_batches if spec is None else draw(replace(spec, count=1), self.seed)
+
+    @property
+    def samples_per_step(self) -> float:
+        """The mean number of samples in a batch.
+
+        Raises:
+            WorkloadError: the description leaves open what to draw.
+        """
+        counts = [samples_in(batch) for batch in self.samples]
+        return sum(counts) / len(counts)
 
     @property
     def trainer_optimizer(self) -> Optimizer:

@@ -179,6 +179,18 @@ class RetryJobResponse(_message.Message):
     job: Job
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
+class ReportLiveRequest(_message.Message):
+    __slots__ = ("job_id", "live")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    live: LiveFigures
+    def __init__(self, job_id: _Optional[str] = ..., live: _Optional[_Union[LiveFigures, _Mapping]] = ...) -> None: ...
+
+class ReportLiveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetCapabilitiesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -303,7 +315,7 @@ class TrialOptions(_message.Message):
     def __init__(self, min_gain: _Optional[float] = ..., confidence: _Optional[float] = ..., budget_s: _Optional[float] = ..., sameness_steps: _Optional[int] = ..., step_timeout_s: _Optional[float] = ..., max_relative_error: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "request_id", "name", "namespace", "labels", "state", "phase", "attempts", "worker_id", "created_at", "started_at", "finished_at", "result", "failure", "cached", "last_sequence", "asked_by", "measured_by")
+    __slots__ = ("id", "request_id", "name", "namespace", "labels", "state", "phase", "attempts", "worker_id", "created_at", "started_at", "finished_at", "result", "failure", "cached", "last_sequence", "asked_by", "measured_by", "live")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +341,7 @@ class Job(_message.Message):
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ASKED_BY_FIELD_NUMBER: _ClassVar[int]
     MEASURED_BY_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     id: str
     request_id: str
     name: str
@@ -347,7 +360,24 @@ class Job(_message.Message):
     last_sequence: int
     asked_by: str
     measured_by: str
-    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., attempts: _Optional[int] = ..., worker_id: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., result: _Optional[_Union[JobResult, _Mapping]] = ..., failure: _Optional[_Union[JobFailure, _Mapping]] = ..., cached: _Optional[bool] = ..., last_sequence: _Optional[int] = ..., asked_by: _Optional[str] = ..., measured_by: _Optional[str] = ...) -> None: ...
+    live: LiveFigures
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., attempts: _Optional[int] = ..., worker_id: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., result: _Optional[_Union[JobResult, _Mapping]] = ..., failure: _Optional[_Union[JobFailure, _Mapping]] = ..., cached: _Optional[bool] = ..., last_sequence: _Optional[int] = ..., asked_by: _Optional[str] = ..., measured_by: _Optional[str] = ..., live: _Optional[_Union[LiveFigures, _Mapping]] = ...) -> None: ...
+
+class LiveFigures(_message.Message):
+    __slots__ = ("qps_original", "qps_optimized", "gain", "steps", "went_back", "at")
+    QPS_ORIGINAL_FIELD_NUMBER: _ClassVar[int]
+    QPS_OPTIMIZED_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    WENT_BACK_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    qps_original: float
+    qps_optimized: float
+    gain: Estimate
+    steps: int
+    went_back: bool
+    at: _timestamp_pb2.Timestamp
+    def __init__(self, qps_original: _Optional[float] = ..., qps_optimized: _Optional[float] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., steps: _Optional[int] = ..., went_back: _Optional[bool] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class JobFailure(_message.Message):
     __slots__ = ("code", "message")

@@ -65,6 +65,11 @@ class OptimizerServiceStub:
                 request_serializer=fxlib_dot_v1_dot_jobs__pb2.RetryJobRequest.SerializeToString,
                 response_deserializer=fxlib_dot_v1_dot_jobs__pb2.RetryJobResponse.FromString,
                 _registered_method=True)
+        self.ReportLive = channel.unary_unary(
+                '/fxlib.v1.OptimizerService/ReportLive',
+                request_serializer=fxlib_dot_v1_dot_jobs__pb2.ReportLiveRequest.SerializeToString,
+                response_deserializer=fxlib_dot_v1_dot_jobs__pb2.ReportLiveResponse.FromString,
+                _registered_method=True)
         self.GetCapabilities = channel.unary_unary(
                 '/fxlib.v1.OptimizerService/GetCapabilities',
                 request_serializer=fxlib_dot_v1_dot_jobs__pb2.GetCapabilitiesRequest.SerializeToString,
@@ -120,6 +125,13 @@ class OptimizerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportLive(self, request, context):
+        """Tells what a launcher measures of its own steps while it trains with a job's answer; the last report is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetCapabilities(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -164,6 +176,11 @@ def add_OptimizerServiceServicer_to_server(servicer, server):
                     servicer.RetryJob,
                     request_deserializer=fxlib_dot_v1_dot_jobs__pb2.RetryJobRequest.FromString,
                     response_serializer=fxlib_dot_v1_dot_jobs__pb2.RetryJobResponse.SerializeToString,
+            ),
+            'ReportLive': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportLive,
+                    request_deserializer=fxlib_dot_v1_dot_jobs__pb2.ReportLiveRequest.FromString,
+                    response_serializer=fxlib_dot_v1_dot_jobs__pb2.ReportLiveResponse.SerializeToString,
             ),
             'GetCapabilities': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCapabilities,
@@ -339,6 +356,33 @@ class OptimizerService:
             '/fxlib.v1.OptimizerService/RetryJob',
             fxlib_dot_v1_dot_jobs__pb2.RetryJobRequest.SerializeToString,
             fxlib_dot_v1_dot_jobs__pb2.RetryJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportLive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fxlib.v1.OptimizerService/ReportLive',
+            fxlib_dot_v1_dot_jobs__pb2.ReportLiveRequest.SerializeToString,
+            fxlib_dot_v1_dot_jobs__pb2.ReportLiveResponse.FromString,
             options,
             channel_credentials,
             insecure,

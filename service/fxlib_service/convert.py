@@ -20,17 +20,19 @@ from fxlib_service.stores.base import Filter, Worker
 _IN_LISTINGS: Final = ("decision", "reason_code", "reason", "qps_original", "qps_optimized", "gain")
 
 
-def job_to_proto(job: Job, result: bytes | None = None) -> jobs_pb2.Job:
-    """Write a job, with its serialized answer if that is given."""
+def job_to_proto(job: Job, result: bytes | None = None, live: bytes | None = None) -> jobs_pb2.Job:
+    """Write a job, with its serialized answer and live figures if these are given."""
     proto = _JOB.write(job)
     if result is not None:
         proto.result.MergeFromString(result)
+    if live is not None:
+        proto.live.MergeFromString(live)
     return proto
 
 
-def job_to_line(job: Job, result: bytes | None) -> jobs_pb2.Job:
-    """Write a job as a listing shows it, with the decision, the reason and the figures of its answer alone."""
-    proto = job_to_proto(job, result)
+def job_to_line(job: Job, result: bytes | None, live: bytes | None) -> jobs_pb2.Job:
+    """Write a job as a listing shows it: of its answer, the decision, the reason and the figures alone."""
+    proto = job_to_proto(job, result, live)
     for field, _ in proto.result.ListFields() if result is not None else ():
         if field.name not in _IN_LISTINGS:
             proto.result.ClearField(field.name)
@@ -97,7 +99,7 @@ _JOB: Final = Converter(
     # Fields that only the service has, and the answer, which is stored apart.
     left_out=(
         *("request_digest", "torch_version", "cache_key", "fresh", "token", "hardware", "reusable"),
-        *("asked_from", "result"),
+        *("asked_from", "result", "live"),
     ),
 )
 _EVENT: Final = Converter(Event, jobs_pb2.JobEvent, text=None, number=None, rules={"at": _TIME, "state": _STATE})

@@ -111,7 +111,7 @@ async def make_core(
         )
     )
     return Core(
-        optimizer=OptimizerServicer(ledger, broker, submit, workers, config.limits),
+        optimizer=OptimizerServicer(ledger, broker, submit, workers, config.limits, clock=clock, on_live=metrics.live),
         blobs=BlobServicer(blobs, holdings, StorageQuota(quotas), config.limits, leases=leases, reserve=reserve),
         workers=WorkerServicer(dispatcher, admission, holdings, config.limits),
         dispatcher=dispatcher,
@@ -140,9 +140,12 @@ def _retention(config: Config, ledger: Ledger, blobs: BlobStore, metrics: Metric
 
 async def _recall_figures(models: ModelFigures, ledger: Ledger, limit: int) -> None:
     for job in reversed(await ledger.read(ledger.store.recent_answers, limit)):
+        model = job.namespace, job.name
         result = await ledger.read(ledger.store.result_of, job.id)
         if result is not None:
-            models.record((job.namespace, job.name), Figures.of(jobs_pb2.JobResult.FromString(result)))
+            models.record(model, Figures.of(jobs_pb2.JobResult.FromString(result)))
+        for live in (await ledger.read(ledger.store.live_of, [job.id])).values():
+            models.record_live(model, jobs_pb2.LiveFigures.FromString(live))
 
 
 def _registry() -> CollectorRegistry:

@@ -109,6 +109,20 @@ def check_failure(code: str) -> None:
         raise invalid("failure.code", "must be a name like WORKER_LOST")
 
 
+def check_live(live: jobs_pb2.LiveFigures) -> None:
+    """Check the figures that a launcher reports of its own steps.
+
+    Raises:
+        ServiceError: INVALID_REQUEST.
+    """
+    for field in ("qps_original", "qps_optimized"):
+        if not 0.0 <= getattr(live, field) < math.inf:
+            raise invalid(f"live.{field}", "must be a rate: 0 or more, and finite")
+    gain = live.gain
+    if not (all(map(math.isfinite, (gain.low, gain.value, gain.high))) and -1 <= gain.low <= gain.value <= gain.high):
+        raise invalid("live.gain", "must be a figure within its interval, -1 or more")
+
+
 def clip(message: str) -> str:
     """Return a message as one plain line, cut to the length that is stored."""
     return plain(message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "...")

@@ -59,6 +59,7 @@ class Gauges(Collector):
         yield from self._bytes_and_calls()
         yield from self._disk()
         yield from self._figures()
+        yield from self._live_figures()
 
     def _bytes_and_calls(self) -> Iterator[Metric]:
         calls = self._in_flight.calls.held
@@ -133,3 +134,23 @@ class Gauges(Collector):
                     gain.add_metric([*model, bound], getattr(figures.gain, bound))
             adopted.add_metric(list(model), float(figures.adopted))
         yield from (qps, gain, adopted)
+
+    def _live_figures(self) -> Iterator[Metric]:
+        qps = GaugeMetricFamily(
+            "fxlib_model_live_qps",
+            "Samples per second of late, as a launcher of the model reports them, `original` and `optimized`",
+            labels=[_NAMESPACE, "model", "arm"],
+        )
+        gain = GaugeMetricFamily(
+            "fxlib_model_live_gain_ratio",
+            "Relative gain as a launcher of the model sees it, and its interval (`low`, `value`, `high`)",
+            labels=[_NAMESPACE, "model", "bound"],
+        )
+        for model, live in self._models.live_rows():
+            for arm in ("original", "optimized"):
+                if live.HasField(f"qps_{arm}"):
+                    qps.add_metric([*model, arm], getattr(live, f"qps_{arm}"))
+            if live.HasField("gain"):
+                for bound in ("low", "value", "high"):
+                    gain.add_metric([*model, bound], getattr(live.gain, bound))
+        yield from (qps, gain)

@@ -13,7 +13,7 @@ from fxlib_service.clock import Clock
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.events import EventBroker
 from fxlib_service.job import Job
-from fxlib_service.lifecycle import Input, Transition, decide
+from fxlib_service.lifecycle import Input, Transition, decide, observe
 from fxlib_service.reserve import Reserve
 from fxlib_service.stores.base import JobStore
 
@@ -114,6 +114,26 @@ class Ledger:
                 raise job_not_found(job_id)
             self._tell(transition)
             return transition
+
+        return await asyncio.shield(self._background.spawn(act()))
+
+    async def observe(self, job_id: str, live: bytes, *, went_back: str = "") -> Transition:
+        """Store what a launcher tells of its training, and announce that it went back to its original.
+
+        The listeners do not hear of it: the job has ended before, and stays as it ended.
+
+        Raises:
+            ServiceError: JOB_NOT_FOUND, or INVALID_REQUEST.
+        """
+
+        async def act() -> Transition:
+            now = self._clock.now()
+            told = await self.write(self.store.update, job_id, lambda job: observe(job, live, now, went_back=went_back))
+            if told is None:
+                raise job_not_found(job_id)
+            if told.event is not None:
+                self._broker.publish(job_id, told.event)
+            return told
 
         return await asyncio.shield(self._background.spawn(act()))
 

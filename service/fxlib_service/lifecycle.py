@@ -6,8 +6,9 @@
                  | +---LeaseExpired----+--(last attempt)----+
                  +--Answered--> SUCCEEDED or FAILED     Cancelled: QUEUED or RUNNING --> CANCELLED
 
-A finished job never changes again. A call under the lease that the job ended with is ignored, so that a worker may
-repeat its last call; another outcome than the job's, and any call under another lease, is refused.
+A finished job keeps its outcome; what its launcher tells of its own training is added. A call under the lease
+that the job ended with is ignored, so that a worker may repeat its last call; another outcome than the job's, and any
+call under another lease, is refused.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fxlib_service.errors import Code, ServiceError
+from fxlib_service.errors import Code, ServiceError, invalid
 from fxlib_service.job import Event, Failure, Job, State
 
 MAX_ATTEMPTS: Final = 3
+WENT_BACK: Final = "went_back"
+"""The phase of an answered job whose launcher went back to its original."""
 MAX_EVENTS: Final = 2_000
 """Number of events after which a worker's reports are dropped; changes of state are still recorded."""
 
@@ -95,11 +98,15 @@ Input = Claimed | Reported | Completed | Failed | Released | LeaseExpired | Answ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """The job after a decision, with the event and the answer to store; `event` is None when nothing changed."""
+    """The job after a decision, and what to store: an event, the answer, and the launcher's live figures.
+
+    `event` is None when the job itself did not change.
+    """
 
     job: Job
     event: Event | None = None
     result: bytes | None = None
+    live: bytes | None = None
 
 
 def submit(job: Job, *, message: str = "queued") -> Transition:
@@ -124,6 +131,25 @@ def decide(job: Job, happened: Input, now: float) -> Transition:
             return _expire(job, happened, now)
         case Reported() | Completed() | Failed() | Released():
             return _under_lease(job, happened, now)
+
+
+def observe(job: Job, live: bytes, now: float, *, went_back: str = "") -> Transition:
+    """Return what follows for a job from what its launcher tells of its training, `live`.
+
+    Args:
+        job: the job, whose answer the launcher trains with.
+        live: the figures, serialized.
+        now: seconds since the epoch.
+        went_back: why the launcher went back to its original, which is told once; empty if it did not.
+
+    Raises:
+        ServiceError: INVALID_REQUEST, if the job has no answer.
+    """
+    if job.state is not State.SUCCEEDED:
+        raise invalid("job_id", f"job {job.id} is {job.state.value}: it has no answer to train with")
+    if not went_back or job.phase == WENT_BACK:
+        return Transition(job=job, live=live)
+    return replace(_next(replace(job, phase=WENT_BACK), now, went_back), live=live)
 
 
 def _claim(job: Job, claim: Claimed, now: float) -> Transition:

@@ -14,7 +14,7 @@ from fxlib_service.errors import ServiceError
 from fxlib_service.field_checks import PHASES
 from fxlib_service.job import Job, State
 from fxlib_service.lifecycle import Transition
-from fxlib_service.model_figures import Figures, ModelFigures
+from fxlib_service.model_figures import Figures, Model, ModelFigures
 from fxlib_service.retention import Forgotten
 
 OTHER: Final = "other"
@@ -74,6 +74,11 @@ class Metrics:
         )
         self._expired = Counter("fxlib_leases_expired", "Workers lost with a job", registry=registry)
 
+        self._went_back = Counter(
+            "fxlib_jobs_went_back",
+            "Jobs whose launcher went back to its original, since the live gain fell below its promise",
+            registry=registry,
+        )
         self._jobs_forgotten = Counter(
             "fxlib_jobs_forgotten", "Finished jobs that were kept long enough, and deleted", registry=registry
         )
@@ -98,6 +103,12 @@ class Metrics:
         """Count the jobs and blobs that retention has deleted."""
         self._jobs_forgotten.inc(found.jobs)
         self._blobs_deleted.inc(found.blobs)
+
+    def live(self, model: Model, figures: jobs_pb2.LiveFigures, went_back: bool) -> None:
+        """Take what a launcher reports of its own steps; `went_back`: it has just gone back to its original."""
+        self._models.record_live(model, figures)
+        if went_back:
+            self._went_back.inc()
 
     def heard(self, transition: Transition) -> None:
         """Count what a transition means: a job that started, ended, or got its answer."""

@@ -1,4 +1,4 @@
-"""The latest measured figures of each model, for a bounded number of models."""
+"""The latest figures of each model, as measured in trials and as seen in training, for a bounded number of models."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ class ModelFigures:
     def __init__(self, *, shown: int) -> None:
         self._shown = shown
         self._rows: dict[Model, tuple[int, Figures]] = {}
+        self._live: dict[Model, jobs_pb2.LiveFigures] = {}
         self._recording = Lock()  # large results are counted on a thread
 
     def record(self, model: Model, figures: Figures) -> None:
@@ -63,6 +64,20 @@ class ModelFigures:
             self._rows[model] = count + 1, figures
             if len(self._rows) > self._shown * _KEPT_PER_SHOWN:
                 del self._rows[next(iter(self._rows))]
+
+    def record_live(self, model: Model, live: jobs_pb2.LiveFigures) -> None:
+        """Record what a launcher that trains the model reports. The model reported longest ago is dropped first."""
+        with self._recording:
+            self._live.pop(model, None)
+            self._live[model] = live
+            if len(self._live) > self._shown * _KEPT_PER_SHOWN:
+                del self._live[next(iter(self._live))]
+
+    def live_rows(self) -> Iterator[tuple[Model, jobs_pb2.LiveFigures]]:
+        """Yield the models reported last, as many as may have a row of their own."""
+        with self._recording:
+            rows = list(self._live.items())
+        yield from rows[-self._shown :]
 
     def rows(self) -> Iterator[tuple[Model, Figures]]:
         """Yield models and figures; "other" has the figures of the latest answer to any model without its own row."""

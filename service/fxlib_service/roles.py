@@ -38,6 +38,7 @@ MAY_CALL: Final = {
     "OptimizerService/ListJobs": _WATCHERS,
     "OptimizerService/CancelJob": _LAUNCHERS,
     "OptimizerService/RetryJob": _LAUNCHERS,
+    "OptimizerService/ReportLive": _LAUNCHERS,
     "OptimizerService/GetCapabilities": _ALL,
     "OptimizerService/ListPasses": _ALL,
     "BlobService/FindMissing": _CARRIERS,

@@ -106,7 +106,8 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_measured(fxlib: R
 
 def test_jobs_lists_what_the_service_did(fxlib: Run, service: str, job: str) -> None:
     lines = fxlib("jobs", "--service", service, "--label", "team=a").out.splitlines()
-    assert lines[0].split() == ["job", "model", "namespace", "state", "phase", "decision", "gain", "created", "took"]
+    header = ["job", "model", "namespace", "state", "phase", "decision", "gain", "live", "created", "took"]
+    assert lines[0].split() == header
     assert any(line.startswith(job) and "adopt" in line and "%]" in line for line in lines)
     as_json = fxlib("jobs", "list", "--service", service, "--name", "clicks", "--json").out.splitlines()
     assert job in {json.loads(line)["id"] for line in as_json}

@@ -33,6 +33,7 @@ class Scripted(jobs_pb2_grpc.OptimizerServiceServicer, blobs_pb2_grpc.BlobServic
         self.failures: dict[str, deque[grpc.StatusCode]] = {}
         self.details = b""
         self.requests: list[jobs_pb2.OptimizeRequest] = []
+        self.live: list[jobs_pb2.ReportLiveRequest] = []
         self.blobs: dict[str, bytes] = {}
         self.partial: dict[str, bytes] = {}
         self.written = 0
@@ -125,6 +126,12 @@ class Scripted(jobs_pb2_grpc.OptimizerServiceServicer, blobs_pb2_grpc.BlobServic
     def GetJob(self, request: Any, context: Context) -> jobs_pb2.GetJobResponse:
         self._enter("GetJob", context)
         return jobs_pb2.GetJobResponse(job=self.job)
+
+    @override
+    def ReportLive(self, request: Any, context: Context) -> jobs_pb2.ReportLiveResponse:
+        self.live.append(request)
+        self._enter("ReportLive", context)
+        return jobs_pb2.ReportLiveResponse()
 
     @override
     def ListJobs(self, request: Any, context: Context) -> jobs_pb2.ListJobsResponse:

@@ -139,4 +139,4 @@ def test_a_result_is_plain_data_under_its_own_names() -> None:
     told = json.loads(json.dumps(result.to_dict()))
     assert (told["decision"], told["reason"], told["job_id"]) == ("adopt", "FASTER", "job-1")
     assert (told["gain"]["low"], told["calls"][0]["reason"], told["qps_original"]) == (0.4, "MOVED", None)
-    assert told.keys() == {each.name for each in fields(Result)} - {"module"}
+    assert told.keys() == {each.name for each in fields(Result)} - {"module", "watcher"}

@@ -170,6 +170,22 @@ def test_models_show_their_gains_over_time(service: Served, browser: TestClient)
     assert drawn == ["+20.0%", "+40.0%", "+30.0%"]
 
 
+def test_what_jobs_saw_in_training_stands_beside_their_trials(service: Served, browser: TestClient) -> None:
+    job_id = service.answered("seen-live")
+    gain = jobs_pb2.Estimate(value=-0.07, low=-0.09, high=-0.05)
+    live = jobs_pb2.LiveFigures(qps_original=107, qps_optimized=100, gain=gain, steps=4242, went_back=True)
+    service.owner.jobs.ReportLive(jobs_pb2.ReportLiveRequest(job_id=job_id, live=live), timeout=60)
+    page = browser.get(f"/jobs/{job_id}").text
+    assert "<td>+50.0% [+40.0%, +60.0%]</td><td>-7.0% [-9.0%, -5.0%]</td>" in page
+    assert "The launcher went back to its original" in page
+    assert "after 4,242 steps, the launcher went back to its original" in page
+    told = browser.get(f"/jobs/{job_id}.json").json()
+    assert (told["live"]["qps_optimized"], told["events"][-1]["phase"]) == (100, "went_back")
+    model = browser.get("/model", params={"namespace": "default", "name": "seen-live"}).text
+    assert "in training: -7.0% [-9.0%, -5.0%]" in model
+    assert '<span class="failed">went back</span>' in model
+
+
 def test_names_and_messages_of_strangers_are_inert(service: Served, browser: TestClient) -> None:
     job = service.owner.submit(name=HOSTILE, labels={"a": "<b>"})
     lease = service.claim(HOSTILE, hardware=HOSTILE + STEERING)

@@ -22,6 +22,7 @@ class _Entry:
     request: bytes
     events: list[Event] = field(default_factory=list)
     result: bytes | None = None
+    live: bytes | None = None
 
 
 class MemoryJobStore(JobStore):
@@ -62,6 +63,7 @@ class MemoryJobStore(JobStore):
                 entry.job = transition.job
                 entry.events.append(transition.event)
                 entry.result = transition.result if transition.result is not None else entry.result
+            entry.live = transition.live if transition.live is not None else entry.live
             return transition
 
     @override
@@ -91,6 +93,12 @@ class MemoryJobStore(JobStore):
     def results_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
         found = {job_id: self.result_of(job_id) for job_id in job_ids}
         return {job_id: result for job_id, result in found.items() if result is not None}
+
+    @override
+    def live_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
+        with self._lock:
+            found = {job_id: self._entries[job_id].live for job_id in job_ids if job_id in self._entries}
+        return {job_id: live for job_id, live in found.items() if live is not None}
 
     @override
     def events(self, job_id: str, *, after: int, limit: int) -> Sequence[Event]:

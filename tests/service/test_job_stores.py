@@ -8,7 +8,7 @@ import pytest
 
 from fxlib_service.errors import ServiceError
 from fxlib_service.job import Failure, State
-from fxlib_service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide
+from fxlib_service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide, observe
 from fxlib_service.stores.base import Filter, JobStore, QueueFullError, Stats, Worker
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
@@ -130,6 +130,18 @@ def test_the_answers_of_several_jobs_are_read_at_once(store: JobStore) -> None:
     done, queued = add(store), add(store)
     happen(store, done.id, claimed(), DONE)
     assert store.results_of([done.id, queued.id, "nobody"]) == {done.id: b"answer"}
+
+
+def test_the_last_live_figures_of_a_job_are_kept_and_go_with_it(store: JobStore) -> None:
+    done, other = add(store), add(store)
+    happen(store, done.id, claimed(), DONE)
+    assert store.live_of([done.id]) == {}
+    for told in (b"first", b"second"):
+        store.update(done.id, lambda known, told=told: observe(known, told, 200.0))  # type: ignore[misc]
+    assert store.live_of([done.id, other.id, "nobody"]) == {done.id: b"second"}
+    assert store.result_of(done.id) == b"answer"
+    store.forget(finished_before=1e6, limit=10)
+    assert store.live_of([done.id]) == {}
 
 
 def test_the_head_of_each_namespace_is_its_oldest_job_for_that_torch(store: JobStore) -> None:

@@ -32,6 +32,7 @@ OWN = {
     "OptimizerService/ListJobs": "ok ok ok denied ok",
     "OptimizerService/CancelJob": "ok denied denied denied ok",
     "OptimizerService/RetryJob": "ok denied denied denied ok",
+    "OptimizerService/ReportLive": "INVALID_REQUEST denied denied denied INVALID_REQUEST",  # it has no answer yet
     "OptimizerService/GetCapabilities": "ok ok ok ok ok",
     "OptimizerService/ListPasses": "ok ok ok ok ok",
     "BlobService/FindMissing": "ok denied denied ok ok",
@@ -52,6 +53,7 @@ FOREIGN = OWN | {
     "OptimizerService/ListJobs": "denied denied ok denied ok",
     "OptimizerService/CancelJob": "JOB_NOT_FOUND denied denied denied ok",
     "OptimizerService/RetryJob": "JOB_NOT_FOUND denied denied denied ok",
+    "OptimizerService/ReportLive": "JOB_NOT_FOUND denied denied denied INVALID_REQUEST",
     "BlobService/Read": "BLOB_NOT_FOUND denied denied ok ok",
 }
 STATUS = {
@@ -60,6 +62,7 @@ STATUS = {
     "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
     "JOB_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
     "BLOB_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "INVALID_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
     "BLOB_MISSING": grpc.StatusCode.FAILED_PRECONDITION,
     "LEASE_LOST": grpc.StatusCode.FAILED_PRECONDITION,
 }
@@ -130,6 +133,7 @@ def _asked(method: str, job: jobs_pb2.Job, data: bytes) -> Message:
         "OptimizerService/ListJobs": lambda: jobs_pb2.ListJobsRequest(namespace=job.namespace),
         "OptimizerService/CancelJob": lambda: jobs_pb2.CancelJobRequest(job_id=job.id),
         "OptimizerService/RetryJob": lambda: jobs_pb2.RetryJobRequest(job_id=job.id, request_id=uuid.uuid4().hex),
+        "OptimizerService/ReportLive": lambda: jobs_pb2.ReportLiveRequest(job_id=job.id),
         "OptimizerService/GetCapabilities": jobs_pb2.GetCapabilitiesRequest,
         "OptimizerService/ListPasses": jobs_pb2.ListPassesRequest,
         "BlobService/FindMissing": lambda: blobs_pb2.FindMissingRequest(blobs=[ref(data)]),

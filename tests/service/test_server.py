@@ -30,6 +30,7 @@ UNARY = [
     "OptimizerService/ListJobs",
     "OptimizerService/CancelJob",
     "OptimizerService/RetryJob",
+    "OptimizerService/ReportLive",
     "BlobService/FindMissing",
     "BlobService/QueryWrite",
     "WorkerService/Heartbeat",

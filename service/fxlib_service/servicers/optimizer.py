@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
@@ -12,11 +12,12 @@ from typing_extensions import override
 from fxlib import __version__
 from fxlib.protocol import catalogue_to_proto
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc
+from fxlib_service.clock import Clock
 from fxlib_service.config import Limits
 from fxlib_service.convert import event_to_proto, filter_from_proto, job_to_line, job_to_proto, worker_to_proto
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.events import EventBroker, Subscription
-from fxlib_service.field_checks import check_listing
+from fxlib_service.field_checks import check_listing, check_live
 from fxlib_service.job import Event, Job, State
 from fxlib_service.ledger import Ledger, job_not_found
 from fxlib_service.lifecycle import Cancelled
@@ -33,13 +34,25 @@ _EVENTS_PAGE: Final = 500
 class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     """Implements OptimizerService, which launchers call."""
 
-    def __init__(self, ledger: Ledger, broker: EventBroker, submit: Submit, workers: Workers, limits: Limits) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        broker: EventBroker,
+        submit: Submit,
+        workers: Workers,
+        limits: Limits,
+        *,
+        clock: Clock,
+        on_live: Callable[[tuple[str, str], jobs_pb2.LiveFigures, bool], None],
+    ) -> None:
         self._catalogue = catalogue_to_proto()  # once: it reads the source of every pass
         self._ledger = ledger
         self._broker = broker
         self._submit = submit
         self._workers = workers
         self._limits = limits
+        self._clock = clock
+        self._on_live = on_live
 
     @override
     async def Optimize(self, request: jobs_pb2.OptimizeRequest, context: Context) -> jobs_pb2.OptimizeResponse:
@@ -96,6 +109,20 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         return jobs_pb2.RetryJobResponse(job=await self._with_result(job))
 
     @override
+    async def ReportLive(self, request: jobs_pb2.ReportLiveRequest, context: Context) -> jobs_pb2.ReportLiveResponse:
+        """Keep what a launcher measures of its own steps, in place of what it told before."""
+        check_live(request.live)
+        live = jobs_pb2.LiveFigures()
+        live.CopyFrom(request.live)
+        live.at.FromMicroseconds(round(self._clock.now() * 1e6))
+        job = await self._seen(request.job_id, context)
+        told = await self._ledger.observe(
+            job.id, live.SerializeToString(), went_back=_why_back(live) if live.went_back else ""
+        )
+        self._on_live((job.namespace, job.name), live, told.event is not None)
+        return jobs_pb2.ReportLiveResponse()
+
+    @override
     async def GetCapabilities(
         self, request: jobs_pb2.GetCapabilitiesRequest, context: Context
     ) -> jobs_pb2.GetCapabilitiesResponse:
@@ -129,15 +156,28 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     def _page(self, wanted: Filter, *, beyond: int | None, limit: int, oldest_first: bool) -> jobs_pb2.ListJobsResponse:
         store = self._ledger.store
         jobs, following = store.page(wanted, beyond=beyond, limit=limit, oldest_first=oldest_first)
-        results = store.results_of([job.id for job in jobs if job.state is State.SUCCEEDED])
+        answered = [job.id for job in jobs if job.state is State.SUCCEEDED]
+        results, live = store.results_of(answered), store.live_of(answered)
         return jobs_pb2.ListJobsResponse(
-            jobs=[job_to_line(job, results.get(job.id)) for job in jobs],
+            jobs=[job_to_line(job, results.get(job.id), live.get(job.id)) for job in jobs],
             next_page_token="" if following is None else str(following),
         )
 
     async def _with_result(self, job: Job) -> jobs_pb2.Job:
-        result = await self._ledger.read(self._ledger.store.result_of, job.id) if job.state is State.SUCCEEDED else None
-        return job_to_proto(job, result)
+        if job.state is not State.SUCCEEDED:
+            return job_to_proto(job)
+        result, live = await self._ledger.read(self._told_of, job.id)
+        return job_to_proto(job, result, live)
+
+    def _told_of(self, job_id: str) -> tuple[bytes | None, bytes | None]:
+        store = self._ledger.store
+        return store.result_of(job_id), store.live_of([job_id]).get(job_id)
+
+
+def _why_back(live: jobs_pb2.LiveFigures) -> str:
+    gain = live.gain
+    seen = f": {gain.value:+.1%} [{gain.low:+.1%}, {gain.high:+.1%}]" if live.HasField("gain") else ""
+    return f"after {live.steps:,} steps, the launcher went back to its original: the gain fell below its promise{seen}"
 
 
 async def _watch(ledger: Ledger, broker: EventBroker, job_id: str, *, after: int) -> AsyncIterator[Event]:
@@ -151,6 +191,7 @@ async def _watch(ledger: Ledger, broker: EventBroker, job_id: str, *, after: int
         raise ServiceError(Code.SEQUENCE_AHEAD, f"job {job_id} has {job.last_sequence} events, not {after}")
     if job.state.finished and after == job.last_sequence:
         return
+    last = job.last_sequence if job.state.finished else 0  # a launcher may have told something after the end
     with broker.subscribe(job_id) as subscription:
         while True:
             if broker.closed:
@@ -161,7 +202,7 @@ async def _watch(ledger: Ledger, broker: EventBroker, job_id: str, *, after: int
                 async for event in events:
                     after = event.sequence
                     yield event
-                    if event.state.finished:
+                    if event.state.finished and event.sequence >= last:
                         return
 
 

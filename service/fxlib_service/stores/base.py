@@ -105,6 +105,10 @@ class JobStore(ABC):
         """Return the answers of those jobs that have one, by id."""
 
     @abstractmethod
+    def live_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
+        """Return the launchers' last live figures of those jobs that have any, by id."""
+
+    @abstractmethod
     def events(self, job_id: str, *, after: int, limit: int) -> Sequence[Event]:
         """Return the first `limit` lines of a job's history whose sequence is greater than `after`."""
 

@@ -103,7 +103,7 @@ class SqlJobStore(JobStore):
             transition = decide(job)
             if transition.event is not None:
                 db.execute(_JOBS.update().where(_JOBS.c.id == job_id), job_to_row(transition.job))
-                _store_outcome(db, transition)
+            _store_outcome(db, transition)
             return transition
 
     @override
@@ -129,10 +129,11 @@ class SqlJobStore(JobStore):
 
     @override
     def results_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
-        table = schema.payloads
-        wanted = sa.and_(table.c.job_id.in_(job_ids), table.c.kind == "result")
-        with self._reading() as db:
-            return {row[0]: row[1] for row in db.execute(sa.select(table.c.job_id, table.c.body).where(wanted))}
+        return self._payloads(job_ids, "result")
+
+    @override
+    def live_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
+        return self._payloads(job_ids, "live")
 
     @override
     def events(self, job_id: str, *, after: int, limit: int) -> Sequence[Event]:
@@ -263,6 +264,12 @@ class SqlJobStore(JobStore):
     def close(self) -> None:
         self._write.dispose()
 
+    def _payloads(self, job_ids: Collection[str], kind: str) -> Mapping[str, bytes]:
+        table = schema.payloads
+        wanted = sa.and_(table.c.job_id.in_(job_ids), table.c.kind == kind)
+        with self._reading() as db:
+            return {row[0]: row[1] for row in db.execute(sa.select(table.c.job_id, table.c.body).where(wanted))}
+
     def _payload(self, job_id: str, kind: str) -> bytes | None:
         with self._reading() as db:
             return db.execute(_PAYLOAD, {"job_id": job_id, "kind": kind}).scalar()
@@ -328,6 +335,10 @@ def _store_outcome(db: sa.Connection, transition: Transition) -> None:
         db.execute(_ADD_EVENT, event_to_row(job_id, transition.event))
     if transition.result is not None:
         db.execute(_ADD_PAYLOAD, {"job_id": job_id, "kind": "result", "body": transition.result})
+    if transition.live is not None:
+        table = schema.payloads
+        db.execute(table.delete().where(table.c.job_id == job_id, table.c.kind == "live"))
+        db.execute(_ADD_PAYLOAD, {"job_id": job_id, "kind": "live", "body": transition.live})
 
 
 def _conditions(wanted: Filter) -> Iterable[sa.ColumnElement[bool]]:

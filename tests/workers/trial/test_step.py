@@ -8,12 +8,13 @@ from torch import nn
 
 import fxlib
 from fxlib.errors import WorkloadError
+from fxlib.spec.inputs import samples_in
 from fxlib.spec.losses import scalar
 from fxlib.spec.optimizers import build
 from fxlib.spec.workload import Batch, BatchSpec, Optimizer, Tensors, Workload
 from fxlib_workers.trial.objects import BoundModule
 from fxlib_workers.trial.state import ModuleSnapshot
-from fxlib_workers.trial.step import Step, batches_of, copy_of, optimizer_of, samples_in
+from fxlib_workers.trial.step import Step, batches_of, copy_of, optimizer_of
 
 
 def spec(**inputs: Tensors) -> BatchSpec:

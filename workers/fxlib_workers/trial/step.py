@@ -52,12 +52,6 @@ def copy_of(batch: Batch) -> Batch:
     return replace(batch, inputs=inputs, kwargs=kwargs)
 
 
-def samples_in(batch: Batch) -> int:
-    """Return the size of the first dimension of the first tensor among the inputs that has one; 1 if none has."""
-    tensors = (tensor for name, tensor in batch.named.items() if name != "target")
-    return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """The values that a step leaves behind.

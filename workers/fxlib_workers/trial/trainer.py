@@ -18,6 +18,7 @@ from fxlib.profiling.measure import measure
 from fxlib.profiling.runs import STEPS
 from fxlib.protocol import workload_from_proto
 from fxlib.runtime.ops.record import record
+from fxlib.spec.inputs import samples_in
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Timeline
 from fxlib.spec.workload import Batch
@@ -34,7 +35,7 @@ from fxlib_workers.trial.replay.call_ids import as_captured, stand_in
 from fxlib_workers.trial.replay.clients import make_remote_calls
 from fxlib_workers.trial.replay.plan import ReplayPlan
 from fxlib_workers.trial.state import ModuleSnapshot
-from fxlib_workers.trial.step import Step, StepResult, batches_of, copy_of, drain, optimizer_of, samples_in
+from fxlib_workers.trial.step import Step, StepResult, batches_of, copy_of, drain, optimizer_of
 from fxlib_workers.trial.tolerance_check import ToleranceCheck
 
 _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")

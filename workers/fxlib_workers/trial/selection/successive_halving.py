@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
 
+from fxlib.profiling.statistics import ConfidenceSequence
 from fxlib.spec.report import Estimate
 from fxlib_workers.exchange.candidate import ORIGINAL, Arm
-from fxlib_workers.trial.selection.statistics import ConfidenceSequence
 
 _FIRST_RUNG: Final = 6
 LEAST_ROUNDS: Final = 3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fxlib_workers.trial.selection.statistics import ConfidenceSequence, rate
+from fxlib.profiling.statistics import ConfidenceSequence, rate
 
 Noise = Callable[[np.random.Generator, int], NDArray[np.float64]]
 

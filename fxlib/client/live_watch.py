@@ -1,0 +1,392 @@
+"""Watch the steps of a training loop: how fast they are, and whether the rewritten module is still worth it there.
+
+With a canary, the original runs for a share of the steps, in turns with the rewritten module. Each round of steps has
+one pair of blocks, one of either module beside each other, and which comes first is a coin toss: so the figure is the
+one of a trial (`fxlib.profiling.statistics`). The first steps after a switch do not count, since caches and what a
+pipeline fetches ahead are cold. Which module runs is a function of the step's number alone, so that ranks agree on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple, Self
+
+from torch import nn
+from typing_extensions import override
+
+from fxlib.client.deadline import Deadline
+from fxlib.client.group_consensus import Turn
+from fxlib.client.rendezvous import Rendezvous
+from fxlib.errors import FxlibError, FxlibWarning, RemoteError, WorkloadError
+from fxlib.profiling.statistics import ConfidenceSequence
+from fxlib.runtime import CapturedModule
+from fxlib.spec.report import Estimate, LiveFigures, LiveWatch, WatchOptions, interval
+
+_LOG = logging.getLogger(__name__)
+
+COLD_STEPS: Final = 2
+"""Number of steps after a switch that do not count."""
+BLOCK_STEPS: Final = 4
+"""Number of steps of one block of a pair."""
+_TURN: Final = COLD_STEPS + BLOCK_STEPS
+WINDOW: Final = 32
+"""Number of late pairs by which the gain is shown."""
+_WINDOWS: Final = (32, 256, 2048)
+"""Numbers of pairs after which a decision begins anew, so that what was long ago does not hide what is now: the short
+window sees a large loss soon, and the long ones a small loss at all."""
+_PLAIN_ROUND: Final = 100
+"""Number of steps of a round without a canary."""
+_DECISIVE: Final = 0.998
+"""Two-sided confidence of a decision to go back: within a window, one in a thousand is wrong."""
+_SHOWN: Final = 0.95
+"""Confidence of the interval that is reported."""
+_EVERY_S: Final = 30.0
+_LOOK_S: Final = 0.25
+"""Seconds between two looks at whether rank 0 has decided to go back."""
+_CLOSING_S: Final = 5.0
+_IN_TURN: Final = "it runs in turn with the rewritten module, to be compared with it"
+_BACK: Final = "the gain of the rewritten module fell below what was asked for"
+_NO, _YES = b"no", b"yes"
+
+Report = Callable[[LiveFigures], None]
+"""Tells the service; raises a RemoteError where that fails."""
+
+
+class Place(NamedTuple):
+    """One step of a round: whether the original runs, whether the step counts, and whether it is of a pair's block."""
+
+    original: bool
+    counts: bool = True
+    paired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Which module runs at which step.
+
+    Attributes:
+        canary: share of the steps that the original runs; 0: none.
+        seed: decides the coin tosses; the same on all ranks.
+    """
+
+    canary: float
+    seed: str
+
+    @property
+    def round_steps(self) -> int:
+        """Number of steps of a round."""
+        return max(2 * _TURN, math.ceil(_TURN / self.canary)) if self.canary else _PLAIN_ROUND
+
+    def at(self, step: int) -> Place:
+        """Return the place of a step, by its number from 0."""
+        length = self.round_steps
+        turn, place = divmod(step, length)
+        if not self.canary:
+            return Place(original=False, counts=step >= COLD_STEPS)
+        if _original_first(self.seed, turn):
+            original, since = place < _TURN, place if place < _TURN else place - _TURN
+            paired = COLD_STEPS <= since < _TURN
+        else:
+            original = place >= length - _TURN
+            since = place - (length - _TURN) if original else place
+            paired = since >= COLD_STEPS if original else length - _TURN - BLOCK_STEPS <= place
+        return Place(original=original, counts=since >= COLD_STEPS, paired=paired)
+
+
+@lru_cache(maxsize=8)
+def _original_first(seed: str, turn: int) -> bool:
+    return bool(hashlib.sha256(f"{seed}/{turn}".encode()).digest()[0] & 1)
+
+
+class _Block:
+    """Steps, samples and seconds of one module, added up."""
+
+    __slots__ = ("samples", "seconds", "steps")
+
+    def __init__(self) -> None:
+        self.steps, self.samples, self.seconds = 0, 0.0, 0.0
+
+    def add(self, samples: float, seconds: float) -> None:
+        self.steps += 1
+        self.samples += samples
+        self.seconds += seconds
+
+
+class Comparison:
+    """The pairs of blocks so far, and whether the gain has fallen below the least that is worth it.
+
+    Args:
+        least_gain: relative; 0.02 is 2%.
+    """
+
+    def __init__(self, least_gain: float) -> None:
+        self._least = math.log1p(least_gain)
+        self._late: deque[float] = deque(maxlen=WINDOW)
+        self._windows = {size: ConfidenceSequence(_DECISIVE) for size in _WINDOWS}
+        self.has_fallen = False
+
+    def add(self, log_ratio: float) -> None:
+        """Add one pair: log(seconds per sample of the original / those of the rewritten module)."""
+        self._late.append(log_ratio)
+        for size, window in self._windows.items():
+            window.add(log_ratio)
+            if len(window) % (size // _WINDOWS[0]) == 0 and window.below(self._least):  # a long one is slow to look at
+                self.has_fallen = True
+            if len(window) >= size:
+                self._windows[size] = ConfidenceSequence(_DECISIVE)
+
+    @property
+    def gain(self) -> Estimate | None:
+        """The gain by the last pairs; None where they are too few for an interval."""
+        shown = ConfidenceSequence(_SHOWN)
+        for each in tuple(self._late):
+            shown.add(each)
+        return shown.gain() if all(map(math.isfinite, shown.interval())) else None
+
+
+class StepWatch(LiveWatch):
+    """Watches the steps of one training loop; all of it but the reports happens on the loop's own thread.
+
+    Args:
+        module: the module that trains.
+        original: the original's graph, to run in turn; None where the module is the original, or has no graph.
+        job_id: the job whose answer trains.
+        samples: number of samples of a step, unless the loop says otherwise.
+        least_gain: what the job asked for.
+        report: tells the service.
+        options: what the user asked for.
+
+    Raises:
+        WorkloadError: the options make no sense, or there is no such group.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        original: CapturedModule | None,
+        job_id: str,
+        samples: float,
+        least_gain: float,
+        report: Report | None,
+        options: WatchOptions,
+    ) -> None:
+        canary, every_s = options.get("canary", 0.0), options.get("every_s", _EVERY_S)
+        if not 0.0 <= canary <= 0.5:
+            raise WorkloadError("must be from 0 to 0.5", where="canary")
+        if not every_s > 0.0:
+            raise WorkloadError("must be positive", where="every_s")
+        least_gain = options.get("least_gain", least_gain)
+        if not -1.0 < least_gain < math.inf:
+            raise WorkloadError("must be more than -1, and finite", where="least_gain")
+        group = options.get("group")
+        self._module = module
+        self._original = original if isinstance(module, CapturedModule) else None
+        self._samples = samples
+        self._turns = Turns(canary if self._original is not None else 0.0, job_id)
+        self._comparison = Comparison(least_gain)
+        self._rendezvous = None if group is None else Rendezvous(group)
+        self._turn = None if self._rendezvous is None else Turn(self._rendezvous)
+        ranks = 1 if self._rendezvous is None else self._rendezvous.size
+        self._ranks = ranks
+        self._report = report if self._rendezvous is None or self._rendezvous.rank == 0 else None
+        self._every_s = every_s
+        self._steps = 0
+        self._runs_original = False
+        self._went_back = False
+        self._place = Place(original=False, counts=False)
+        self._rounds: deque[tuple[_Block, _Block]] = deque([(_Block(), _Block())], maxlen=WINDOW)
+        """What the rewritten module, and the original, did in each of the last rounds."""
+        self._pair = (_Block(), _Block())
+        self._block = _Step(self)
+        self._closed, self._wake = threading.Event(), threading.Event()
+        self._threads = [
+            threading.Thread(target=run, name="fxlib-live", daemon=True)
+            for run, wanted in ((self._tell, self._report is not None), (self._agree, self._turn is not None))
+            if wanted
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @override
+    def step(self, samples: float | None = None) -> AbstractContextManager[None]:
+        self._block.samples = self._samples if samples is None else samples
+        return self._block
+
+    @property
+    @override
+    def figures(self) -> LiveFigures:
+        rounds = tuple(self._rounds)
+        rewritten, original = (_rate([each[which] for each in rounds], self._ranks) for which in (0, 1))
+        if self._original is None:  # the module is its original
+            rewritten, original = None, rewritten
+        return LiveFigures(
+            qps_original=original,
+            qps_optimized=rewritten,
+            gain=self._comparison.gain,
+            steps=self._steps,
+            went_back=self._went_back,
+        )
+
+    @override
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._wake.set()
+        if self._runs_original and not self._went_back:
+            self._switch(to_original=False)
+        for thread in self._threads:
+            thread.join(_CLOSING_S)
+
+    @override
+    def __enter__(self) -> Self:
+        return self
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def begin(self) -> None:
+        """Have the module run that is to run in the next step."""
+        if self._turn is not None and not self._closed.is_set() and self._turn.has_come():
+            self._go_back()
+        self._place = self._turns.at(self._steps)
+        if self._went_back:
+            self._place = Place(original=True)
+        elif self._closed.is_set():
+            self._place = Place(original=False)
+        if self._place.original != self._runs_original:
+            self._switch(to_original=self._place.original)
+
+    def end(self, samples: float, seconds: float) -> None:
+        """Note a step that has ended well."""
+        place = self._place
+        if not place.counts:
+            return
+        self._rounds[-1][place.original].add(samples, seconds)
+        if place.paired:
+            self._pair[place.original].add(samples, seconds)
+
+    def passed(self) -> None:
+        """Note that a step is over, however it ended."""
+        self._steps += 1
+        if self._steps % self._turns.round_steps == 0:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        rewritten, original = self._pair
+        self._pair = (_Block(), _Block())
+        self._rounds.append((_Block(), _Block()))
+        if self._went_back or not (rewritten.steps == original.steps == BLOCK_STEPS):
+            return  # a step of one of them failed
+        if min(rewritten.seconds, original.seconds, rewritten.samples, original.samples) <= 0.0:
+            return
+        had_fallen = self._comparison.has_fallen
+        self._comparison.add(
+            math.log(original.seconds / original.samples) - math.log(rewritten.seconds / rewritten.samples)
+        )
+        if self._comparison.has_fallen and not had_fallen and self._turn is None:
+            self._go_back()
+
+    def _switch(self, *, to_original: bool) -> None:
+        assert isinstance(self._module, CapturedModule)  # noqa: S101 - there is no original otherwise
+        original = self._original if to_original else None
+        why = _BACK if self._went_back else _IN_TURN
+        self._module._fxlib.graphs.replace_main(self._module, original, why)
+        self._runs_original = to_original
+
+    def _go_back(self) -> None:
+        """Run the original from the next step on."""
+        if self._went_back:
+            return
+        self._went_back = True
+        self._runs_original = False  # so that the switch is made, and its reason is the one that holds from now on
+        self._wake.set()
+        seen = f" ({interval(gain)} of late)" if (gain := self._comparison.gain) is not None else ""
+        warnings.warn(
+            f"training goes on with the original module: in this job, the gain of the rewritten one fell below what "
+            f"was asked for{seen}",
+            FxlibWarning,
+            stacklevel=5,
+        )
+
+    def _tell(self) -> None:
+        """Report now and then, on a thread of its own."""
+        assert self._report is not None  # noqa: S101 - the thread would not run
+        while True:
+            self._wake.wait(self._every_s)
+            self._wake.clear()
+            last = self._closed.is_set()
+            if self._steps:
+                try:
+                    self._report(self.figures)
+                except Exception as error:  # noqa: BLE001 - promised: whatever happens, the job trains
+                    _LOG.info("the service was not told how fast the steps are: %s", error)
+            if last:
+                return
+
+    def _agree(self) -> None:
+        """Agree with the other ranks on the step at which all go back, on a thread of its own."""
+        rendezvous, turn = self._rendezvous, self._turn
+        assert rendezvous is not None  # noqa: S101 - the thread would not run
+        assert turn is not None  # noqa: S101 - the same
+        try:
+            if not self._decided(rendezvous):
+                turn.tell()
+                return
+            turn.settle()
+        except FxlibError as error:
+            _LOG.info("the ranks could not agree on a step to go back at: %s", error)
+        except RuntimeError as error:  # of torch: the store is gone, and with it the other ranks
+            _LOG.info("the store of the ranks does not answer: %s", error)
+
+    def _decided(self, rendezvous: Rendezvous) -> bool:
+        """Wait until rank 0 decides to go back, or has ended, or this rank has."""
+        while not self._closed.wait(_LOOK_S):
+            if rendezvous.rank == 0:
+                if self._comparison.has_fallen:
+                    rendezvous.write("way back", _YES)
+                    return True
+                continue
+            try:
+                return rendezvous.read(0, "way back", Deadline(0.0)) == _YES
+            except RemoteError:
+                continue
+        if rendezvous.rank == 0:
+            rendezvous.write("way back", _NO)
+        return False
+
+
+class _Step:
+    """The block around one step."""
+
+    __slots__ = ("_began", "_watch", "samples")
+
+    def __init__(self, watch: StepWatch) -> None:
+        self._watch, self.samples, self._began = watch, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        self._watch.begin()
+        self._began = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        seconds = time.perf_counter() - self._began
+        if kind is None:
+            self._watch.end(self.samples, seconds)
+        self._watch.passed()
+
+
+def _rate(blocks: list[_Block], ranks: int) -> float | None:
+    seconds = sum(each.seconds for each in blocks)
+    return ranks * sum(each.samples for each in blocks) / seconds if seconds > 0.0 else None
