@@ -49,14 +49,13 @@ class TensorMetadata:
             [(table, name) for table in ("_parameters", "_buffers") for name, _ in _tensors(each, table)]
             for each in parts.values()
         ]
-        self._tables: list[dict[str, Any]] = []
-        self._slots: list[str] = []
+        self._slots: tuple[list[dict[str, Any]], list[str]] | None = None
         self._known = self._metadata_of(self._tensors())
 
     def rebased(self, module: nn.Module) -> TensorMetadata:
         """Return the same record for another module that stands in for the same original."""
         copied = copy.copy(self)
-        copied._root, copied._tables, copied._slots = module, [], []
+        copied._root, copied._slots = module, None
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorMetadata:
@@ -78,11 +77,14 @@ class TensorMetadata:
         return f"class, dtype, device, shape or strides of {changed} are not what they were at capture"
 
     def _tensors(self) -> list[Any]:
-        if not self._slots:
-            for part, names in zip((self._root, *self._parts), self._names, strict=True):
-                self._tables += [part.__dict__[table] for table, _ in names]
-                self._slots += [name for _, name in names]
-        return list(map(dict.get, self._tables, self._slots))
+        if self._slots is None:
+            found = [
+                (part.__dict__[table], name)
+                for part, names in zip((self._root, *self._parts), self._names, strict=True)
+                for table, name in names
+            ]
+            self._slots = [table for table, _ in found], [name for _, name in found]
+        return list(map(dict.get, *self._slots))
 
     def _metadata_of(self, tensors: list[Any]) -> list[Any]:
         if self._read is None:
