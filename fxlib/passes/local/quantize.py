@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from fxlib.analysis.layers.linear_layers import Affine, affine_of
 from fxlib.analysis.operators.leaf_modules import is_known
 from fxlib.analysis.operators.signatures import arguments_of
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.edit import place_of
 from fxlib.passes.infra.folded_values import CHANNELS_LAST, become, hold, read, sweep
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8, is_call, is_issue
@@ -269,7 +270,7 @@ def calibrate(
     module: GraphModule, layers: Sequence[Layer], batches: Sequence[Sequence[Any]]
 ) -> tuple[list[Any], dict[Node, Range]]:
     """Run the program as it is; return its results, and the ranges of what the layers take."""
-    run = _Observed(module, {each.input for each in layers})
+    run = _Observed(module, layers)
     results = [run.results_of(each) for each in batches]
     return results, run.ranges
 
@@ -283,17 +284,17 @@ class _Run(Interpreter):
 
 
 class _Observed(_Run):
-    """Notes the ranges of some values."""
+    """Notes the ranges of what layers take, as it is when they take it: it may have been written to by then."""
 
-    def __init__(self, module: GraphModule, watched: set[Node]) -> None:
+    def __init__(self, module: GraphModule, layers: Sequence[Layer]) -> None:
         super().__init__(module)
-        self.ranges = dict.fromkeys(watched, Range())
+        self._inputs = {each.node: each.input for each in layers}
+        self.ranges = dict.fromkeys(self._inputs.values(), Range())
 
     def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        if n in self.ranges:
-            self.ranges[n] = self.ranges[n].with_values(value)
-        return value
+        if (taken := self._inputs.get(n)) is not None:
+            self.ranges[taken] = self.ranges[taken].with_values(self.env[taken])
+        return super().run_node(n)
 
 
 class _Replaced(_Run):
@@ -315,7 +316,7 @@ class _Error:
     module: GraphModule
     batches: Sequence[Sequence[Any]]
     reference: Sequence[Any]
-    ranges: Mapping[Node, Range] = field(default_factory=dict)
+    ranges: Mapping[Node, Range]
 
     def of(self, layers: Sequence[Layer]) -> float:
         """Return the largest relative error of any result (see `relative_error`)."""
@@ -342,9 +343,8 @@ def _rewrite(module: GraphModule, layer: Layer, known: Range | None) -> None:
         scale, zero_point = known.scale, known.zero_point
         with module.graph.inserting_before(node):
             given = module.graph.call_function(_OPERATORS.quantize.default, (layer.input, scale, zero_point))
-        given.meta.update({key: node.meta[key] for key in ("order", "source") if key in node.meta})
+        given.meta.update(place_of(node))
     become(node, (layer.operator, (given, scale, zero_point, *weights, *layer.options, None, 0, False), {}))
-    node.kwargs = {}
 
 
 _INT8 = frozenset({_OPERATORS.int8_linear.default, _OPERATORS.int8_conv2d.default})
@@ -375,7 +375,7 @@ def _restore_layout(module: GraphModule, layer: Layer) -> None:
         return
     with module.graph.inserting_after(node):
         plain = module.graph.call_method("contiguous", (node,))
-    plain.meta.update({key: node.meta[key] for key in ("order", "source") if key in node.meta})
+    plain.meta.update(place_of(node))
     node.replace_all_uses_with(plain, delete_user_cb=lambda user: user is not plain)
 
 

@@ -234,6 +234,23 @@ def test_the_original_runs_where_integers_would_not_do(kind: str) -> None:
             assert torch.equal(module(x), model(x))
 
 
+def test_a_range_is_that_of_a_value_when_its_layer_takes_it() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            x.mul_(100.0)
+            return self.second(x)
+
+    model, batch = Writes().eval(), rows(16, 64)
+    rewrite = quantized(model, workload(batch))
+    assert changes(rewrite, "quantize") == 2
+    assert_near(model, rewrite, batch)
+
+
 class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
