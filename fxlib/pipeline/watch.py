@@ -8,6 +8,7 @@ is told of before it is sent, and counts as in flight until it is answered.
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -107,6 +108,7 @@ class Watch:
     def _begin(self) -> None:
         call = api._invoke_rpc
 
+        @functools.wraps(call)  # so that whoever looks for another function below it finds that
         def watched(to: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
             sent = args[1] if len(args) > 1 else kwargs.get("args")
             states = self._written(to, func, sent or ()) if self._listeners else _NOTHING

@@ -7,7 +7,6 @@ threads and without waiting.
 
 from __future__ import annotations
 
-import functools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,6 @@ from torch.distributed.rpc import internal
 import fxlib
 from fxlib import batch
 from fxlib.runtime import functions
-from fxlib.runtime.gradients import plain_forward
 
 SERVERS = ("ps0", "ps1")
 State = dict[str, torch.Tensor]
@@ -235,12 +233,8 @@ def simulated(seed: int) -> Iterator[World]:
     """Let `torch.distributed.rpc` reach a fresh simulated world."""
     world = World(seed)
     _WORLD.append(world)
-    observe: Any = plain_forward._observe
-    if not observe.cache_info().currsize:  # else it would be put over the world's calls, once, and go with them
-        observe = functools.cache(observe.__wrapped__)
     try:
         with (
-            mock.patch.object(plain_forward, "_observe", observe),
             mock.patch.multiple(
                 rpc, rpc_async=world.rpc_async, rpc_sync=world.rpc_sync, get_rpc_timeout=mock.Mock(return_value=60.0)
             ),

@@ -7,6 +7,7 @@ forward runs, in its thread alone, the results of calls whose contract names a g
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 import warnings
@@ -39,6 +40,8 @@ _FORWARDS: set[CodeType] = set()
 """The code of the forwards of models that could not be captured."""
 _RUNNING: dict[int, tuple[AsWritten, _Watch]] = {}
 """Of the forwards of theirs that run now, in whichever thread."""
+_OURS = "fxlib_tracks_gradients"
+"""The attribute of what stands over `rpc.api._invoke_rpc`, and of what `functools.wraps` puts over that."""
 
 
 class _Call(NamedTuple):
@@ -59,6 +62,8 @@ class _Thread(threading.local):
         """The contexts outside of each watched forward that has not ended."""
         self.direct: _Watch | None = None
         """Of the last forward that was called by its own name, and so ran no hooks."""
+        self.is_sending = False
+        """Whether a call is on its way through ours: where another tool lies in between, ours may be there twice."""
 
     def current(self) -> _Watch | None:
         """Return the watch of the forward that runs; one that an interrupt ended has been left behind."""
@@ -88,6 +93,8 @@ class AsWritten:
 
     def settle(self) -> None:
         """Note what is to be pushed for forwards that were called by their own name, and have ended."""
+        if _FORWARDS:
+            _observe()
         running = [each for each in self.pending if each.caller is not None and _is_running(each.caller)]
         for each in self.pending:
             if each not in running:
@@ -320,16 +327,26 @@ def _note_elsewhere(call: _Call) -> None:
             trained.elsewhere.append(name)
 
 
-@functools.cache
 def _observe() -> None:
-    """Put torch's function aside, once; outside of a watched forward, this one does what that did."""
-    plain = rpc.api._invoke_rpc
+    """Put ours over torch's function, unless it is there; outside of a watched forward, it does what that does.
+
+    Another tool may have taken it away since: one that put its own in before us, and torch's own back behind us.
+    """
+    plain: Any = rpc.api._invoke_rpc
+    if _is_ours(plain) or _is_ours(inspect.unwrap(plain, stop=_is_ours)):
+        return
 
     @functools.wraps(plain)
     def invoke(  # noqa: PLR0917 - torch's own signature
         to: Any, func: Any, rpc_type: Any, args: Any = None, kwargs: Any = None, rpc_timeout: float = UNSET_RPC_TIMEOUT
     ) -> Any:
-        future = plain(to, func, rpc_type, args, kwargs, rpc_timeout)
+        if _thread.is_sending:
+            return plain(to, func, rpc_type, args, kwargs, rpc_timeout)
+        try:
+            _thread.is_sending = True
+            future = plain(to, func, rpc_type, args, kwargs, rpc_timeout)
+        finally:
+            _thread.is_sending = False
         watch = _thread.current()
         if not torch.is_grad_enabled():
             return future
@@ -342,4 +359,9 @@ def _observe() -> None:
             return future
         return future if watch is None else watch.answer(future, call)
 
+    setattr(invoke, _OURS, True)
     rpc.api._invoke_rpc = invoke
+
+
+def _is_ours(function: Any) -> bool:
+    return getattr(function, _OURS, None) is True  # a mock has any attribute, though not this one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -119,6 +120,44 @@ class Issues(nn.Module):
     def forward(self, rows: torch.Tensor) -> Any:
         issued = rpc.rpc_async("ps0", read, args=("a", rows))
         return issued.wait() * torch.ones(1, requires_grad=True) + rpc.rpc_sync("ps0", add, args=(rows,))
+
+
+class Tool:
+    """Puts a function of its own over torch's, and notes what is sent."""
+
+    def __init__(self) -> None:
+        api: Any = rpc.api
+        replaced, self.sent = api._invoke_rpc, list[str]()
+
+        def noted(to: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+            self.sent.append(function.__name__)
+            return replaced(to, function, *args, **kwargs)
+
+        api._invoke_rpc = noted
+
+
+def test_a_tool_that_swaps_torch_s_function_and_restores_it_ends_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = inspect.unwrap(rpc.api._invoke_rpc)
+    monkeypatch.setattr(rpc.api, "_invoke_rpc", plain)  # as if nobody had trained in this process
+    model = refused(Weighs())
+
+    def train() -> None:
+        for forward in (model, model.forward):
+            forward(ROWS).sum().backward()
+            push_gradients(model)
+            assert pushed() == ["a [2.0, 2.0]", "b [3.0, 3.0]"]
+
+    Tool()
+    train()
+    monkeypatch.setattr(rpc.api, "_invoke_rpc", plain)
+    train()
+    tool = Tool()  # which says nothing of what is below it, where ours is
+    train()
+    train()
+    assert tool.sent.count("read") == 8
+    in_place = rpc.api._invoke_rpc
+    train()
+    assert rpc.api._invoke_rpc is in_place
 
 
 def test_gradients_that_go_nowhere_are_a_warning_once() -> None:
