@@ -104,7 +104,7 @@ class Prepared:
 
     `marks` are the weights as they were when their values were sent, by name; empty if none were. `ran`: the model ran
     on a sample in this process. `variants` are those of the workload that are part of the question, and `declined` says
-    why the others are not, both by name.
+    why the others are not, both by name. `quantizes`: the recipe may put layers on int8 weights.
     """
 
     captured: GraphModule
@@ -115,6 +115,7 @@ class Prepared:
     ran: bool = False
     variants: Mapping[str, PreparedVariant] = field(default_factory=dict)
     declined: Mapping[str, Report] = field(default_factory=dict)
+    quantizes: bool = False
 
 
 def captured_of(model: Model, workload: Workload) -> GraphModule:
@@ -174,6 +175,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         marks=marks,
         variants=variants,
         declined=declined,
+        quantizes="quantize" in wanting,
     )
 
 

@@ -196,10 +196,15 @@ def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -
         module = rewritten = wire.decode(
             wire.parse(answer.graph), blobs=answer.values, root=prepared.captured, limits=limits
         )
-        screen(rewritten, prepared.captured)
+        screen(rewritten, prepared.captured, quantizes=prepared.quantizes)
         rewritten.computed_from(prepared.marks)
     variants, reports = bind_variants(
-        prepared.variants, job.report.variants, answer.variants, answer.values, seconds=seconds
+        prepared.variants,
+        job.report.variants,
+        answer.variants,
+        answer.values,
+        seconds=seconds,
+        quantizes=prepared.quantizes,
     )
     report = replace(job.report, variants={**reports, **prepared.declined})
     if report.adopts and isinstance(module, GraphModule) and isinstance(prepared.captured, CapturedModule):

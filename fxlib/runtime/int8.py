@@ -33,18 +33,24 @@ LARGEST: Final = 255
 
 _MIDDLE: Final = 128
 """The zero point of inputs that are quantized by the range that they turn out to have."""
+_REACH: Final = 1 << 20
+"""A window's stride, padding and dilation are less: oneDNN counts in 32 bits, and adds up padded zero points."""
+_FORMS: Final = 16
+"""The number of forms in which a weight is held packed, which a program that computes its windows could make grow."""
 _LAYER: Final = "Tensor x, float? scale, int zero_point, Tensor weight, Tensor weight_scales, Tensor? bias"
 _WINDOW: Final = "int[2] stride, int[2] padding, int[2] dilation, int groups"
 _RESULT: Final = "float? out_scale, int out_zero_point, bool relu"
 
 
 def is_operator(target: object) -> bool:
-    """Whether a graph's function is one of these operators."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace == NAMESPACE
+    """Whether a graph's function is one of these operators, with or without the name of its overload."""
+    packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+    return isinstance(packet, torch._ops.OpOverloadPacket) and packet._qualified_op_name.startswith(f"{NAMESPACE}::")
 
 
 def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     """Return the levels of a float32 tensor. NaN has none, and becomes any."""
+    _check_without_gradient(x)
     _check_levels(scale, zero_point)
     return torch.mul(x, 1.0 / scale).add_(zero_point).clamp_(0, LARGEST).round_().to(torch.uint8)
 
@@ -56,11 +62,9 @@ def _linear(x: torch.Tensor, scale: float | None, zero_point: int, *layer_and_re
     layer.check(x, dimensions=2)
     _check(x.dim() >= 1 and x.shape[-1] == weight.shape[1], "the input's last dimension is not the weight's")
     shape = (*x.shape[:-1], weight.shape[0])
-    if x.numel() == 0:
-        return x.new_zeros(shape, dtype=result.dtype)
-    levels = _Levels.of(x, scale, zero_point)
+    levels = _Levels.of(x, scale, zero_point) if x.numel() else None
     if levels is None:
-        return x.new_full(shape, math.nan)
+        return result.without_values(shape, torch.contiguous_format)
     packed = layer.packed((), lambda: torch.ops.onednn.qlinear_prepack(weight, None))
     rows = levels.values.reshape(-1, x.shape[-1])
     given = (rows, levels.scale, levels.zero_point, packed, *layer.scales_and_bias)
@@ -74,11 +78,10 @@ def _conv2d(x: torch.Tensor, scale: float | None, zero_point: int, *others: Any)
     layer, window, result = _Layer(*others[:3]), _Window(*others[3:7]), _Result(*others[7:])
     layer.check(x, dimensions=4)
     shape = window.shape_of_result(x, layer.weight)
-    if x.numel() == 0:
-        return x.new_zeros(shape, dtype=result.dtype)
-    levels = _Levels.of(x, scale, zero_point)
+    _check(x.numel() > 0 or len(x) == 0, "images are not empty")
+    levels = _Levels.of(x, scale, zero_point) if x.numel() else None
     if levels is None:
-        return x.new_full(shape, math.nan)
+        return result.without_values(shape, torch.channels_last)
     point = (levels.scale, levels.zero_point)
 
     def pack() -> Any:
@@ -95,12 +98,14 @@ def _fake_quantize(x: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 def _fake_linear(x: torch.Tensor, _scale: Any, _zero_point: Any, weight: torch.Tensor, *others: Any) -> torch.Tensor:
+    _check_devices(x, weight, *others[:2])
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=_Result(*others[2:]).dtype)
 
 
 def _fake_conv2d(x: torch.Tensor, _scale: Any, _zero_point: Any, weight: torch.Tensor, *others: Any) -> torch.Tensor:
     if x.dim() == 3:
         return _fake_conv2d(x[None], _scale, _zero_point, weight, *others)[0]
+    _check_devices(x, weight, *others[:2])
     shape, dtype = _Window(*others[2:6]).shape_of_result(x, weight), _Result(*others[6:]).dtype
     return torch.empty(shape, dtype=dtype, device=x.device, memory_format=torch.channels_last)
 
@@ -128,6 +133,7 @@ class _Layer:
     def check(self, x: torch.Tensor, *, dimensions: int) -> None:
         """Check all that oneDNN takes for granted: it goes by sizes, and not by strides."""
         weight = self.weight
+        _check_without_gradient(x, weight, self.scales, *(() if self.bias is None else (self.bias,)))
         _check(weight.dtype is torch.int8 and weight.dim() == dimensions, "weights are int8, of the layer's dimensions")
         _check(weight.is_contiguous() and weight.numel() > 0, "weights are contiguous, and not empty")
         for each in (self.scales, self.bias):
@@ -143,15 +149,21 @@ class _Layer:
     def packed(self, form: tuple[object, ...], pack: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the integers as the processor wants them, packed once."""
         forms = self._held().forms
-        if form not in forms:
-            forms[form] = pack()
-        return forms[form]
+        found = forms.get(form)
+        if found is None:
+            if len(forms) >= _FORMS:
+                forms.clear()
+            found = forms[form] = pack()
+        return found
 
     def _held(self) -> _Packed:
-        held = _packed.get(self.weight)
-        version = 0 if self.weight.is_inference() else self.weight._version
+        counts = not self.weight.is_inference()  # else nobody counts writes to it, and it is packed for each call
+        held = _packed.get(self.weight) if counts else None
+        version = self.weight._version if counts else 0
         if held is None or held.version != version:
-            held = _packed[self.weight] = _Packed(version, torch.zeros(len(self.weight), dtype=torch.int32))
+            held = _Packed(version, torch.zeros(len(self.weight), dtype=torch.int32))
+            if counts:
+                _packed[self.weight] = held
         return held
 
 
@@ -175,6 +187,7 @@ class _Window:
         _check(x.dim() == 4, "a convolution takes 3 dimensions, or a batch of 4")
         _check(len(stride) == len(padding) == len(dilation) == 2, "stride, padding and dilation are two numbers each")
         _check(min(*stride, *dilation, groups) >= 1 and min(padding) >= 0, "stride, dilation and groups are positive")
+        _check(max(*stride, *padding, *dilation) < _REACH, f"stride, padding and dilation are less than {_REACH:,}")
         _check(x.shape[1] == weight.shape[1] * groups, "the input's channels are not the weight's")
         _check(weight.shape[0] % groups == 0, "the output channels are no multiple of the groups")
         reach = [step * (size - 1) + 1 for step, size in zip(dilation, weight.shape[2:], strict=True)]
@@ -221,12 +234,28 @@ class _Result:
         """Its dtype."""
         return torch.float32 if self.scale is None else torch.uint8
 
+    def without_values(self, shape: Sequence[int], order: torch.memory_format) -> torch.Tensor:
+        """Return the result of an input without a range: NaN, where it can say so. That of no input is empty."""
+        made = torch.empty(list(shape), dtype=self.dtype, device="cpu", memory_format=order)
+        return made.fill_(math.nan if self.scale is None else self.zero_point)
+
     @property
     def options(self) -> tuple[float, int, torch.dtype, str, list[float], str]:
         """It all, as oneDNN's operators take it."""
         scale = 1.0 if self.scale is None else self.scale
         _check_levels(scale, self.zero_point)
         return scale, self.zero_point, self.dtype, "relu" if self.relu else "none", [], ""
+
+
+def _check_without_gradient(*tensors: torch.Tensor) -> None:
+    recorded = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    _check(not recorded, "int8 layers give no gradients, and one of their tensors asks for some")
+
+
+def _check_devices(*tensors: torch.Tensor | None) -> None:
+    """Check that nothing is asked of a tensor without memory, on whose account torch pretends to compute."""
+    devices = {each.device for each in tensors if each is not None}
+    _check(len(devices) == 1, "tensors are on one device")
 
 
 def _check_levels(scale: float, zero_point: int) -> None:

@@ -1,6 +1,7 @@
 """A rewritten graph speaks to nobody to whom the original does not, wherever in it the call is hidden."""
 
 import copy
+import functools
 import operator
 import subprocess
 import sys
@@ -315,6 +316,23 @@ def test_calls_that_a_rewrite_puts_into_a_batch_pass() -> None:
     rewritten = fxlib.optimize(captured)
     assert any(node.target is issue_batch for node in rewritten.graph.nodes)
     screen(rewritten, captured)
+
+
+@pytest.mark.parametrize("written", ["quantize", "quantize.default"])
+def test_layers_on_int8_weights_come_from_a_recipe_that_makes_them(written: str) -> None:
+    quantize: Any = functools.reduce(getattr, written.split("."), torch.ops.fxlib)
+
+    def before(graph: Graph) -> Any:
+        return graph.call_method("float", (graph.placeholder("x"),))
+
+    def after(graph: Graph) -> Any:
+        return graph.call_function(quantize, (graph.placeholder("x"), 1.0, 0))
+
+    captured, answer = of(before), of(after)
+    with pytest.raises(WireError, match="int8 weights, which the recipe does not make"):
+        screen(answer, captured)
+    screen(answer, captured, quantizes=True)
+    screen(answer, answer)
 
 
 class Stub:

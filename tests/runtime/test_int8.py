@@ -139,6 +139,43 @@ def test_a_weight_that_is_written_is_packed_again() -> None:
     assert OPERATORS.int8_linear(x, 1.0, 0, weight, scales, None, *LINEAR).eq(0.0).all()
 
 
+def test_a_weight_whose_writes_nobody_counts_is_packed_for_each_call() -> None:
+    with torch.inference_mode():
+        x, weight, scales = levels(2, 64), integers(8, 64), figures(8, 1)
+        assert OPERATORS.int8_linear(x, 1.0, 0, weight, scales, None, *LINEAR).ne(0.0).any()
+        weight.zero_()
+        assert OPERATORS.int8_linear(x, 1.0, 0, weight, scales, None, *LINEAR).eq(0.0).all()
+
+
+def test_forms_of_a_weight_do_not_add_up() -> None:
+    images, weight, scales = levels(1, 4, 5, 5), integers(4, 4, 3, 3), figures(4, 1)
+    for zero_point in range(40):
+        OPERATORS.int8_conv2d(images, 1.0, zero_point, weight, scales, None, *PLAIN, *LINEAR)
+    assert len(int8._packed[weight].forms) <= 16
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 6, 6), (0, 3, 6, 6)])
+@pytest.mark.parametrize("out", [LINEAR, (2.0, 7, False)])
+def test_a_result_without_values_has_the_form_of_others(sizes: tuple[int, ...], out: tuple[Any, ...]) -> None:
+    image, kernel = torch.full(sizes, math.nan), integers(4, 3, 3, 3)
+    calls: Any = (
+        (image, kernel, lambda *layer: OPERATORS.int8_conv2d(*layer, *PLAIN, *out)),
+        (image[..., 0], integers(4, 6), lambda *layer: OPERATORS.int8_linear(*layer, *out)),
+    )
+    for x, weight, call in calls:
+        found = call(x, None, 0, weight, figures(4, 1), None)
+        with FakeTensorMode() as mode:
+            fake = [mode.from_tensor(each) for each in (x, weight, figures(4, 1))]
+            expected = call(fake[0], None, 0, *fake[1:], None)
+        assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+        assert found.isnan().all() if out is LINEAR else found.eq(7).all()
+
+
+def test_quantizing_what_records_gradients_is_refused() -> None:
+    with pytest.raises(FxlibError, match="no gradients"):
+        OPERATORS.quantize(torch.ones(3, requires_grad=True), 1.0, 0)
+
+
 def test_empty_batches_have_empty_results() -> None:
     assert OPERATORS.int8_linear(levels(0, 8), 1.0, 0, integers(4, 8), figures(4, 1), None, *LINEAR).shape == (0, 4)
     images = levels(0, 2, 5, 5)
@@ -184,6 +221,25 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "less than no padding": (IMAGE, 1.0, 0, KERNEL, SCALES, None, [1, 1], [-1, 0], *PLAIN[2:], *LINEAR),
     "no groups": (IMAGE, 1.0, 0, KERNEL, SCALES, None, *PLAIN[:3], 0, *LINEAR),
     "groups that do not divide": (levels(1, 6, 5, 5), 1.0, 0, KERNEL, SCALES, None, *PLAIN[:3], 3, *LINEAR),
+    "a padding that counts past 32 bits": (
+        IMAGE,
+        1.0,
+        255,
+        KERNEL,
+        SCALES,
+        None,
+        [1, 1],
+        [0, 2**31 - 1],
+        *PLAIN[2:],
+        *LINEAR,
+    ),
+    "a stride without end": (IMAGE, 1.0, 0, KERNEL, SCALES, None, [2**40, 1], *PLAIN[1:], *LINEAR),
+    "an image without height": (levels(1, 2, 0, 5), 1.0, 0, KERNEL, SCALES, None, [1, 1], [3, 3], *PLAIN[2:], *LINEAR),
+    "weights without memory": (X, 1.0, 0, WEIGHT.to("meta"), SCALES, None, *LINEAR),
+    "a kernel without memory": (IMAGE, 1.0, 0, KERNEL.to("meta"), SCALES, None, *PLAIN, *LINEAR),
+    "a bias without memory": (X, 1.0, 0, WEIGHT, SCALES, SCALES.to("meta"), *LINEAR),
+    "an input that records gradients": (X.float().requires_grad_(), None, 0, WEIGHT, SCALES, None, *LINEAR),
+    "scales that record gradients": (X, 1.0, 0, WEIGHT, SCALES.clone().requires_grad_(), None, *LINEAR),
     "a batch of five dimensions": (levels(1, 1, 2, 5, 5), 1.0, 0, KERNEL, SCALES, None, *PLAIN, *LINEAR),
 }
 
