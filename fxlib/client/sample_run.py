@@ -15,6 +15,7 @@ from fxlib.profiling.api import calls_that_may_write, copy_of
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.preserve_state import state_kept
+from fxlib.runtime.submodules import local_tensors
 from fxlib.spec.inputs import Batch
 from fxlib.spec.losses import scalar
 from fxlib.spec.workload import Workload
@@ -40,7 +41,7 @@ def run_sample(captured: GraphModule, workload: Workload) -> bool:
     if not (_stays_here(captured, workload) and _has_weights(model)):
         return False
     batch = workload.samples[0]
-    device = next((each.device for each in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    device = next((each.device for each in local_tensors(model).values()), torch.device("cpu"))
     try:
         with state_kept(model), torch.set_grad_enabled(torch.is_grad_enabled() and workload.mode != "forward"):
             given = _on(device, batch)
@@ -79,7 +80,7 @@ def _has_opaque_code(captured: GraphModule) -> bool:
 
 
 def _has_weights(model: nn.Module) -> bool:
-    return not any(each.is_meta for each in (*model.parameters(), *model.buffers()))
+    return not any(each.is_meta for each in local_tensors(model).values())
 
 
 def _on(device: torch.device, batch: Batch) -> Batch:

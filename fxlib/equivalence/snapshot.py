@@ -10,6 +10,7 @@ from torch import nn
 
 from fxlib.equivalence import visible_outputs
 from fxlib.runtime.preserve_state import copied, state_kept
+from fxlib.runtime.submodules import local_parameters
 from fxlib.utils.compare import same_bits
 from fxlib.utils.pytree import leaves
 from fxlib.utils.tensors import wraps
@@ -45,10 +46,10 @@ def left_behind(module: nn.Module, batches: Sequence[Batch], *, grad: bool) -> L
             if failed is not None:
                 break
         written = {name: each for name, each in visible_outputs.unsaved(module) if _written(each, passing.get(name))}
-        state = module.state_dict(keep_vars=True) | written
+        state = visible_outputs.saved(module) | written
         for name, each in state.items():
             found |= _named(f"after the run, {name}", each)
-        found |= {f"grad of {name}": _copied(each.grad) for name, each in module.named_parameters()}
+        found |= {f"grad of {name}": _copied(each.grad) for name, each in local_parameters(module).items()}
         if visible_outputs.flags(module) != flags:
             found["flags of modules and parameters"] = visible_outputs.flags(module)
         found[GENERATOR] = torch.get_rng_state()

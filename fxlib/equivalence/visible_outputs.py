@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
-from fxlib.runtime.submodules import local_modules
+from fxlib.runtime.submodules import local_modules, local_parameters, local_tensors, remote_modules
 from fxlib.utils.pytree import leaves, structure
 from fxlib.utils.tensors import wraps
 
@@ -23,7 +24,7 @@ def formed(name: str, value: object) -> dict[str, str]:
 def flags(module: nn.Module) -> tuple[str, ...]:
     """Say which modules are in train mode, and which parameters take no gradient."""
     training = [f"{path} in train mode" for path, each in local_modules(module) if each.training]
-    return (*training, *(f"{name} frozen" for name, each in module.named_parameters() if not each.requires_grad))
+    return (*training, *(f"{name} frozen" for name, each in local_parameters(module).items() if not each.requires_grad))
 
 
 def _form(tensor: torch.Tensor) -> str:
@@ -37,7 +38,7 @@ def _form(tensor: torch.Tensor) -> str:
 def shared(module: nn.Module, inputs: object, output: object) -> tuple[str, ...]:
     """Say which tensors of the output share memory with one another, with inputs or with the module's state."""
     holders: dict[int, str] = {}
-    known = [*leaves(inputs, "input"), *module.state_dict(keep_vars=True).items(), *unsaved(module)]
+    known = [*leaves(inputs, "input"), *saved(module).items(), *unsaved(module)]
     for where, leaf in known:
         if (memory := _memory(leaf)) is not None:
             holders.setdefault(memory, where)
@@ -52,6 +53,13 @@ def _memory(leaf: object) -> int | None:
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or wraps(leaf):
         return None
     return leaf.untyped_storage()._cdata if leaf.numel() else None
+
+
+def saved(module: nn.Module) -> dict[str, Any]:
+    """Return the tensors that `state_dict` saves, as they are; a `RemoteModule` makes that fail, and has none here."""
+    if next(remote_modules(module), None) is None:
+        return module.state_dict(keep_vars=True)
+    return local_tensors(module)
 
 
 def unsaved(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

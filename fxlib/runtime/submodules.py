@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.distributed.nn.api.remote_module import _RemoteModule
+
+T = TypeVar("T")
 
 
 def local_modules(root: nn.Module, *, repeated: bool = False) -> Iterator[tuple[str, nn.Module]]:
@@ -25,6 +28,26 @@ def local_modules(root: nn.Module, *, repeated: bool = False) -> Iterator[tuple[
         for name, child in reversed(module._modules.items()):
             if child is not None and not isinstance(child, _RemoteModule):
                 stack.append((f"{path}.{name}" if path else name, child))
+
+
+def local_parameters(root: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of `root` and all below, as `named_parameters` does, which a `RemoteModule` makes fail."""
+    return _each_once((path, part._parameters) for path, part in local_modules(root))
+
+
+def local_tensors(root: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters of `root` and all below, and then the buffers, each once."""
+    buffers = _each_once((path, part._buffers) for path, part in local_modules(root))
+    return {**local_parameters(root), **buffers}
+
+
+def _each_once(tables: Iterable[tuple[str, Mapping[str, T | None]]]) -> dict[str, T]:
+    found: dict[int, tuple[str, T]] = {}
+    for path, table in tables:
+        for name, value in table.items():
+            if value is not None:
+                found.setdefault(id(value), (f"{path}.{name}" if path else name, value))
+    return dict(found.values())
 
 
 def remote_modules(root: nn.Module) -> Iterator[tuple[nn.Module, str, _RemoteModule]]:

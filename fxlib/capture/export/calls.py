@@ -21,6 +21,7 @@ from torch.fx.node import has_side_effect, map_arg
 from torch.utils import _pytree as pytree
 from typing_extensions import override
 
+from fxlib.capture import source
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace.remote import METHOD_ARGUMENTS, RemoteCalls
 from fxlib.capture.trace.values import FutureValue, RRefCalls
@@ -262,12 +263,20 @@ class Undeclared:
     """A remote result whose contract declares no structure: the program may ignore it, but not use it."""
 
     def __init__(self, function: str) -> None:
-        self._function = function
+        self._function, self._called = function, source.here()
 
     def refuse(self, *_: object, **__: object) -> NoReturn:
         """Refuse any use of the result."""
+        self._refuse("uses", where="")
+
+    def refuse_returned(self) -> NoReturn:
+        """Refuse that the forward returns it."""
+        self._refuse("returns", where=self._called)
+
+    def _refuse(self, what: str, *, where: str) -> NoReturn:
         raise capture_error(
-            f"the forward uses the result of {self._function}, of which no contract says what it is",
+            f"the forward {what} the result of {self._function}, of which no contract says what it is",
+            where=where,
             hint="Declare it with returns=, a function of the same arguments that makes tensors like the result: "
             "@fxlib.remote(returns=lambda table, rows: torch.empty(*rows.shape, 8)).",
         )

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
 from fxlib.capture.export import checks, inlining
-from fxlib.capture.export.calls import ExportRecorder, recording
+from fxlib.capture.export.calls import ExportRecorder, Undeclared, recording
 from fxlib.capture.export.checks import ExportChecks, refuse_writes
 from fxlib.capture.export.hooks import install
 from fxlib.capture.export.object_state import with_states
@@ -46,7 +46,7 @@ from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.conditions import FixedAnswers
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.state import FunctionModel
-from fxlib.runtime.submodules import local_modules
+from fxlib.runtime.submodules import local_modules, local_tensors
 
 
 def export(
@@ -247,10 +247,16 @@ def _begun(module: nn.Module, around: _Around, stand_ins: StandIns) -> Iterator[
         around.recorder.handed_on(output)
         around.recorder.forward_ends()
 
+    def result(_: nn.Module, __: Any, output: Any) -> Any:
+        for each in pytree.tree_leaves(output):
+            if isinstance(each, Undeclared):
+                each.refuse_returned()
+        return with_states(output, outliving)
+
     handles = [
         module.register_forward_pre_hook(begin, with_kwargs=True),
         module.register_forward_hook(end, always_call=True),
-        module.register_forward_hook(lambda _, __, output: with_states(output, outliving)),
+        module.register_forward_hook(result),
     ]
     try:
         yield
@@ -269,7 +275,7 @@ def _check(module: nn.Module, samples: Samples) -> None:
                     where=path,
                     hint="Set them as attributes.",
                 )
-    own = {id(each) for each in (*module.parameters(), *module.buffers())}
+    own = {id(each) for each in local_tensors(module).values()}
     if any(id(each) in own for each in pytree.tree_leaves((samples.args, samples.kwargs))):
         raise CaptureError(
             "a sample is a parameter or a buffer of the model, for which the graph would take all inputs",

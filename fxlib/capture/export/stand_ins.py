@@ -24,7 +24,7 @@ from fxlib.capture.intercept import Call, Interception, is_capturing
 from fxlib.capture.recording.argument_assumptions import id_asked
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.unswallowed import capture_error
-from fxlib.runtime.submodules import local_modules
+from fxlib.runtime.submodules import local_modules, local_tensors
 
 _DROPOUTS = (torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout)
 """Operators that return what they were given, the very tensor, where nothing is to be dropped."""
@@ -45,7 +45,7 @@ class StandIns(TorchFunctionMode):
     def __init__(self, module: nn.Module, recorder: Recorder, end: FrameType) -> None:
         super().__init__()
         self._module, self._recorder, self._end = module, recorder, end
-        self._state = (*module.parameters(), *module.buffers())
+        self._state = tuple(local_tensors(module).values())
         self._own = {id(each) for each in self._state}
         self._stand_for: dict[int, torch.Tensor] = {}
         self._inputs: dict[int, str] = {}
@@ -80,7 +80,7 @@ class StandIns(TorchFunctionMode):
 
     def begin(self, args: Any, kwargs: Any) -> None:
         """Note the stand-ins that the forward is given."""
-        state = (*self._module.parameters(), *self._module.buffers())
+        state = tuple(local_tensors(self._module).values())
         self._stand_for = {id(each): real for each, real in zip(state, self._state, strict=True)}
         given = dict(zip(inspect.signature(self._module.forward).parameters, args, strict=False)) | dict(kwargs)
         self._inputs = {id(each): "" for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, FakeTensor)}

@@ -45,7 +45,6 @@ def install(interception: Interception, tracer: RemoteTracer) -> None:
     install_everywhere(interception)
     interception.function(torch.is_tensor, _tensor_question(tracer))
     interception.function(torch.broadcast_shapes, _shapes_question(tracer))
-    interception.method(rpc.PyRRef, "__init__", _construction)
     interception.method(torch.autograd.Variable, "__new__", _legacy_tensor)
     interception.function(nn.Module.__setattr__, _assignment(tracer))
 
@@ -56,6 +55,9 @@ def install_everywhere(interception: Interception, *, users: bool = False) -> No
         interception.function(function, (_users_refusal if users else _refusal)(problem, hint))
     interception.function(torch.autograd.graph.saved_tensors_hooks.__enter__, _saved_tensors)
     interception.method(rpc.PyRRef, "backward", _refusal("the forward runs a backward", "Run it in the training step."))
+    interception.method(
+        rpc.PyRRef, "__init__", _refusal("the forward makes an RRef to a value", "Send the value itself.")
+    )
 
 
 def _refusal(problem: str, hint: str) -> Replace:
@@ -112,16 +114,6 @@ def _saved_tensors(original: Call) -> Call:
         )
 
     return enter
-
-
-def _construction(original: Call) -> Call:
-    def construct(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
-            problem = "the forward makes an RRef to a traced value, which no graph can hold"
-            raise capture_error(problem, hint="Send the value itself.")
-        return original(*args, **kwargs)
-
-    return construct
 
 
 def _legacy_tensor(original: Call) -> Call:

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed import rpc
+from torch.distributed.nn import RemoteModule
 from torch.distributed.rpc import rpc_async, rpc_sync
 from torch.export import Dim
 
 import fxlib
+from fxlib.client.sample_run import run_sample
 from fxlib.equivalence.verify import verify
 from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import ops
@@ -20,6 +22,7 @@ from tests.capture.checks import assert_same, targets
 
 pytestmark = pytest.mark.usefixtures("world")
 ROWS = torch.arange(6)
+EMBEDDED = fxlib.Contract(reads=frozenset({"parameters"}), returns=lambda rows: torch.empty(len(rows), 3))
 
 
 def _chunks(rows: Tensor) -> list[Tensor]:
@@ -128,6 +131,41 @@ def test_a_result_that_no_contract_describes_may_only_be_ignored() -> None:
     with pytest.raises(CaptureError, match=r"uses the result of tests.capture.servers:double") as refused:
         fxlib.capture(forward, sample_inputs=[ROWS], how="export")
     assert __file__ in refused.value.where
+    with pytest.raises(CaptureError, match=r"returns the result of tests.capture.servers:double") as refused:
+        fxlib.capture(lambda x: rpc_sync("ps0", servers.double, args=(x,)), sample_inputs=[ROWS], how="export")
+    assert __file__ in refused.value.where
     stated = {"tests.capture.servers:double": fxlib.Contract(pure=True, returns=lambda x: torch.empty(len(x)))}
     captured = fxlib.capture(forward, sample_inputs=[ROWS.float()], how="export", contracts=stated)
     assert_same(captured(ROWS.float()), forward(ROWS.float()))
+
+
+def test_an_rref_that_the_forward_makes_is_refused_as_a_graph_would_keep_the_first() -> None:
+    def forward(x: Tensor) -> Tensor:
+        kept: Tensor = rpc_sync("ps0", row, args=(rpc.RRef(x),))
+        return kept
+
+    with pytest.raises(CaptureError, match="makes an RRef to a value") as refused:
+        fxlib.capture(forward, sample_inputs=[ROWS], how="export")
+    assert __file__ in refused.value.where
+
+
+class BesideATable(nn.Module):
+    """Has a remote module among its own, and decides by a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = RemoteModule("ps0", nn.Embedding, args=(10, 3))
+        self.top = nn.Linear(3, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found = self.table.forward(rows)
+        top: Tensor = self.top(found if found.shape[0] > 3 else -found)
+        return top
+
+
+def test_a_model_with_a_remote_module_is_exported_and_compared() -> None:
+    model = BesideATable()
+    captured = fxlib.capture(model, sample_inputs=[ROWS], contracts={".forward": EMBEDDED})
+    assert targets(captured) == ["issue_call", "wait"]
+    assert verify(model, captured, [ROWS])
+    assert run_sample(captured, fxlib.Workload(batches=[ROWS], mode="forward", contracts={".forward": EMBEDDED}))

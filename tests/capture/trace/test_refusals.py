@@ -87,6 +87,10 @@ def makes_an_rref_to_a_traced_value(x: torch.Tensor) -> Any:
     return rpc_sync("ps0", double, args=(rpc.RRef(x),))  # HERE
 
 
+def makes_an_rref_to_a_nest(x: torch.Tensor) -> Any:
+    return rpc_sync("ps0", double, args=(rpc.RRef([x]),))  # HERE
+
+
 def starts_a_thread(x: torch.Tensor) -> Any:
     threading.Thread(target=rpc_sync, args=("ps0", double, (x,))).start()  # HERE
     return x
