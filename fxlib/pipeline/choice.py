@@ -1,48 +1,91 @@
-"""Which of two exact ways is faster in this loop, measured as it runs: only its servers know what takes their time."""
+"""Which of several exact ways is fastest in this loop, measured as it runs: only its servers know what takes time."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
+from collections.abc import Sequence
+
+from fxlib.analysis.effects.prologue import Way
 
 _RUN = 5
-"""Steps that are made one way before the other is tried; the first still has what the other left."""
-_RUNS = 4
-"""Runs before one of the ways is chosen: two of each."""
+"""Steps that are made one way before the next is tried, besides those that find what another way has left."""
+_ROUNDS = 2
+"""Runs of each way before one is chosen."""
+_HOPELESS = 1.2
+"""A way whose median step is so many times the shortest is tried but once."""
 _STEPS = 500
-"""Steps that the way that was chosen has, before both are tried again: loops change."""
+"""Steps that the way that was chosen has, before all are tried again: loops change."""
 
 
 class MeasuredChoice:
-    """Tries reading by keys and reading behind the push in turn, and keeps to what has the shorter median step.
+    """Tries the ways in turn, and keeps to what has the shortest median step.
 
     Attributes:
-        by_keys: whether the next step's reads are by keys.
+        way: how the next step's reads are made; None: each forward makes its own.
     """
 
     def __init__(self) -> None:
-        self.by_keys = True
-        self._step = 0
+        self._ways: tuple[Way | None, ...] = (Way.NOTHING_WRITTEN, None)
+        self._depth = 1
+        """Number of steps that find what the way before has left."""
         self._last_s: float | None = None
-        self._took_s: dict[bool, list[float]] = {True: [], False: []}
+        self._begin()
 
-    def loop_began(self) -> None:
-        """Note that what comes before the next end of a step is more than a step."""
-        self._last_s = None
+    def offer(self, ways: Sequence[Way]) -> None:
+        """Let the choice be among these ways, the first of which is tried first, and none.
+
+        Args:
+            ways: those of a graph's calls.
+        """
+        offered = (*ways, None)
+        if offered != self._ways:
+            self._ways = offered
+            self._begin()
+
+    def loop_began(self, depth: int) -> None:
+        """Note that what comes before the next end of a step is more than a step.
+
+        Args:
+            depth: number of batches that are fetched before their step.
+        """
+        self._last_s, self._depth = None, depth
 
     def step_ended(self) -> None:
-        """Note the end of a step's pushes, and decide how the next step's reads are made."""
+        """Note the end of a step, and decide how the next step's reads are made."""
         now, before = time.perf_counter(), self._last_s
         self._last_s = now
-        tried = _RUN * _RUNS
         if before is None:
             return
-        if self._step < tried and self._step % _RUN > 0:
-            self._took_s[self.by_keys].append(now - before)
         self._step += 1
-        if self._step < tried:
-            self.by_keys = self._step // _RUN % 2 == 0
-        elif self._step == tried:
-            self.by_keys = statistics.median(self._took_s[True]) <= statistics.median(self._took_s[False])
-        elif self._step == tried + _STEPS:
-            self.by_keys, self._step, self._took_s = True, 0, {True: [], False: []}
+        if not self._runs:
+            if self._step >= _STEPS:
+                self._begin()
+            return
+        if self._step > self._depth:
+            self._took_s[self.way].append(now - before)
+        if self._step >= self._depth + _RUN:
+            self._runs.popleft()
+            self._next()
+
+    def _begin(self) -> None:
+        self._rounds = 0
+        self._step = 0
+        self._took_s: dict[Way | None, list[float]] = {each: [] for each in self._ways}
+        self._runs: deque[Way | None] = deque(self._ways)
+        self.way: Way | None = self._ways[0]
+
+    def _next(self) -> None:
+        """Begin the next run; behind the last, the steps of the way that was fastest."""
+        self._step = 0
+        if self._runs:
+            self.way = self._runs[0]
+            return
+        self._rounds += 1
+        median_s = {way: statistics.median(took) for way, took in self._took_s.items()}
+        self.way = min(self._ways, key=lambda way: median_s[way])
+        hopeful = [way for way in self._ways if median_s[way] < _HOPELESS * median_s[self.way]]
+        if self._rounds < _ROUNDS and len(hopeful) > 1:
+            self._runs.extend(hopeful)
+            self.way = hopeful[0]

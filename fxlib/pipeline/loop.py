@@ -171,7 +171,7 @@ class Pipeline(Generic[B]):
         ahead, held = ahead_of(module), 0
         if ahead not in used:
             used[ahead] = []
-            ahead.open()
+            ahead.open(self._depth)
         for place, each in enumerate(queue):
             if each.error is not None:
                 return

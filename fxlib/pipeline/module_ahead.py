@@ -16,6 +16,7 @@ from torch import distributed, nn
 from torch.fx import Node
 
 from fxlib import batch
+from fxlib.analysis.effects.prologue import Way
 from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline.by_keys import SAMPLED
@@ -143,6 +144,9 @@ class ModuleAhead:
         program = None if self._is_distributed else self._program_for(args, kwargs)
         if program is None or not program.calls:
             return None
+        if self._loops and self._choice.way is None:
+            return None
+        by_keys = self._choice.way is Way.BY_KEYS
         try:
             values = program.values(args, kwargs)
             noted = program.noted(values)
@@ -151,7 +155,7 @@ class ModuleAhead:
         except Exception:  # noqa: BLE001 - its forward raises it, in its place
             return None
         requests = [
-            Request(call, arguments, by_keys=self._choice.by_keys and call.node not in self._not_by_keys)
+            Request(call, arguments, by_keys=by_keys and call.node not in self._not_by_keys)
             if all(noted[place] is not None for place in needs)
             else None
             for call, arguments, needs in zip(program.calls, found, program.needs, strict=True)
@@ -177,10 +181,10 @@ class ModuleAhead:
             self._tell(Reason.AHEAD_OTHER_INPUTS.sentence(entry.why_not))
         self._rest()
 
-    def open(self) -> None:
-        """Begin to watch what this process writes: a loop has begun."""
+    def open(self, depth: int) -> None:
+        """Begin to watch what this process writes: a loop has begun, with so many batches ahead of their step."""
         self._loops += 1
-        self._choice.loop_began()
+        self._choice.loop_began(depth)
         WATCH.add(self, {})
 
     def close(self) -> None:
@@ -196,6 +200,8 @@ class ModuleAhead:
     def passed(self, entry: Entry | None) -> None:
         """Note that the step of a loop's batch is over, for which something was made, or nothing."""
         self._steps += 1
+        if self._period is None:
+            self._choice.step_ended()
         if entry is not None:
             self.expire(entry)
 
@@ -410,6 +416,7 @@ class ModuleAhead:
         program = self._programs.get(id(runs))
         if program is None or program.module is not runs or not program.is_current():
             program = self._programs[id(runs)] = Program(runs)
+            self._choice.offer(program.ways)
         return program
 
     @contextmanager

@@ -60,8 +60,8 @@ class Watch:
         self._writes: list[_Write] = []
         self._stated: dict[str, Contract] = {}
         """Contracts that graphs state, by the name of the function."""
-        self._readers: set[FunctionType] = set()
-        """Functions that were looked up and write nothing, under the contracts that are stated now."""
+        self._known: dict[tuple[FunctionType, str], frozenset[ServerState]] = {}
+        """What functions that declare it write on a server, under the contracts that are stated now."""
         self._replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         """Functions of torch's, by name: the original, and what stands for it."""
 
@@ -70,7 +70,7 @@ class Watch:
         with self._lock:
             if any(self._stated.get(name) != contract for name, contract in stated.items()):
                 self._stated.update(stated)
-                self._readers.clear()
+                self._known.clear()
             if listener not in self._listeners:
                 self._listeners.append(listener)
             if not self._is_in_place():
@@ -89,7 +89,7 @@ class Watch:
                 self._replaced.clear()
             self._writes.clear()
             self._stated.clear()
-            self._readers.clear()
+            self._known.clear()
 
     @property
     def is_watching(self) -> bool:
@@ -160,13 +160,17 @@ class Watch:
         calls = _calls_within(function, args)
         if calls is not None:
             return _NOTHING.union(*[self._written(to, each, given) for each, given, _ in calls])
+        server = server_name(to)
         is_plain = isinstance(function, FunctionType)  # of anything else, nobody knows what its `==` is
-        if (is_plain and function in self._readers) or _only_reads(function):
+        if is_plain and (known := self._known.get((function, server))) is not None:
+            return known
+        if _only_reads(function):
             return _NOTHING
         contract = self._contract(function)
-        if is_plain and contract is not None and not contract.writes:
-            self._readers.add(function)
-        return states_of(contract, server_name(to))[1]
+        states = states_of(contract, server)[1]
+        if is_plain and contract is not None:
+            self._known[function, server] = states
+        return states
 
     def _contract(self, function: Any) -> Contract | None:
         try:

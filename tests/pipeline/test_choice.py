@@ -1,42 +1,65 @@
-"""Of two exact ways, a loop keeps to the one that was faster in it."""
+"""Of several exact ways, a loop keeps to the one that is fastest in it; that of no pipeline is one of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from unittest import mock
 
 import pytest
 
+from fxlib.analysis.effects.prologue import Way
 from fxlib.pipeline.choice import MeasuredChoice
 
+KEYS, PUSH = Way.BY_KEYS, Way.BEHIND_PUSH
 
-def steps(choice: MeasuredChoice, count: int, took_s: dict[bool, float]) -> list[bool]:
+
+def choice_of(*ways: Way, depth: int = 1) -> MeasuredChoice:
+    choice = MeasuredChoice()
+    choice.offer(ways)
+    choice.loop_began(depth)
+    return choice
+
+
+def steps(choice: MeasuredChoice, count: int, took_s: Mapping[Way | None, float]) -> list[Way | None]:
     """Make steps that take so long each way; return how each was made."""
     made = []
     with mock.patch("fxlib.pipeline.choice.time.perf_counter", return_value=0.0) as clock:
-        choice.loop_began()
         choice.step_ended()
         for _ in range(count):
-            made.append(choice.by_keys)
-            clock.return_value += took_s[choice.by_keys]
+            made.append(choice.way)
+            clock.return_value += took_s[choice.way]
             choice.step_ended()
     return made
 
 
-@pytest.mark.parametrize("by_keys_s, better", [(0.010, True), (0.030, False)])
-def test_the_faster_way_is_kept_once_both_were_tried_twice(by_keys_s: float, better: bool) -> None:
-    made = steps(MeasuredChoice(), 120, {True: by_keys_s, False: 0.020})
-    assert made[:20] == [True] * 5 + [False] * 5 + [True] * 5 + [False] * 5
-    assert set(made[20:]) == {better}
+@pytest.mark.parametrize("best", [KEYS, PUSH, None])
+def test_the_fastest_way_is_kept_once_all_were_tried_twice(best: Way | None) -> None:
+    took_s = {way: 0.020 if way is best else 0.022 for way in (KEYS, PUSH, None)}
+    made = steps(choice_of(KEYS, PUSH), 120, took_s)
+    assert made[:36] == ([KEYS] * 6 + [PUSH] * 6 + [None] * 6) * 2
+    assert set(made[36:]) == {best}
 
 
-def test_both_are_tried_again_after_many_steps() -> None:
-    made = steps(MeasuredChoice(), 600, {True: 0.030, False: 0.020})
-    assert sum(made) > 15
+def test_a_way_that_is_much_slower_is_tried_but_once() -> None:
+    made = steps(choice_of(KEYS, PUSH), 120, {KEYS: 0.050, PUSH: 0.020, None: 0.021})
+    assert made[:30] == [KEYS] * 6 + [PUSH] * 6 + [None] * 6 + [PUSH] * 6 + [None] * 6
+    assert set(made[30:]) == {PUSH}
+
+
+def test_all_are_tried_again_after_many_steps() -> None:
+    made = steps(choice_of(PUSH), 600, {PUSH: 0.030, None: 0.020})
+    assert made.count(PUSH) == 12
+
+
+def test_what_the_way_before_has_left_is_not_counted() -> None:
+    choice = choice_of(PUSH, depth=4)
+    made = steps(choice, 18, {PUSH: 0.020, None: 0.020})
+    assert made == [PUSH] * 9 + [None] * 9
 
 
 def test_what_lies_between_two_loops_is_no_step() -> None:
-    choice = MeasuredChoice()
-    for _ in range(30):  # each loop of two steps, an hour apart
-        choice.loop_began()
-        steps(choice, 2, {True: 0.010, False: 0.020})
-    assert choice.by_keys
+    choice = choice_of(KEYS, PUSH)
+    for _ in range(60):  # each loop of two steps, an hour apart
+        choice.loop_began(1)
+        steps(choice, 2, {KEYS: 0.010, PUSH: 0.020, None: 0.020})
+    assert choice.way is KEYS
