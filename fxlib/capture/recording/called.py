@@ -174,6 +174,8 @@ class Calls:
         elif kind is functools.partial:
             if self._record.knows(function):
                 self._record.see(function)
+                for name in ("func", "args", "keywords"):  # which `__setstate__` replaces
+                    self._record.fact(Kind.GETTER, function, name, getattr(function, name))
                 self._observations.contents(function.keywords)
             inner = self.called(function.func, *function.args, *function.keywords.values(), *operands)
             if inner is not function.func:
@@ -277,6 +279,8 @@ class Calls:
             return function
         if module.partition(".")[0] in _OTHER_AT_EACH_RUN and name not in _CONSTANT_OS and "path" not in module:
             self._other_at_each_run(f"{module}.{name}")
+        if name == "__subclasses__" or (module.partition(".")[0] == "numpy" and name.startswith("get")):  # settings
+            self._other_at_each_run(f"{module}.{name}".lstrip("."))
         if function in _RUNS_TEXT:
             raise capture_error(
                 f"the forward calls {name}(), and what the text reads is not seen",

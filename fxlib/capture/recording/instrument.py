@@ -21,6 +21,7 @@ ENTRY = "where a function begins"
 
 _OPERANDS: dict[str, tuple[str, int]] = {
     "LOAD_ATTR": ("attribute", 1), "LOAD_METHOD": ("attribute", 1), "IMPORT_FROM": ("attribute", 1),
+    "IMPORT_NAME": ("imported", 2),
     "STORE_ATTR": ("stored", 1), "DELETE_ATTR": ("stored", 1),
     "BINARY_SUBSCR": ("item", 2), "BINARY_SLICE": ("item", 3),
     "STORE_SUBSCR": ("item_stored", 2), "DELETE_SUBSCR": ("item_stored", 2), "STORE_SLICE": ("item_stored", 3),
@@ -49,7 +50,7 @@ _POSITIVE = 5
 """The number of the intrinsic function that is `+x`, since 3.12."""
 _AS_BOOL = 16
 """The bit in the argument of a comparison, since 3.13, by which its result is taken for true or false."""
-_NAMED = frozenset({"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "STORE_ATTR", "DELETE_ATTR"})
+_NAMED = frozenset({"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "IMPORT_NAME", "STORE_ATTR", "DELETE_ATTR"})
 _WRITTEN_GLOBALS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
 _WRITTEN_CELLS = frozenset({"STORE_DEREF", "DELETE_DEREF"})
 _READ_GLOBALS = frozenset({"LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", *_WRITTEN_GLOBALS})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib.util
 import operator
 import sys
 from collections import OrderedDict, deque
@@ -55,6 +56,22 @@ _MACHINERY = frozenset(
     | {"io", "_io", "multiprocessing", "asyncio", "_asyncio", "warnings", "contextvars", "_contextvars"}
 )
 """Standard modules whose objects have no influence on what a program computes."""
+
+_ARITHMETIC = (
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"),
+    *("and", "xor", "or"),
+)
+_OPERATORS = frozenset(
+    f"__{each}__"
+    for each in (
+        *(prefix + name for name in _ARITHMETIC for prefix in ("", "r", "i")),
+        *("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "len", "iter", "contains", "getitem", "index"),
+        *("int", "float", "complex", "neg", "pos", "invert", "abs", "round", "call", "format", "str", "repr"),
+        *("getattribute", "getattr"),
+    )
+)
+"""Methods that change what an operator does, or a function in C, once a class has them."""
+_NEVER_PATCHED = sys.stdlib_module_names | {"torch", "numpy", "fxlib"}
 
 
 class Observations:
@@ -119,7 +136,8 @@ class Observations:
 
     def _attribute_of_module(self, name: str, owner: ModuleType) -> None:
         if name in attributes_of(owner) or type(owner) is ModuleType:
-            self._record.fact(Kind.ATTRIBUTE, owner, name, attributes_of(owner).get(name, Mark.ABSENT))
+            for each in (name,) if name in attributes_of(owner) else (name, "__getattr__"):
+                self._record.fact(Kind.ATTRIBUTE, owner, each, attributes_of(owner).get(each, Mark.ABSENT))
         else:
             self._getter(name, owner)
 
@@ -152,6 +170,7 @@ class Observations:
 
     def _attribute_of_class(self, name: str, owner: type) -> None:
         self._bases(owner)
+        self.on_class(name, type(owner))  # where a property would stand before it
         for base in owner.__mro__:
             if base.__flags__ & HEAP_TYPE:
                 found = base.__dict__.get(name, Mark.ABSENT)
@@ -185,6 +204,7 @@ class Observations:
         if issubclass(kind, tuple) and not kind.__dictoffset__:
             return
         found = self.on_class(name, kind)
+        self.on_class("__getattribute__", kind)
         self.class_of(owner)
         if not self._record.knows(owner):
             self._functions.discover_class(kind)
@@ -360,6 +380,9 @@ class Observations:
                 for name, value in list(base.__dict__.items()):
                     if name.startswith("__") and callable(value):
                         self._record.fact(Kind.CLASS, base, name, value)
+                if base.__module__.partition(".")[0] not in _NEVER_PATCHED:
+                    for name in _OPERATORS - base.__dict__.keys():
+                        self._record.fact(Kind.CLASS, base, name, Mark.ABSENT)
 
     def operands(self, *values: Any) -> None:
         """Handle the operands of an operator."""
@@ -374,6 +397,14 @@ class Observations:
         self.asked(context, ())
         for name in ("prec", "rounding", "Emin", "Emax", "clamp"):
             self._getter(name, context())
+
+    def imported(self, name: str, level: int, _: object) -> None:
+        """Handle an import, which looks modules up by their names."""
+        if level:
+            name = importlib.util.resolve_name("." * level + name, str(_observed_scope()["__package__"]))
+        for end in (*(place for place, each in enumerate(name) if each == "."), len(name)):
+            if name[:end] in sys.modules:
+                self._entry_of(sys.modules, name[:end])
 
     def formatted(self, value: Any, *_: Any) -> None:
         """Handle the formatting of a value as text."""
@@ -443,12 +474,8 @@ class Observations:
 
     def global_stored(self, name: str) -> None:
         """Handle the write of a global variable."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not is_instrumented(frame.f_code):
-            frame = frame.f_back
-        if frame is not None:
-            fact = self._entry_of(frame.f_globals, name)
-            fact.where = fact.where or source.here()
+        fact = self._entry_of(_observed_scope(), name)
+        fact.where = fact.where or source.here()
 
     def cell_stored(self, name: str, cell: CellType) -> None:
         """Handle the write of a closure's variable; those that the forward itself made do not count."""
@@ -464,6 +491,14 @@ class Observations:
     def none(self, value: Any) -> None:
         """Handle a comparison of a value with None."""
         self._arguments.identity(value, None)
+
+
+def _observed_scope() -> dict[str, Any]:
+    """Return the global variables of the function that is observed now."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not is_instrumented(frame.f_code):
+        frame = frame.f_back
+    return {} if frame is None else frame.f_globals
 
 
 def _elements(value: Any) -> Iterator[Any]:

@@ -105,7 +105,7 @@ def _entry(function: FunctionType | None, names: tuple[str, ...]) -> Observer:
 _OBSERVERS: Mapping[str, Observer] = {
     **{name: _observer(name) for name in ("attribute", "stored", "item", "item_stored", "contained", "identity")},
     **{name: _observer(name) for name in ("operands", "truth", "none", "contents", "matched", "formatted")},
-    **{name: _observer(name) for name in ("entered", "global_stored", "cell_stored", "attribute_of_super")},
+    **{name: _observer(name) for name in ("entered", "imported", "global_stored", "cell_stored", "attribute_of_super")},
     "called": _called,
     "unpacked": _unpacked,
 }

@@ -190,7 +190,7 @@ class Record:
         if id(container) in self._counted:
             self._counted.discard(id(container))
             del self._facts[Kind.CONTENTS, id(container), None]
-        if len(held) > LARGE and not is_array(container) and id(container) not in self.large:
+        if not is_array(container) and len(held) > LARGE and id(container) not in self.large:
             self.large[id(container)] = (
                 f"{source.here()}: the forward looks through a {type(container).__name__} of {len(held):,} entries, "
                 "and each run compares them all, which takes milliseconds: keep them in a tuple or a tensor"

@@ -271,6 +271,8 @@ def _refill(container: Any, value: Any) -> None:
     elif isinstance(container, deque):
         container.clear()
         container.extend(value)
+    elif is_array(container):
+        container[...] = value
     else:
         container[:] = value
 
