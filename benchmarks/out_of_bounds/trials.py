@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from benchmarks.out_of_bounds import modules
 from benchmarks.out_of_bounds.mutations import cases, placed
 from benchmarks.out_of_bounds.samples import Call, Samples, _schema
 from fxlib.runtime import bounds
+from fxlib.utils.locked_folder import LockedFolder
 from fxlib.wire.argument_rules import broken, rules_of
 from fxlib.wire.targets import candidates
 
@@ -69,7 +69,9 @@ class Trial:
 
 def preload() -> dict[str, str]:
     """Compile the guarded memory, and return the environment in which processes use it."""
-    library = Path(tempfile.mkdtemp(prefix="fxlib-guarded-")) / "guarded_memory.so"
+    folder = LockedFolder("fxlib-guarded-")
+    os.set_inheritable(folder.lock, True)  # the command executes itself, and keeps the folder until it ends
+    library = folder.path / "guarded_memory.so"
     compiler = (sysconfig.get_config_var("CC") or "gcc").split()[0]
     subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE)], check=True)
     return {**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

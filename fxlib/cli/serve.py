@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -19,6 +18,7 @@ from typing_extensions import override
 from fxlib.cli.applications import Child, command, require, started_as
 from fxlib.cli.printing import say, warn
 from fxlib.errors import FxlibError
+from fxlib.utils.locked_folder import LockedFolder
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -95,8 +95,8 @@ def run(arguments: Sequence[str]) -> int:
     stop = Stop()
     with _ending(stop), ExitStack() as children:
         # Not in the data folder, where one that another service has would be overwritten.
-        folder = children.enter_context(TemporaryDirectory(prefix="fxlib-serve-"))
-        ready_file = Path(settled["ready-file"] or Path(folder) / "ready")
+        folder = children.enter_context(LockedFolder("fxlib-serve-"))
+        ready_file = Path(settled["ready-file"] or folder.path / "ready")
         ready_file.unlink(missing_ok=True)
         children.callback(ready_file.unlink, missing_ok=True)
         service = children.enter_context(Child("fxlib_service", [*given, "--ready-file", str(ready_file)]))

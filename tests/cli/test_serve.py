@@ -187,6 +187,26 @@ def test_killed_it_takes_service_and_worker_along(tmp_path: Path) -> None:
         until(lambda: all(gone(pid) for pid in pids))
 
 
+def test_the_folder_of_a_killed_one_goes_when_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (files := tmp_path / "files").mkdir()
+    monkeypatch.setenv("TMPDIR", str(files))
+    with serve(tmp_path, "--no-worker", stand_ins=("fxlib_service",)) as killed:
+        killed.address()
+        [left] = files.glob("fxlib-serve-*")
+        killed.process.kill()
+        killed.process.wait(200)
+    assert left.exists()
+    with serve(tmp_path / "next", "--no-worker", stand_ins=("fxlib_service",)) as serving:
+        serving.address()
+        [folder] = files.glob("fxlib-serve-*")
+        assert folder != left
+        serving.process.terminate()
+        assert serving.process.wait(200) == 0
+    assert not folder.exists()
+
+
 def test_an_address_in_use_is_an_error_not_a_wait(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
