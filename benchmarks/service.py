@@ -5,8 +5,10 @@ and `floor`, an empty gRPC handler of the same library in a process beside the s
 same moments; what the floor takes is the generator's, gRPC's and the machine's, and not the service's. Latencies count
 from the moment at which a call was due. Floods come from a tenant of their own, while an honest one goes on with 20
 calls a second: big messages (120 clients, each with Optimize requests of 5 MiB), open uploads (400 that stop midway),
-repeated requests (6 clients with one graph of 20,000 nodes that is refused), a storm of GetCapabilities, and results of
-6 MiB. Memory is the peak of the service's process, and of it with its checking processes, shared pages counting once.
+repeated requests (6 clients with one graph of 20,000 nodes that is refused), a storm of GetCapabilities, results of
+6 MiB, cached graphs (20 clients with a request that the cache answers, for a graph of 1 MiB) and live reports (20
+clients with figures of one job). Memory is the peak of the service's process, and of it with its checking processes,
+shared pages counting once.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ RATE: Final = 200
 HONEST_RATE: Final = 20
 LAUNCHERS: Final = 600
 WATCHERS: Final = 1_000
+_MOST_NODES: Final = 39_000
 FLOOR: Final = "/floor/Empty"
 ROLES: Final = {
     "honest": 'role = "client"\nnamespace = "honest"',
@@ -467,12 +470,40 @@ async def large_results(target: Target) -> None:
         await endless(one)
 
 
+async def _answered(target: Target, graph: bytes) -> jobs_pb2.Job:
+    """Have the flood's own job answered; what equals it is answered from the cache."""
+    async with Caller(target, "flood") as client, Caller(target, "flooding-worker") as worker:
+        await client.put(graph)
+        if (job := await client.optimize(graph=graph)).state != jobs_pb2.JOB_STATE_SUCCEEDED:
+            await worker.complete(await worker.claim())
+    return job
+
+
+async def cached_large_graphs(target: Target) -> None:
+    """20 clients that repeat a request that the cache answers, whose graph is as large as is looked at off its turn."""
+    graph = large_graph(_MOST_NODES)
+    assert 0.9 * MIB < len(graph) <= MIB
+    await _answered(target, graph)
+    callers = [Caller(target, "flood") for _ in range(20)]
+    await asyncio.gather(*(endless(each.optimize, graph=graph) for each in callers))
+
+
+async def live_reports(target: Target) -> None:
+    """20 clients that report live figures of one job, again and again."""
+    job = await _answered(target, small_graph())
+    callers = [Caller(target, "flood") for _ in range(20)]
+    asked = jobs_pb2.ReportLiveRequest(job_id=job.id, live=jobs_pb2.LiveFigures(qps_original=100.0, steps=1))
+    await asyncio.gather(*(endless(each.jobs.ReportLive, asked, metadata=each.who) for each in callers))
+
+
 FLOODS: Final = {
     "big messages": big_messages,
     "open uploads": open_uploads,
     "repeated requests": repeated_requests,
     "GetCapabilities": storm,
     "results of 6 MiB": large_results,
+    "cached graphs of 1 MiB": cached_large_graphs,
+    "live reports": live_reports,
 }
 
 

@@ -9,20 +9,14 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from fxlib.errors import FxlibError
 from fxlib.utils.local_service import new_token, read_token
 from fxlib_service import audit
 from fxlib_service.authentication import Authenticator
 from fxlib_service.config import Config
+from fxlib_service.followed_files import FollowedFiles
 from fxlib_service.policy import Policy
-
-_LOOK_S: Final = 0.5
-"""The time between two looks at the files. One that has changed is read at the second look that finds it the same, so
-that whoever writes it is done."""
-
-_State = tuple[int, ...]
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +32,12 @@ class AccessFiles:
     Attributes:
         authenticator: identifies callers by what was read last.
         owner_token: the token whose bearer is the owner, as it was at the start.
-        asked: is set by whoever wants the files read now.
+        files: the files, to be followed.
     """
 
     def __init__(self, config: Config) -> None:
         self._policy, self._token = config.policy, config.token_file
-        self._read = self._states()
+        self.files = FollowedFiles(self._policy, self._token)
         policy = None if self._policy is None else Policy.read(self._policy)
         self.owner_token = new_token() if self._token is None else _owner_token(self._token)
         self.authenticator = Authenticator(
@@ -51,7 +45,6 @@ class AccessFiles:
             owner_tokens=_digests(self.owner_token),
             certificates_own=policy is None and config.tls is not None and config.tls.client_ca is not None,
         )
-        self.asked = asyncio.Event()
 
     async def follow(self, recheck: Callable[[], int]) -> None:
         """Read the files again when they have changed, or when asked to; it ends by being cancelled.
@@ -60,18 +53,8 @@ class AccessFiles:
             recheck: is called after a change; ends the calls whose callers are no longer who they were, and returns
                 their number.
         """
-        if self._policy is None and self._token is None:
-            return
-        seen = self._read
-        while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.asked.wait(), _LOOK_S)
-            now = await asyncio.to_thread(self._states)
-            if self.asked.is_set() or (now == seen and now != self._read):
-                self.asked.clear()
-                self._read = now
-                await self._reread(recheck)
-            seen = now
+        async for _ in self.files.changes():
+            await self._reread(recheck)
 
     async def _reread(self, recheck: Callable[[], int]) -> None:
         try:
@@ -100,18 +83,6 @@ class AccessFiles:
             known.owner_tokens = digests
             changes["changed"] = [*changes.get("changed", ()), "the owner's token"]
         return changes
-
-    def _states(self) -> tuple[_State, ...]:
-        return tuple(_state(path) for path in (self._policy, self._token) if path is not None)
-
-
-def _state(path: Path) -> _State:
-    """Return what differs once a file was written, replaced, or given to others; nothing if it cannot be looked at."""
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _owner_token(path: Path) -> str:

@@ -91,13 +91,22 @@ async def make_core(
     dispatcher = Dispatcher(ledger, workers, leases, background, on_expiry=metrics.lease_expired)
     admission = Admission(blobs, config.limits, store, clock)
     holdings = Holdings(ledger, admission, kept=policy is not None)
-    submit = Submit(ledger, admission, holdings, workers, limits=config.limits, policy=policy, reserve=reserve)
+    in_flight = InFlight(config.limits)
+    submit = Submit(
+        ledger,
+        admission,
+        holdings,
+        workers,
+        turns=in_flight.turns,
+        limits=config.limits,
+        policy=policy,
+        reserve=reserve,
+    )
     quotas = Quotas() if policy is None else policy.quotas
     ledger.listeners += [metrics.heard, dispatcher.heard, EqualJobs(ledger, holdings, background).heard]
     await workers.recall()
     await dispatcher.recover()
     await _recall_figures(models, ledger, _REMEMBERED_PER_LABEL * config.model_labels)
-    in_flight = InFlight(config.limits)
     registry.register(
         Gauges(
             store,

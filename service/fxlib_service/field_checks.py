@@ -26,6 +26,8 @@ _MAX_LABELS: Final = 32
 _MAX_MODULES: Final = 1_000
 _MAX_TEXT: Final = 256
 _MAX_MESSAGE: Final = 4_000
+_MAX_RATE: Final = 1e15
+_MAX_GAIN: Final = 1e6
 
 
 def is_namespace(text: str) -> bool:
@@ -116,11 +118,11 @@ def check_live(live: jobs_pb2.LiveFigures) -> None:
         ServiceError: INVALID_REQUEST.
     """
     for field in ("qps_original", "qps_optimized"):
-        if not 0.0 <= getattr(live, field) < math.inf:
-            raise invalid(f"live.{field}", "must be a rate: 0 or more, and finite")
+        if not 0.0 <= getattr(live, field) <= _MAX_RATE:
+            raise invalid(f"live.{field}", f"must be a rate: 0 to {_MAX_RATE:g}")
     gain = live.gain
-    if not (all(map(math.isfinite, (gain.low, gain.value, gain.high))) and -1 <= gain.low <= gain.value <= gain.high):
-        raise invalid("live.gain", "must be a figure within its interval, -1 or more")
+    if not -1.0 <= gain.low <= gain.value <= gain.high <= _MAX_GAIN:
+        raise invalid("live.gain", f"must be a figure within its interval, -1 to {_MAX_GAIN:g}")
 
 
 def clip(message: str) -> str:

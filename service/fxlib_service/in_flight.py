@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final
 
 from fxlib_service.config import MIB, Limits
@@ -27,6 +27,15 @@ _LARGER_BYTES: Final = {
     "WorkerService/Complete": 8 * MIB,
 }
 """Sizes of the largest messages of methods, in bytes; those of all other methods have at most `_SMALL_BYTES`."""
+
+_BRIEF: Final = frozenset(
+    {
+        *(f"OptimizerService/{each}" for each in ("GetJob", "ListJobs", "CancelJob", "ReportLive")),
+        *("OptimizerService/GetCapabilities", "OptimizerService/ListPasses", "BlobService/FindMissing"),
+    }
+)
+"""Methods that wait for nothing but the store: calls of one tenant take turns with those of others."""
+_TURNS: Final = 8
 
 _LEAST_BYTES_PER_S: Final = 256 << 10
 _PATIENCE_S: Final = 30.0
@@ -47,6 +56,7 @@ class InFlight:
         requests: bytes of requests that are received, decoded or handled.
         uploads: bytes of uploads, each open one counting as the largest message.
         answers: bytes of answers that are sent.
+        turns: calls that are handled at once, of those that wait for nothing but the store.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -57,6 +67,7 @@ class InFlight:
             FairBudget(name, total=third, share=third // 2, waiting=limits.calls)
             for name in ("bytes of requests", "bytes of uploads", "bytes of answers")
         )
+        self.turns = FairBudget("calls at once", total=_TURNS, share=_TURNS // 2, waiting=limits.calls)
 
     def call(self, tenant: str) -> AbstractAsyncContextManager[Held]:
         """Count a call as open for the length of the block.
@@ -65,6 +76,14 @@ class InFlight:
             ServiceError: SERVICE_BUSY.
         """
         return self.calls.hold(tenant, 1)
+
+    def turn(self, method: str, tenant: str) -> AbstractAsyncContextManager[object]:
+        """Wait for a tenant's turn, and keep it for the length of the block, if the method is one that takes turns.
+
+        What the service does for a caller it does in the order of turns, and not of calls: whoever makes many calls at
+        once waits for itself.
+        """
+        return self.turns.hold(tenant, 1) if method in _BRIEF else nullcontext()
 
     @asynccontextmanager
     async def request(self, method: str, tenant: str, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

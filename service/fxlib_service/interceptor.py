@@ -100,7 +100,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
     def _unary(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Serve:
         async def handle(messages: AsyncIterator[bytes], call: _Intercepted) -> Message:
             # On its own, so that the frame that holds the message is over, and cleared, when an error is told.
-            async with asyncio.timeout(self._timeout_s), self._in_flight.request(name, call.tenant, messages) as raw:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._in_flight.request(name, call.tenant, messages) as raw,
+                self._in_flight.turn(name, call.tenant),
+            ):
                 answer: Message = await method(call.noted(parse(raw)), call.call)
             return answer
 

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import logging
 import os
-import ssl
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,13 +24,14 @@ from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
 from fxlib_service.access_files import AccessFiles
 from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.clock import Clock
-from fxlib_service.config import Address, Config, Tls
+from fxlib_service.config import Address, Config
 from fxlib_service.core import Core, make_core
 from fxlib_service.errors import ServiceError
 from fxlib_service.interceptor import CallInterceptor
 from fxlib_service.metrics_page import metrics_app, pages
 from fxlib_service.reserve import Reserve
 from fxlib_service.stores.sql import SqlJobStore
+from fxlib_service.tls_files import TlsFiles
 
 SERVICES: Final = ("fxlib.v1.OptimizerService", "fxlib.v1.BlobService", "fxlib.v1.WorkerService")
 _TIDY_S: Final = 600.0
@@ -56,6 +56,7 @@ class Server:
         self._folder = make_folder()
         self._access = AccessFiles(config)
         self._authenticator = self._access.authenticator
+        self._tls: TlsFiles | None = None
         self._local: LocalService | None = None
         self._data_lock = _DataLock(config.data)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
@@ -80,6 +81,7 @@ class Server:
         core = self._core = await make_core(config, store, blobs, policy, clock=clock, reserve=reserve)
         timeout_s = config.limits.call_timeout_s
         calls = CallInterceptor(core.metrics, self._authenticator, core.in_flight, timeout_s=timeout_s)
+        self._tls = None if config.tls is None else TlsFiles(config.tls)
         listen = await self._listen(core, calls)
         metrics = self._serve_metrics(core)
         self._tasks = [
@@ -89,6 +91,7 @@ class Server:
                 self._tidy(core),
                 core.checks.warm(),
                 self._access.follow(calls.recheck),
+                *(() if self._tls is None else (self._tls.follow(),)),
             )
         ]
         self._accepts = True
@@ -97,8 +100,10 @@ class Server:
         return listen, metrics
 
     def reread(self) -> None:
-        """Read the policy and the owner's token again now, and not when their files are next looked at."""
-        self._access.asked.set()
+        """Read policy, token and certificates again now, and not when their files are next looked at."""
+        self._access.files.asked.set()
+        if self._tls is not None:
+            self._tls.files.asked.set()
 
     @property
     def token_file(self) -> Path:
@@ -158,10 +163,10 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         try:
-            if config.tls is None:
+            if self._tls is None:
                 port = server.add_insecure_port(str(config.listen))
             else:
-                port = server.add_secure_port(str(config.listen), _server_credentials(config.tls))
+                port = server.add_secure_port(str(config.listen), self._tls.credentials)
         except RuntimeError as error:
             raise FxlibError(f"cannot listen on {config.listen}", where="--listen", hint="Is it in use?") from error
         self._meet_locally(server, LocalService(folder=self._folder, port=port))
@@ -199,20 +204,15 @@ class Server:
 
     def _serve_metrics(self, core: Core) -> Address:
         address, tls = self._config.metrics, self._config.tls
-        authority = str(tls.client_ca) if tls and tls.client_ca else None
         try:
-            self._metrics = start_http_server(
-                address.port,
-                address.host,
-                CollectorRegistry(),  # empty until `set_app` installs the page that checks tokens
-                certfile=str(tls.certificate) if tls else None,
-                keyfile=str(tls.key) if tls else None,
-                client_cafile=authority,
-                client_auth_required=authority is not None,
-            )
+            # Its registry is empty until `set_app` installs the page that checks tokens.
+            self._metrics = start_http_server(address.port, address.host, CollectorRegistry())
         except OSError as error:
             raise FxlibError(f"cannot listen on {address}: {error.strerror}", where="--metrics") from error
-        asks = self._authenticator.policy is not None or not (address.loopback or authority)
+        if self._tls is not None:
+            self._tls.protect(self._metrics[0])
+        certified = tls is not None and tls.client_ca is not None
+        asks = self._authenticator.policy is not None or not (address.loopback or certified)
         metrics = metrics_app(core.registry, self._authenticator if asks else None)
         self._metrics[0].set_app(pages(metrics, lambda: self._accepts))
         return Address(host=address.host, port=self._metrics[0].server_port)
@@ -255,29 +255,3 @@ class _DataLock:
     def release(self) -> None:
         """Give the lock up, so that another service can use the folder."""
         os.close(self._descriptor)
-
-
-def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Read the PEM files, and return what gRPC serves TLS with.
-
-    Raises:
-        FxlibError: a file cannot be read, holds no certificate, or the key is another one's.
-    """
-    pair = _read(tls.key, "--tls-key"), _read(tls.certificate, "--tls-cert")
-    authority = _read(tls.client_ca, "--client-ca") if tls.client_ca else None
-    tried, option = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "--tls-cert"  # gRPC says of neither what is wrong
-    try:
-        tried.load_cert_chain(tls.certificate, tls.key, password="")
-        if tls.client_ca:
-            option = "--client-ca"
-            tried.load_verify_locations(tls.client_ca)
-    except ssl.SSLError as error:
-        raise FxlibError(f"it cannot be used: {error.reason or error}", where=option) from error
-    return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
-
-
-def _read(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FxlibError(f"cannot read {path}: {error.strerror}", where=option) from error

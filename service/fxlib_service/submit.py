@@ -14,6 +14,7 @@ from fxlib_service.admission import LOST, Admission, Examined, is_small
 from fxlib_service.background import Background
 from fxlib_service.config import Limits
 from fxlib_service.errors import Code, ServiceError
+from fxlib_service.fair_budget import FairBudget
 from fxlib_service.field_checks import DEFAULT_NAMESPACE
 from fxlib_service.holdings import Holdings
 from fxlib_service.job import Job, State
@@ -49,6 +50,7 @@ class Submit:
         admission: checks requests.
         holdings: records which namespace a cached answer goes to.
         workers: the known workers, whose hardware decides which cached answers apply.
+        turns: the requests that are answered from the cache at once, in turn with other calls.
         limits: limits on queued jobs and on trials.
         policy: says whether namespaces share answers, and what each may ask for; None: they share, without quotas.
         reserve: room on the disk that new jobs may not take.
@@ -61,6 +63,7 @@ class Submit:
         holdings: Holdings,
         workers: Workers,
         *,
+        turns: FairBudget,
         limits: Limits,
         policy: Policy | None,
         reserve: Reserve | None = None,
@@ -71,6 +74,7 @@ class Submit:
         self._policy = policy
         self._quotas = Quotas() if policy is None else policy.quotas
         self._workers = workers
+        self._turns = turns
         self._limits = limits
         self._reserve = reserve
         self._given: OrderedDict[str, _Given] = OrderedDict()
@@ -88,7 +92,8 @@ class Submit:
         request.CopyFrom(received)  # a copy, since defaults are filled in below
         request.namespace = caller.namespace_asked(request.namespace, otherwise=DEFAULT_NAMESPACE)
         digest = self._admission.identify(request)
-        known, answer = await self._accept_again(request, digest, caller, peer)
+        async with self._turns.hold(caller.tenant, 1):
+            known, answer = await self._accept_again(request, digest, caller, peer)
         if known is None:
             known = await self._ledger.read(self._ledger.store.find, request.namespace, request.request_id)
         if known is None:

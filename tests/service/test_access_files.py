@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from fxlib.v1 import blobs_pb2, jobs_pb2, workers_pb2
-from fxlib_service import access_files
+from fxlib_service import followed_files
 from fxlib_service.access_files import AccessFiles
 from fxlib_service.config import Address, Config
 from fxlib_service.server import Server
@@ -172,8 +172,8 @@ async def test_the_owner_s_token_file_is_read_again(tmp_path: Path) -> None:
 async def test_a_file_that_is_still_being_written_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, read_at = itertools.count(), list[int]()
     files = AccessFiles(Config(data=tmp_path, policy=write_policy(tmp_path)))
-    monkeypatch.setattr(access_files, "_LOOK_S", 0.01)
-    monkeypatch.setattr(access_files, "_state", lambda _: (min(next(looks), 20),))  # it is written to for 20 looks
+    monkeypatch.setattr(followed_files, "_LOOK_S", 0.01)
+    monkeypatch.setattr(followed_files, "_state", lambda _: (min(next(looks), 20),))  # it is written to for 20 looks
 
     def read() -> int:
         read_at.append(next(looks))

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from fxlib.v1 import blobs_pb2, jobs_pb2
 from fxlib_service import in_flight
 from fxlib_service.config import MIB, Limits
 from fxlib_service.core import Core
+from fxlib_service.errors import Code, ServiceError
 from fxlib_service.fair_budget import FairBudget
 from fxlib_service.server import Server
 from fxlib_service.servicers.optimizer import OptimizerServicer
+from fxlib_service.submit import Submit
 from tests.service.principals import bearer
-from tests.service.support import fetch, ref
-from tests.service.test_roles import guarded
+from tests.service.support import fetch, ref, request
+from tests.service.test_roles import guarded, reason
 from tests.service.test_server import details, failure, serving
 
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -94,6 +96,48 @@ async def test_requests_that_are_handled_hold_no_more_bytes_than_their_budget(
         await asyncio.gather(*(client.jobs.Optimize(asked) for _ in range(3)))
         assert handled.most <= requests.total // 2
         await empty(requests)
+
+
+@pytest.mark.parametrize("asked", [jobs_pb2.ReportLiveRequest(), jobs_pb2.GetJobRequest(), jobs_pb2.OptimizeRequest()])
+async def test_who_makes_many_calls_at_once_waits_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any
+) -> None:
+    method, handled = type(asked).__name__.removesuffix("Request"), Handled()
+
+    async def answered(_: object, request: Any, *__: object) -> Any:
+        await handled(request, None)
+        raise ServiceError(Code.JOB_NOT_FOUND)
+
+    if method == "Optimize":  # an answer from the cache takes turns, and what needs a check has turns of its own
+        monkeypatch.setattr(Submit, "_accept_again", answered)
+    else:
+        monkeypatch.setattr(OptimizerServicer, method, answered)
+    async with guarded(tmp_path) as service:
+
+        async def call(who: str) -> None:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await getattr(service.jobs, method)(
+                    request(torch_version="2.13.0") if method == "Optimize" else asked, metadata=bearer(who)
+                )
+            assert reason(caught.value) == "JOB_NOT_FOUND"
+
+        flood = [asyncio.ensure_future(call("ads")) for _ in range(30)]
+        share = in_flight._TURNS // 2
+        assert await told(lambda: handled.calls, share) == share
+        others = asyncio.ensure_future(call("web"))
+        assert await told(lambda: handled.calls, share + 1) == share + 1, "another tenant's turn comes at once"
+        await asyncio.sleep(0.3)
+        assert handled.calls == share + 1
+        handled.go_on.set()
+        await asyncio.gather(others, *flood)
+
+
+async def told(count: Callable[[], int], least: int) -> int:
+    """Return a count once it is as large as that."""
+    async with asyncio.timeout(60):
+        while count() < least:  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.01)
+    return count()
 
 
 async def test_a_tenants_large_requests_count_for_a_while_after_their_calls(

@@ -77,6 +77,9 @@ async def test_a_job_without_an_answer_has_no_training_to_tell_of() -> None:
     [
         jobs_pb2.LiveFigures(qps_original=-1),
         jobs_pb2.LiveFigures(qps_optimized=math.inf),
+        jobs_pb2.LiveFigures(qps_original=math.nan),
+        jobs_pb2.LiveFigures(qps_original=1e308),
+        jobs_pb2.LiveFigures(gain=jobs_pb2.Estimate(value=1.0, low=0.0, high=1e308)),
         jobs_pb2.LiveFigures(gain=jobs_pb2.Estimate(value=math.nan)),
         jobs_pb2.LiveFigures(gain=jobs_pb2.Estimate(value=0.5, low=0.6, high=0.7)),
         jobs_pb2.LiveFigures(gain=jobs_pb2.Estimate(value=-2, low=-3, high=0)),

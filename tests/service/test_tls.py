@@ -1,8 +1,11 @@
 """Certificates on real sockets, and what is refused without them."""
 
 import asyncio
+import socket
 import ssl
+import time
 import urllib.error
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,98 @@ async def test_with_a_client_authority_only_its_clients_are_served(tmp_path: Pat
 
 async def _scrape(url: str, context: ssl.SSLContext) -> None:
     assert "fxlib_queue_depth" in await asyncio.to_thread(fetch, url, context)
+
+
+def _replace(files: Files, by: Files) -> None:
+    """Put other certificates in the place of these, one file after the other."""
+    for path, newer in ((files.key, by.key), (files.certificate, by.certificate), (files.ca, by.ca)):
+        newer.replace(path)
+
+
+async def _until(told: Callable[[], Awaitable[bool]]) -> None:
+    ends = time.monotonic() + 20
+    while not await told():
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.2)
+
+
+async def test_certificates_that_change_are_shown_and_trusted_without_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, client = certificates(tmp_path, "server"), certificates(tmp_path, "client")
+    newer, newer_client = certificates(tmp_path, "newer"), certificates(tmp_path, "newer-client")
+    before, after = trusting(files, client), trusting(newer, newer_client)
+    contexts = [ssl.create_default_context(cafile=str(each.ca)) for each in (files, newer)]
+    for context, each in zip(contexts, (client, newer_client), strict=True):
+        context.load_cert_chain(each.certificate, each.key)
+    tls = Tls(certificate=files.certificate, key=files.key, client_ca=client.ca)
+    server = Server(Config(data=tmp_path / "data", listen=ANYWHERE, metrics=ANYWHERE, tls=tls))
+    try:
+        listen, metrics = await server.start()
+        assert await served(listen, before)
+        async with grpc.aio.secure_channel(str(listen), before) as opened:
+            health = health_pb2_grpc.HealthStub(opened)
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=60)
+            _replace(files, newer)
+            newer_client.ca.replace(client.ca)
+            await _until(lambda: served(listen, after))
+            assert not await served(listen, before)
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=60)  # its connection goes on
+        await _scrape(f"https://{metrics}/metrics", contexts[1])
+        with pytest.raises((urllib.error.URLError, ConnectionError, ssl.SSLError)):
+            await _scrape(f"https://{metrics}/metrics", contexts[0])
+        assert "PRIVATE" not in caplog.text
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("broken", ["text", "another's key", "gone", "no authority"])
+async def test_certificates_that_cannot_be_used_change_nothing_and_are_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    files, client, other = (certificates(tmp_path, name) for name in ("server", "client", "other"))
+    tls = Tls(certificate=files.certificate, key=files.key, client_ca=client.ca)
+    server = Server(Config(data=tmp_path / "data", listen=ANYWHERE, metrics=ANYWHERE, tls=tls))
+    change: Callable[[], object]
+    match broken:
+        case "text":
+            change, option = lambda: files.certificate.write_text("no certificate"), "--tls-cert"
+        case "another's key":
+            change, option = lambda: other.key.replace(files.key), "--tls-cert"
+        case "gone":
+            change, option = files.key.unlink, "--tls-key"
+        case _:
+            change, option = lambda: client.ca.write_text(""), "--client-ca"
+
+    async def told() -> bool:
+        return "the service goes on with the certificates of before" in caplog.text
+
+    try:
+        listen, metrics = await server.start()
+        credentials = trusting(files, client)
+        change()
+        await _until(told)
+        assert await served(listen, credentials)
+        await asyncio.sleep(1.5)
+        lines = [each.message for each in caplog.records if "certificates of before" in each.message]
+        assert [line.startswith(option) for line in lines] == [True]
+        assert str(metrics).startswith("127.0.0.1:")
+    finally:
+        await server.stop()
+
+
+async def test_who_connects_to_the_metrics_and_says_nothing_keeps_nobody_waiting(tmp_path: Path) -> None:
+    files = certificates(tmp_path, "server")
+    tls = Tls(certificate=files.certificate, key=files.key)
+    server = Server(Config(data=tmp_path / "data", listen=ANYWHERE, metrics=ANYWHERE, tls=tls))
+    try:
+        _, metrics = await server.start()
+        context = ssl.create_default_context(cafile=str(files.ca))
+        with socket.create_connection((metrics.host, metrics.port)):
+            async with asyncio.timeout(20):
+                await _scrape(f"https://{metrics}/metrics", context)
+    finally:
+        await server.stop()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])  # noqa: S104
