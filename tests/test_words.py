@@ -60,6 +60,10 @@ def test_a_page_uses_no_retired_word(path: Path) -> None:
 
 def test_no_identifier_holds_a_retired_word() -> None:
     found = [
-        f"{path.relative_to(ROOT)}: {name}" for path in SOURCES for name in identifiers(path) if words(name) & RETIRED
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in SOURCES
+        if words(f"{path.stem} {path.read_text()}") & RETIRED  # most files need no parsing
+        for name in identifiers(path)
+        if words(name) & RETIRED
     ]
     assert found == []
