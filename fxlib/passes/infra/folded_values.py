@@ -55,7 +55,7 @@ def read(module: GraphModule, name: str, sources: Iterable[str], at: Node) -> No
     """
     with module.graph.inserting_before(at):
         node = module.graph.create_node("get_attr", name, name=name)
-    node.meta.update(_place(at), requires_grad=False)
+    node.meta.update(order_and_source(at), requires_grad=False)
     if weights := tuple(sorted(sources)):
         node.meta[FOLDED] = weights
     return node
@@ -69,7 +69,7 @@ def as_function(module: GraphModule, layer: Affine, weight: Node, bias: Node | N
     if isinstance(called, _ConvNd) and called.padding_mode != "zeros":
         with graph.inserting_before(node):
             value = graph.call_function(F.pad, (value, called._reversed_padding_repeated_twice, called.padding_mode))
-        value.meta.update(_place(node))
+        value.meta.update(order_and_source(node))
     return function, (value, weight, bias, *rest), {}
 
 
@@ -92,5 +92,6 @@ def sweep(module: GraphModule) -> None:
         module._non_persistent_buffers_set.discard(name)
 
 
-def _place(node: Node) -> dict[str, Any]:
+def order_and_source(node: Node) -> dict[str, Any]:
+    """Return what a node that stands for another one's value or work knows of it: its order and its source."""
     return {key: node.meta[key] for key in ("order", "source") if key in node.meta}

@@ -30,7 +30,7 @@ from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.schemas import Operator
 from fxlib.analysis.operators.signatures import replace_arguments
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.folded_values import CHANNELS_LAST, as_function, become, hold, read, sweep
+from fxlib.passes.infra.folded_values import CHANNELS_LAST, as_function, become, hold, order_and_source, read, sweep
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.guards.folded_weights import RANK
 from fxlib.runtime.submodules import submodule
@@ -89,17 +89,14 @@ def _plain(graph: Graph, value: Node, user: Node) -> Node:
             node = graph.call_method("clone", (value,), {"memory_format": torch.contiguous_format})
         else:
             node = graph.call_method("contiguous", (value,))
-    return _noted(node, value)
+    node.meta = order_and_source(value)
+    return node
 
 
 def _last(graph: Graph, value: Node, user: Node) -> Node:
     with graph.inserting_before(user):
         node = graph.call_method("contiguous", (value,), {"memory_format": torch.channels_last})
-    return _noted(node, user)
-
-
-def _noted(node: Node, of: Node) -> Node:
-    node.meta = {key: of.meta[key] for key in ("order", "source") if key in of.meta}
+    node.meta = order_and_source(user)
     return node
 
 
