@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing, asynccontextmanager
 from importlib.resources import files
 from typing import Any, Final, get_args
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -361,8 +361,7 @@ def _following(request: Request, token: str) -> str:
 
 def _own_path(path: str) -> str:
     """Return a path of the dashboard's own, for one that a form names; its start page for anything else."""
-    parts = urlsplit(path)
-    own = not (parts.scheme or parts.netloc) and path.startswith("/") and path.isprintable() and "\\" not in path
+    own = path.startswith("/") and not path.startswith("//") and path.isprintable() and "\\" not in path
     return path if own else "/"
 
 

@@ -13,8 +13,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -46,31 +46,32 @@ class Visitors:
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Visitor] = OrderedDict()
+        self._using = Lock()  # pages are made on threads
 
     def of(self, request: Request) -> Visitor | None:
         """Return who sent a request; None if they have not signed in."""
         cookie = request.cookies.get(COOKIE, "")
-        found = self._known.get(cookie)
-        if found is None:
-            return None
-        if time.monotonic() - found.seen_at > _IDLE_S:
-            del self._known[cookie]
-            return None
-        found.seen_at = time.monotonic()
-        self._known.move_to_end(cookie)
-        return found
+        with self._using:
+            found = self._known.pop(cookie, None)
+            if found is None or time.monotonic() - found.seen_at > _IDLE_S:
+                return None
+            found.seen_at = time.monotonic()
+            self._known[cookie] = found  # as the one who was here last
+            return found
 
     def sign_in(self, token: str) -> str:
         """Remember a visitor, and return the cookie. The one who was here longest ago is forgotten for a new one."""
         cookie = secrets.token_urlsafe(32)
-        self._known[cookie] = Visitor(token=token, secret=secrets.token_urlsafe(32), seen_at=time.monotonic())
-        while len(self._known) > _MOST:
-            self._known.popitem(last=False)
+        with self._using:
+            self._known[cookie] = Visitor(token=token, secret=secrets.token_urlsafe(32), seen_at=time.monotonic())
+            while len(self._known) > _MOST:
+                self._known.popitem(last=False)
         return cookie
 
     def sign_out(self, request: Request) -> None:
         """Forget who sent a request."""
-        self._known.pop(request.cookies.get(COOKIE, ""), None)
+        with self._using:
+            self._known.pop(request.cookies.get(COOKIE, ""), None)
 
     def token_of(self, request: Request, form: Mapping[str, str]) -> str:
         """Return the token with which a request that changes something is made.
@@ -96,8 +97,8 @@ def check_origin(request: Request) -> None:
     Raises:
         HTTPException: 403, if another site did, or nobody says who.
     """
-    origin = urlsplit(request.headers.get("origin", ""))
-    if not origin.netloc or origin.netloc != request.headers.get("host"):
+    host = request.headers.get("origin", "").partition("://")[2]
+    if not host or host != request.headers.get("host"):
         raise HTTPException(403, "The form was not sent by a page of this dashboard.")
 
 

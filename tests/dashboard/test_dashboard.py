@@ -2,15 +2,20 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from fxlib.cli import main
 from fxlib.client import connect
+from fxlib.dashboard import visitors
 from fxlib.dashboard.app import make_app
 from fxlib.dashboard.view import View
 from fxlib.v1 import jobs_pb2, workers_pb2
@@ -245,6 +250,8 @@ def test_forms_of_other_sites_are_refused(service: Served, browser: TestClient) 
     attempts = [
         browser.post(address, data=form, headers={"origin": "http://evil.example"}),
         browser.post(address, data=form, headers={"origin": "null"}),
+        browser.post(address, data=form, headers={"origin": "http://["}),
+        browser.post(address, data=form, headers={"origin": "localhost"}),
         browser.post(address, data=form),
         browser.post(address, data=form | {"secret": "guessed"}, headers=ORIGIN),
         browser.post(address, headers=ORIGIN),
@@ -262,6 +269,26 @@ def test_a_program_shows_its_token_as_a_bearer(service: Served, browser: TestCli
     assert (answered.status_code, answered.json()) == (200, {"id": job.id, "state": "cancelled"})
 
 
+def test_a_visitor_may_sign_out_while_a_page_is_made_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = visitors.Visitors()
+    cookie = f"fxlib_session={known.sign_in('t')}".encode()
+    shown = Request({"type": "http", "headers": [(b"cookie", cookie)]})
+    leaving = Thread(target=known.sign_out, args=(shown,))
+
+    def now() -> float:
+        if leaving.ident is None:
+            leaving.start()
+            leaving.join(0.3)
+        return time.monotonic()
+
+    monkeypatch.setattr(visitors, "time", SimpleNamespace(monotonic=now))
+    found = known.of(shown)
+    assert found is not None
+    assert found.token == "t"
+    leaving.join(60)
+    assert known.of(shown) is None
+
+
 def test_a_token_that_the_service_does_not_know_signs_nobody_in(browser: TestClient) -> None:
     for wrong in ("guessed", "", "two words", "ü"):
         answered = browser.post("/sign-in", data={"token": wrong}, headers=ORIGIN)
@@ -271,8 +298,9 @@ def test_a_token_that_the_service_does_not_know_signs_nobody_in(browser: TestCli
 
 
 def test_a_session_is_for_the_browser_alone_and_ends_when_it_is_told_to(browser: TestClient) -> None:
-    answered = browser.post("/sign-in", data={"token": token("operator"), "next": "//evil.example"}, headers=ORIGIN)
-    assert answered.headers["location"] == "/"
+    for elsewhere in ("//evil.example", "//[", "/\\evil.example", "http://evil.example", "/\nevil", ""):
+        answered = browser.post("/sign-in", data={"token": token("operator"), "next": elsewhere}, headers=ORIGIN)
+        assert (answered.status_code, answered.headers["location"]) == (303, "/")
     cookie = answered.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
