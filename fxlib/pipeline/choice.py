@@ -6,6 +6,9 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
+
+from typing_extensions import override
 
 from fxlib.analysis.effects.prologue import Way
 
@@ -19,12 +22,53 @@ _STEPS = 500
 """Steps that the way that was chosen has, before all are tried again: loops change."""
 
 
-class MeasuredChoice:
-    """Tries the ways in turn, and keeps to what has the shortest median step.
+class Choice(Protocol):
+    """Decides how the next step's reads are made.
 
     Attributes:
-        way: how the next step's reads are made; None: each forward makes its own.
+        way: how; None: each forward makes its own.
     """
+
+    way: Way | None
+
+    def offer(self, ways: Sequence[Way]) -> None:
+        """Let the choice be among these ways, the first of which is tried first, and none.
+
+        Args:
+            ways: those of a graph's calls.
+        """
+
+    def loop_began(self, depth: int) -> None:
+        """Note that what comes before the next end of a step is more than a step.
+
+        Args:
+            depth: number of batches that are fetched before their step.
+        """
+
+    def step_ended(self) -> None:
+        """Note the end of a step, and decide how the next step's reads are made."""
+
+
+class InTurn(Choice):
+    """Has each step made in another way, so that a few steps show all of them."""
+
+    def __init__(self) -> None:
+        self._ways: deque[Way | None] = deque([None])
+        self.way: Way | None = None
+
+    @override
+    def offer(self, ways: Sequence[Way]) -> None:
+        self._ways = deque((*ways, None))
+        self.way = ways[0]
+
+    @override
+    def step_ended(self) -> None:
+        self._ways.rotate(-1)
+        self.way = self._ways[0]
+
+
+class MeasuredChoice(Choice):
+    """Tries the ways in turn, and keeps to what has the shortest median step."""
 
     def __init__(self) -> None:
         self._ways: tuple[Way | None, ...] = (Way.NOTHING_WRITTEN, None)
@@ -33,27 +77,19 @@ class MeasuredChoice:
         self._last_s: float | None = None
         self._begin()
 
+    @override
     def offer(self, ways: Sequence[Way]) -> None:
-        """Let the choice be among these ways, the first of which is tried first, and none.
-
-        Args:
-            ways: those of a graph's calls.
-        """
         offered = (*ways, None)
         if offered != self._ways:
             self._ways = offered
             self._begin()
 
+    @override
     def loop_began(self, depth: int) -> None:
-        """Note that what comes before the next end of a step is more than a step.
-
-        Args:
-            depth: number of batches that are fetched before their step.
-        """
         self._last_s, self._depth = None, depth
 
+    @override
     def step_ended(self) -> None:
-        """Note the end of a step, and decide how the next step's reads are made."""
         now, before = time.perf_counter(), self._last_s
         self._last_s = now
         if before is None:
@@ -74,7 +110,7 @@ class MeasuredChoice:
         self._step = 0
         self._took_s: dict[Way | None, list[float]] = {each: [] for each in self._ways}
         self._runs: deque[Way | None] = deque(self._ways)
-        self.way: Way | None = self._ways[0]
+        self.way = self._ways[0]
 
     def _next(self) -> None:
         """Begin the next run; behind the last, the steps of the way that was fastest."""

@@ -20,7 +20,7 @@ from fxlib.analysis.effects.prologue import Way
 from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline.by_keys import SAMPLED
-from fxlib.pipeline.choice import MeasuredChoice
+from fxlib.pipeline.choice import Choice, InTurn, MeasuredChoice
 from fxlib.pipeline.program import Program
 from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
 from fxlib.pipeline.unchanged import Noted
@@ -128,7 +128,8 @@ class ModuleAhead:
         """The thread that makes the pushes of a step; None while none does."""
         self._pushes = 0
         """Number of steps whose pushes were made."""
-        self._choice = MeasuredChoice()
+        self._choice: Choice = MeasuredChoice()
+        self._depth = 1
         self._not_by_keys: dict[Node, str] = {}
         """Calls that are no longer repaired row by row, and why."""
         self._in_vain: dict[Node, int] = {}
@@ -184,8 +185,18 @@ class ModuleAhead:
     def open(self, depth: int) -> None:
         """Begin to watch what this process writes: a loop has begun, with so many batches ahead of their step."""
         self._loops += 1
+        self._depth = depth
         self._choice.loop_began(depth)
         WATCH.add(self, {})
+
+    def choose_by(self, kind: type[MeasuredChoice | InTurn]) -> None:
+        """Have ways chosen by another kind of choice from now on; one of the same kind stays."""
+        if type(self._choice) is kind:
+            return
+        choice = self._choice = kind()
+        for each in self._programs.values():
+            choice.offer(each.ways)
+        choice.loop_began(self._depth)
 
     def close(self) -> None:
         """Undo `open`."""

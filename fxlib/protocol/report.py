@@ -143,6 +143,10 @@ def _limits_to_proto(call: CallReport) -> dict[str, str]:
     if call.limited_by is not None:
         told["limited_by_code"] = call.limited_by.name
         told["limited_by"] = call.limited_by.sentence(call.limit_detail)
+    told["ahead_detail"] = call.ahead_detail
+    if call.ahead is not None:
+        told["ahead_code"] = call.ahead.name
+        told["ahead"] = call.ahead.sentence(call.ahead_detail)
     return told
 
 
@@ -150,7 +154,11 @@ def _limits_from_proto(proto: jobs_pb2.CallReport) -> dict[str, object]:
     limited_by, limit_detail = None, plain(proto.limit_detail)
     if proto.limited_by_code:
         limited_by, limit_detail = _known(proto.limited_by_code, proto.limit_detail, proto.limited_by)
-    return _why_from_proto(proto) | {"limited_by": limited_by, "limit_detail": limit_detail}
+    ahead, ahead_detail = None, plain(proto.ahead_detail)
+    if proto.ahead_code:
+        ahead, ahead_detail = _known(proto.ahead_code, proto.ahead_detail, proto.ahead)
+    more = {"limited_by": limited_by, "limit_detail": limit_detail, "ahead": ahead, "ahead_detail": ahead_detail}
+    return _why_from_proto(proto) | more
 
 
 def _passes_to_proto(reports: Iterable[PassReport]) -> Iterator[jobs_pb2.PassReport]:
@@ -178,7 +186,17 @@ _CALL = Converter(
     CallReport,
     jobs_pb2.CallReport,
     rules={"action": Rule(read=_action)},
-    left_out=("reason_code", "reason", "detail", "limited_by_code", "limited_by", "limit_detail"),
+    left_out=(
+        "reason_code",
+        "reason",
+        "detail",
+        "limited_by_code",
+        "limited_by",
+        "limit_detail",
+        "ahead_code",
+        "ahead",
+        "ahead_detail",
+    ),
     write_more=_limits_to_proto,
     read_more=_limits_from_proto,
 )

@@ -70,6 +70,7 @@ def workload_to_proto(workload: Workload) -> EncodedWorkload:
         accumulation=workload.accumulation,
         clip_norm=workload.clip_norm,
         loss_scale=workload.loss_scale,
+        pipeline=workload.pipeline,
     )
     for name, contract in workload.contracts.items():
         proto.contracts[name].CopyFrom(contract_to_proto(contract, f"Workload.contracts[{name!r}]"))
@@ -117,6 +118,7 @@ def workload_from_proto(proto: workload_pb2.Workload, blobs: Mapping[str, bytes]
         accumulation=proto.accumulation or 1,
         clip_norm=proto.clip_norm if proto.HasField("clip_norm") else None,
         loss_scale=proto.loss_scale if proto.HasField("loss_scale") else None,
+        pipeline=proto.pipeline,
     )
 
 

@@ -67,6 +67,11 @@ class CallReport:
     limited_by: Reason | None = None
     """What keeps the rest of its time exposed; None where nothing does, or nobody knows."""
     limit_detail: str = ""
+    ahead: Reason | None = None
+    """How it may run ahead of its step, or why it may not; None where the launcher runs no pipeline."""
+    ahead_detail: str = ""
+    ahead_remedy: str = ""
+    """The declaration or change that would let it run ahead; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +163,8 @@ class Report:
     """Remote functions that declare nothing, and what the cost model expects of declaring them; most first."""
     notes: tuple[str, ...] = ()
     """What whoever reads the figures has to know: that cores were shared while they were measured."""
+    pipeline: int = 0
+    """Depth of the pipeline under which the module was measured; 0: under none."""
     blocks: int = 0
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     hardware: str = ""
@@ -377,7 +384,8 @@ def _step(result: Report) -> list[str]:
     ]
     if result.bound_s is not None:
         known.append((seconds(result.bound_s), "the least that any schedule could take, by the cost model"))
-    return [f"one step: {', '.join(f'{took} {words}' for took, words in known)}"] if known else []
+    under = f"; measured under a pipeline of depth {result.pipeline}" if result.pipeline else ""
+    return [f"one step: {', '.join(f'{took} {words}' for took, words in known)}{under}"] if known else []
 
 
 def interval(gain: Estimate | None) -> str:
@@ -433,8 +441,15 @@ def _call(call: CallReport) -> list[str]:
         call.action.replace("_", " "),
         seconds(call.exposed_before_s),
         seconds(call.exposed_after_s),
-        "; ".join(filter(None, [f"{why} ({call.remedy})" if call.remedy else why, _limit(call)])),
+        "; ".join(filter(None, [f"{why} ({call.remedy})" if call.remedy else why, _limit(call), _ahead(call)])),
     ]
+
+
+def _ahead(call: CallReport) -> str:
+    if call.ahead is None:
+        return ""
+    text = call.ahead.sentence(call.ahead_detail)
+    return f"{text} ({call.ahead_remedy})" if call.ahead_remedy else text
 
 
 def _undeclared(result: Report) -> list[str]:

@@ -43,6 +43,8 @@ MAX_PROCESSES = 256
 """Trainers and servers of one trial."""
 
 MAX_THREADS = 1024
+MAX_DEPTH = 64
+"""Batches that a pipeline pulls ahead of their step."""
 
 OPTIMIZERS = ("none", "sgd", "adagrad", "adam", "adamw")
 
@@ -90,6 +92,7 @@ class Step(TypedDict, total=False):
     seed: int
     variants: Sequence[Variant]
     evaluation: bool
+    pipeline: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +123,7 @@ class Workload:
         variants: the other ways in which the job calls the model. Each is captured, planned and measured in the same
             job, with a graph and a decision of its own.
         evaluation: short for one more variant, "evaluation": eval mode, no gradients, the workload's own batches.
+        pipeline: depth of the `fxlib.pipeline` under which the launcher's loop runs, as its `depth=`; 0: it runs none.
 
     Raises:
         WorkloadError: a field does not describe a step that can run.
@@ -142,6 +146,7 @@ class Workload:
     seed: int = 0
     variants: Sequence[Variant] = ()
     evaluation: bool = False
+    pipeline: int = 0
 
     def __post_init__(self) -> None:
         """Normalize batches, targets, optimizer and servers; check the rest."""
@@ -239,6 +244,7 @@ class Workload:
             clip_norm=None,
             loss_scale=None,
             optimizer="none",
+            pipeline=0,
             variants=(),
         )
 
@@ -268,6 +274,14 @@ class Workload:
         if self.assume not in ("", "reads", "pure"):
             raise WorkloadError(
                 f"unknown assumption {self.assume!r}", where="Workload.assume", hint='"reads" or "pure".'
+            )
+        if not 0 <= self.pipeline <= MAX_DEPTH:
+            raise WorkloadError(f"must be 0 to {MAX_DEPTH}", where="Workload.pipeline")
+        if self.pipeline and self.mode == "distributed":
+            raise WorkloadError(
+                "no call runs ahead of the context of distributed autograd in which its step is",
+                where="Workload.pipeline",
+                hint="Leave it out.",
             )
         if not 0 <= self.seed < 2**63:
             raise WorkloadError(f"{self.seed} is out of range", where="Workload.seed", hint="0 to 2**63 - 1.")

@@ -414,7 +414,7 @@ class Estimate(_message.Message):
     def __init__(self, value: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
 
 class JobResult(_message.Message):
-    __slots__ = ("decision", "reason_code", "reason", "graph", "qps_original", "qps_optimized", "gain", "calls", "passes", "not_reproduced", "preserves", "assumptions", "timeline_original", "timeline_optimized", "blocks", "hardware", "torch_version", "phase_seconds", "timeline_bound", "bound_s", "candidates", "max_relative_error", "variants", "undeclared", "notes")
+    __slots__ = ("decision", "reason_code", "reason", "graph", "qps_original", "qps_optimized", "gain", "calls", "passes", "not_reproduced", "preserves", "assumptions", "timeline_original", "timeline_optimized", "blocks", "hardware", "torch_version", "phase_seconds", "timeline_bound", "bound_s", "candidates", "max_relative_error", "variants", "undeclared", "notes", "pipeline")
     class PhaseSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -447,6 +447,7 @@ class JobResult(_message.Message):
     VARIANTS_FIELD_NUMBER: _ClassVar[int]
     UNDECLARED_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_FIELD_NUMBER: _ClassVar[int]
     decision: Decision
     reason_code: str
     reason: str
@@ -472,7 +473,8 @@ class JobResult(_message.Message):
     variants: _containers.RepeatedCompositeFieldContainer[VariantResult]
     undeclared: _containers.RepeatedCompositeFieldContainer[Undeclared]
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, decision: _Optional[_Union[Decision, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., qps_original: _Optional[_Union[Estimate, _Mapping]] = ..., qps_optimized: _Optional[_Union[Estimate, _Mapping]] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ..., passes: _Optional[_Iterable[_Union[PassReport, _Mapping]]] = ..., not_reproduced: _Optional[_Iterable[str]] = ..., preserves: _Optional[str] = ..., assumptions: _Optional[_Iterable[str]] = ..., timeline_original: _Optional[_Union[Timeline, _Mapping]] = ..., timeline_optimized: _Optional[_Union[Timeline, _Mapping]] = ..., blocks: _Optional[int] = ..., hardware: _Optional[str] = ..., torch_version: _Optional[str] = ..., phase_seconds: _Optional[_Mapping[str, float]] = ..., timeline_bound: _Optional[_Union[Timeline, _Mapping]] = ..., bound_s: _Optional[float] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., max_relative_error: _Optional[float] = ..., variants: _Optional[_Iterable[_Union[VariantResult, _Mapping]]] = ..., undeclared: _Optional[_Iterable[_Union[Undeclared, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    pipeline: int
+    def __init__(self, decision: _Optional[_Union[Decision, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., qps_original: _Optional[_Union[Estimate, _Mapping]] = ..., qps_optimized: _Optional[_Union[Estimate, _Mapping]] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ..., passes: _Optional[_Iterable[_Union[PassReport, _Mapping]]] = ..., not_reproduced: _Optional[_Iterable[str]] = ..., preserves: _Optional[str] = ..., assumptions: _Optional[_Iterable[str]] = ..., timeline_original: _Optional[_Union[Timeline, _Mapping]] = ..., timeline_optimized: _Optional[_Union[Timeline, _Mapping]] = ..., blocks: _Optional[int] = ..., hardware: _Optional[str] = ..., torch_version: _Optional[str] = ..., phase_seconds: _Optional[_Mapping[str, float]] = ..., timeline_bound: _Optional[_Union[Timeline, _Mapping]] = ..., bound_s: _Optional[float] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., max_relative_error: _Optional[float] = ..., variants: _Optional[_Iterable[_Union[VariantResult, _Mapping]]] = ..., undeclared: _Optional[_Iterable[_Union[Undeclared, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., pipeline: _Optional[int] = ...) -> None: ...
 
 class Undeclared(_message.Message):
     __slots__ = ("functions", "calls", "gain", "remedy", "measured")
@@ -509,7 +511,7 @@ class Candidate(_message.Message):
     def __init__(self, name: _Optional[str] = ..., predicted_step_s: _Optional[float] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., verdict: _Optional[str] = ...) -> None: ...
 
 class CallReport(_message.Message):
-    __slots__ = ("node", "function", "to", "action", "reason_code", "reason", "remedy", "exposed_before_s", "exposed_after_s", "source", "detail", "limited_by_code", "limited_by", "limit_detail")
+    __slots__ = ("node", "function", "to", "action", "reason_code", "reason", "remedy", "exposed_before_s", "exposed_after_s", "source", "detail", "limited_by_code", "limited_by", "limit_detail", "ahead_code", "ahead", "ahead_detail", "ahead_remedy")
     NODE_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
@@ -524,6 +526,10 @@ class CallReport(_message.Message):
     LIMITED_BY_CODE_FIELD_NUMBER: _ClassVar[int]
     LIMITED_BY_FIELD_NUMBER: _ClassVar[int]
     LIMIT_DETAIL_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_CODE_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_DETAIL_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_REMEDY_FIELD_NUMBER: _ClassVar[int]
     node: str
     function: str
     to: str
@@ -538,7 +544,11 @@ class CallReport(_message.Message):
     limited_by_code: str
     limited_by: str
     limit_detail: str
-    def __init__(self, node: _Optional[str] = ..., function: _Optional[str] = ..., to: _Optional[str] = ..., action: _Optional[str] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., remedy: _Optional[str] = ..., exposed_before_s: _Optional[float] = ..., exposed_after_s: _Optional[float] = ..., source: _Optional[str] = ..., detail: _Optional[str] = ..., limited_by_code: _Optional[str] = ..., limited_by: _Optional[str] = ..., limit_detail: _Optional[str] = ...) -> None: ...
+    ahead_code: str
+    ahead: str
+    ahead_detail: str
+    ahead_remedy: str
+    def __init__(self, node: _Optional[str] = ..., function: _Optional[str] = ..., to: _Optional[str] = ..., action: _Optional[str] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., remedy: _Optional[str] = ..., exposed_before_s: _Optional[float] = ..., exposed_after_s: _Optional[float] = ..., source: _Optional[str] = ..., detail: _Optional[str] = ..., limited_by_code: _Optional[str] = ..., limited_by: _Optional[str] = ..., limit_detail: _Optional[str] = ..., ahead_code: _Optional[str] = ..., ahead: _Optional[str] = ..., ahead_detail: _Optional[str] = ..., ahead_remedy: _Optional[str] = ...) -> None: ...
 
 class PassReport(_message.Message):
     __slots__ = ("name", "changes", "seconds", "declined", "diff")

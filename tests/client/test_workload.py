@@ -67,6 +67,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "two servers are called 'ps'": {"servers": [Server(name="ps"), Server(name="ps")]},
     "'lookup' names no remote function": {"contracts": {"lookup": Contract(pure=True)}},
     "Workload.seed: -1 is out of range": {"seed": -1},
+    "Workload.pipeline: must be 0 to 64": {"pipeline": 65},
+    "no call runs ahead of the context of distributed autograd": {"pipeline": 1, "mode": "distributed"},
 }
 
 

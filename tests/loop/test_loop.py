@@ -163,3 +163,13 @@ def test_a_job_outlives_its_workers_and_they_leave_nothing(
     workers.append(Worker(service, folder, "third"))
     job = client.watch(job_id, lambda _: None, timeout_s=120)
     assert (job.state, job.attempts, job.worker_id) == ("succeeded", 2, "third")
+
+
+def test_a_launcher_with_a_pipeline_learns_what_it_is_worth(client: Client) -> None:
+    workload = lookup_workload(tables=4, service_time_s=0.01, pipeline=1)
+    result = client.optimize(Lookups(tables=4), workload, budget_s=30)
+    assert result.reason is Reason.FASTER, result.explanation
+    assert {each.name.partition(", ")[2] for each in result.candidates} == {"pipeline", "pipeline off"}
+    assert {each.ahead for each in result.calls} == {Reason.RUNS_BY_KEYS}
+    chosen = max((each for each in result.candidates if each.gain), key=lambda each: each.verdict.startswith("chosen"))
+    assert (result.pipeline == 1) is not chosen.name.endswith("off")

@@ -114,6 +114,7 @@ workloads = st.builds(Workload, mode=st.sampled_from(["forward", "distributed"])
     accumulation=st.integers(1, 9),
     clip_norm=st.none() | st.floats(0.1, 9),
     loss_scale=st.none() | st.floats(0.1, 9),
+    pipeline=st.integers(0, 64),
     **_step,
 )
 
@@ -147,6 +148,9 @@ calls = st.builds(
     exposed_after_s=st.none() | amount,
     limited_by=st.none() | reasons,
     limit_detail=line,
+    ahead=st.none() | reasons,
+    ahead_detail=line,
+    ahead_remedy=line,
 )
 candidates = st.builds(
     CandidateReport, name=line, predicted_step_s=st.none() | amount, gain=st.none() | gains, verdict=line
@@ -189,6 +193,7 @@ reports = st.builds(
     bound_s=st.none() | amount,
     candidates=st.lists(candidates, max_size=3).map(tuple),
     undeclared=st.lists(undeclared, max_size=2).map(tuple),
+    pipeline=st.integers(0, 64),
     blocks=size,
     phase_seconds=st.dictionaries(word, amount, max_size=3),
     hardware=line,

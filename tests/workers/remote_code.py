@@ -46,6 +46,18 @@ def learn(x: torch.Tensor, gradient: torch.Tensor) -> None:
     state["weight"] -= 0.01 * gradient.sum(0)
 
 
+@remote(reads="rows", keys="ids", concurrent=True, gradient="tests.workers.remote_code:change")
+def rows(ids: torch.Tensor) -> torch.Tensor:
+    """Read a row of state for each key, where anybody has such."""
+    raise NotImplementedError
+
+
+@remote(writes="rows", keys="ids")
+def change(ids: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Write the rows of these keys."""
+    raise NotImplementedError
+
+
 @remote(pure=True)
 def double(x: torch.Tensor) -> torch.Tensor:
     """Compute, slowly."""

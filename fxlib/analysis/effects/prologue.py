@@ -85,20 +85,16 @@ def calls_ahead(module: GraphModule) -> tuple[CallAhead, ...]:
 def pushed(module: GraphModule) -> dict[str, frozenset[ServerState]]:
     """Return what the gradients of a module's results write, by the name of the function that takes them.
 
-    A function that this process does not know, or that declares nothing, may write anything.
+    A function of which neither this process nor the graph knows a contract may write anything.
     """
     found: dict[str, frozenset[ServerState]] = {}
     for node in module.graph.nodes:
         if node.target in TRACKERS:
             server, name = node.args[1], str(node.args[2])
-            written = written_by(name, server if isinstance(server, str) else None)
+            contract = _declared(name) or node.meta.get("contract")
+            written = states_of(contract, server if isinstance(server, str) else None)[1]
             found[name] = found.get(name, frozenset()) | written
     return found
-
-
-def written_by(function: str, server: str | None) -> frozenset[ServerState]:
-    """Return what a remote function writes on a server, by its own declaration."""
-    return states_of(_declared(function), server)[1]
 
 
 def _declared(function: str) -> Contract | None:
@@ -133,6 +129,8 @@ class _Analyst:
         self._effects = Effects.of(module)
         self._pushed = pushed(module)
         self._contracts = contracts_in(module.graph)
+        trackers = [node for node in module.graph.nodes if node.target in TRACKERS]
+        self._of_gradients = {str(node.args[2]): node.meta.get("contract") for node in trackers}
         self._writers = [
             (node, written)
             for node, does in zip(self._effects.nodes, self._effects.per_node, strict=True)
@@ -184,7 +182,7 @@ class _Analyst:
     def _without_keys(self, call: Node, pushes: Iterable[str]) -> list[str]:
         """Return the functions that would have to declare their keys, were the call to be repaired row by row."""
         read = {name: self._contracts.get(name) for name in _functions(call)}
-        written = {name: _declared(name) for name in pushes}
+        written = {name: _declared(name) or self._of_gradients.get(name) for name in pushes}
         return sorted(name for name, found in {**read, **written}.items() if found is None or found.keys is None)
 
     def _check_call(self, call: Node) -> None:

@@ -43,6 +43,27 @@ def test_no_two_drafts_are_the_same_program(lookups: GraphModule) -> None:
     assert len({each.name for each in made}) == len(made)
 
 
+def test_under_a_launchers_pipeline_each_program_is_tried_with_it_and_without(lookups: GraphModule) -> None:
+    workload = lookup_workload(pipeline=2)
+    made = make_candidates(lookups, recipes.get("schedule"), workload, None).ranked
+    names = [(each.name, each.report.pipeline) for each in made]
+    assert names[:2] == [("schedule, pipeline", 2), ("schedule, pipeline off", 0)]
+    assert made[0].graph == made[1].graph
+    assert {call.ahead for each in made for call in each.report.calls} == {Reason.RUNS_BY_KEYS}
+
+
+def test_a_model_none_of_whose_calls_may_run_ahead_is_not_tried_under_a_pipeline() -> None:
+    class Chained(nn.Module):
+        def forward(self, keys: torch.Tensor) -> torch.Tensor:
+            first = rpc.rpc_sync("ps0", double, args=(keys,))
+            return rpc.rpc_sync("ps0", double, args=(first,))
+
+    workload = fxlib.Workload.describe([torch.randn(4)], pipeline=1, mode="forward")
+    made = make_candidates(fxlib.capture(Chained()), recipes.get("schedule"), workload, None)
+    assert {each.report.pipeline for each in made.ranked} <= {0}
+    assert Reason.UNKNOWN_CONTRACT in {call.ahead for call in made.recipe.calls}
+
+
 def test_each_draft_says_what_its_own_passes_did(lookups: GraphModule) -> None:
     for each in make_candidates(lookups, recipes.get("schedule"), lookup_workload(), None).ranked:
         ran = {step.name for step in each.report.passes}

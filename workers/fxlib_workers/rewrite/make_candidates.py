@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,13 +15,14 @@ from fxlib import wire
 from fxlib.analysis.cost.bound import Bound, bound
 from fxlib.analysis.cost.costs import Costs
 from fxlib.analysis.cost.simulate import predict
+from fxlib.analysis.effects.prologue import CallAhead, calls_ahead
 from fxlib.errors import FxlibError
 from fxlib.passes import DeadCode, MergeReads, SplitCalls
 from fxlib.recipes import alternatives, recipes
 from fxlib.recipes.undeclared import undeclared
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import CandidateReport, Report, Undeclared
+from fxlib.spec.report import CallReport, CandidateReport, Report, Undeclared
 from fxlib.spec.workload import Workload
 from fxlib_workers import logs
 from fxlib_workers.exchange.candidate import Candidate
@@ -77,19 +78,31 @@ def make_candidates(
     split = None if profile is None else _SPLIT.run(original, request).module
     limit = None if split is None else bound(split, profile)
     missing = undeclared(original, recipe, request)
-    report = partial(_report, limit=limit, missing=missing)
-    found: dict[str, Candidate] = {}
+    ahead = {each.name: each for each in calls_ahead(original)} if workload.pipeline else {}
+    depth = workload.pipeline if any(each.way for each in ahead.values()) else 0
+    report = partial(_report, limit=limit, missing=missing, ahead=ahead)
+    found: dict[tuple[str, int], Candidate] = {}
     tried = _tried(others, original, request, diffs=diffs) if done.changed else ()
     for name, rewrite in [(first.name, done), *tried]:
         if rewrite.changed:
             encoded = wire.encode(rewrite.module, beside=original)
             expected_s = predict(rewrite.module, profile).step_s if profile else None
-            described = report(rewrite, CandidateReport(name=name, predicted_step_s=expected_s))
-            candidate = Candidate(graph=wire.serialize(encoded.graph), report=described, values=encoded.blobs)
-            found.setdefault(_program(rewrite.module), candidate)
+            graph = wire.serialize(encoded.graph)
+            for pipeline in dict.fromkeys((depth, 0)):
+                row = CandidateReport(name=_named(name, pipeline, depth), predicted_step_s=expected_s)
+                described = replace(report(rewrite, row), pipeline=pipeline)
+                candidate = Candidate(graph=graph, report=described, values=encoded.blobs)
+                found.setdefault((_program(rewrite.module), pipeline), candidate)
             _LOG.debug("candidate", name=name, expected_s=expected_s)
     ranked = sorted(found.values(), key=lambda each: each.row.predicted_step_s or 0.0)
     return Candidates(ranked=tuple(ranked), recipe=report(done), headroom=_headroom(original, recipe, split, profile))
+
+
+def _named(name: str, pipeline: int, depth: int) -> str:
+    """Return the name of a candidate, which says whether it runs under the launcher's pipeline, if there is one."""
+    if pipeline:
+        return f"{name}, pipeline"
+    return f"{name}, pipeline off" if depth else name
 
 
 def _headroom(
@@ -121,13 +134,17 @@ def _tried(
 
 
 def _report(
-    rewrite: recipes.Rewrite, *candidates: CandidateReport, limit: Bound | None, missing: tuple[Undeclared, ...]
+    rewrite: recipes.Rewrite,
+    *candidates: CandidateReport,
+    limit: Bound | None,
+    missing: tuple[Undeclared, ...],
+    ahead: Mapping[str, CallAhead],
 ) -> Report:
     return Report(
         decision="keep_original",
         reason=None,
         explanation="",
-        calls=rewrite.calls,
+        calls=tuple(_with_ahead(each, ahead.get(each.node)) for each in rewrite.calls),
         passes=rewrite.passes,
         preserves=rewrite.preserves,
         assumptions=rewrite.assumptions,
@@ -136,3 +153,9 @@ def _report(
         candidates=candidates,
         undeclared=missing,
     )
+
+
+def _with_ahead(call: CallReport, ahead: CallAhead | None) -> CallReport:
+    if ahead is None:
+        return call
+    return replace(call, ahead=ahead.reason, ahead_detail=ahead.detail, ahead_remedy=ahead.remedy)

@@ -187,15 +187,21 @@ class ClusterRun:
         for trainer in self.trainers:
             self.ask([trainer], "reset", timeout_s=timeout_s, blame=Reason.ORIGINAL_FAILS)
 
-    def load_candidate(self, candidate: str, graph: bytes, values: Mapping[str, bytes]) -> None:
+    def load_candidate(self, candidate: str, graph: bytes, values: Mapping[str, bytes], pipeline: int = 0) -> None:
         """Load a candidate into the trainers, and check that the servers can serve it.
+
+        Args:
+            candidate: its name.
+            graph: the graph, serialized.
+            values: the tensors that it holds besides the original's, by SHA-256.
+            pipeline: the depth of the pipeline under which it runs; 0: under none.
 
         Raises:
             CandidateError: it cannot be built, or it needs something that no server has.
             TrialError, InterruptedTrialError: as `ask` does.
         """
         limit_s = self._settings.start_timeout_s
-        required = self.ask_of(candidate, self.trainers, "load_candidate", graph, values, timeout_s=limit_s)
+        required = self.ask_of(candidate, self.trainers, "load_candidate", graph, values, pipeline, timeout_s=limit_s)
         with _blame_candidate(candidate):
             self._serving.check(self.servers, required[0])
 

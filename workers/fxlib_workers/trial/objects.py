@@ -117,8 +117,15 @@ class BoundModule:
         """Run the forward."""
         if not self._arguments:
             return self.module(*batch.inputs, **batch.kwargs)
+        return self.module(**self._by_name(batch))
+
+    def arguments(self, batch: Batch) -> Batch | dict[str, object]:
+        """Return what the forward is given for a batch, as `fxlib.pipeline` takes it."""
+        return self._by_name(batch) if self._arguments else batch
+
+    def _by_name(self, batch: Batch) -> dict[str, object]:
         inputs = dict(zip(self._names, batch.inputs, strict=False))
-        return self.module(**inputs, **batch.kwargs, **self._arguments)
+        return {**inputs, **batch.kwargs, **self._arguments}
 
 
 def bind(module: GraphModule, rrefs: RRefs) -> BoundModule:

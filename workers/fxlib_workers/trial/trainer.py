@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch.distributed import rpc
 from torch.fx import GraphModule
 
 from fxlib import wire
+from fxlib.pipeline import pipeline
+from fxlib.pipeline.choice import InTurn, MeasuredChoice
+from fxlib.pipeline.module_ahead import ahead_of
 from fxlib.profiling.measure import measure
 from fxlib.profiling.runs import STEPS
 from fxlib.protocol import workload_from_proto
+from fxlib.runtime import CapturedModule
 from fxlib.runtime.ops.record import record
 from fxlib.spec.inputs import samples_in
 from fxlib.spec.profile import Profile
@@ -81,6 +85,8 @@ class Trainer(TrialActor):
         self._clients = wire.client_functions(original)
         make_remote_calls([original])
         self._modules: dict[Arm, GraphModule] = {ORIGINAL: original}
+        self._depths: dict[Arm, int] = {}
+        self._loops: dict[Arm, Generator[Batch, None, None]] = {}
         self._snapshot = ModuleSnapshot(original)
         return requirements_of([original], self._workload)
 
@@ -115,14 +121,22 @@ class Trainer(TrialActor):
         self._renew_steps()
 
     @returns_exceptions
-    def load_candidate(self, name: str, graph: bytes, values: Mapping[str, bytes]) -> Requirements:
-        """Build a candidate on the original's parameters, and return what it requires of the trial's servers."""
+    def load_candidate(self, name: str, graph: bytes, values: Mapping[str, bytes], pipeline: int) -> Requirements:
+        """Build a candidate on the original's parameters, and return what it requires of the trial's servers.
+
+        Args:
+            name: its name.
+            graph: the graph, serialized.
+            values: the tensors that it holds besides the original's, by SHA-256.
+            pipeline: the depth of the pipeline under which its loop runs; 0: it runs none.
+        """
         root = self._modules[ORIGINAL]
         candidate = wire.decode(wire.parse(graph), blobs=values, root=root, functions=self._clients)
         make_remote_calls([candidate])
         required = requirements_of([candidate], self._workload)
         stand_in(candidate, self._plan)
         self._modules[name] = candidate
+        self._depths[name] = pipeline
         self._bound[name] = bind(candidate, self._rrefs)
         self._renew_steps()
         return required
@@ -134,6 +148,7 @@ class Trainer(TrialActor):
     @returns_exceptions
     def reset(self) -> None:
         """Reset parameters, buffers, optimizers, random generators and all servers to their first state."""
+        self._end_loops()
         drain()
         for server in self._workload.servers:
             rpc.rpc_sync(server.name, servers.reset)
@@ -182,7 +197,10 @@ class Trainer(TrialActor):
         return self._tolerance.errors(arm)
 
     def _digest_step(self, arm: Arm, index: int, *, numeric: bool = False) -> StepDigests:
-        batch = copy_of(self._batches[index % len(self._batches)])
+        if self._depths.get(arm):
+            batch = self._pulled(arm, InTurn)
+        else:
+            batch = copy_of(self._batches[index % len(self._batches)])
         before = {name: digest(value) for name, value in batch.named.items()}
         if arm == REALIGNED:
             moved = [*ModuleSnapshot(self._modules[ORIGINAL]).named().values(), *tensors(batch.named)]
@@ -207,8 +225,10 @@ class Trainer(TrialActor):
     def block(self, arm: Arm, steps: int) -> float:
         """Run steps one after another, and return their seconds, which include the draining of pending calls."""
         step, start, delay_s = self._steps[arm], time.perf_counter(), run_delay_s()
+        pipelined = self._depths.get(arm)
         for index in range(steps):
-            step(self._input(index))
+            step(self._pulled(arm, MeasuredChoice) if pipelined else self._input(index))
+        self._end_loops()
         drain()
         seconds = time.perf_counter() - start
         self._measured_s += seconds
@@ -224,11 +244,12 @@ class Trainer(TrialActor):
         """Run steps, and return their timelines."""
         recorded = []
         for index in range(steps):
-            batch = self._input(index)
+            batch = None if self._depths.get(arm) else self._input(index)
             with record() as recording:
-                self._steps[arm](batch)
+                self._steps[arm](batch or self._pulled(arm, MeasuredChoice))
             drain()
             recorded.append(as_captured(recording.timeline))
+        self._end_loops()
         return recorded
 
     @property
@@ -238,6 +259,21 @@ class Trainer(TrialActor):
     def _input(self, index: int) -> Batch:
         batch = self._batches[index % len(self._batches)]
         return copy_of(batch) if self._writes_inputs else batch
+
+    def _pulled(self, arm: Arm, choice: type[MeasuredChoice | InTurn]) -> Batch:
+        """Return the next batch of an arm's pipeline, which is open until `_end_loops`."""
+        if arm not in self._loops:
+            bound, depth = self._bound[arm], self._depths[arm]
+            batches = (copy_of(self._batches[index % len(self._batches)]) for index in itertools.count())
+            loop = iter(pipeline(batches, bound.module, inputs=bound.arguments, depth=depth, ahead=True))
+            self._loops[arm] = cast("Generator[Batch, None, None]", loop)
+            ahead_of(cast("CapturedModule", bound.module)).choose_by(choice)
+        return next(self._loops[arm])
+
+    def _end_loops(self) -> None:
+        for each in self._loops.values():
+            each.close()
+        self._loops.clear()
 
     def _renew_steps(self) -> None:
         # All arms train the same parameters, and so share one optimizer.

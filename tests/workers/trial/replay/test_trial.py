@@ -19,7 +19,7 @@ from fxlib.recipes import recipes
 from fxlib.runtime import functions
 from fxlib.runtime.ops import issue_batch, remote_call
 from fxlib.spec.contract import Contract
-from fxlib.spec.profile import Opaque, Profile
+from fxlib.spec.profile import Opaque, Profile, Push
 from fxlib.spec.workload import RemoteObject, Workload
 from fxlib.wire import OpaqueRRef
 from fxlib_workers.exchange.candidate import ORIGINAL
@@ -29,7 +29,7 @@ from fxlib_workers.trial.nodes import Nodes
 from fxlib_workers.trial.trainer import EncodedProgram, StepDigests
 from tests.shared.undisturbed import undisturbed
 from tests.workers import remote_code
-from tests.workers.replayed_model import ROWS, Weighed, recorded, weighed_profile, workload
+from tests.workers.replayed_model import ROWS, Weighed, recorded, spread, weighed_profile, workload
 
 pytestmark = pytest.mark.cluster
 
@@ -53,7 +53,7 @@ def cluster(
         made.prepare()
         for name, rewrite in candidates.items():
             rewritten = rewrite(wire.decode(wire.parse(graph)))
-            made.load_candidate(name, wire.serialize(wire.encode(rewritten).graph), {})
+            made.load_candidate(name, wire.serialize(wire.encode(rewritten).graph), {}, workload.pipeline)
         yield made
 
 
@@ -153,6 +153,41 @@ def test_calls_are_answered_the_same_and_take_their_time_however_they_travel(nod
         assert original_s > 10 * (3 * 0.01 + 3 * 0.005)
         candidate_s = undisturbed(lambda: seconds(made, CANDIDATE), lambda took_s: took_s < 0.9 * original_s)
         assert candidate_s < 0.9 * original_s
+
+
+class Keyed(nn.Module):
+    """A read whose contract names its keys, as that of the push of its gradient does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = rpc.rpc_sync("ps0", remote_code.rows, args=(ids,))
+        return self.linear(x) * found
+
+
+def test_reads_that_ran_ahead_bring_the_same_rows_and_stale_ones_show(nodes: Nodes) -> None:
+    def missing_conflicts(graph: GraphModule) -> GraphModule:
+        """Have the read say that it is of other state than the push writes, so that it runs ahead, and stays."""
+        for node in graph.graph.nodes:
+            if (contract := node.meta.get("contract")) is not None and contract.is_read:
+                node.meta["contract"] = replace(contract, reads=frozenset({"elsewhere"}))
+        return graph
+
+    name = "tests.workers.remote_code"
+    push = Push(function=f"{name}:change", request_bytes=128, issue_s=1e-4, service_s=spread(0.005), ready_s=1e-3)
+    profile = Profile(
+        calls=(recorded("rows", f"{name}:rows", "ps0", push=push),), servers=weighed_profile().servers, steps=1
+    )
+    steps = workload(pipeline=1)
+    with cluster(nodes, Keyed(), steps, profile, candidate=scheduled, stale=missing_conflicts) as made:
+        before = traces(made, ORIGINAL, steps=8)
+        assert before == traces(made, CANDIDATE, steps=8)
+        stale = traces(made, "stale", steps=8)
+        assert stale[0] == before[0]  # nothing has run ahead of the first step
+        assert stale[-1] != before[-1]
+        assert seconds(made, CANDIDATE) > 0.0
 
 
 def test_trainers_that_share_a_replayed_server_wait_for_each_other_there(nodes: Nodes) -> None:

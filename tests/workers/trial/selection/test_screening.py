@@ -10,7 +10,7 @@ import pytest
 
 from fxlib.reasons import Reason
 from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.candidate import REALIGNED, Arm, Candidate
+from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm, Candidate
 from fxlib_workers.trial.failures import CandidateError, TrialError
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.screening import Screening
@@ -37,11 +37,12 @@ class FakeCluster:
         self.errors = errors or {}
         self.realigned = realigned or {}
         self.loaded: list[Arm] = []
+        self.steps: dict[Arm, int] = {}
 
     def reset(self, _: float) -> None:
         """Nothing is kept here."""
 
-    def load_candidate(self, arm: Arm, _: bytes, __: Mapping[str, bytes]) -> None:
+    def load_candidate(self, arm: Arm, _: bytes, __: Mapping[str, bytes], pipeline: int) -> None:
         self.loaded.append(arm)
         if arm in self.failing.get("load_candidate", ()):
             raise CandidateError(arm, Reason.NO_SERVER, "'f' on 'ps0'")
@@ -50,6 +51,7 @@ class FakeCluster:
         if method == "errors":
             return [self.realigned if arm == REALIGNED else self.errors]
         self.clock.now_s += self.step_s
+        self.steps[arm] = self.steps.get(arm, 0) + 1
         if arm in self.failing.get(method, ()):
             raise CandidateError(arm, Reason.CANDIDATE_FAILS, "IndexError")
         return [{"loss": self.digests.get(arm, "same")}]
@@ -68,6 +70,14 @@ def test_all_that_are_the_same_go_on_up_to_three() -> None:
     screen(cluster, made)
     assert made.remaining == tuple(cluster.loaded) == ("a", "b", "c")
     assert made.report().candidates[3].verdict.startswith("not tried")
+
+
+@pytest.mark.parametrize("pipeline, steps", [(0, 3), (1, 8)])
+def test_under_a_pipeline_so_many_steps_are_compared_that_each_way_was_taken(pipeline: int, steps: int) -> None:
+    cluster, made = FakeCluster(), outcomes("a")
+    (candidate,) = made.candidates.values()
+    screen(cluster, CandidateOutcomes([replace(candidate, report=replace(candidate.report, pipeline=pipeline))]))
+    assert cluster.steps == {ORIGINAL: 2 * steps, "a": 2 * steps}
 
 
 def test_a_candidate_that_differs_makes_way_for_the_next() -> None:

@@ -149,6 +149,23 @@ def _tensor(described: TensorShape, seed: bytes) -> torch.Tensor:
     return drawn.view(described.shape)
 
 
+def made_rows(numbers: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor [len(numbers), *shape], row by row: equal numbers give equal bits.
+
+    Args:
+        numbers: of 64 bits.
+        shape: of a row.
+        dtype: a real one.
+    """
+    places = (numbers & (_DRAWN - 1)).unsqueeze(1) + torch.arange(math.prod(shape)) % _DRAWN
+    if dtype.is_floating_point:
+        factors = 1 + _SPREAD * ((numbers >> 32) & 0xFFFF).to(torch.float32) / 2**16
+        made = (_pool().floats[places] * factors.unsqueeze(1)).to(dtype)
+    else:
+        made = _pool().bits[places].to(dtype)
+    return made.view(len(numbers), *shape)
+
+
 class _Pool(NamedTuple):
     """Values that are drawn once, alike in all processes; those of a tensor are a stretch of them."""
 

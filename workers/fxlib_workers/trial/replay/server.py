@@ -17,6 +17,7 @@ from fxlib.profiling.message_sizes import message_bytes
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import ServerProfile, TensorShape
 from fxlib_workers.trial.digests import digest, tensors
+from fxlib_workers.trial.replay.by_key import KeyedWrites, keys_of, make_rows, rows_of, without_keys
 from fxlib_workers.trial.replay.history import WriteHistory
 from fxlib_workers.trial.replay.latency_model import NOT_BATCHED, BatchPosition, LatencyModel, NetworkCost, sleep_until
 from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
@@ -46,10 +47,12 @@ class ReplayServer:
         self._lock = threading.Lock()
         self._names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._history = WriteHistory()
+        self._keyed = KeyedWrites()
 
     def reset(self) -> None:
         """Forget all writes, and draw the same times again."""
         self._history = WriteHistory()
+        self._keyed = KeyedWrites()
         self.latency.reset()
 
     def digest(self) -> str:
@@ -69,13 +72,21 @@ class ReplayServer:
         A call reads the state at its arrival, and its writes show when it ends. So two calls that overlap although
         they must not leave other bits behind than the same calls one after the other.
         """
-        arrived, history = time.perf_counter(), self._history
+        arrived, history, keyed = time.perf_counter(), self._history, self._keyed
         contract, recorded = self.plan.contract_of(function, call), self._recorded(function, call, (args, kwargs))
         request = call_digest(function, args, kwargs)
         part = _part(contract, args, kwargs)
-        reply = self._reply(recorded, combined(request, history.visible_to(contract, part)), (args, kwargs))
+        rows = None if batch.in_autograd_context() else rows_of(contract, recorded.returns, args, kwargs)
+        if contract is not None and rows is not None:
+            # Row by row: what a write to other keys leaves alone comes back with the same bits.
+            same = call_digest(function, *without_keys(contract, args, kwargs))
+            seeds = keyed.visible_to(contract, part, rows, combined(same, keyed.others.visible_to(contract, part)))
+            reply = make_rows(recorded.returns, seeds)
+        else:
+            reply = self._reply(recorded, combined(request, history.visible_to(contract, part)), (args, kwargs))
         self.latency.serve(f"{function}#{call}", recorded, arrived=arrived, position=position)
         history.write(contract, request, part)
+        keyed.write(contract, request, part, keys_of(contract, args, kwargs))
         return reply
 
     def gradients(self, context: int) -> dict[str, torch.Tensor]:

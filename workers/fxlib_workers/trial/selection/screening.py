@@ -28,6 +28,9 @@ _MOST_CANDIDATES: Final = 3
 _BUDGET_PER_CANDIDATE_S: Final = 5.0
 """With a smaller budget for each candidate, the time spent on choosing is missed in the confirmation."""
 
+_LEAST_PIPELINED: Final = 8
+"""The least steps that are compared where a candidate runs under a pipeline: each way twice, behind the first batch."""
+
 _CHECK_SHARE: Final = 0.3
 """The share of the budget for checking candidates besides the first that passes."""
 
@@ -64,7 +67,7 @@ class Screening:
         start = time.monotonic()
         most_s = _CHECK_SHARE * max(0.0, self.deadline - start)
         check, passed = BitwiseCheck(self._run_arm), 0
-        room = self._room((time.monotonic() - start) / (2 * self.options.sameness_steps))
+        room = self._room((time.monotonic() - start) / (2 * self._steps))
         for candidate in self.outcomes.remaining:
             if passed and (passed >= room or time.monotonic() - start > most_s):
                 self.outcomes.drop(candidate, _NO_ROOM)
@@ -77,6 +80,12 @@ class Screening:
             finally:
                 self.outcomes.not_reproduced = check.not_reproduced
 
+    @property
+    def _steps(self) -> int:
+        """The steps that are compared: under a pipeline, enough that reads have been made in every way."""
+        pipelined = any(each.report.pipeline for each in self.outcomes.candidates.values())
+        return max(self.options.sameness_steps, _LEAST_PIPELINED if pipelined else 0)
+
     def _room(self, step_s: float) -> int:
         """Return how many candidates the budget has room for if a step takes `step_s`."""
         left_s = self.deadline - time.monotonic()
@@ -86,7 +95,7 @@ class Screening:
 
     def _check(self, name: str, check: BitwiseCheck) -> None:
         candidate = self.outcomes.candidates[name]
-        self.cluster.load_candidate(name, candidate.graph, candidate.values)
+        self.cluster.load_candidate(name, candidate.graph, candidate.values, candidate.report.pipeline)
         difference = check.difference(name)
         if difference and candidate.report.preserves == "bitwise":
             by_alignment = self._explained_by_alignment(name, difference)
@@ -131,7 +140,7 @@ class Screening:
         return _by_rank(self.cluster.ask_of(arm, self.cluster.step_trainers, "errors", timeout_s=limit_s))
 
     def _run_arm(self, arm: Arm, *, numeric: bool = False) -> Sequence[StepDigests]:
-        steps, limit_s = self.options.sameness_steps, self.options.step_timeout_s
+        steps, limit_s = self._steps, self.options.step_timeout_s
         what = f"the {arm}" if arm in (ORIGINAL, REALIGNED) else f"the candidate {arm!r}"
         numeric = numeric or any(each.report.preserves != "bitwise" for each in self.outcomes.candidates.values())
         self.report_progress("sameness", f"running {steps} steps of {what}")
