@@ -26,7 +26,7 @@ from fxlib.runtime.gradients.plain_forward import tracked_calls
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.graph_set import GraphSet, GuardFailure
 from fxlib.runtime.guards.capture_facts import Facts
-from fxlib.runtime.guards.conditions import Conditions, Entry, FixedAnswers, parameters_of
+from fxlib.runtime.guards.conditions import OTHER_HOOKS, Conditions, Entry, FixedAnswers, parameters_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import Mark
 from fxlib.runtime.module_state import Expected, ModuleState
@@ -35,7 +35,8 @@ from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
-from fxlib.runtime.submodules import local_modules, remote_modules
+from fxlib.runtime.submodule_cache import own_code
+from fxlib.runtime.submodules import local_modules, remote_modules, submodule
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import keep_gradients
 
@@ -141,6 +142,7 @@ class CapturedModule(GraphModule):
             returns_tracked=any(
                 map(_is_tracked, (each for node in self.graph.find_nodes(op="output") for each in node.all_input_nodes))
             ),
+            own_code=own_code(self.graph, functools.partial(submodule, self)),
         )
         cls.forward = _guard(cls._program)
         # GraphModule's own `__call__` prints failures of generated code and cuts their tracebacks off.
@@ -349,6 +351,7 @@ class CapturedModule(GraphModule):
             state.tape.add(forward.tracked, forward.backward, returned=self._program.returns_tracked)
         if self._program.reorders_backward and grad_enabled and not torch.compiler.is_compiling():
             state.conditions.backward_order.watch(result)
+        _check_behind(self, self._program.own_code or forward.own_code)
         return result
 
 
@@ -387,6 +390,8 @@ class _Program:
     """Whether that is so of nodes that backward runs through, and not of calls alone."""
     returns_tracked: bool
     """Whether the caller gets remote results whose gradients are tracked, and may ask these for theirs."""
+    own_code: str
+    """A node that runs code of the program's own; empty if none does."""
 
 
 def _is_in_backward(node: Node) -> bool:
@@ -427,6 +432,20 @@ def _guard(program: _Program) -> Callable[..., Any]:
     break_at(made)  # what dynamo compiles begins in the generated code
     skip(made.__code__, inner=False)
     return made
+
+
+def _check_behind(module: CapturedModule, own_code: str) -> None:
+    """Say so if code of the program's own, which the graph has run, changed what the graph takes for granted."""
+    state = module._fxlib
+    if not own_code or state.original is None or torch.compiler.is_dynamo_compiling() or is_compiled():
+        return
+    broken = state.broken(grad_enabled=torch.is_grad_enabled())
+    if broken and not (broken == OTHER_HOOKS and module._program.own_code):  # a graph with such a node hears new hooks
+        state.warn_once(
+            f"{type(module).__name__}: {broken} any more, behind a forward that ran code of the program's own "
+            f"({own_code}). What the forward read of it behind that code was what it had been before the step. Change "
+            "it between two steps."
+        )
 
 
 def _check_alone(

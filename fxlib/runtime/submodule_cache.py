@@ -9,7 +9,7 @@ graph's paths. Where the conditions of the capture have just been found to hold,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import repeat
 from operator import is_
 from typing import Any
@@ -144,10 +144,23 @@ def _is_torchs_value(held: Any) -> bool:
     return not callable(held) or str(getattr(held, "__module__", None) or "").startswith(_HARMLESS)
 
 
+def own_code(graph: Graph, module_at: Callable[[str], nn.Module]) -> str:
+    """Return the name of a node that runs code of the program's own, which may change anything; empty if none does."""
+    for node in graph.nodes:
+        if node.op == "call_module":
+            called = module_at(str(node.target))
+            if called._forward_hooks or called._forward_pre_hooks or not type(called).__module__.startswith("torch."):
+                return str(node.name)
+        elif node.op == "call_function" and not _is_harmless(node.target):
+            return str(node.name)
+    return ""
+
+
 def _gives_no_hooks(graph: Graph) -> bool:
     """Whether no function that the graph calls could give one of its modules a hook meanwhile."""
-    targets: Iterable[Any] = (node.target for node in graph.nodes if node.op == "call_function")
-    modules = {str(getattr(each, "__module__", None) or "") for each in targets}
-    return all(
-        each.startswith(_OPERATORS) if each.startswith("torch._ops") else each.startswith(_HARMLESS) for each in modules
-    )
+    return all(_is_harmless(node.target) for node in graph.nodes if node.op == "call_function")
+
+
+def _is_harmless(function: Any) -> bool:
+    module = str(getattr(function, "__module__", None) or "")
+    return module.startswith(_OPERATORS if module.startswith("torch._ops") else _HARMLESS)

@@ -35,6 +35,8 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
 _SCALARS = (bool, int, float, complex, str, tuple, type(None))
 _ALWAYS = frozenset({"inplace", "max_norm"})
 """Attributes of torch's own modules that decide which nodes may move past them."""
+OTHER_HOOKS = "hooks of its modules are not those at capture"
+"""The condition that is broken where a module got a hook, or lost one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +217,7 @@ class Conditions:
             return changed
         hooked = watched.hooked
         if any(watched.unhooked) or (hooked and any(tuple(table.items()) != ids for table, ids in hooked)):
-            return "hooks of its modules are not those at capture"
+            return OTHER_HOOKS
         if list(map(type, self._parts)) != self._kinds:
             return "a module is of another class than at capture"
         return self._replaced() or _foreign_mode() or _foreign_hooks() or self.python.broken(self.module)

@@ -18,7 +18,7 @@ from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
 from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.runtime.ops.operators import Future, is_this_process, remote_call, server_name
-from fxlib.runtime.tracking.forward_context import current_flow_control
+from fxlib.runtime.tracking.forward_context import current_flow_control, received
 
 NamedCall: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
 """A remote function by its name, its positional arguments, and its keyword arguments."""
@@ -60,7 +60,7 @@ def wait_item(flying: Any, index: int) -> Any:
     """
     if not isinstance(flying, BatchInFlight) or not 0 <= index < len(flying):
         raise ContractError(f"there is no call {index} in a {type(flying).__name__}", where="wait_item")
-    return flying.result(index)
+    return received(flying.result(index))
 
 
 class BatchInFlight:

@@ -22,7 +22,7 @@ from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
 from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.runtime.tracking.flow_control import FlowControl
-from fxlib.runtime.tracking.forward_context import current_flow_control, current_forward
+from fxlib.runtime.tracking.forward_context import current_flow_control, current_forward, received
 from fxlib.runtime.tracking.track import Destination, track
 
 # `rpc_async` returns a `torch._C.Future`, of which `torch.futures.Future` is a subclass.
@@ -47,7 +47,7 @@ def remote_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: flo
         ContractError: no function is known by this name.
         Exception: whatever `rpc_sync` raises: the remote function's own error, a timeout, an unknown worker.
     """
-    return _start(rpc.rpc_sync, to, function, args, kwargs, limit=_deadline(to, timeout))
+    return received(_start(rpc.rpc_sync, to, function, args, kwargs, limit=_deadline(to, timeout)))
 
 
 @outside_of_dynamo
@@ -87,7 +87,7 @@ def fetch(rref: Any, timeout: float | None) -> Any:
     Raises:
         Exception: whatever `to_here` raises, the error of the RRef's creation among it.
     """
-    return rref.to_here(_deadline(rref, timeout))
+    return received(rref.to_here(_deadline(rref, timeout)))
 
 
 @outside_of_dynamo
@@ -122,7 +122,7 @@ def wait(future: Any) -> Any:
         Exception: what the blocking call would have raised.
     """
     try:
-        return future.wait()
+        return received(future.wait())
     finally:
         DEADLINES.forget(future)
 

@@ -15,6 +15,9 @@ from fxlib.runtime.tracking.autograd_node import Backward, Slot
 from fxlib.runtime.tracking.flow_control import FlowControl
 from fxlib.runtime.tracking.result_structure import mapped
 
+_PLAIN = frozenset({torch.Tensor, bool, int, float, complex, str, bytes, type(None)})
+_LIBRARIES = frozenset({"builtins", "torch", "numpy", "collections"})
+
 
 @dataclass(slots=True, eq=False, kw_only=True)  # not frozen: that is slow to build, and a step builds many
 class Tracked:
@@ -57,6 +60,8 @@ class ForwardContext:
     refused: list[Exception] = field(default_factory=list)
     """Errors of calls that could not be issued, kept for their waits."""
     backward: Backward = field(default_factory=Backward)
+    own_code: str = ""
+    """The class of a result that is the program's own, whose methods may run in mid-step; empty if there is none."""
     flow_control: FlowControl | None = None
     """The limits on what the forward may have in flight; None if there are none."""
 
@@ -76,6 +81,25 @@ THREAD = _Thread()
 def current_forward() -> ForwardContext | None:
     """Return the forward that this thread runs, the innermost of nested ones."""
     return THREAD.forward
+
+
+def received(result: Any) -> Any:
+    """Return a remote result; of one whose class is the program's own, the forward that runs takes note.
+
+    Its methods run wherever the forward uses it, and may change what the graph takes for granted.
+    """
+    kind = type(result)
+    if kind in _PLAIN:
+        return result
+    if kind in (tuple, list):
+        for each in result:
+            received(each)
+    elif kind is dict:
+        for each in result.values():
+            received(each)
+    elif kind.__module__.partition(".")[0] not in _LIBRARIES and THREAD.forward is not None:
+        THREAD.forward.own_code = kind.__name__
+    return result
 
 
 def current_flow_control() -> FlowControl | None:
