@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _text(found: jobs_pb2.GetCapabilitiesResponse) -> str:
+    from fxlib.spec.labels import show_labels
     from fxlib.utils.text import table
 
     service = [
@@ -48,10 +49,11 @@ def _text(found: jobs_pb2.GetCapabilitiesResponse) -> str:
         ["largest blob", f"{found.max_blob_bytes:,} bytes"],
         ["largest graph", f"{found.max_graph_nodes:,} nodes"],
     ]
-    workers = [["worker", "containment", "fxlib", "torch", "hardware", "modules"]]
+    workers = [["worker", "containment", "fxlib", "torch", "hardware", "labels", "modules"]]
     for each in found.workers:
         modules = ", ".join(each.allowed_modules) or "-"
-        row = [each.worker_id, each.containment or "?", each.fxlib_version, each.torch_version, each.hardware, modules]
-        workers.append(row)
+        labels = show_labels(each.labels) or "-"
+        level = each.containment or "?"
+        workers.append([each.worker_id, level, each.fxlib_version, each.torch_version, each.hardware, labels, modules])
     told = table(workers, indent="") if found.workers else ["no live worker"]
     return "\n".join([*table(service, indent=""), "", *told])

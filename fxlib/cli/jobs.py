@@ -100,10 +100,11 @@ def _row(job: Job) -> list[str]:
 
     decision, gain = ("-", "-") if job.report is None else (job.report.decision, interval(job.report.gain))
     took = (job.finished_at - job.created_at).total_seconds() if job.finished_at and job.created_at else None
+    phase = "no worker" if job.waits_for else job.phase
     state = f"{job.state} (cached)" if job.cached else job.state
     live = "-" if job.live is None else "went back" if job.live.went_back else interval(job.live.gain)
     created = _local(job.created_at)
-    return [job.id, job.name, job.namespace, state, job.phase, decision, gain, live, created, seconds(took)]
+    return [job.id, job.name, job.namespace, state, phase, decision, gain, live, created, seconds(took)]
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -146,6 +147,7 @@ def _id_of(given: str, client: Client) -> str:
 
 
 def _print(job: Job, *, as_json: bool) -> None:
+    from fxlib.spec.labels import show_labels
     from fxlib.spec.report import render
 
     if as_json:
@@ -155,7 +157,9 @@ def _print(job: Job, *, as_json: bool) -> None:
     facts = {
         "model": job.name,
         "namespace": job.namespace,
-        "labels": ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items())),
+        "labels": show_labels(job.labels),
+        "measured where": show_labels(job.where),
+        "waits for a worker": job.waits_for,
         "phase": "" if job.done else job.phase,
         "asked by": job.asked_by,
         "worker": f"{job.worker_id} ({job.measured_by})" if job.worker_id and job.measured_by else job.worker_id,

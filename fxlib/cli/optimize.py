@@ -69,6 +69,14 @@ def _add_trial(parser: argparse.ArgumentParser) -> None:
         "--label", type=label, action="append", default=[], metavar="KEY=VALUE", help="label of the job; repeatable"
     )
     parser.add_argument(
+        "--where",
+        type=label,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="measure only on a worker with this label (fxlib worker --label); repeatable",
+    )
+    parser.add_argument(
         "--min-gain",
         type=float,
         default=0.02,
@@ -113,6 +121,7 @@ def run(options: argparse.Namespace) -> int:
             name=options.name,
             namespace=options.namespace,
             labels=dict(options.label),
+            where=dict(options.where),
             min_gain=options.min_gain,
             confidence=options.confidence,
             budget_s=options.budget,

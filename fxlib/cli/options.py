@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from fxlib.config import DEFAULT_ADDRESS, SERVICE, service_address
+from fxlib.spec.labels import read_label
 from fxlib.utils.local_service import TOKEN_FILE
 
 if TYPE_CHECKING:
@@ -66,10 +67,10 @@ def output(text: str) -> str:
 
 def label(text: str) -> tuple[str, str]:
     """Read KEY=VALUE."""
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
-    return key, value
+    try:
+        return read_label(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def step(text: str) -> tuple[str, dict[str, object]]:

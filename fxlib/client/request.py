@@ -15,6 +15,7 @@ from fxlib.capture.coerce import Model, as_graph
 from fxlib.client.variant_exchange import PreparedVariant, prepare_variants
 from fxlib.errors import WorkloadError
 from fxlib.runtime.guards.folded_weights import Mark, marks_of
+from fxlib.spec.labels import problems_of
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Report
 from fxlib.spec.trial import TrialOptions
@@ -33,6 +34,7 @@ class RequestOptions(TypedDict, total=False):
     name: str
     namespace: str
     labels: Mapping[str, str]
+    where: Mapping[str, str]
     min_gain: float
     confidence: float
     budget_s: float
@@ -52,6 +54,7 @@ class Question:
         name: the model's name on dashboards and in listings.
         namespace: the namespace that the job belongs to.
         labels: anything to find the job by.
+        where: the labels that a worker must have to measure the job; empty: any worker will do.
         min_gain: the least relative gain in QPS worth adopting (0.02 is 2%).
         confidence: level of the interval whose lower end is compared with `min_gain`.
         budget_s: wall-clock budget of the measurement, in seconds.
@@ -65,13 +68,14 @@ class Question:
         diffs: whether the result shows what each pass did to the generated code (`PassReport.diff`).
 
     Raises:
-        WorkloadError: a figure is out of its range.
+        WorkloadError: a figure is out of its range, or no worker can have a label of `where`.
     """
 
     recipe: protocol.RecipeLike = "schedule"
     name: str = ""
     namespace: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
     min_gain: float = _TRIAL.min_gain
     confidence: float = _TRIAL.confidence
     budget_s: float = _TRIAL.budget_s
@@ -82,7 +86,9 @@ class Question:
     diffs: bool = False
 
     def __post_init__(self) -> None:
-        """Check the figures."""
+        """Check the figures, and where the job may run."""
+        for key, problem in problems_of(self.where):
+            raise WorkloadError(problem, where=f"where[{key}]" if key else "where")
         if not self.deadline_s > 0:
             raise WorkloadError("must be positive", where="deadline_s")
         _ = self.trial
@@ -153,6 +159,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         name=question.name or type(captured).__name__,
         namespace=question.namespace,
         labels=question.labels,
+        where=question.where,
         graph=address,
         workload=told.message,
         recipe=protocol.recipe_to_proto(question.recipe),

@@ -22,7 +22,7 @@ from fxlib.client.request import Prepared
 from fxlib.client.unserved import UnservedError, check_served
 from fxlib.client.variant_exchange import bind_variants
 from fxlib.client.watch_job import follow, get_job
-from fxlib.errors import FxlibError, JobFailedError, LimitError, RejectedError, WireError
+from fxlib.errors import FxlibError, JobFailedError, LimitError, RejectedError, RemoteError, WireError
 from fxlib.reasons import Reason
 from fxlib.recipes.recipes import with_variants
 from fxlib.runtime import CapturedModule
@@ -252,4 +252,15 @@ def _optimize(connection: Connection, request: jobs_pb2.OptimizeRequest, deadlin
     answer = connection.call(
         "asking for an optimization", lambda left_s: connection.jobs.Optimize(request, timeout=left_s), deadline
     )
+    if dict(answer.job.where) != dict(request.where):
+        connection.call("cancelling the job", lambda left_s: _cancel(connection, answer.job.id, left_s), deadline)
+        raise RemoteError(
+            f"the service at {connection.address} is of an earlier release: it would measure the job on any worker",
+            where="where",
+            hint="Update the service, or leave `where` out.",
+        )
     return protocol.job_from_proto(answer.job)
+
+
+def _cancel(connection: Connection, job_id: str, left_s: float) -> None:
+    connection.jobs.CancelJob(jobs_pb2.CancelJobRequest(job_id=job_id), timeout=left_s)

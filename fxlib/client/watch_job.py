@@ -40,7 +40,10 @@ def follow(
         while not connection.call("following the job", stream, deadline):
             time.sleep(min(_PAUSE_S, deadline.left_s))
             if deadline.passed:
-                raise ServiceUnavailableError(f"job {job_id} is not done within {deadline.seconds:.3g} s", hint=goes_on)
+                said = f"; last it said: {stream.said}" if stream.said else ""
+                raise ServiceUnavailableError(
+                    f"job {job_id} is not done within {deadline.seconds:.3g} s{said}", hint=goes_on
+                )
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(f"job {job_id} is not done. {goes_on}. To end it: fxlib jobs cancel {job_id}")
         raise
@@ -63,10 +66,14 @@ def get_job(connection: Connection, job_id: str, deadline: Deadline) -> Job:
 
 
 class _Stream:
-    """One WatchJob stream after the other, each from where the last one ended; returns whether the job is done."""
+    """One WatchJob stream after the other, each from where the last one ended; returns whether the job is done.
+
+    `said` is the message of the last event.
+    """
 
     def __init__(self, connection: Connection, job_id: str, listener: Callable[[Event], None], after: int) -> None:
         self._stub, self._job_id, self._listener, self._last = connection.jobs, job_id, listener, after
+        self.said = ""
 
     def __call__(self, left_s: float) -> bool:
         request, done = jobs_pb2.WatchJobRequest(job_id=self._job_id, after_sequence=self._last), False
@@ -75,7 +82,7 @@ class _Stream:
                 event = event_from_proto(answer.event)
                 if event.sequence <= self._last:
                     continue
-                self._last = event.sequence
+                self._last, self.said = event.sequence, event.message
                 _LOG.debug("job %s: %s", self._job_id, event)
                 self._listener(event)
                 done = event.state in TERMINAL  # what a launcher told after the end follows, and then the stream ends

@@ -110,6 +110,7 @@ class View:
                 "hardware": one_line(worker.hardware),
                 "torch_version": one_line(worker.torch_version),
                 "fxlib_version": one_line(worker.fxlib_version),
+                "labels": {one_line(key): one_line(value) for key, value in sorted(worker.labels.items())},
                 "containment": one_line(worker.containment),
                 "allowed_modules": [one_line(each) for each in worker.allowed_modules],
                 "job": has.get(one_line(worker.worker_id)),
@@ -212,6 +213,7 @@ def _line(job: Job) -> dict[str, Any]:
         "name": job.name,
         "namespace": job.namespace,
         "labels": dict(job.labels),
+        "where": dict(job.where),
         "state": job.state,
         "phase": job.phase,
         "cached": job.cached,
@@ -245,4 +247,5 @@ def _why(job: Job) -> str:
         return f"{job.failure.message} ({job.failure.code})"
     if job.report is not None:
         return job.report.explanation
-    return {"queued": "waits for a worker", "running": job.phase, "cancelled": "was cancelled"}.get(job.state, "")
+    waits = job.waits_for or "waits for a worker"
+    return {"queued": waits, "running": job.phase, "cancelled": "was cancelled"}.get(job.state, "")

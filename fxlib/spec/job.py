@@ -45,6 +45,7 @@ class Event:
 class Job:
     """A job's state. `report` and `graph` (the rewritten one, when there is one) are set when it succeeded.
 
+    `where` has the labels that a worker must have to measure it. `waits_for` says of a queued job why no worker could.
     `variant_graphs` are those of the workload's variants, by name. `asked_by` and `measured_by` are the names that the
     service's policy has for whoever asked, and for the worker that measured.
     """
@@ -54,6 +55,8 @@ class Job:
     name: str = ""
     namespace: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
+    waits_for: str = ""
     state: State
     phase: str = ""
     attempts: int = 0

@@ -38,8 +38,15 @@ DECISION_ADOPT: Decision
 DECISION_KEEP_ORIGINAL: Decision
 
 class OptimizeRequest(_message.Message):
-    __slots__ = ("request_id", "name", "namespace", "labels", "graph", "workload", "recipe", "trial", "torch_version", "fresh", "profile", "diffs", "variants")
+    __slots__ = ("request_id", "name", "namespace", "labels", "graph", "workload", "recipe", "trial", "torch_version", "fresh", "profile", "diffs", "variants", "where")
     class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class WhereEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +66,7 @@ class OptimizeRequest(_message.Message):
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     DIFFS_FIELD_NUMBER: _ClassVar[int]
     VARIANTS_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     name: str
     namespace: str
@@ -72,7 +80,8 @@ class OptimizeRequest(_message.Message):
     profile: _profile_pb2.Profile
     diffs: bool
     variants: _containers.RepeatedCompositeFieldContainer[VariantRequest]
-    def __init__(self, request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., trial: _Optional[_Union[TrialOptions, _Mapping]] = ..., torch_version: _Optional[str] = ..., fresh: _Optional[bool] = ..., profile: _Optional[_Union[_profile_pb2.Profile, _Mapping]] = ..., diffs: _Optional[bool] = ..., variants: _Optional[_Iterable[_Union[VariantRequest, _Mapping]]] = ...) -> None: ...
+    where: _containers.ScalarMap[str, str]
+    def __init__(self, request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., trial: _Optional[_Union[TrialOptions, _Mapping]] = ..., torch_version: _Optional[str] = ..., fresh: _Optional[bool] = ..., profile: _Optional[_Union[_profile_pb2.Profile, _Mapping]] = ..., diffs: _Optional[bool] = ..., variants: _Optional[_Iterable[_Union[VariantRequest, _Mapping]]] = ..., where: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class VariantRequest(_message.Message):
     __slots__ = ("name", "graph", "workload", "profile")
@@ -315,8 +324,15 @@ class TrialOptions(_message.Message):
     def __init__(self, min_gain: _Optional[float] = ..., confidence: _Optional[float] = ..., budget_s: _Optional[float] = ..., sameness_steps: _Optional[int] = ..., step_timeout_s: _Optional[float] = ..., max_relative_error: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "request_id", "name", "namespace", "labels", "state", "phase", "attempts", "worker_id", "created_at", "started_at", "finished_at", "result", "failure", "cached", "last_sequence", "asked_by", "measured_by", "live")
+    __slots__ = ("id", "request_id", "name", "namespace", "labels", "state", "phase", "attempts", "worker_id", "created_at", "started_at", "finished_at", "result", "failure", "cached", "last_sequence", "asked_by", "measured_by", "live", "where", "waits_for")
     class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class WhereEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -342,6 +358,8 @@ class Job(_message.Message):
     ASKED_BY_FIELD_NUMBER: _ClassVar[int]
     MEASURED_BY_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     id: str
     request_id: str
     name: str
@@ -361,7 +379,9 @@ class Job(_message.Message):
     asked_by: str
     measured_by: str
     live: LiveFigures
-    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., attempts: _Optional[int] = ..., worker_id: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., result: _Optional[_Union[JobResult, _Mapping]] = ..., failure: _Optional[_Union[JobFailure, _Mapping]] = ..., cached: _Optional[bool] = ..., last_sequence: _Optional[int] = ..., asked_by: _Optional[str] = ..., measured_by: _Optional[str] = ..., live: _Optional[_Union[LiveFigures, _Mapping]] = ...) -> None: ...
+    where: _containers.ScalarMap[str, str]
+    waits_for: str
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., attempts: _Optional[int] = ..., worker_id: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., result: _Optional[_Union[JobResult, _Mapping]] = ..., failure: _Optional[_Union[JobFailure, _Mapping]] = ..., cached: _Optional[bool] = ..., last_sequence: _Optional[int] = ..., asked_by: _Optional[str] = ..., measured_by: _Optional[str] = ..., live: _Optional[_Union[LiveFigures, _Mapping]] = ..., where: _Optional[_Mapping[str, str]] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class LiveFigures(_message.Message):
     __slots__ = ("qps_original", "qps_optimized", "gain", "steps", "went_back", "at")
@@ -601,17 +621,26 @@ class Span(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., to: _Optional[str] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "torch_version", "hardware", "allowed_modules", "fxlib_version", "containment")
+    __slots__ = ("worker_id", "torch_version", "hardware", "allowed_modules", "fxlib_version", "containment", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_MODULES_FIELD_NUMBER: _ClassVar[int]
     FXLIB_VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     torch_version: str
     hardware: str
     allowed_modules: _containers.RepeatedScalarFieldContainer[str]
     fxlib_version: str
     containment: str
-    def __init__(self, worker_id: _Optional[str] = ..., torch_version: _Optional[str] = ..., hardware: _Optional[str] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., fxlib_version: _Optional[str] = ..., containment: _Optional[str] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, worker_id: _Optional[str] = ..., torch_version: _Optional[str] = ..., hardware: _Optional[str] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., fxlib_version: _Optional[str] = ..., containment: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, get_args
 from fxlib.errors import FxlibError, PassError
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
+from fxlib.spec.labels import problems_of, show_labels
 from fxlib.spec.trial import TrialOptions
 
 _TRIAL: Final = TrialOptions()
@@ -37,6 +38,7 @@ _SETTINGS: Final[Mapping[str, tuple[type, ...]]] = {
     "passes": (list,),
     "namespace": (str,),
     "labels": (dict,),
+    "where": (dict,),
     "min_gain": (int, float),
     "confidence": (int, float),
     "budget_s": (int, float),
@@ -57,6 +59,9 @@ _MODEL: Final[Mapping[str, tuple[type, ...]]] = {
     "matrix": (dict,),
     **_SETTINGS,
 }
+_VARIED: Final = ("recipe", "threads", "where")
+"""What a matrix may vary besides the arguments of a factory."""
+
 _KINDS: Final = {str: "text", int: "a number", float: "a number", list: "a list", dict: "a table"}
 
 MOST_ENTRIES: Final = 10_000
@@ -82,6 +87,7 @@ class Entry:
         passes: names of passes, or [name, options], run in this order in place of a recipe.
         namespace: the namespace of the job.
         labels: labels of the job, besides those that every job of a zoo has.
+        where: the labels that a worker must have to measure it; empty: any worker will do.
         min_gain: the least gain to adopt (0.02 is 2%).
         confidence: the level of the interval.
         budget_s: the wall-clock budget of the measurement, in seconds.
@@ -102,6 +108,7 @@ class Entry:
     passes: Sequence[Any] = ()
     namespace: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
     min_gain: float = _TRIAL.min_gain
     confidence: float = _TRIAL.confidence
     budget_s: float = _TRIAL.budget_s
@@ -115,6 +122,8 @@ class Entry:
     def digest(self) -> str:
         """A hash of all that decides the answer; rows of equal digests asked the same, if no file changed."""
         asked = {name: value for name, value in asdict(self).items() if name not in ("deadline_s", "expect")}
+        if not self.where:
+            del asked["where"]  # manifests that say nothing of it have the digests of earlier releases
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -245,12 +254,12 @@ class _Reader:
         for key, values in matrix.items():
             if not (isinstance(values, list) and values):
                 raise self.error(f"matrix.{key} is a list of values", key=key, index=index)
-            if key not in ("recipe", "threads") and source != "factory":
+            if key not in _VARIED and source != "factory":
                 raise self.error(
                     f"matrix.{key} would be an argument of a factory, and there is none",
                     key=key,
                     index=index,
-                    hint="A file and an entry point may vary recipe and threads.",
+                    hint="A file and an entry point may vary recipe, threads and where.",
                 )
         points = [dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values())]
         if len(points) * len(targets) > MOST_ENTRIES:
@@ -282,11 +291,11 @@ class _Reader:
         several: bool,
         index: int,
     ) -> Entry:
-        arguments = {**model.get("args", {}), **{k: v for k, v in point.items() if k not in ("recipe", "threads")}}
+        arguments = {**model.get("args", {}), **{k: v for k, v in point.items() if k not in _VARIED}}
         chosen = {name: value for name, value in settings.items() if name in _SETTINGS}
         if "recipe" in point or "recipe" in model:
             chosen.pop("passes", None) if "passes" not in model else None
-        chosen |= {name: point[name] for name in ("recipe",) if name in point}
+        chosen |= {name: point[name] for name in ("recipe", "where") if name in point}
         made = Entry(
             name=self._name(model, target, point, several=several, index=index),
             source=source,  # type: ignore[arg-type]
@@ -304,6 +313,7 @@ class _Reader:
     ) -> str:
         stem = Path(target).stem if model.get("file") else target.rpartition(":")[2]
         name = model.get("name", stem)
+        point = {key: show_labels(value) if isinstance(value, dict) else value for key, value in point.items()}
         known = {**point, "file": stem}
         if "{" in name:
             filled = re.sub(r"\{(\w+)\}", lambda found: str(known.get(found[1], found[0])), name)
@@ -343,9 +353,19 @@ class _Reader:
             if not isinstance(value, known[key]) or isinstance(value, bool):
                 wanted = " or ".join(dict.fromkeys(_KINDS[each] for each in known[key]))
                 raise self.error(f"{key} is {wanted}, not {value!r}", key=key, index=index)
-        for key, value in given.get("labels", {}).items():
-            if not isinstance(value, str):
-                raise self.error(f"the label {key} is text, not {value!r}", key=key, index=index)
+        places = given.get("matrix", {}).get("where", [])
+        if not isinstance(places, list):
+            places = []  # what is wrong with the matrix is said where it is multiplied out
+        for place in places:
+            if not isinstance(place, dict):
+                raise self.error(f"matrix.where holds tables, not {place!r}", key="where", index=index)
+        for labels in (given.get("labels", {}), given.get("where", {}), *places):
+            for key, value in labels.items():
+                if not isinstance(value, str):
+                    raise self.error(f"the label {key} is text, not {value!r}", key=key, index=index)
+        for place in (given.get("where", {}), *places):
+            for label, problem in problems_of(place):
+                raise self.error(f"where {label} {problem}", key="where", index=index)
 
     def _unknown(
         self, key: str, known: Mapping[str, object] | Sequence[str], *, table: str, index: int = 0

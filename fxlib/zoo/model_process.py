@@ -99,6 +99,7 @@ def _asked(asked: Mapping[str, Any], observer: Observer, tell: Callable[..., Non
             name=entry.name,
             namespace=entry.namespace,
             labels=entry.labels,
+            where=entry.where,
             min_gain=entry.min_gain,
             confidence=entry.confidence,
             budget_s=entry.budget_s,

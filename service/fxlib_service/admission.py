@@ -136,6 +136,7 @@ class Admission:
             namespace=request.namespace,
             name=request.name,
             labels=dict(request.labels),
+            where=dict(request.where),
             torch_version=request.torch_version,
             cache_key=key,
             fresh=request.fresh,

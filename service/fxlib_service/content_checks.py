@@ -175,7 +175,7 @@ def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
     """Return the SHA-256 that equal requests share, which have one answer.
 
     It covers the graph, the recipe, the versions, the workload, the trial, what the profile can replay, whether diffs
-    are wanted, and the graph, workload and replay of each variant.
+    are wanted, the graph, workload and replay of each variant, and where the job may run.
     """
     parts: list[object] = [
         request.graph.sha256,
@@ -191,6 +191,8 @@ def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
         workload = hashlib.sha256(each.workload.SerializeToString(deterministic=True)).hexdigest()
         replayed = _replayed(each.profile) if each.HasField("profile") else ""
         parts.append([each.name, each.graph.sha256, workload, replayed])
+    if request.where:
+        parts.append({"where": dict(sorted(request.where.items()))})
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

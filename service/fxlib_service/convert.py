@@ -99,7 +99,7 @@ _JOB: Final = Converter(
     # Fields that only the service has, and the answer, which is stored apart.
     left_out=(
         *("request_digest", "torch_version", "cache_key", "fresh", "token", "hardware", "reusable"),
-        *("asked_from", "result", "live"),
+        *("asked_from", "result", "live", "waits_for"),
     ),
 )
 _EVENT: Final = Converter(Event, jobs_pb2.JobEvent, text=None, number=None, rules={"at": _TIME, "state": _STATE})

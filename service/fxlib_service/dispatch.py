@@ -7,11 +7,12 @@ import logging
 import secrets
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from fxlib.spec.labels import may_run
 from fxlib_service.background import Background
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.job import Job, State
@@ -30,16 +31,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A job that a worker has claimed, its lease's token in `job.token`, with the serialized request."""
+    """A job that a worker has claimed, its lease's token in `job.token`, with the serialized request.
+
+    `others` is where jobs may run that are perhaps left for the next workers, each place once.
+    """
 
     job: Job
     request: bytes
+    others: Sequence[Mapping[str, str]] = ()
 
 
 class Waiter:
-    """A worker that waits for a job."""
+    """A worker with these labels that waits for a job. It was woken for one that may run `woken_for`."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self.labels = labels
+        self.woken_for: Mapping[str, str] = {}
         self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.looked = False
 
@@ -64,20 +71,23 @@ class Wakeups:
     def __init__(self) -> None:
         self._waiting: deque[Waiter] = deque()
 
-    def wake_one(self) -> None:
-        """Wake the worker that has waited longest."""
-        if self._waiting:
-            self._waiting.popleft().woken.set_result(None)
+    def wake_one(self, where: Mapping[str, str]) -> None:
+        """Wake the worker that has waited longest, of those that could take a job which may run `where`."""
+        waiter = next((each for each in self._waiting if may_run(where, each.labels)), None)
+        if waiter is not None:
+            self._waiting.remove(waiter)
+            waiter.woken_for = where
+            waiter.woken.set_result(None)
 
     def wake_all(self) -> None:
         """Wake all workers."""
         while self._waiting:
-            self.wake_one()
+            self._waiting.popleft().woken.set_result(None)
 
     @contextmanager
-    def waiting(self) -> Iterator[Waiter]:
+    def waiting(self, labels: Mapping[str, str]) -> Iterator[Waiter]:
         """Register a waiter for the length of the block."""
-        waiter = Waiter()
+        waiter = Waiter(labels)
         self._waiting.append(waiter)
         try:
             yield waiter
@@ -85,11 +95,13 @@ class Wakeups:
             with suppress(ValueError):
                 self._waiting.remove(waiter)
             if waiter.woken.done() and not waiter.looked:
-                self.wake_one()
+                self.wake_one(waiter.woken_for)
 
 
 class Dispatcher:
-    """Assigns jobs to workers. The namespace with the fewest running jobs comes first, then the one served longest ago.
+    """Assigns jobs to workers that may run them.
+
+    The namespace with the fewest running jobs comes first, then the one served longest ago.
 
     Args:
         ledger: stores what happens to jobs.
@@ -122,7 +134,7 @@ class Dispatcher:
         job = transition.job
         if job.state is not State.RUNNING:
             self.leases.end(job.id)
-            self._wakeups[job.torch_version].wake_one()
+            self._wakeups[job.torch_version].wake_one(job.where)
 
     def check_holder(self, job_id: str, principal: str) -> None:
         """Refuse every caller but the one that the job is leased to, even one that has the lease's token.
@@ -138,10 +150,11 @@ class Dispatcher:
         await self._workers.see(worker)
         wakeups, deadline = self._wakeups[worker.torch_version], time.monotonic() + wait_s
         while True:
-            with wakeups.waiting() as waiter:
+            with wakeups.waiting(worker.labels) as waiter:
                 grant = await self._claim_surely(worker, principal)
                 if grant is not None:
-                    wakeups.wake_one()  # there may be another job for the next worker
+                    for where in grant.others:
+                        wakeups.wake_one(where)
                     return grant
                 if self._closed or not await waiter.wait(deadline - time.monotonic()):
                     return None
@@ -249,7 +262,8 @@ class Dispatcher:
         if self._closed:
             return None
         async with self._turn:
-            for head in self._in_order(await self._ledger.read(self._ledger.store.heads, worker.torch_version)):
+            heads = await self._ledger.read(self._ledger.store.heads, worker.torch_version)
+            for head in self._in_order([each for each in heads if may_run(each.where, worker.labels)]):
                 token = secrets.token_hex(16)
                 lease = Lease(job_id=head.job_id, token=token, worker_id=worker.id, principal=principal)
                 claimed = Claimed(worker_id=worker.id, token=token, hardware=worker.hardware, principal=principal)
@@ -260,7 +274,9 @@ class Dispatcher:
                     self._served[head.namespace] = time.monotonic()
                     if len(self._served) > _REMEMBERED_NAMESPACES:
                         del self._served[next(iter(self._served))]
-                    return Grant(job=job, request=await self._ledger.read(self._ledger.store.request_of, job.id))
+                    request = await self._ledger.read(self._ledger.store.request_of, job.id)
+                    places = {frozenset(each.where.items()): each.where for each in heads}
+                    return Grant(job=job, request=request, others=list(places.values()))
             return None
 
     def _in_order(self, heads: Sequence[Head]) -> list[Head]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from fxlib.spec.labels import MOST, problems_of
 from fxlib.utils.text import plain
 from fxlib.v1 import jobs_pb2
 from fxlib_service.errors import Code, ServiceError, Violation, invalid
@@ -16,13 +17,11 @@ DEFAULT_NAME: Final = "model"
 PHASES: Final = ("rewrite", "profile", "sameness", "choice", "qps")
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _VERSION: Final = re.compile(r"[0-9A-Za-z.+_-]{1,63}")
 _TOKEN: Final = re.compile(r"[0-9]{1,18}")
 _CONTAINMENT: Final = re.compile(r"[a-z]{0,32}")
 _FAILURE: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
-_MAX_LABELS: Final = 32
 _MAX_MODULES: Final = 1_000
 _MAX_TEXT: Final = 256
 _MAX_MESSAGE: Final = 4_000
@@ -36,7 +35,7 @@ def is_namespace(text: str) -> bool:
 
 
 def check_submission(request: jobs_pb2.OptimizeRequest) -> None:
-    """Check the fields that identify a submission: request id, name, namespace, torch version and labels.
+    """Check a submission's request id, name, namespace, torch version, labels, and where it may run.
 
     Raises:
         ServiceError: INVALID_REQUEST, with every field at fault.
@@ -69,6 +68,7 @@ def check_worker(worker: jobs_pb2.WorkerInfo) -> None:
         )
         if not ok
     ]
+    violations += _labels(worker.labels, "worker.labels")
     if violations:
         raise ServiceError(Code.INVALID_REQUEST, violations=violations)
 
@@ -85,8 +85,8 @@ def check_listing(request: jobs_pb2.ListJobsRequest) -> None:
         raise invalid("page_token", "must be a token that this service has returned")
     if request.id_prefix and not _ID.fullmatch(request.id_prefix):
         raise invalid("id_prefix", "must be the beginning of a job's id")
-    if len(request.labels) > _MAX_LABELS:
-        raise invalid("labels", f"must be at most {_MAX_LABELS}")
+    if len(request.labels) > MOST:
+        raise invalid("labels", f"must be at most {MOST}")
 
 
 def check_report(phase: str, progress: float) -> None:
@@ -139,17 +139,13 @@ def _submission(request: jobs_pb2.OptimizeRequest) -> Iterator[Violation]:
         yield Violation(field="namespace", problem="must be up to 63 letters, digits or ._-")
     if not _VERSION.fullmatch(request.torch_version):
         yield Violation(field="torch_version", problem="must be the version of the launcher's torch")
-    yield from _labels(request.labels)
+    yield from _labels(request.labels, "labels")
+    yield from _labels(request.where, "where")
 
 
-def _labels(labels: Mapping[str, str]) -> Iterator[Violation]:
-    if len(labels) > _MAX_LABELS:
-        yield Violation(field="labels", problem=f"must be at most {_MAX_LABELS}")
-    for key, value in list(labels.items())[:_MAX_LABELS]:
-        if not _KEY.fullmatch(key):
-            yield Violation(field=f"labels[{key[:63]!r}]", problem="must be named by up to 63 letters, digits or ._/-")
-        if not _is_text(value):
-            yield Violation(field=f"labels[{key[:63]!r}]", problem="must be one line of at most 256 characters")
+def _labels(labels: Mapping[str, str], field: str) -> Iterator[Violation]:
+    for key, problem in problems_of(labels):
+        yield Violation(field=f"{field}[{key}]" if key else field, problem=problem)
 
 
 def _is_text(text: str) -> bool:

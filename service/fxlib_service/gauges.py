@@ -87,6 +87,14 @@ class Gauges(Collector):
         yield jobs
         depth = stats.by_state[State.QUEUED]
         yield GaugeMetricFamily("fxlib_queue_depth", "Jobs that wait for a worker", value=depth)
+        stranded = sum(
+            each.jobs for each in self._store.waiting() if self._workers.missing(each.torch_version, each.where)
+        )
+        yield GaugeMetricFamily(
+            "fxlib_queue_without_worker",
+            "Queued jobs that no live worker could take: none has their torch version, or their labels",
+            value=stranded,
+        )
         age = 0.0 if stats.oldest_queued_at is None else max(0.0, self._clock.now() - stats.oldest_queued_at)
         yield GaugeMetricFamily(
             "fxlib_oldest_queued_age_seconds", "Time for which the oldest queued job has waited", value=age

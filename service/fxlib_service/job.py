@@ -37,6 +37,7 @@ class Job:
     Attributes:
         request_digest: SHA-256 of the request, which tells a repeated call from a reused request id.
         cache_key: SHA-256 that equal requests share; on one kind of hardware they have one answer.
+        where: the labels that a worker must have to be given the job.
         fresh: whether it is measured anew, never answered with, or held back for, an equal job's result.
         attempts: number of leases granted so far, without those that workers gave back.
         token: token of the present or last lease.
@@ -55,6 +56,7 @@ class Job:
     namespace: str
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
     torch_version: str
     cache_key: str
     fresh: bool = False

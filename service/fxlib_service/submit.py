@@ -136,7 +136,7 @@ class Submit:
         if self._reserve is not None and not self._reserve.refill():
             return None
         store = self._ledger.store
-        found = store.answer(job.cache_key, self._workers.hardware(job.torch_version))
+        found = store.answer(job.cache_key, self._workers.hardware(job.torch_version, job.where))
         given = self._given.get(found.id) if found is not None else None
         if found is None or given is None:
             return None
@@ -197,12 +197,12 @@ class Submit:
 
     def _stored_answer(self, job: Job) -> tuple[Job | None, bytes | None]:
         store = self._ledger.store
-        found = store.answer(job.cache_key, self._workers.hardware(job.torch_version))
+        found = store.answer(job.cache_key, self._workers.hardware(job.torch_version, job.where))
         return found, store.result_of(found.id) if found else None
 
     def _first_message(self, job: Job) -> str:
-        live = {worker.torch_version for worker in self._workers.live()}
-        return "queued" if job.torch_version in live else f"queued; no live worker has torch {job.torch_version} yet"
+        missing = self._workers.missing(job.torch_version, job.where)
+        return f"queued; {missing}" if missing else "queued"
 
 
 def _scoped(cache_key: str, namespace: str) -> str:

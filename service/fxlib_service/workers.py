@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from fxlib.spec.labels import may_run, show_labels
 from fxlib_service.clock import Clock
 from fxlib_service.ledger import Ledger
 from fxlib_service.stores.base import Worker
 
+_SHOWN: Final = 5
 _FORGET_S: Final = 7 * 24 * 3600.0
 _STORE_EVERY_S: Final = 60.0
 
@@ -73,18 +75,34 @@ class Workers:
         heard = [worker for worker in list(self._workers.values()) if self._heard_at[worker.id] >= since]
         return sorted(heard, key=lambda worker: worker.id)
 
-    def hardware(self, torch_version: str) -> set[str]:
-        """Return the hardware fingerprints of the live workers with this torch version.
+    def hardware(self, torch_version: str, where: Mapping[str, str]) -> set[str]:
+        """Return the hardware fingerprints of the live workers with this torch version, and all labels of `where`.
 
         While none is live, the fingerprint of the one that was seen last stands for them.
         """
-        live = {worker.hardware for worker in self.live() if worker.torch_version == torch_version}
+        live = {worker.hardware for worker in self.live() if _could_take(worker, torch_version, where)}
         if live:
             return live
-        fitting = [worker for worker in self._workers.values() if worker.torch_version == torch_version]
+        fitting = [worker for worker in self._workers.values() if _could_take(worker, torch_version, where)]
         return {max(fitting, key=lambda worker: self._heard_at[worker.id]).hardware} if fitting else set()
+
+    def missing(self, torch_version: str, where: Mapping[str, str]) -> str:
+        """Say why no live worker could take a job of this torch version that may run `where`; "" if one could."""
+        live = [worker for worker in self.live() if worker.torch_version == torch_version]
+        if not live:
+            return f"no live worker has torch {torch_version} yet"
+        if any(may_run(where, worker.labels) for worker in live):
+            return ""
+        there = {f"{key}={worker.labels[key]}" for worker in live for key in where if key in worker.labels}
+        shown = ", ".join(sorted(there)[:_SHOWN]) + (", ..." if len(there) > _SHOWN else "")
+        found = f"there are {shown}" if there else f"none has the label {' or '.join(sorted(where)[:_SHOWN])}"
+        return f"no live worker has {show_labels(where)} yet; {found}"
 
     def _forget(self, before: float) -> None:
         self._workers = {name: worker for name, worker in self._workers.items() if self._heard_at[name] >= before}
         self._heard_at = {name: at for name, at in self._heard_at.items() if name in self._workers}
         self._stored_at = {name: at for name, at in self._stored_at.items() if name in self._workers}
+
+
+def _could_take(worker: Worker, torch_version: str, where: Mapping[str, str]) -> bool:
+    return worker.torch_version == torch_version and may_run(where, worker.labels)

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from fxlib import connect
+from fxlib.errors import ServiceUnavailableError
+from fxlib.spec.job import Job
 from tests.cli.conftest import Run
+from tests.client.models import made
 from tests.shared.real_service import adopt, real_service, scripted_worker
 
 FACTORY = "tests.client.models:made"
@@ -193,3 +196,23 @@ def test_capabilities_are_limits_recipes_and_workers_with_their_containment(fxli
     assert "worker" in shown
     assert "containment" in shown
     assert told["workers"][0]["worker_id"] in shown
+
+
+def test_a_job_for_which_there_is_no_worker_says_so(fxlib: Run, service: str, job: str) -> None:
+    with connect(service) as client:
+        waiting = client.hand_in(*made(), name="picky", where={"hardware": "h200"})
+        assert isinstance(waiting, Job)
+        assert waiting.where == {"hardware": "h200"}
+        with pytest.raises(ServiceUnavailableError, match="last it said: queued; no live worker has hardware=h200 yet"):
+            client.watch(waiting.id, lambda event: None, timeout_s=5)
+        told = fxlib("jobs", "show", waiting.id, "--service", service).out
+        assert "measured where: hardware=h200" in told
+        assert "waits for a worker: no live worker has hardware=h200 yet; none has the label hardware" in told
+        assert "no worker" in fxlib("jobs", "--service", service, "--name", "picky").out
+        client.cancel(waiting.id)
+
+
+def test_where_a_job_may_run_is_checked_before_it_is_sent(fxlib: Run, service: str) -> None:
+    misused = fxlib("optimize", FACTORY, "--service", service, "--where", "a b=c")
+    assert misused.code == 1
+    assert "where['a b']: must be named by up to 63 letters, digits or ._/-" in misused.err

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from fxlib_service.job import Event, Job, State
 from fxlib_service.lifecycle import Transition
-from fxlib_service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Worker
+from fxlib_service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Waiting, Worker
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,16 +139,27 @@ class MemoryJobStore(JobStore):
         with self._lock:
             running = Counter(job.namespace for job in self._in(State.RUNNING))
             busy = {job.cache_key for job in self._in(State.RUNNING) if not job.fresh}
-            heads: dict[str, Head] = {}
+            heads: dict[tuple[str, frozenset[tuple[str, str]]], Head] = {}
             for entry in self._entries.values():
                 job = entry.job
-                if job.state is not State.QUEUED or job.torch_version != torch_version or job.namespace in heads:
+                kind = job.namespace, frozenset(job.where.items())
+                if job.state is not State.QUEUED or job.torch_version != torch_version or kind in heads:
                     continue
                 if job.fresh or job.cache_key not in busy:
-                    heads[job.namespace] = Head(
-                        number=entry.number, job_id=job.id, namespace=job.namespace, running=running[job.namespace]
+                    heads[kind] = Head(
+                        number=entry.number,
+                        job_id=job.id,
+                        namespace=job.namespace,
+                        running=running[job.namespace],
+                        where=job.where,
                     )
             return list(heads.values())
+
+    @override
+    def waiting(self) -> Sequence[Waiting]:
+        with self._lock:
+            kinds = Counter((job.torch_version, tuple(sorted(job.where.items()))) for job in self._in(State.QUEUED))
+        return [Waiting(torch_version=each[0], where=dict(each[1]), jobs=kinds[each]) for each in kinds]
 
     @override
     def running(self) -> Sequence[Job]:

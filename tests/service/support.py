@@ -66,12 +66,14 @@ def request(
     fresh: bool = False,
     torch_version: str = TORCH,
     labels: dict[str, str] | None = None,
+    where: dict[str, str] | None = None,
 ) -> jobs_pb2.OptimizeRequest:
     return jobs_pb2.OptimizeRequest(
         request_id=uuid.uuid4().hex if request_id is None else request_id,
         name=name,
         namespace=namespace,
         labels=labels,
+        where=where,
         graph=ref(graph_bytes() if graph is None else graph),
         workload=workload(),
         recipe=jobs_pb2.Recipe(name="schedule"),
@@ -81,7 +83,12 @@ def request(
 
 
 def worker(
-    name: str = "w1", *, torch_version: str = TORCH, hardware: str = "cpu-a", containment: str = ""
+    name: str = "w1",
+    *,
+    torch_version: str = TORCH,
+    hardware: str = "cpu-a",
+    containment: str = "",
+    labels: dict[str, str] | None = None,
 ) -> jobs_pb2.WorkerInfo:
     return jobs_pb2.WorkerInfo(
         worker_id=name,
@@ -89,6 +96,7 @@ def worker(
         hardware=hardware,
         fxlib_version="0.1.0",
         containment=containment,
+        labels=labels,
     )
 
 

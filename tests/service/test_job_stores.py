@@ -261,3 +261,18 @@ def test_a_namespace_has_the_blobs_that_it_was_noted_to_have(store: JobStore) ->
     store.release("b")
     assert store.held("ads", ["a", "b"]) == {"a"}
     assert store.held("web", ["b"]) == set()
+
+
+def test_each_place_where_jobs_may_run_has_a_head(store: JobStore) -> None:
+    gpu = [add(store, cache_key=f"g{n}", where={"rack": "3", "hardware": "h200"}) for n in range(2)]
+    any_place = add(store, cache_key="a")
+    assert heads(store) == sorted([gpu[0].id, any_place.id])
+    assert {head.job_id: head.where for head in store.heads("2.13.0")} == {gpu[0].id: gpu[0].where, any_place.id: {}}
+    waiting = sorted(store.waiting(), key=lambda each: each.jobs)
+    assert [(each.torch_version, each.where, each.jobs) for each in waiting] == [
+        ("2.13.0", {}, 1),
+        ("2.13.0", {"hardware": "h200", "rack": "3"}, 2),
+    ]
+    assert store.get(gpu[0].id) == gpu[0]
+    store.see(Worker(id="w", torch_version="2.13.0", hardware="cpu", labels={"rack": "3"}), forget_before=0.0)
+    assert [worker.labels for worker in store.workers()] == [{"rack": "3"}]

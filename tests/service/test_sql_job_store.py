@@ -49,7 +49,9 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(tm
     with sqlite3.connect(path) as db:
         for column in ("asked_by", "asked_from", "measured_by"):
             db.execute(f"alter table jobs drop column {column}")
+        db.execute("alter table jobs drop column labels_asked")
         db.execute("alter table workers drop column containment")
+        db.execute("alter table workers drop column labels")
         db.execute("drop table holdings")
         db.execute("update fxlib_about set schema_version = 1")
     db.close()

@@ -19,6 +19,7 @@ from tests.service.support import (
     request,
     states,
     submit,
+    work,
     worker,
 )
 
@@ -59,6 +60,72 @@ async def test_a_job_goes_only_to_workers_of_its_torch_version() -> None:
         await submit(core)
         assert await claim(core, worker(torch_version="2.14.0")) is None
         assert await claim(core, worker()) is not None
+
+
+async def test_a_job_goes_only_to_workers_that_have_the_labels_it_asks_for() -> None:
+    async with make_service() as core:
+        gpu, cpu = worker("gpu", labels={"hardware": "h200", "rack": "3"}), worker("cpu", labels={"hardware": "epyc"})
+        picky = await submit(core, request(fresh=True, where={"hardware": "h200"}))
+        easy = await submit(core, request(fresh=True))
+        assert [(await leased(core, each)).job_id for each in (cpu, gpu)] == [easy.id, picky.id]
+        await submit(core, request(fresh=True, where={"hardware": "h200", "rack": "4"}))
+        assert await claim(core, gpu) is None
+        assert await claim(core, worker("of an earlier release")) is None
+
+
+async def test_a_job_wakes_a_waiting_worker_that_may_run_it() -> None:
+    async with make_service() as core:
+        others = [asyncio.create_task(claim(core, worker(f"w{i}"), wait_s=600)) for i in range(3)]
+        fitting = asyncio.create_task(claim(core, worker("gpu", labels={"hardware": "h200"}), wait_s=600))
+        await asyncio.sleep(0.05)
+        job = await submit(core, request(where={"hardware": "h200"}))
+        lease = await fitting
+        assert lease is not None
+        assert lease.job_id == job.id
+        core.dispatcher.close()
+        assert await asyncio.gather(*others) == [None] * 3
+
+
+async def test_a_job_that_no_live_worker_could_take_says_so_until_one_could() -> None:
+    async with make_service() as core:
+        await claim(core, worker("cpu", labels={"hardware": "epyc"}))
+        job = await submit(core, request(where={"hardware": "h200"}))
+        assert job.waits_for == "no live worker has hardware=h200 yet; there are hardware=epyc"
+        assert (await get(core, job.id)).where == {"hardware": "h200"}
+        assert core.registry.get_sample_value("fxlib_queue_without_worker") == 1
+        gpu = worker("gpu", labels={"hardware": "h200"})
+        assert (await leased(core, gpu)).job_id == job.id
+        later = await submit(core, request(fresh=True, where={"hardware": "h200"}))
+        assert later.waits_for == ""
+        assert core.registry.get_sample_value("fxlib_queue_without_worker") == 0
+
+
+async def test_an_answer_is_for_those_who_ask_for_the_same_labels() -> None:
+    async with make_service() as core:
+        gpu = worker("gpu", labels={"hardware": "h200"})
+        await submit(core, request(where={"hardware": "h200"}))
+        await work(core, who=gpu)
+        assert (await submit(core, request(where={"hardware": "h200"}))).cached
+        assert not (await submit(core, request())).cached
+
+
+@pytest.mark.parametrize(
+    "labels, field",
+    [
+        ({"hardware": "a\x1b[2J"}, "['hardware']"),
+        ({"hardware": "x" * 257}, "['hardware']"),
+        ({"a b": "c"}, "['a b']"),
+        ({f"k{i}": "v" for i in range(5_000)}, ""),
+    ],
+)
+async def test_labels_that_nobody_should_have_are_refused(labels: dict[str, str], field: str) -> None:
+    async with make_service() as core:
+        with pytest.raises(ServiceError) as refused:
+            await claim(core, worker(labels=labels))
+        assert fields(refused.value) == [f"worker.labels{field}"]
+        with pytest.raises(ServiceError) as refused:
+            await submit(core, request(where=labels))
+        assert fields(refused.value) == [f"where{field}"]
 
 
 async def test_jobs_of_one_namespace_go_in_order() -> None:
@@ -123,7 +190,7 @@ async def test_a_call_to_a_bell_is_not_lost_with_the_one_it_woke() -> None:
         first = asyncio.create_task(claim(core, worker("w1"), wait_s=600))
         second = asyncio.create_task(claim(core, worker("w2"), wait_s=600))
         await asyncio.sleep(0.05)
-        core.dispatcher._wakeups["2.13.0"].wake_one()
+        core.dispatcher._wakeups["2.13.0"].wake_one({})
         first.cancel()
         job = await submit(core)
         lease = await second

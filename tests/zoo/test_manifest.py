@@ -128,3 +128,15 @@ def test_the_manifest_of_the_page_is_one(tmp_path: Path) -> None:
         "a",
         "ranker",
     ]
+
+
+def test_a_matrix_may_vary_where_a_model_is_measured(tmp_path: Path) -> None:
+    text = '[[model]]\nfactory = "m:cv"\nmatrix = {where = [{hardware = "epyc"}, {hardware = "h200"}]}\n'
+    entries = read(tmp_path, text).entries
+    assert [(each.name, each.where) for each in entries] == [
+        ("cv[where=hardware=epyc]", {"hardware": "epyc"}),
+        ("cv[where=hardware=h200]", {"hardware": "h200"}),
+    ]
+    assert len({each.digest for each in entries}) == 2
+    with pytest.raises(ManifestError, match="where 'a b' must be named by"):
+        read(tmp_path, '[[model]]\nfactory = "m:cv"\nwhere = {"a b" = "c"}\n')

@@ -10,6 +10,7 @@ from typing import Final
 
 from fxlib.config import SERVICE
 from fxlib.errors import FxlibError, OptionError
+from fxlib.spec.labels import problems_of, read_label
 from fxlib.utils.local_service import TOKEN_FILE
 from fxlib.utils.settings import COUNT, FILE, GIB, GIBIBYTES, SECONDS, Application, Kind, group, option
 from fxlib_workers.process.probe import Level
@@ -30,6 +31,7 @@ def _level(text: str) -> Level:
 
 _LEVEL: Final = Kind(read=_level, metavar="LEVEL")
 _ADDRESS: Final = Kind(read=str, metavar="HOST:PORT")
+_LABEL: Final = Kind(read=read_label, metavar="KEY=VALUE", show="=".join)
 _NAME: Final = Kind(read=str, metavar="NAME")
 
 
@@ -175,6 +177,12 @@ class Config:
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
         metadata=option("name", "a name unique among the service's workers", _NAME, default="host and process id"),
     )
+    labels: tuple[tuple[str, str], ...] = field(
+        default=(),
+        metadata=option(
+            "label", "label of this worker, by which jobs may ask to be measured here", _LABEL, repeatable=True
+        ),
+    )
     slots: int = field(default=1, metadata=option("slots", "jobs at once; they take turns at measuring", COUNT))
     once: bool = field(default=False, metadata=option("once", "end after one job", kind=None))
     trial: TrialSettings = field(default_factory=TrialSettings, metadata=group(TrialSettings))
@@ -199,10 +207,15 @@ class Config:
         """Check the options against each other.
 
         Raises:
-            OptionError: there is no slot, a certificate has no key, or processes of a cluster would use loopback.
+            OptionError: there is no slot, a label is not valid or given twice, a certificate has no key, or processes
+                of a cluster would use loopback.
         """
         if self.slots < 1:
             raise OptionError("must be at least 1", option="slots")
+        if len(dict(self.labels)) < len(self.labels):
+            raise OptionError("a label has one value", option="label")
+        for key, problem in problems_of(dict(self.labels)):
+            raise OptionError(f"{key or 'labels'} {problem}", option="label")
         if (self.tls_certificate is None) != (self.tls_key is None):
             there, missing = ("tls-cert", "tls-key") if self.tls_certificate else ("tls-key", "tls-cert")
             raise OptionError(f"it needs --{missing}, too", option=there)

@@ -79,6 +79,7 @@ class ServiceClient:
             allowed_modules=config.trial.allowed_modules,
             fxlib_version=fxlib.__version__,
             containment=containment,
+            labels=dict(config.labels),
         )
 
     def close(self) -> None:

@@ -159,15 +159,21 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         answered = [job.id for job in jobs if job.state is State.SUCCEEDED]
         results, live = store.results_of(answered), store.live_of(answered)
         return jobs_pb2.ListJobsResponse(
-            jobs=[job_to_line(job, results.get(job.id), live.get(job.id)) for job in jobs],
+            jobs=[self._waiting(job_to_line(job, results.get(job.id), live.get(job.id)), job) for job in jobs],
             next_page_token="" if following is None else str(following),
         )
 
     async def _with_result(self, job: Job) -> jobs_pb2.Job:
         if job.state is not State.SUCCEEDED:
-            return job_to_proto(job)
+            return self._waiting(job_to_proto(job), job)
         result, live = await self._ledger.read(self._told_of, job.id)
         return job_to_proto(job, result, live)
+
+    def _waiting(self, told: jobs_pb2.Job, job: Job) -> jobs_pb2.Job:
+        """Add to what is told of a job what it waits for, if it is queued and no live worker could take it."""
+        if job.state is State.QUEUED:
+            told.waits_for = self._workers.missing(job.torch_version, job.where)
+        return told
 
     def _told_of(self, job_id: str) -> tuple[bytes | None, bytes | None]:
         store = self._ledger.store

@@ -23,12 +23,25 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The next job of a namespace; `running` counts the running ones, and `number` orders jobs by acceptance."""
+    """The next job of a namespace that may run `where`; `number` orders jobs by acceptance.
+
+    `running` counts the running jobs of the namespace.
+    """
 
     number: int
     job_id: str
     namespace: str
     running: int
+    where: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The number of queued jobs of one torch version that may run in one place."""
+
+    torch_version: str
+    where: Mapping[str, str]
+    jobs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +54,7 @@ class Worker:
     fxlib_version: str = ""
     allowed_modules: tuple[str, ...] = ()
     containment: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
     seen_at: float = 0.0
 
 
@@ -128,10 +142,14 @@ class JobStore(ABC):
 
     @abstractmethod
     def heads(self, torch_version: str) -> Sequence[Head]:
-        """Return the oldest claimable job of each namespace.
+        """Return the oldest claimable job of each namespace, for each place where its jobs may run.
 
         A queued job can be claimed by workers of its torch version, unless an equal one runs, whose answer serves both.
         """
+
+    @abstractmethod
+    def waiting(self) -> Sequence[Waiting]:
+        """Count the queued jobs by what a worker must be to take them."""
 
     @abstractmethod
     def running(self) -> Sequence[Job]:

@@ -1,15 +1,18 @@
-"""The tables of the SQL store, and the conversions between rows, jobs and events."""
+"""The tables of the SQL store, and the conversions between rows and jobs, events and workers."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Final
 
 import sqlalchemy as sa
 
 from fxlib_service.job import Event, Failure, Job, State
+from fxlib_service.stores.base import Worker
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the tables below. Tables of earlier versions are migrated at start-up, and later ones refused."""
 
 metadata: Final = sa.MetaData()
@@ -47,6 +50,7 @@ jobs = sa.Table(
     sa.Column("asked_by", sa.String(64), nullable=False, server_default=""),
     sa.Column("asked_from", sa.String(256), nullable=False, server_default=""),
     sa.Column("measured_by", sa.String(64), nullable=False, server_default=""),
+    sa.Column("labels_asked", sa.Text, nullable=False, server_default=""),  # of the worker, as `labels_to_text`
     sa.UniqueConstraint("namespace", "request_id"),
     sa.Index("jobs_by_state", "state", "torch_version", "namespace", "number"),
     sa.Index("jobs_by_key", "cache_key", "state"),
@@ -92,6 +96,7 @@ workers = sa.Table(
     sa.Column("fxlib_version", sa.String(64), nullable=False),
     sa.Column("allowed_modules", sa.JSON, nullable=False),
     sa.Column("containment", sa.String(64), nullable=False, server_default=""),
+    sa.Column("labels", sa.Text, nullable=False, server_default=""),
     sa.Column("seen_at", sa.Double, nullable=False),
 )
 
@@ -104,7 +109,7 @@ holdings = sa.Table(
     sa.Index("holdings_by_blob", "sha256"),
 )
 
-_OWN_FORM: Final = {"state", "labels", "failure"}
+_OWN_FORM: Final = {"state", "labels", "where", "failure"}
 _SAME_NAME: Final = [each.name for each in fields(Job) if each.name not in _OWN_FORM]
 
 Row = sa.RowMapping
@@ -113,6 +118,7 @@ Row = sa.RowMapping
 _ADDED: Final = {
     2: ("jobs asked_by VARCHAR(64)", "jobs asked_from VARCHAR(256)", "jobs measured_by VARCHAR(64)"),
     3: ("workers containment VARCHAR(64)",),
+    4: ("jobs labels_asked TEXT", "workers labels TEXT"),
 }
 """The columns that a version has beyond the one before: table, name and type."""
 
@@ -125,6 +131,28 @@ def migrate(db: sa.Connection, version: int) -> None:
     db.execute(about.update().values(schema_version=VERSION))
 
 
+def labels_to_text(labels: Mapping[str, str]) -> str:
+    """Return the text that stands for labels, which equal ones share; none are empty text."""
+    return json.dumps(dict(sorted(labels.items()))) if labels else ""
+
+
+def labels_from_text(text: str) -> dict[str, str]:
+    """Return the labels that `labels_to_text` made text of."""
+    return json.loads(text) if text else {}
+
+
+def worker_to_row(worker: Worker) -> dict[str, object]:
+    """Return a worker as a row of `workers`."""
+    row = asdict(worker)
+    return row | {"allowed_modules": list(worker.allowed_modules), "labels": labels_to_text(worker.labels)}
+
+
+def worker_from_row(row: Row) -> Worker:
+    """Return the worker that `worker_to_row` made a row of."""
+    own_form = {"allowed_modules": tuple(row["allowed_modules"]), "labels": labels_from_text(row["labels"])}
+    return Worker(**{**row, **own_form})
+
+
 def job_to_row(job: Job) -> dict[str, object]:
     """Return a job as a row of `jobs`, without its number."""
     row = {name: getattr(job, name) for name in _SAME_NAME}
@@ -132,6 +160,7 @@ def job_to_row(job: Job) -> dict[str, object]:
     return row | {
         "state": job.state.value,
         "labels": dict(job.labels),
+        "labels_asked": labels_to_text(job.where),
         "failure_code": failure.code if failure else None,
         "failure_message": failure.message if failure else None,
     }
@@ -144,6 +173,7 @@ def job_from_row(row: Row) -> Job:
         **{name: row[name] for name in _SAME_NAME},
         state=State(row["state"]),
         labels=row["labels"],
+        where=labels_from_text(row["labels_asked"]),
         failure=Failure(code=code, message=row["failure_message"]) if code is not None else None,
     )
 

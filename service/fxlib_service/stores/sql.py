@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Final
 
 import sqlalchemy as sa
@@ -18,8 +17,16 @@ from fxlib_service.errors import ServiceError
 from fxlib_service.job import Event, Job, State
 from fxlib_service.lifecycle import Transition
 from fxlib_service.stores import schema
-from fxlib_service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Worker
-from fxlib_service.stores.schema import event_from_row, event_to_row, job_from_row, job_to_row
+from fxlib_service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Waiting, Worker
+from fxlib_service.stores.schema import (
+    event_from_row,
+    event_to_row,
+    job_from_row,
+    job_to_row,
+    labels_from_text,
+    worker_from_row,
+    worker_to_row,
+)
 
 _PRAGMAS: Final = (
     "journal_mode = WAL",  # readers do not wait for the writer
@@ -182,8 +189,23 @@ class SqlJobStore(JobStore):
         with self._reading() as db:
             rows = db.execute(_HEADS, {"torch_version": torch_version}).mappings()
             return [
-                Head(number=r["number"], job_id=r["id"], namespace=r["namespace"], running=r["running"]) for r in rows
+                Head(
+                    number=row["number"],
+                    job_id=row["id"],
+                    namespace=row["namespace"],
+                    running=row["running"],
+                    where=labels_from_text(row["labels_asked"]),
+                )
+                for row in rows
             ]
+
+    @override
+    def waiting(self) -> Sequence[Waiting]:
+        kind = _JOBS.c.torch_version, _JOBS.c.labels_asked
+        query = sa.select(*kind, sa.func.count()).where(_JOBS.c.state == State.QUEUED).group_by(*kind)
+        with self._reading() as db:
+            rows = db.execute(query).all()
+        return [Waiting(torch_version=version, where=labels_from_text(text), jobs=n) for version, text, n in rows]
 
     @override
     def running(self) -> Sequence[Job]:
@@ -212,14 +234,14 @@ class SqlJobStore(JobStore):
         gone = sa.or_(table.c.id == worker.id, table.c.seen_at < forget_before)
         with self._writing() as db:
             db.execute(table.delete().where(gone))
-            db.execute(table.insert(), asdict(worker) | {"allowed_modules": list(worker.allowed_modules)})
+            db.execute(table.insert(), worker_to_row(worker))
 
     @override
     def workers(self) -> Sequence[Worker]:
         table = schema.workers
         with self._reading() as db:
             rows = db.execute(sa.select(table).order_by(table.c.seen_at.desc())).mappings().all()
-        return [Worker(**{**row, "allowed_modules": tuple(row["allowed_modules"])}) for row in rows]
+        return [worker_from_row(row) for row in rows]
 
     @override
     def hold(self, namespace: str, blobs: Mapping[str, int]) -> None:
@@ -301,8 +323,8 @@ _HELD = sa.select(schema.holdings.c.sha256).where(
 _ADD_JOB, _ADD_PAYLOAD, _ADD_EVENT = _JOBS.insert(), schema.payloads.insert(), schema.events.insert()
 
 
-def _heads_query() -> sa.Select[int, str, str, int]:
-    """The oldest claimable job of each namespace, with the number of jobs that the namespace runs."""
+def _heads_query() -> sa.Select[int, str, str, str, int]:
+    """The oldest claimable job of each namespace and place where it may run, and how many jobs the namespace runs."""
     duplicate, other = _JOBS.alias("duplicate"), _JOBS.alias("other")
     running_duplicate = sa.exists().where(
         duplicate.c.cache_key == _JOBS.c.cache_key, duplicate.c.state == State.RUNNING, duplicate.c.fresh.is_(False)
@@ -311,15 +333,15 @@ def _heads_query() -> sa.Select[int, str, str, int]:
         sa.select(sa.func.min(_JOBS.c.number))
         .where(_JOBS.c.state == State.QUEUED, _JOBS.c.torch_version == sa.bindparam("torch_version"))
         .where(sa.or_(_JOBS.c.fresh.is_(True), ~running_duplicate))
-        .group_by(_JOBS.c.namespace)
+        .group_by(_JOBS.c.namespace, _JOBS.c.labels_asked)
     )
     running = (
         sa.select(sa.func.count())
         .where(other.c.namespace == _JOBS.c.namespace, other.c.state == State.RUNNING)
         .scalar_subquery()
     )
-    columns = sa.select(_JOBS.c.number, _JOBS.c.id, _JOBS.c.namespace, running.label("running"))
-    return columns.where(_JOBS.c.number.in_(oldest))
+    columns = _JOBS.c.number, _JOBS.c.id, _JOBS.c.namespace, _JOBS.c.labels_asked
+    return sa.select(*columns, running.label("running")).where(_JOBS.c.number.in_(oldest))
 
 
 _HEADS = _heads_query()
