@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from fxlib.client.own_objects import CALLS, held_uses
 from fxlib.client.value_numbering import Numbers, bodies, callable_key
 from fxlib.errors import WireError
 from fxlib.runtime import bounds, functions, int8, is_call, is_issue, is_wait, kind_of
+from fxlib.runtime.lowering import BACKEND
 from fxlib.runtime.ops import create
 from fxlib.runtime.ops.batches import IN_ORDER, is_batch, items_of
 from fxlib.runtime.ops.calls import completes
@@ -75,7 +76,7 @@ def limits_of_answer(original: GraphModule, sent_bytes: int, seconds: float = ma
     )
 
 
-def screen(answer: GraphModule, original: GraphModule, *, quantizes: bool = False) -> None:
+def screen(answer: GraphModule, original: GraphModule, *, passes: Collection[str] = ()) -> None:
     """Check that an answer is called as the original is, and that it speaks to nobody to whom the original does not.
 
     All graphs of the module tree are looked at. A server, or the RRef that leads to it, must be a constant of the
@@ -85,8 +86,8 @@ def screen(answer: GraphModule, original: GraphModule, *, quantizes: bool = Fals
     with the same constants. Code of the launcher's own that is on
     no list (opaque) must be called with just what the original gives it, and objects of the launcher's own, which
     attributes hold or such code returns, are used only as the original uses them. What other ranks take part in keeps
-    its order, and so do changes of grad mode and autocast. Layers run on int8 weights where the recipe may put them
-    there (`quantizes`), or the original has such layers.
+    its order, and so do changes of grad mode and autocast. Layers run on int8 weights, and nodes are handed to a
+    compiler, only where one of the recipe's `passes`, by name, does that, or the original has it so.
 
     Raises:
         WireError: it takes other arguments, or does something that the original does not.
@@ -97,7 +98,10 @@ def screen(answer: GraphModule, original: GraphModule, *, quantizes: bool = Fals
             raise WireError(f"the rewritten graph has another {name!r} than the original", where="the answer")
     if _arguments(answer) != _arguments(original) or _packing(answer) != _packing(original):
         raise WireError("the rewritten graph takes other arguments than the original", where="the answer")
-    if not quantizes and _has_integers(answer) and not _has_integers(original):
+    if "lower" not in passes and _has_parts(answer) and not _has_parts(original):
+        problem = "the rewritten graph names a compiler for some of its nodes, which the recipe does not"
+        raise WireError(problem, where="the answer")
+    if "quantize" not in passes and _has_integers(answer) and not _has_integers(original):
         problem = "the rewritten graph has layers on int8 weights, which the recipe does not make"
         raise WireError(problem, where="the answer")
     numbers = Numbers()
@@ -128,6 +132,10 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def _has_integers(module: GraphModule) -> bool:
     return any(int8.is_operator(node.target) for _, body in bodies(module) for node in body.graph.nodes)
+
+
+def _has_parts(module: GraphModule) -> bool:
+    return any(BACKEND in node.meta for _, body in bodies(module) for node in body.graph.nodes)
 
 
 def _packing(module: GraphModule) -> tuple[object, ...]:

@@ -110,7 +110,7 @@ class Prepared:
 
     `marks` are the weights as they were when their values were sent, by name; empty if none were. `ran`: the model ran
     on a sample in this process. `variants` are those of the workload that are part of the question, and `declined` says
-    why the others are not, both by name. `quantizes`: the recipe may put layers on int8 weights.
+    why the others are not, both by name. `passes`: the names of those of the recipe.
     """
 
     captured: GraphModule
@@ -121,7 +121,7 @@ class Prepared:
     ran: bool = False
     variants: Mapping[str, PreparedVariant] = field(default_factory=dict)
     declined: Mapping[str, Report] = field(default_factory=dict)
-    quantizes: bool = False
+    passes: frozenset[str] = frozenset()
 
 
 def captured_of(model: Model, workload: Workload) -> GraphModule:
@@ -182,7 +182,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         marks=marks,
         variants=variants,
         declined=declined,
-        quantizes="quantize" in wanting,
+        passes=frozenset(protocol.passes_of(question.recipe)),
     )
 
 

@@ -196,7 +196,7 @@ def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -
         module = rewritten = wire.decode(
             wire.parse(answer.graph), blobs=answer.values, root=prepared.captured, limits=limits
         )
-        screen(rewritten, prepared.captured, quantizes=prepared.quantizes)
+        screen(rewritten, prepared.captured, passes=prepared.passes)
         rewritten.computed_from(prepared.marks)
     variants, reports = bind_variants(
         prepared.variants,
@@ -204,7 +204,7 @@ def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -
         answer.variants,
         answer.values,
         seconds=seconds,
-        quantizes=prepared.quantizes,
+        passes=prepared.passes,
     )
     report = replace(job.report, variants={**reports, **prepared.declined})
     if report.adopts and isinstance(module, GraphModule) and isinstance(prepared.captured, CapturedModule):

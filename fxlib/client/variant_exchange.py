@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
@@ -72,11 +72,11 @@ def bind_variants(
     values: Mapping[str, bytes],
     *,
     seconds: float = math.inf,
-    quantizes: bool = False,
+    passes: Collection[str] = (),
 ) -> tuple[dict[str, CapturedModule], dict[str, Report]]:
     """Bind what the service answered to the caller's own model; return graphs to run, and reports, by name.
 
-    A graph that would take longer than `seconds` to check is refused unread; `quantizes` is as for `screen`.
+    A graph that would take longer than `seconds` to check is refused unread; `passes` are as for `screen`.
     Where gradients are recorded, a variant that is not adopted runs its graph as captured, which tracks those of remote
     results.
 
@@ -94,7 +94,7 @@ def bind_variants(
                 raise WireError("there is no graph to adopt", where=f"variant {name!r}")
             limits = limits_of_answer(each.captured, each.request.graph.size, seconds)
             module = wire.decode(wire.parse(graphs[name]), blobs=values, root=each.captured, limits=limits)
-            screen(module, each.captured, quantizes=quantizes)
+            screen(module, each.captured, passes=passes)
             module.computed_from(each.marks)
             if collectives_of(module) != collectives_of(each.captured):
                 found[name] = _kept("it makes its collectives in another order, and other ranks may run another graph")

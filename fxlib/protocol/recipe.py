@@ -61,8 +61,17 @@ def recipe_from_proto(proto: jobs_pb2.Recipe) -> recipes.Recipe:
 
 def passes_that_need(need: Need, recipe: RecipeLike) -> tuple[str, ...]:
     """Return the names of a recipe's passes that need the weights, say, as far as this library knows them."""
+    return tuple(step.name for step in _passes(recipe) if need in step.needs)
+
+
+def passes_of(recipe: RecipeLike) -> tuple[str, ...]:
+    """Return the names of a recipe's passes, as far as this library knows them."""
+    return tuple(step.name for step in _passes(recipe))
+
+
+def _passes(recipe: RecipeLike) -> tuple[GraphPass, ...]:
     try:
-        return tuple(step.name for step in recipe_from_proto(recipe_to_proto(recipe)).passes if need in step.needs)
+        return recipe_from_proto(recipe_to_proto(recipe)).passes
     except PassError:  # a newer service may know what this library does not; if not, it says so
         return ()
 

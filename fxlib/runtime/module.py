@@ -151,6 +151,7 @@ class CapturedModule(GraphModule):
             state.constants = constants_of(self.graph)
             state.weight_assumptions.read(self, self.graph)
             state.submodule_cache.forget()
+            state.lowered.forget()
         return code
 
     @override
@@ -291,7 +292,10 @@ class CapturedModule(GraphModule):
         """Run the graph with the results of calls that were made ahead of it, where there are such."""
         if torch.compiler.is_dynamo_compiling() or is_compiled():
             return self._run(args, kwargs, grad_enabled=grad_enabled)
-        generated = ahead.over(self, self._program.generated, args, kwargs)
+        lowered = self._fxlib.lowered.of(self)
+        generated = ahead.over(
+            self, self._program.generated if lowered is None else type(lowered).forward, args, kwargs
+        )
         try:
             return self._run(args, kwargs, grad_enabled=grad_enabled, generated=generated)
         finally:
@@ -314,15 +318,18 @@ class CapturedModule(GraphModule):
             generated: the generated forward over other globals; None is the forward itself.
         """
         state = self._fxlib
+        followed = torch.compiler.is_dynamo_compiling() or is_compiled()  # dynamo follows modules alone, and compiles
+        lowered = None if followed else state.lowered.of(self)
+        program: GraphModule = self if lowered is None else lowered
         if generated is None:
-            generated = self._program.generated
+            generated = self._program.generated if lowered is None else type(lowered).forward
         state.conditions.python.ask_caches()
         recording = current_recording()
         run: Callable[..., Any] = generated
         stands: Any = self
         if recording is not None:
-            run = recording.instrument(self, generated)
-        elif not (torch.compiler.is_dynamo_compiling() or is_compiled()):  # dynamo follows modules alone
+            run = recording.instrument(program, generated)
+        elif not followed:
             watched = () if state.original is None else state.conditions.unhooked  # they were just checked
             stands = state.submodule_cache.of(self, self._graph, watched)
         outer, forward = THREAD.forward, ForwardContext()
@@ -332,9 +339,11 @@ class CapturedModule(GraphModule):
             if forward.refused:  # a call that could not be issued, and that nobody waited for
                 raise forward.refused[0]
         except BaseException as error:
-            stop = failure.locate(self, generated.__code__, error)
+            stop = failure.locate(program, generated.__code__, error)
             # An interrupt is the program's at once: nothing is waited for.
-            earlier = failure.earlier_error(self, stop) if stop is not None and isinstance(error, Exception) else None
+            earlier = (
+                failure.earlier_error(program, stop) if stop is not None and isinstance(error, Exception) else None
+            )
             if stop is not None:
                 failure.leave_modes(stop)
             torch.set_grad_enabled(grad_enabled)

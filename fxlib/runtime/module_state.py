@@ -16,6 +16,7 @@ from fxlib.runtime.graph_set import GraphSet
 from fxlib.runtime.guards.conditions import Conditions, Parameter
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import WeightAssumptions
+from fxlib.runtime.lowering import LoweredProgram
 from fxlib.runtime.state import Mirror
 from fxlib.runtime.submodule_cache import SubmoduleCache
 
@@ -45,6 +46,8 @@ class ModuleState:
     """The graphs for calls that this one does not fit, and how often each ran."""
     submodule_cache: SubmoduleCache = field(default_factory=SubmoduleCache)
     """The object that the generated code is given in place of the module."""
+    lowered: LoweredProgram = field(default_factory=LoweredProgram)
+    """What runs in place of a graph that has parts for a backend to compile."""
     captured_with: Any = None
     """The options of the capture; None where the graph was received, or made in another way."""
     ahead: Ahead | None = None

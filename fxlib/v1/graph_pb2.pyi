@@ -331,7 +331,7 @@ class SizeRange(_message.Message):
     def __init__(self, symbol: _Optional[str] = ..., least: _Optional[int] = ..., greatest: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("op", "name", "target", "args", "kwargs", "type", "call", "contract", "order", "requires_grad", "source", "stack_trace", "tensor_meta", "folded", "rank")
+    __slots__ = ("op", "name", "target", "args", "kwargs", "type", "call", "contract", "order", "requires_grad", "source", "stack_trace", "tensor_meta", "folded", "rank", "backend")
     OP_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +347,7 @@ class Node(_message.Message):
     TENSOR_META_FIELD_NUMBER: _ClassVar[int]
     FOLDED_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
     op: Opcode
     name: str
     target: int
@@ -362,7 +363,8 @@ class Node(_message.Message):
     tensor_meta: Value
     folded: _containers.RepeatedScalarFieldContainer[str]
     rank: int
-    def __init__(self, op: _Optional[_Union[Opcode, str]] = ..., name: _Optional[str] = ..., target: _Optional[int] = ..., args: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., kwargs: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ..., type: _Optional[_Union[TypeHint, _Mapping]] = ..., call: _Optional[str] = ..., contract: _Optional[int] = ..., order: _Optional[int] = ..., requires_grad: _Optional[bool] = ..., source: _Optional[int] = ..., stack_trace: _Optional[int] = ..., tensor_meta: _Optional[_Union[Value, _Mapping]] = ..., folded: _Optional[_Iterable[str]] = ..., rank: _Optional[int] = ...) -> None: ...
+    backend: str
+    def __init__(self, op: _Optional[_Union[Opcode, str]] = ..., name: _Optional[str] = ..., target: _Optional[int] = ..., args: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., kwargs: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ..., type: _Optional[_Union[TypeHint, _Mapping]] = ..., call: _Optional[str] = ..., contract: _Optional[int] = ..., order: _Optional[int] = ..., requires_grad: _Optional[bool] = ..., source: _Optional[int] = ..., stack_trace: _Optional[int] = ..., tensor_meta: _Optional[_Union[Value, _Mapping]] = ..., folded: _Optional[_Iterable[str]] = ..., rank: _Optional[int] = ..., backend: _Optional[str] = ...) -> None: ...
 
 class Value(_message.Message):
     __slots__ = ("none", "boolean", "integer", "real", "text", "node", "big_integer", "complex", "ellipsis", "list", "tuple", "dict", "slice", "range", "dtype", "layout", "memory_format", "qscheme", "device", "size", "operator", "named_tuple", "ordered_dict", "tensor_meta", "function", "tensor", "opaque", "container", "handle", "record")

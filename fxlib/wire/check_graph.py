@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from fxlib.runtime.backends import BACKENDS
 from fxlib.runtime.ops.registry import BY_LABEL, OPERATORS
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.argument_rules import Rule, check_arguments, rules_of
@@ -38,6 +40,9 @@ _KINDS: dict[int, frozenset[str]] = {
 }
 _TORCH = {"function": "", "operator": "", "method": "torch.Tensor."}
 """What to write before targets to find the rules for their arguments."""
+_COMPUTED = frozenset({pb.OPCODE_GET_ATTR, pb.OPCODE_CALL_FUNCTION, pb.OPCODE_CALL_METHOD, pb.OPCODE_CALL_MODULE})
+"""The nodes that a backend can compute."""
+_VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,60}")
 _LONGEST_PATH = 10_000
 _RESOLVE = "fxlib.runtime.functions.resolve"
 _BATCH, _ITEM = "fxlib.runtime.issue_batch", "fxlib.runtime.wait_item"
@@ -192,6 +197,11 @@ class BodyChecker:
                 raise Fault("only a value that the module holds was computed from weights")
             for step in dict.fromkeys(step for name in node.folded for step in name.split(".")):
                 check_atom(step, "step of a path")
+        if node.backend:
+            self._field = "backend"
+            name, _, version = node.backend.partition("==")
+            if name not in BACKENDS or not _VERSION.fullmatch(version) or node.op not in _COMPUTED:
+                raise Fault(f"{node.backend[:80]!r} is no backend that this version knows for such a node")
         if node.HasField("tensor_meta"):
             self._field = "tensor_meta"
             check_value(node.tensor_meta, Place(limits=self._limits, kind="tensor_meta"))

@@ -13,6 +13,7 @@ from fxlib.errors import WireError
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import FOLDED, RANK
+from fxlib.runtime.lowering import BACKEND
 from fxlib.runtime.ops.calls import ClientFunction, kinds, signature_of
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
@@ -125,6 +126,8 @@ class GraphReader:
             meta[FOLDED] = tuple(message.folded)
         if message.HasField("rank"):
             meta[RANK] = message.rank
+        if message.backend:
+            meta[BACKEND] = message.backend
         if message.HasField("tensor_meta"):
             meta["tensor_meta"] = self._values.read(message.tensor_meta)
 

@@ -11,6 +11,7 @@ from fxlib.errors import WireError
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import FOLDED, RANK
+from fxlib.runtime.lowering import BACKEND
 from fxlib.runtime.ops.calls import Client, client_of
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
@@ -162,6 +163,8 @@ def _write_meta(message: pb.Node, meta: dict[str, Any], tables: Tables, values: 
     message.folded.extend(meta.get(FOLDED, ()))
     if type(rank := meta.get(RANK)) is int:
         message.rank = rank
+    if isinstance(backend := meta.get(BACKEND), str):
+        message.backend = backend
     if "tensor_meta" in meta:
         try:
             values.write(message.tensor_meta, meta["tensor_meta"])

@@ -331,7 +331,7 @@ def test_layers_on_int8_weights_come_from_a_recipe_that_makes_them(written: str)
     captured, answer = of(before), of(after)
     with pytest.raises(WireError, match="int8 weights, which the recipe does not make"):
         screen(answer, captured)
-    screen(answer, captured, quantizes=True)
+    screen(answer, captured, passes={"quantize"})
     screen(answer, answer)
 
 

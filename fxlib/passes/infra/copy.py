@@ -9,6 +9,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxlib.runtime.failure import program_order
+from fxlib.runtime.lowering import BACKEND
 
 
 def draft_of(module: GraphModule) -> GraphModule:
@@ -51,7 +52,7 @@ def differs(before: GraphModule, after: GraphModule) -> bool:
 
 def _code(node: Node) -> tuple[object, ...]:
     """Return what a node does, in terms that a copy of it shares."""
-    return node.name, node.op, node.target, str(node.args), str(node.kwargs)
+    return node.name, node.op, node.target, str(node.args), str(node.kwargs), node.meta.get(BACKEND)
 
 
 def _state(module: GraphModule) -> dict[str, int]:

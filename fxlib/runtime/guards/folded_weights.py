@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fxlib.errors import FxlibError
 from fxlib.runtime import int8
+from fxlib.runtime.lowering import backend_of
 from fxlib.runtime.submodules import submodule
 
 FOLDED = "folded"
@@ -124,7 +125,7 @@ class WeightAssumptions:
         """
         weights, ranks = set[str](), dict[str, int]()
         for node in graph.nodes:
-            for name in node.meta.get(FOLDED, ()):
+            for name in (*node.meta.get(FOLDED, ()), *_kept_by_backend(module, node)):
                 weights.update((name, *counter_of(module, name)))
             if node.op == "placeholder" and (rank := node.meta.get(RANK)) is not None:
                 ranks[str(node.target)] = rank
@@ -187,9 +188,25 @@ class WeightAssumptions:
         return self._watched
 
 
+def _kept_by_backend(module: GraphModule, node: Node) -> tuple[str, ...]:
+    """Return the names of the weights that a backend compiles into what computes a node."""
+    if not _keeps_weights(node) or node.op not in ("get_attr", "call_module"):
+        return ()
+    name = str(node.target)
+    if node.op == "get_attr":
+        return () if FOLDED in node.meta else (name,)
+    held = submodule(module, name)
+    return tuple(f"{name}.{each}" for each, _ in (*held.named_parameters(), *held.named_buffers()))
+
+
 def relies_on_weights(graph: Graph) -> bool:
-    """Whether a graph holds values that were computed from weights."""
-    return any(FOLDED in node.meta for node in graph.nodes)
+    """Whether a graph holds values that were computed from weights, or parts into which they are compiled."""
+    return any(FOLDED in node.meta or _keeps_weights(node) for node in graph.nodes)
+
+
+def _keeps_weights(node: Node) -> bool:
+    backend = backend_of(node)
+    return backend is not None and backend.keeps_weights
 
 
 def sources_of(node: Node) -> frozenset[str]:

@@ -20,6 +20,7 @@ from fxlib.errors import FxlibError
 from fxlib.passes import DeadCode, MergeReads, SplitCalls
 from fxlib.recipes import alternatives, recipes
 from fxlib.recipes.undeclared import undeclared
+from fxlib.runtime.lowering import BACKEND
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, CandidateReport, Report, Undeclared
@@ -119,7 +120,7 @@ def _headroom(
 def _program(module: GraphModule) -> str:
     """Return a text that equal programs share; a limit on calls in flight by itself makes no other program."""
     nodes = (node for node in module.graph.nodes if node.target is not limit_in_flight)
-    return "\n".join(f"{node.name} {node.target} {node.args} {node.kwargs}" for node in nodes)
+    return "\n".join(f"{node.name} {node.target} {node.args} {node.kwargs} {node.meta.get(BACKEND)}" for node in nodes)
 
 
 def _tried(

@@ -1,0 +1,190 @@
+"""Hand stretches of local work to a compiler, which compiles them where the module runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.nn.modules.batchnorm import _NormBase
+from typing_extensions import override
+
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.node_kinds import Part
+from fxlib.analysis.effects.records_gradients import may_leave_gradients
+from fxlib.analysis.effects.resources import Storage
+from fxlib.analysis.layers.constant_weights import Steadiness
+from fxlib.analysis.operators.leaf_modules import attribute
+from fxlib.analysis.operators.operator_tables import QUERIES
+from fxlib.analysis.operators.signatures import arguments_of
+from fxlib.errors import PassError
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.reasons import Declined, Reason
+from fxlib.runtime import int8
+from fxlib.runtime.attributes import read_attribute
+from fxlib.runtime.backends import BACKENDS, installed
+from fxlib.runtime.lowering import BACKEND, inputs_and_results
+from fxlib.runtime.ops.registry import OPERATORS
+from fxlib.runtime.submodules import submodule
+
+_OURS = frozenset(each.function for each in OPERATORS)
+_BY_VALUE = frozenset(
+    {"nonzero", "masked_select", "unique", "unique_consecutive", "item", "tolist", "argwhere", "where"}
+)
+"""Operators, by name, whose results have sizes, or are numbers, that depend on values; of `where`, one form has."""
+_DROPOUT = nn.modules.dropout._DropoutNd
+
+
+@register_pass("lower", preserves="tolerance")
+class Lower(GraphPass):
+    """Hand stretches of local work to a compiler: each between two calls, blocks or opaque callables is one part.
+
+    The graph itself stays as it is, and so does the order of its nodes, so that no part ties work before a wait to
+    work behind it. Nothing compiled travels: the worker compiles parts for its trial, the launcher for its own run, on
+    the first forward of each kind of inputs. A part that cannot be compiled, or not by the version of the compiler that
+    was measured, runs as it is, with a warning. The pass comes last: what later passes move between the nodes of a part
+    divides it.
+    """
+
+    backend: str = "inductor"
+    """"inductor" (training, too), "inductor_freezing" or "openvino"; the last two hold the weights, and so are for
+    modules in eval mode, without gradients, whose weights stay as they are."""
+    least_nodes: int = 3
+    """Parts of fewer operators stay as they are: to call them costs more than is gained."""
+
+    def __post_init__(self) -> None:
+        """Take the backends that there are.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        if self.backend not in BACKENDS:
+            raise ValueError(f"no backend is called {self.backend!r}; there are {', '.join(BACKENDS)}")
+
+    @override
+    def requires(self, module: GraphModule) -> None:
+        if not installed(self.backend):
+            package = BACKENDS[self.backend].package
+            raise PassError(f"{self.backend} is not installed where passes run", hint=f"pip install {package}")
+        if BACKENDS[self.backend].keeps_weights and module.training:
+            problem = f"{self.backend} needs a module in eval mode"
+            raise PassError(problem, where=self.name, hint="Call module.eval() before capture.")
+
+    @override
+    def run(self, module: GraphModule, context: Context) -> PassResult:
+        effects = context.get(Effects)
+        found = _Search(module, effects, keeps_weights=BACKENDS[self.backend].keeps_weights)
+        if found.blocked is not None:
+            first = next(iter(module.graph.nodes))
+            return PassResult(module, changes=0, declined=(Declined(node=first.name, reason=found.blocked),))
+        changes = 0
+        for part in found.parts():
+            if sum(node.op != "get_attr" for node in part) >= self.least_nodes:
+                changes += 1
+                for node in part:
+                    node.meta[BACKEND] = installed(self.backend)
+        return PassResult(module, changes=changes)
+
+
+class _Search:
+    """Finds the stretches of a program that a compiler can be given."""
+
+    def __init__(self, module: GraphModule, effects: Effects, *, keeps_weights: bool) -> None:
+        self._module, self._effects = module, effects
+        self._steadiness = Steadiness(module, effects) if keeps_weights else None
+        self._writers = defaultdict[int, set[Node]](set)
+        """The nodes that write to memory, by its class."""
+        for node, does in zip(effects.nodes, effects.per_node, strict=True):
+            for each in does.writes:
+                if isinstance(each, Storage):
+                    self._writers[each.alias_class].add(node)
+        self.blocked = Reason.MODE_BLOCKS if keeps_weights and not may_leave_gradients(module) else None
+
+    def parts(self) -> Iterator[Sequence[Node]]:
+        """Yield stretches of neighbours, each without a node that would have to be taken out of it again."""
+        part: list[Node] = []
+        for node in self._effects.nodes:
+            if self._takes(node):
+                part.append(node)
+            else:
+                yield from self._divided(part)
+                part = []
+        yield from self._divided(part)
+
+    def _divided(self, part: Sequence[Node]) -> Iterator[Sequence[Node]]:
+        """Yield a stretch, or what is left of it where some of its nodes cannot be in the part that it would be."""
+        if not part:
+            return
+        misfits = self._misfits(part)
+        if not misfits:
+            yield part
+            return
+        rest: list[Node] = []
+        for node in part:
+            if node in misfits:
+                yield from self._divided(rest)
+                rest = []
+            else:
+                rest.append(node)
+        yield from self._divided(rest)
+
+    def _misfits(self, part: Sequence[Node]) -> set[Node]:
+        """Return the nodes that have to be left out.
+
+        What is used behind a part has memory of its own, since a compiler gives it that, and nobody writes to it there:
+        autograd may have kept other memory than it would have. A part writes to memory that it has made.
+        """
+        taken, used = inputs_and_results(part)
+        aliases, inside = self._effects.aliases, set(part)
+        foreign = {aliases.of(each) for each in taken} | aliases.outside()
+        found, seen = set[Node](), set(foreign)
+        for node in used:
+            memory = aliases.of(node)
+            if node.op == "get_attr" or memory in seen or _is_plain(node) or not self._writers[memory] <= inside:
+                found.add(node)
+            seen.add(memory)
+        return found.union(*(self._writers[memory] & inside for memory in foreign))
+
+    def _takes(self, node: Node) -> bool:
+        if node.op == "get_attr":
+            return self._takes_weight(node)
+        behaviour, does = self._effects.behaviours[self._effects.index[node]], self._effects[node]
+        operator = behaviour.operator
+        if (
+            behaviour.part is not Part.LOCAL
+            or operator is None
+            or node.target in _OURS
+            or int8.is_operator(node.target)
+        ):
+            return False
+        rests = self._rests(node)
+        if not all(isinstance(each, Storage) for each in does.writes) and not rests:
+            return False
+        if operator.reduces or operator.joins or ((operator.random or operator.written_state) and not rests):
+            return False
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if operator.raises or str(name).partition(".")[0] in _BY_VALUE:
+            return False
+        weights = operator.state
+        return self._steadiness is None or not weights or self._steadiness.refusal(node, weights) is None
+
+    def _takes_weight(self, node: Node) -> bool:
+        target = str(node.target)
+        held = attribute(self._module, target)
+        if not isinstance(held, torch.Tensor) or target.partition(".")[0] in vars(self._module):
+            return False
+        return self._steadiness is None or self._steadiness.refusal(node, (held,)) is None
+
+    def _rests(self, node: Node) -> bool:
+        """Whether a node that could draw, or update statistics, does not: its flags are conditions of the capture."""
+        if node.op == "call_module":
+            called = submodule(self._module, str(node.target))
+            return isinstance(called, (_DROPOUT, _NormBase)) and not called.training
+        return node.op == "call_function" and arguments_of(node).get("training") is False
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a node's value may be no tensor."""
+    return node.target in QUERIES or node.target in (getattr, read_attribute)

@@ -1,0 +1,99 @@
+"""The compilers that parts of a graph are handed to, each behind one small interface, and each only where installed.
+
+A service sends the name of a backend, and never what it compiled: that is made where the module runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, Protocol
+
+import torch
+from torch import nn
+
+
+class Backend(Protocol):
+    """Compiles modules without effects, whose inputs and results are tensors."""
+
+    name: str
+    package: str
+    """The distribution that has to be installed; what it compiles is bound to its version."""
+    keeps_weights: bool
+    """Whether what it compiles holds the weights as they were then, and gives them no gradient."""
+
+    def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Return a function that does what `part` does for inputs of these shapes, dtypes and layouts."""
+        ...
+
+
+class _Inductor:
+    """TorchInductor, without processes of its own that would outlive an interrupt."""
+
+    package = "torch"
+
+    def __init__(self, name: str, *, keeps_weights: bool) -> None:
+        self.name, self.keeps_weights = name, keeps_weights
+
+    def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        options: dict[str, Any] = {"freezing": self.keeps_weights, "fallback_random": True, "compile_threads": 1}
+        compiled: Callable[..., Any] = torch.compile(part, fullgraph=True, dynamic=False, options=options)
+        return compiled
+
+
+class _OpenVino:
+    """OpenVINO on the processor, in float32 as the graph has it.
+
+    Its converter is driven directly, since the one of the package's front page reports what it is used for.
+    """
+
+    name, package, keeps_weights = "openvino", "openvino", True
+
+    def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        import openvino
+        from openvino.frontend import FrontEndManager
+        from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+        given = tuple(each.detach() for each in inputs)
+        frontend = FrontEndManager().load_by_framework("pytorch")
+        decoder = TorchScriptPythonDecoder(part, example_input=given)  # the frontend keeps no reference of its own
+        model = frontend.convert(frontend.load(decoder))
+        for each, value in zip(model.inputs, given, strict=True):
+            each.get_node().set_partial_shape(openvino.PartialShape(list(value.shape)))
+        model.validate_nodes_and_infer_types()
+        settings = {
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "INFERENCE_PRECISION_HINT": "f32",
+            "NUM_STREAMS": 1,
+        }
+        compiled = openvino.Core().compile_model(model, "CPU", settings)
+        of_thread = threading.local()
+
+        def run(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            if not hasattr(of_thread, "request"):
+                of_thread.request = compiled.create_infer_request()
+            found = of_thread.request.infer([each.detach().numpy() for each in values], share_inputs=True)
+            return tuple(torch.from_numpy(each) for each in found.values())
+
+        return run
+
+
+BACKENDS: Final[dict[str, Backend]] = {
+    each.name: each
+    for each in (
+        _Inductor("inductor", keeps_weights=False),
+        _Inductor("inductor_freezing", keeps_weights=True),
+        _OpenVino(),
+    )
+}
+"""All backends by name."""
+
+
+def installed(name: str) -> str:
+    """Return a backend with the version that is installed here, as `openvino==2026.4.1`; empty where none is."""
+    backend = BACKENDS.get(name)
+    try:
+        return f"{name}=={version(backend.package)}" if backend is not None else ""
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,220 @@
+"""Parts of a graph that a backend compiles where the module runs.
+
+The graph itself stays as it is: nodes say in their metadata (`BACKEND`) who is to compute them. Neighbours that name
+the same backend are one part, so that a part never reaches over a call, and whatever order a graph has, its parts do
+what its nodes do, one after another. What runs is another program over the same state, in which one function stands for
+each part. A part that cannot be compiled runs as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from operator import getitem
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxlib.errors import FxlibWarning
+from fxlib.runtime.backends import BACKENDS, Backend, installed
+
+BACKEND: Final = "backend"
+"""Key of a node's `meta`: the backend that computes it, with its version, as `openvino==2026.4.1`."""
+
+_SHAPES: Final = 8
+"""A part is compiled for so many kinds of inputs; it runs as it is for others."""
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def backend_of(node: Node) -> Backend | None:
+    """Return the backend that is to compute a node; None if there is none, or none of that name."""
+    return BACKENDS.get(str(node.meta.get(BACKEND, "")).partition("==")[0])
+
+
+def parts_of(graph: Graph) -> Iterator[Sequence[Node]]:
+    """Yield the parts of a graph, each as the nodes that stand one after another and name one backend."""
+    for name, nodes in itertools.groupby(graph.nodes, lambda node: node.meta.get(BACKEND, "")):
+        if name:
+            yield list(nodes)
+
+
+class LoweredProgram:
+    """What runs in place of one module's graph: made when it is first asked for, and anew for another graph."""
+
+    def __init__(self) -> None:
+        """Make nothing yet."""
+        self._made: tuple[Graph, GraphModule | None] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
+        return LoweredProgram()  # of the copied module's state
+
+    def of(self, module: GraphModule) -> GraphModule | None:
+        """Return the program over the state of a module in which functions stand for parts; None if it has no parts."""
+        if self._made is None or self._made[0] is not module._graph:
+            self._made = module._graph, _lowered(module)
+        return self._made[1]
+
+    def forget(self) -> None:
+        """Look again: the graph was edited."""
+        self._made = None
+
+
+def inputs_and_results(part: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """Return the values that a part takes from before it, and those that are used behind it."""
+    own = set(part)
+    taken = dict.fromkeys(value for node in part for value in node.all_input_nodes if value not in own)
+    used = [node for node in part if not own.issuperset(node.users)]
+    return list(taken), used
+
+
+def _lowered(module: GraphModule) -> GraphModule | None:
+    parts = {part[0]: part for part in parts_of(module.graph)}
+    if not parts:
+        return None
+    graph = Graph(tracer_cls=module.graph._tracer_cls)
+    graph.set_codegen(copy.copy(module.graph._codegen))
+    copied: dict[Node, Node] = {}
+    inside = {node for part in parts.values() for node in part}
+    for node in module.graph.nodes:
+        if node in parts:
+            _call(module, graph, parts[node], copied, len(copied))
+        elif node not in inside:
+            copied[node] = graph.node_copy(node, copied.__getitem__)
+    return _over(module, graph)
+
+
+def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[Node, Node], number: int) -> None:
+    """Put one call, and a node for each of its results, in the place of a part."""
+    taken, used = inputs_and_results(part)
+    body, values = Graph(), dict[Node, Node]()
+    for each in taken:
+        values[each] = body.placeholder(each.name)
+    for node in part:
+        values[node] = body.node_copy(node, values.__getitem__)
+    body.output(tuple(values[each] for each in used))
+    function = _function(_Part(_over(module, body), str(part[0].meta[BACKEND])), f"part_{number}")
+    call = graph.call_function(function, tuple(copied[each] for each in taken))
+    # Where a part fails, calls that stand before its last node in program order are waited for first.
+    call.meta["order"] = max(node.meta.get("order", 0) for node in part)
+    for index, node in enumerate(used):
+        copied[node] = found = graph.call_function(getitem, (call, index))
+        found.meta.update(node.meta)
+
+
+def _over(module: GraphModule, graph: Graph) -> GraphModule:
+    """Return a module that runs a graph over the state of another one, which it shares as it is and as it becomes."""
+    made = GraphModule(nn.Module(), Graph(), type(module).__name__)
+    for table in _TABLES:
+        made.__dict__[table] = module.__dict__[table]
+    made.training = module.training
+    made.graph = graph
+    return made
+
+
+def _function(part: _Part, name: str) -> Callable[..., Any]:
+    def run(*values: Any) -> Any:
+        return part(values)
+
+    run.__name__ = run.__qualname__ = name
+    return run
+
+
+class _Part:
+    """One part: computed by what the backend has made of it for inputs of this kind, else node by node."""
+
+    def __init__(self, module: GraphModule, backend: str) -> None:
+        self._module = module
+        self._name = backend
+        self._backend = BACKENDS.get(backend.partition("==")[0])
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
+        if self._backend is None or installed(self._backend.name) != backend:
+            here = (installed(self._backend.name) if self._backend else "") or "it is not installed here"
+            self._give_up(f"the graph was measured with {backend}, and {here}")
+
+    def __call__(self, values: tuple[Any, ...]) -> Any:
+        backend = self._backend
+        if backend is None or (backend.keeps_weights and torch.is_grad_enabled()):
+            return self._module.forward(*values)
+        key = _kind_of(values)
+        if key not in self._compiled:
+            if key is None or len(self._compiled) >= _SHAPES:
+                return self._module.forward(*values)
+            results = self._module.forward(*values)
+            self._compiled[key] = self._compile(backend, values, results)
+            return results
+        compiled = self._compiled[key]
+        if compiled is None:
+            return self._module.forward(*values)
+        try:
+            return compiled(*values)
+        except Exception as error:  # noqa: BLE001 - the program's own errors are raised by the part as it is
+            results = self._module.forward(*values)
+            self._give_up(f"{self._name} failed: {type(error).__name__}: {str(error)[:500]}")
+            return results
+
+    def _compile(self, backend: Backend, values: tuple[Any, ...], results: Any) -> Callable[..., Any] | None:
+        """Return what computes the part; None, once with a warning, where it has no such thing, or a wrong one."""
+        # A module of its own for each kind, since TorchDynamo counts what it compiles of one piece of code.
+        part = _over(self._module, copy.deepcopy(self._module.graph))
+        try:
+            compiled = backend.compile(part, values)
+            found = compiled(*values)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler stumbles over
+            self._give_up(f"{self._name} could not compile it: {type(error).__name__}: {str(error)[:500]}")
+            return None
+        if problem := _difference(found, results):
+            self._give_up(f"{self._name} returned {problem}")
+            return None
+        if not any(map(_is_laid_out_otherwise, found, results)):
+            return compiled
+        layouts = [each.stride() for each in results]
+        return lambda *given: tuple(map(_laid_out, compiled(*given), layouts))
+
+    def _give_up(self, why: str) -> None:
+        if self._backend is not None:
+            warnings.warn(f"a part of the graph runs uncompiled: {why}", FxlibWarning, stacklevel=2)
+        self._backend = None
+
+
+def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Return what a part is compiled for; None for inputs for which none is."""
+    kinds: list[Any] = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads()]
+    for each in values:
+        if type(each) in (torch.Tensor, nn.Parameter):
+            kinds.append((each.shape, each.stride(), each.dtype, each.device, each.requires_grad))
+        elif type(each) in (bool, int, float, type(None)):
+            kinds.append((type(each), each))
+        else:
+            return None
+    return tuple(kinds)
+
+
+def _difference(found: Any, results: Any) -> str:
+    """Return what is wrong with the form of results; empty if nothing is."""
+    if not pytree.tree_all(lambda each: isinstance(each, torch.Tensor), results):
+        return "results that are no tensors"
+    if not isinstance(found, (tuple, list)) or len(found) != len(results):
+        return "another number of results"
+    for one, other in zip(found, results, strict=True):
+        if not isinstance(one, torch.Tensor) or (one.shape, one.dtype, one.device, one.requires_grad) != (
+            other.shape, other.dtype, other.device, other.requires_grad
+        ):  # fmt: skip
+            return f"a result of another form than {tuple(other.shape)}, {other.dtype}"
+        if one.requires_grad and _is_laid_out_otherwise(one, other):
+            return "a result of another layout"
+    return ""
+
+
+def _is_laid_out_otherwise(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.stride() != other.stride()
+
+
+def _laid_out(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    if value.stride() == stride:
+        return value
+    return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)

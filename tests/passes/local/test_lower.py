@@ -1,0 +1,353 @@
+"""Parts that a compiler computes do what their nodes do, and whatever goes wrong with one runs the nodes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributed import rpc
+from torch.nn import functional as F
+
+import fxlib
+from fxlib import wire
+from fxlib.client.answer_policy import screen
+from fxlib.errors import FxlibWarning, PassError, WireError
+from fxlib.passes import Lower, SplitCalls
+from fxlib.recipes.recipes import Recipe
+from fxlib.runtime import CapturedModule, backends
+from fxlib.runtime.lowering import parts_of
+from fxlib.utils.compare import relative_error
+from tests.random_programs.programs import random_program
+from tests.random_programs.running import differences, outcome
+from tests.random_programs.simulation import count, simulated
+
+
+class Copies:
+    """A compiler that makes nothing of a part but results with memory of their own, as all compilers may."""
+
+    name, package, keeps_weights = "copies", "torch", False
+
+    def __init__(self) -> None:
+        self.compiled: list[nn.Module] = []
+        self.runs = 0
+
+    def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.compiled.append(part)
+
+        def run(*values: Any) -> Any:
+            self.runs += 1
+            return self.results(part(*values))
+
+        return run
+
+    def results(self, found: tuple[Tensor, ...]) -> Any:
+        return tuple(each.clone() for each in found)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
+    made = Copies()
+    monkeypatch.setitem(backends.BACKENDS, made.name, made)
+    return made
+
+
+class Tower(nn.Module):
+    """Layers with an activation in place, a norm, a dropout that rests, and a shape that is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+        self.rectify, self.drop = nn.ReLU(inplace=True), nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.rectify(self.norm(self.first(x)))
+        x = F.adaptive_avg_pool2d(x, 1).flatten(1)
+        return self.second(self.drop(x)) * x.shape[1]
+
+
+def lowered(model: nn.Module, backend: str = "copies", **options: Any) -> CapturedModule:
+    captured = model if isinstance(model, CapturedModule) else fxlib.capture(model)
+    recipe = Recipe(name="lowered", passes=(Lower(backend=backend, **options),))
+    made = recipe.run(captured).module
+    assert isinstance(made, CapturedModule)
+    return made
+
+
+@pytest.fixture
+def tower() -> Iterator[Tower]:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        yield Tower().eval()
+
+
+def images(batch: int = 2) -> Tensor:
+    return torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def test_local_work_is_one_part_which_is_compiled_once_for_each_kind_of_inputs(tower: Tower, copies: Copies) -> None:
+    module = lowered(tower)
+    assert len(list(parts_of(module.graph))) == 1
+    for batch, compiled, runs in ((2, 1, 1), (2, 1, 2), (3, 2, 3), (2, 2, 4)):
+        assert torch.equal(module(images(batch)), tower(images(batch)))
+        assert (len(copies.compiled), copies.runs) == (compiled, runs)
+
+
+def test_the_graph_and_the_state_look_as_they_did(tower: Tower, copies: Copies) -> None:
+    captured = fxlib.capture(tower)
+    module = lowered(captured)
+    module(images())
+    assert module.code == captured.code
+    assert list(module.state_dict()) == list(tower.state_dict())
+    assert dict(module.named_parameters())["first.weight"] is tower.first.weight
+
+
+class Waits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = rpc.rpc_sync("ps0", count, args=(x,))
+        y = self.dense(x).relu().sin().cos()
+        return (found + y).tanh().exp().sigmoid()
+
+
+def test_no_part_reaches_over_a_call(copies: Copies) -> None:
+    captured = fxlib.capture(Waits())
+    module = Recipe(name="both", passes=(SplitCalls(), Lower(backend="copies"))).run(captured).module
+    parts = [[node.name for node in part] for part in parts_of(module.graph)]
+    assert all("wait" not in name and "issue" not in name for part in parts for name in part)
+    assert len(parts) >= 1
+    x = torch.randn(2, 4)
+    for _ in range(3):
+        with simulated(0):
+            expected = captured(x)
+        with simulated(0):
+            assert torch.equal(module(x), expected)
+    assert copies.runs >= 2
+
+
+def check(seed: int) -> int:
+    """Compare a program with its parts compiled; return how many parts it has."""
+    program = random_program(seed)
+    module = lowered(program.module, least_nodes=1)
+    outcome(program, module, simulated(7))  # compiles
+    for _ in range(2):
+        found = differences(outcome(program, program.module, simulated(7)), outcome(program, module, simulated(7)))
+        assert not found, f"seed {seed}: {found}\n{program.module.code}"
+    return len(list(parts_of(module.graph)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_program_whose_parts_have_results_of_their_own_does_what_it_did(seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(backends.BACKENDS, "copies", Copies())
+        check(seed)
+
+
+def test_random_programs_have_parts(copies: Copies) -> None:
+    assert sum(map(check, range(40))) > 40
+    assert copies.runs > 40
+
+
+class Views(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        z = x.sin().exp()
+        return x.view(-1), z, z.t()
+
+
+class Writes(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        y.add_(1)
+        return (x.sin() * y).exp().neg()
+
+
+class Draws(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.dropout(x.sin().exp().neg() * y).cos().tanh().neg()
+
+
+@pytest.mark.parametrize("model", [Views(), Writes(), Draws()])
+def test_views_of_inputs_writes_to_them_and_random_numbers_are_in_no_part(model: nn.Module, copies: Copies) -> None:
+    captured = fxlib.capture(model)
+    module = lowered(captured, least_nodes=1)
+    held = {node.name for part in parts_of(module.graph) for node in part}
+    assert held
+    assert not held & {"view", "add_", "dropout"}
+    for _ in range(2):
+        outcomes = []
+        for run in (captured, module):
+            torch.manual_seed(0)
+            x, y = torch.ones(2, 3), torch.full((2, 3), 2.0)
+            results = run(x, y)
+            if isinstance(results, tuple):
+                results[0].mul_(3)  # a view of the input is one afterwards, too
+                results[1].add_(1)
+            outcomes.append((x, y, results))
+        (one, other) = (torch.utils._pytree.tree_leaves(each) for each in outcomes)
+        assert all(map(torch.equal, one, other))
+    assert copies.runs
+
+
+class Raises(Copies):
+    def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        raise RuntimeError("out of registers")
+
+
+class Breaks(Copies):
+    def results(self, found: tuple[Tensor, ...]) -> Any:
+        if self.runs > 1:
+            raise RuntimeError("a bus error")
+        return found
+
+
+class Reshapes(Copies):
+    def results(self, found: tuple[Tensor, ...]) -> Any:
+        return tuple(each[:1] for each in found)
+
+
+class Loses(Copies):
+    def results(self, found: tuple[Tensor, ...]) -> Any:
+        return ()
+
+
+FAILURES = [
+    (Raises, "out of registers"),
+    (Breaks, "a bus error"),
+    (Reshapes, "another form"),
+    (Loses, "another number"),
+]
+
+
+@pytest.mark.parametrize("backend, told", FAILURES)
+def test_a_part_that_cannot_be_compiled_runs_as_it_is(
+    tower: Tower, monkeypatch: pytest.MonkeyPatch, backend: type[Copies], told: str
+) -> None:
+    monkeypatch.setitem(backends.BACKENDS, "copies", backend())
+    module = lowered(tower)
+    with pytest.warns(FxlibWarning, match=told):
+        results = [module(images()) for _ in range(3)]
+    assert all(torch.equal(each, tower(images())) for each in results)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module(images())
+
+
+def test_an_error_of_the_program_is_its_own(tower: Tower, copies: Copies) -> None:
+    module = lowered(tower)
+    module(images())
+    with pytest.raises(RuntimeError, match="channels") as expected:
+        tower(torch.ones(2, 5, 8, 8))
+    with pytest.raises(RuntimeError, match="channels") as found:
+        module(torch.ones(2, 5, 8, 8))
+    assert str(found.value) == str(expected.value)
+
+
+def test_results_are_laid_out_as_the_program_has_them(tower: Tower, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dense(Copies):
+        def results(self, found: tuple[Tensor, ...]) -> Any:
+            return tuple(each.clone(memory_format=torch.contiguous_format) for each in found)
+
+    class Transposes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin().exp().neg().t()
+
+    monkeypatch.setitem(backends.BACKENDS, "copies", Dense())
+    module = lowered(Transposes())
+    x = torch.randn(3, 4)
+    found = [module(x) for _ in range(2)]
+    assert [each.stride() for each in found] == [(1, 4), (1, 4)]
+    assert torch.equal(found[0], found[1])
+
+
+def test_another_version_of_the_compiler_computes_nothing(tower: Tower, copies: Copies) -> None:
+    module = lowered(tower)
+    for node in module.graph.nodes:
+        if "backend" in node.meta:
+            node.meta["backend"] = "copies==0.1"
+    module._fxlib.lowered.forget()
+    with pytest.warns(FxlibWarning, match=r"measured with copies==0\.1"):
+        assert torch.equal(module(images()), tower(images()))
+    assert not copies.compiled
+
+
+def test_where_weights_are_compiled_in_the_original_runs_once_they_change(
+    tower: Tower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Keeps(Copies):
+        keeps_weights = True
+
+    keeping = Keeps()
+    monkeypatch.setitem(backends.BACKENDS, "copies", keeping)
+    module = lowered(tower)
+    for _ in range(2):
+        module(images())
+    runs = keeping.runs
+    with torch.enable_grad():
+        module(images()).sum().backward()
+    assert tower.second.weight.grad is not None
+    tower.second.weight.mul_(2)
+    with pytest.warns(FxlibWarning, match="weights from which it was computed have changed"):
+        assert torch.equal(module(images()), tower(images()))
+    assert keeping.runs == runs
+
+
+def test_a_part_travels_as_a_name_which_only_a_recipe_that_lowers_may_bring(tower: Tower) -> None:
+    captured = fxlib.capture(tower)
+    module = lowered(captured, "inductor")
+    encoded = wire.encode(module, weights=True)
+    received = wire.decode(encoded.graph, blobs=encoded.blobs)
+    assert [len(part) for part in parts_of(received.graph)] == [len(part) for part in parts_of(module.graph)]
+    bound = wire.decode(wire.encode(module).graph, root=captured)
+    with pytest.raises(WireError, match="names a compiler"):
+        screen(bound, captured)
+    screen(bound, captured, passes={"lower"})
+    for name in ("gcc==1", "inductor", "inductor==", "inductor==1 2", "inductor==" + "1" * 61):
+        encoded.graph.modules[-1].graph.nodes[1].backend = name
+        with pytest.raises(WireError, match="no backend that this version knows"):
+            wire.decode(encoded.graph, blobs=encoded.blobs)
+
+
+def test_what_is_not_there_is_said_before_anything_is_rewritten(tower: Tower, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Absent(Copies):
+        package = "no-such-distribution"
+
+    monkeypatch.setitem(backends.BACKENDS, "copies", Absent())
+    with pytest.raises(PassError, match="not installed"):
+        lowered(tower)
+    with pytest.raises(ValueError, match="no backend is called 'gcc'; there are inductor, "):
+        Lower(backend="gcc")
+    with pytest.raises(PassError, match="eval mode"):
+        lowered(Tower(), "inductor_freezing")
+
+
+@pytest.mark.slow
+def test_a_training_step_compiled_by_inductor_has_the_gradients_of_the_original() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+    module = lowered(model, "inductor")
+    x = torch.randn(5, 8)
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FxlibWarning)
+        for run in (model, module, module):
+            model.zero_grad()
+            run(x).square().sum().backward()
+            found.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
+    for each in found[1:]:
+        assert all(relative_error(one, other) < 1e-5 for one, other in zip(each, found[0], strict=True))
+
+
+def test_openvino_computes_a_net(tower: Tower) -> None:
+    pytest.importorskip("openvino", reason="the extra fxlib[openvino] is not installed")
+    module = lowered(tower, "openvino")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FxlibWarning)
+        found = [module(images()) for _ in range(3)]
+    assert all(relative_error(each, tower(images())) < 1e-5 for each in found)
