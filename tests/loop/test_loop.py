@@ -118,6 +118,19 @@ def test_a_perceptron_comes_back_on_int8_weights_within_the_bound(client: Client
     assert strict.decision == "keep_original"
 
 
+def test_a_net_comes_back_with_a_part_for_the_launcher_to_compile(client: Client) -> None:
+    pytest.importorskip("openvino", reason="the extra fxlib[openvino] is not installed")
+    batches = [torch.randn(8, 3, 32, 32) for _ in range(3)]
+    model, steps = ConvNet().eval(), Workload(batches=batches, mode="forward", optimizer="none")
+    result = client.optimize(model, steps, recipe=[("lower", {"backend": "openvino"})], budget_s=20)
+    assert result.reason in MEASURED, result.explanation
+    assert (result.preserves, [each.changes > 0 for each in result.passes]) == ("tolerance", [True])
+    assert result.max_relative_error is not None
+    assert 0.0 < result.max_relative_error < 1e-4  # it was compiled: other bits
+    with torch.no_grad():
+        assert relative_error(result.module(batches[0]), model(batches[0])) < 1e-4
+
+
 def test_a_worker_goes_on_after_a_model_that_hangs_and_after_a_job_that_is_cancelled(client: Client) -> None:
     job = client.watch(submit(client, *hanging(), step_timeout_s=1.0), lambda _: None, timeout_s=90)
     assert job.report is not None
