@@ -34,6 +34,7 @@ _BY_VALUE = frozenset(
     {"nonzero", "masked_select", "unique", "unique_consecutive", "item", "tolist", "argwhere", "where"}
 )
 """Operators, by name, whose results have sizes, or are numbers, that depend on values; of `where`, one form has."""
+_DIVISIONS = frozenset({"floordiv", "truediv", "mod", "floor_divide", "remainder", "fmod"})
 _DROPOUT = nn.modules.dropout._DropoutNd
 
 
@@ -97,7 +98,7 @@ class _Search:
         self._writers = defaultdict[int, set[Node]](set)
         """The nodes that write to memory, by its class."""
         for node, does in zip(effects.nodes, effects.per_node, strict=True):
-            for each in does.writes:
+            for each in () if self._writes_nothing(node) else does.writes:
                 if isinstance(each, Storage):
                     self._writers[each.alias_class].add(node)
         self.blocked = Reason.MODE_BLOCKS if keeps_weights and not may_leave_gradients(module) else None
@@ -164,8 +165,9 @@ class _Search:
             return False
         if operator.reduces or operator.joins or ((operator.random or operator.written_state) and not rests):
             return False
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        if operator.raises or str(name).partition(".")[0] in _BY_VALUE:
+        name = str(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", ""))
+        name = name.partition(".")[0]
+        if (operator.raises and not _divides_by_literal(node, name)) or name in _BY_VALUE:
             return False
         weights = operator.state
         return self._steadiness is None or not weights or self._steadiness.refusal(node, weights) is None
@@ -177,12 +179,22 @@ class _Search:
             return False
         return self._steadiness is None or self._steadiness.refusal(node, (held,)) is None
 
+    def _writes_nothing(self, node: Node) -> bool:
+        """Whether a node rests that would have written to nothing but statistics."""
+        operator = self._effects.behaviours[self._effects.index[node]].operator
+        return operator is not None and not operator.writes and self._rests(node)
+
     def _rests(self, node: Node) -> bool:
         """Whether a node that could draw, or update statistics, does not: its flags are conditions of the capture."""
         if node.op == "call_module":
             called = submodule(self._module, str(node.target))
             return isinstance(called, (_DROPOUT, _NormBase)) and not called.training
         return node.op == "call_function" and arguments_of(node).get("training") is False
+
+
+def _divides_by_literal(node: Node, name: str) -> bool:
+    """Whether a node divides by a number that stands there, and so raises for no value, as in `size // 2`."""
+    return name in _DIVISIONS and len(node.args) == 2 and isinstance(node.args[1], (int, float)) and node.args[1] != 0
 
 
 def _is_plain(node: Node) -> bool:
