@@ -105,6 +105,10 @@ class Reason(Enum):
     AHEAD_NO_ROWS = "its result has other rows than its keys, so that it stays behind pushes: {detail}"
     AHEAD_OTHER_INPUTS = "the forward is not called with the batch as it was when it was pulled: {detail}"
 
+    # About a part that a backend compiles.
+    PART_NOT_COMPILED = "it runs as it is: {detail}"
+    PART_NOT_FASTER = "compiled it is not faster: {detail}"
+
     # About a whole job.
     FASTER = "measured faster: the interval's lower end is above the minimum gain"
     NO_CALLS = "the graph holds no remote call and no pass changed anything"
@@ -112,6 +116,7 @@ class Reason(Enum):
     NOTHING_TO_GAIN = "by the profile of the request, no legal order of the program gains more than {detail}"
     NOT_FASTER = "the interval's lower end is not above the minimum gain"
     BUDGET_EXHAUSTED = "the time budget ended before the interval was clear of the minimum gain"
+    NO_PART_FASTER = "no part of it is faster compiled: {detail}"
     NOT_SAME = "the candidate's results differ from the original's: {detail}"
     ORIGINAL_FAILS = "the original itself fails in the trial: {detail}"
     STAND_IN_FAILS = "the model runs in the launcher, but not in the trial, among stand-ins of fxlib's making: {detail}"

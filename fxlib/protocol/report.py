@@ -16,6 +16,7 @@ from fxlib.spec.report import (
     Action,
     CallReport,
     CandidateReport,
+    CompiledPart,
     Decision,
     Estimate,
     PassReport,
@@ -209,6 +210,7 @@ _DECLINED = Converter(
 )
 _PASS = Converter(PassReport, jobs_pb2.PassReport, rules={"declined": _DECLINED.many, "diff": Rule(read=plain_lines)})
 _CANDIDATE = Converter(CandidateReport, jobs_pb2.Candidate, rules={"gain": GAIN})
+_PART = Converter(CompiledPart, jobs_pb2.CompiledPart)
 _UNDECLARED = Converter(Undeclared, jobs_pb2.Undeclared, number=finite, rules={"functions": Rule(read=_functions)})
 _SPAN = Converter(Span, jobs_pb2.Span, number=finite)
 _TIMELINE = Converter(Timeline, jobs_pb2.Timeline, rules={"spans": _SPAN.many})
@@ -226,6 +228,7 @@ _REPORT = Converter(
         "timeline_optimized": _TIMELINE.one,
         "timeline_bound": _TIMELINE.one,
         "candidates": _CANDIDATE.many,
+        "parts": _PART.many,
         "undeclared": _UNDECLARED.many,
     },
     left_out=("reason_code", "reason", "explanation", "graph", "variants"),

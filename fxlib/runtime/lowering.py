@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from operator import getitem
@@ -49,6 +50,8 @@ class LoweredProgram:
     def __init__(self) -> None:
         """Make nothing yet."""
         self._made: tuple[Graph, GraphModule | None] | None = None
+        self.parts: tuple[Part, ...] = ()
+        """The parts of the program, in its order; empty until it is made."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
         return LoweredProgram()  # of the copied module's state
@@ -56,7 +59,8 @@ class LoweredProgram:
     def of(self, module: GraphModule) -> GraphModule | None:
         """Return the program over the state of a module in which functions stand for parts; None if it has no parts."""
         if self._made is None or self._made[0] is not module._graph:
-            self._made = module._graph, _lowered(module)
+            program, self.parts = _lowered(module)
+            self._made = module._graph, program
         return self._made[1]
 
     def forget(self) -> None:
@@ -72,23 +76,24 @@ def inputs_and_results(part: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     return list(taken), used
 
 
-def _lowered(module: GraphModule) -> GraphModule | None:
+def _lowered(module: GraphModule) -> tuple[GraphModule | None, tuple[Part, ...]]:
     parts = {part[0]: part for part in parts_of(module.graph)}
     if not parts:
-        return None
+        return None, ()
     graph = Graph(tracer_cls=module.graph._tracer_cls)
     graph.set_codegen(copy.copy(module.graph._codegen))
     copied: dict[Node, Node] = {}
     inside = {node for part in parts.values() for node in part}
+    made: list[Part] = []
     for node in module.graph.nodes:
         if node in parts:
-            _call(module, graph, parts[node], copied, len(copied))
+            made.append(_call(module, graph, parts[node], copied))
         elif node not in inside:
             copied[node] = graph.node_copy(node, copied.__getitem__)
-    return _over(module, graph)
+    return _over(module, graph), tuple(made)
 
 
-def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[Node, Node], number: int) -> None:
+def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[Node, Node]) -> Part:
     """Put one call, and a node for each of its results, in the place of a part."""
     taken, used = inputs_and_results(part)
     body, values = Graph(), dict[Node, Node]()
@@ -97,13 +102,15 @@ def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[
     for node in part:
         values[node] = body.node_copy(node, values.__getitem__)
     body.output(tuple(values[each] for each in used))
-    function = _function(_Part(_over(module, body), str(part[0].meta[BACKEND])), f"part_{number}")
+    made = Part(_over(module, body), part)
+    function = _function(made, f"part_{len(copied)}")
     call = graph.call_function(function, tuple(copied[each] for each in taken))
     # Where a part fails, calls that stand before its last node in program order are waited for first.
     call.meta["order"] = max(node.meta.get("order", 0) for node in part)
     for index, node in enumerate(used):
         copied[node] = found = graph.call_function(getitem, (call, index))
         found.meta.update(node.meta)
+    return made
 
 
 def _over(module: GraphModule, graph: Graph) -> GraphModule:
@@ -116,7 +123,7 @@ def _over(module: GraphModule, graph: Graph) -> GraphModule:
     return made
 
 
-def _function(part: _Part, name: str) -> Callable[..., Any]:
+def _function(part: Part, name: str) -> Callable[..., Any]:
     def run(*values: Any) -> Any:
         return part(values)
 
@@ -124,19 +131,37 @@ def _function(part: _Part, name: str) -> Callable[..., Any]:
     return run
 
 
-class _Part:
-    """One part: computed by what the backend has made of it for inputs of this kind, else node by node."""
+class Part:
+    """One part: computed by what the backend has made of it for inputs of this kind, else node by node.
 
-    def __init__(self, module: GraphModule, backend: str) -> None:
+    Attributes:
+        first: the name of its first node.
+        nodes: the number of its nodes.
+        name: the backend with its version.
+        compile_s: the seconds that compiling has taken so far.
+        problem: why it runs as it is, where it does; else empty.
+        watch: a function that is told, the next time that what was compiled is to run: of that, of the module that
+            computes the part as it is, and of the values that it is called with.
+    """
+
+    def __init__(self, module: GraphModule, nodes: Sequence[Node]) -> None:
+        """Take a module that computes the part, and the nodes of the graph that it stands for."""
         self._module = module
-        self._name = backend
-        self._backend = BACKENDS.get(backend.partition("==")[0])
+        self.first, self.nodes, self.name = nodes[0].name, len(nodes), str(nodes[0].meta[BACKEND])
+        self.compile_s, self.problem = 0.0, ""
+        self.watch: Callable[[Callable[..., Any], nn.Module, tuple[Any, ...]], None] | None = None
+        self._backend = BACKENDS.get(self.name.partition("==")[0])
         self._compiled: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
-        if self._backend is None or installed(self._backend.name) != backend:
+        if self._backend is None or installed(self._backend.name) != self.name:
             here = (installed(self._backend.name) if self._backend else "") or "it is not installed here"
-            self._give_up(f"the graph was measured with {backend}, and {here}")
+            self._give_up(f"the graph was measured with {self.name}, and {here}")
+
+    def leave(self) -> None:
+        """Run as it is from now on."""
+        self._backend = None
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
+        """Compute its results, compiled if that is possible."""
         backend = self._backend
         if backend is None or (backend.keeps_weights and torch.is_grad_enabled()):
             return self._module.forward(*values)
@@ -150,25 +175,31 @@ class _Part:
         compiled = self._compiled[key]
         if compiled is None:
             return self._module.forward(*values)
+        if self.watch is not None:
+            watch, self.watch = self.watch, None
+            watch(compiled, self._module, values)
         try:
             return compiled(*values)
         except Exception as error:  # noqa: BLE001 - the program's own errors are raised by the part as it is
             results = self._module.forward(*values)
-            self._give_up(f"{self._name} failed: {type(error).__name__}: {str(error)[:500]}")
+            self._give_up(f"{self.name} failed: {type(error).__name__}: {str(error)[:500]}")
             return results
 
     def _compile(self, backend: Backend, values: tuple[Any, ...], results: Any) -> Callable[..., Any] | None:
         """Return what computes the part; None, once with a warning, where it has no such thing, or a wrong one."""
         # A module of its own for each kind, since TorchDynamo counts what it compiles of one piece of code.
         part = _over(self._module, copy.deepcopy(self._module.graph))
+        start = time.perf_counter()
         try:
             compiled = backend.compile(part, values)
             found = compiled(*values)
         except Exception as error:  # noqa: BLE001 - whatever a compiler stumbles over
-            self._give_up(f"{self._name} could not compile it: {type(error).__name__}: {str(error)[:500]}")
+            self._give_up(f"{self.name} could not compile it: {type(error).__name__}: {str(error)[:500]}")
             return None
+        finally:
+            self.compile_s += time.perf_counter() - start
         if problem := _difference(found, results):
-            self._give_up(f"{self._name} returned {problem}")
+            self._give_up(f"{self.name} returned {problem}")
             return None
         if not any(map(_is_laid_out_otherwise, found, results)):
             return compiled
@@ -176,6 +207,7 @@ class _Part:
         return lambda *given: tuple(map(_laid_out, compiled(*given), layouts))
 
     def _give_up(self, why: str) -> None:
+        self.problem = why
         if self._backend is not None:
             warnings.warn(f"a part of the graph runs uncompiled: {why}", FxlibWarning, stacklevel=2)
         self._backend = None

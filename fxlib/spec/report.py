@@ -123,6 +123,28 @@ class CandidateReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledPart:
+    """A part of the graph that a backend was to compile, and what became of it in the trial."""
+
+    first: str
+    """Name of its first node."""
+    nodes: int
+    """Number of its nodes, which stand one after another."""
+    backend: str
+    """The backend with its version, as `openvino==2026.4.1`."""
+    compile_s: float = 0.0
+    """Seconds that compiling took."""
+    plain_s: float | None = None
+    """Seconds that it takes as it is, with its backward where gradients are recorded; None: not measured."""
+    compiled_s: float | None = None
+    """Seconds that it takes compiled, likewise."""
+    compiled: bool = True
+    """Whether the graph has it compiled."""
+    why: str = ""
+    """A sentence that says why it is not; empty if it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """How often each graph of a module ran, by its name ("main": its own), and its original, by the reason."""
 
@@ -165,6 +187,10 @@ class Report:
     """What whoever reads the figures has to know: that cores were shared while they were measured."""
     pipeline: int = 0
     """Depth of the pipeline under which the module was measured; 0: under none."""
+    parts: tuple[CompiledPart, ...] = ()
+    """The parts that a backend was to compile, in the order of the graph."""
+    pays_after_steps: int | None = None
+    """Number of steps after which the time that compiling took is saved; None: not measured, or never."""
     blocks: int = 0
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     hardware: str = ""
@@ -350,6 +376,7 @@ def render(result: Report) -> str:
         _calls(result),
         _undeclared(result),
         _passes(result),
+        _parts(result),
         _diffs(result),
         _notes(result),
     ]
@@ -478,6 +505,25 @@ def _declined(report: PassReport) -> str:
         return "-"
     reasons = Counter(each.reason.name.lower() for each in report.declined)
     return ", ".join(f"{count} {name}" for name, count in reasons.most_common())
+
+
+def _parts(result: Report) -> list[str]:
+    if not result.parts:
+        return []
+    rows = [
+        [
+            each.first,
+            str(each.nodes),
+            each.backend,
+            *map(seconds, (each.compile_s, each.plain_s, each.compiled_s)),
+            each.why or "-",
+        ]
+        for each in result.parts
+    ]
+    after = "" if result.pays_after_steps is None else f", which pays after {result.pays_after_steps:,} steps"
+    title = f"parts for a compiler, which took {seconds(sum(each.compile_s for each in result.parts))}{after}"
+    header = ["first node", "nodes", "backend", "compiling", "as it is", "compiled", "why it is left as it is"]
+    return [title, *table([header, *rows], right=(1, 3, 4, 5))]
 
 
 def _diffs(result: Report) -> list[str]:

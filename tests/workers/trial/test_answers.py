@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fxlib.analysis.effects.process_groups import Groups
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import Span, Timeline
+from fxlib.spec.report import CompiledPart, Span, Timeline
 from fxlib_workers.process.exceptions import Raised
 from fxlib_workers.trial.actor import StoreAddress
 from fxlib_workers.trial.answers import (
@@ -55,6 +55,7 @@ JSON = st.recursive(
         ("digest_step", {"output": "ab", "loss \N{GRINNING FACE}": "cd"}),
         ("errors", {"output": math.inf}),
         ("block", 0.25),
+        ("time_parts", [CompiledPart(first="relu", nodes=3, backend="inductor==2.13.0", plain_s=0.1, why="slow")]),
         ("timelines", TIMELINES),
         ("reset", Raised(text="ValueError: no", out_of_memory=False, stranded=True)),
     ],

@@ -11,7 +11,7 @@ import binascii
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -21,7 +21,7 @@ from fxlib.errors import FxlibError
 from fxlib.protocol import contract_from_proto, contract_to_proto, profile_from_proto, profile_to_proto
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import Span, Timeline
+from fxlib.spec.report import CompiledPart, Span, Timeline
 from fxlib.v1 import graph_pb2, profile_pb2
 from fxlib_workers.process.exceptions import Raised, shorten
 from fxlib_workers.trial.actor import StoreAddress
@@ -263,6 +263,21 @@ def _start(value: object) -> float:
     return found
 
 
+def _read_part(value: object) -> CompiledPart:
+    told = _fields(value, *CompiledPart.__dataclass_fields__)
+    plain_s, compiled_s = (None if told[name] is None else _amount(told[name]) for name in ("plain_s", "compiled_s"))
+    return CompiledPart(
+        first=_text(told["first"]),
+        nodes=_count(told["nodes"]),
+        backend=_text(told["backend"]),
+        compile_s=_amount(told["compile_s"]),
+        plain_s=plain_s,
+        compiled_s=compiled_s,
+        compiled=_flag(told["compiled"]),
+        why=_text(told["why"]),
+    )
+
+
 def _read_address(value: object) -> StoreAddress:
     told = _fields(value, "host", "port")
     port = _count(told["port"])
@@ -289,6 +304,8 @@ FORMS: Final[Mapping[str, Form]] = {
     "calibrate": _NOTHING,
     "prepare": _NOTHING,
     "load_candidate": _REQUIRED,
+    "time_parts": Form(lambda parts: [asdict(each) for each in parts], _each(_read_part)),
+    "leave_parts": _NOTHING,
     "samples_per_step": Form(float, _amount),
     "reset": _NOTHING,
     "profile": Form(_write_profile, _read_profile),

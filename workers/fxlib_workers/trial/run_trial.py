@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -316,8 +317,12 @@ def _with_timelines(report: Report, before: Sequence[Timeline], after: Sequence[
 def _with_speed(report: Report, speed: Speed) -> Report:
     if not speed.pairs:
         return report
+    original_s, candidate_s = (sum(each) / speed.pairs / speed.steps for each in speed.seconds.values())
+    compile_s = sum(each.compile_s for each in report.parts if each.compiled)
+    pays = compile_s > 0.0 and candidate_s < original_s
     return replace(
         report,
+        pays_after_steps=math.ceil(compile_s / (original_s - candidate_s)) if pays else None,
         qps_original=speed.qps(ORIGINAL),
         qps_optimized=speed.qps(speed.candidate),
         gain=speed.gain,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -24,7 +24,7 @@ from fxlib.runtime import CapturedModule
 from fxlib.runtime.ops.record import record
 from fxlib.spec.inputs import samples_in
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import Timeline
+from fxlib.spec.report import CompiledPart, Timeline
 from fxlib.spec.workload import Batch
 from fxlib.v1 import workload_pb2
 from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
@@ -32,6 +32,7 @@ from fxlib_workers.process.exceptions import returns_exceptions
 from fxlib_workers.trial import process_group, servers
 from fxlib_workers.trial.actor import TrialActor
 from fxlib_workers.trial.alignment import realigned
+from fxlib_workers.trial.compiled_parts import leave_parts, time_parts
 from fxlib_workers.trial.digests import digest, results, tensors
 from fxlib_workers.trial.objects import BoundModule, Requirements, bind, requirements_of
 from fxlib_workers.trial.replay.calibration import calibrate
@@ -140,6 +141,16 @@ class Trainer(TrialActor):
         self._bound[name] = bind(candidate, self._rrefs)
         self._renew_steps()
         return required
+
+    @returns_exceptions
+    def time_parts(self, arm: Arm) -> list[CompiledPart]:
+        """Compile the parts of a candidate that are for a backend, and say which are faster for it."""
+        return time_parts(self._modules[arm], lambda: self._digest_step(arm, 0))
+
+    @returns_exceptions
+    def leave_parts(self, arm: Arm, first: Sequence[str]) -> None:
+        """Have parts of a candidate run as they are, given the names of their first nodes."""
+        leave_parts(self._modules[arm], first)
 
     def samples_per_step(self) -> float:
         """Return the mean number of samples in a batch."""

@@ -7,8 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import nn
 
+import fxlib
+from fxlib import wire
 from fxlib.reasons import Reason
+from fxlib.spec.report import CompiledPart, PassReport
 from fxlib.spec.trial import TrialOptions
 from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm, Candidate
 from fxlib_workers.trial.failures import CandidateError, TrialError
@@ -28,6 +32,8 @@ class FakeCluster:
         step_s: float = 0.01,
         errors: Mapping[str, float] | None = None,
         realigned: Mapping[str, float] | None = None,
+        *,
+        parts: Sequence[CompiledPart] = (),
     ) -> None:
         self.clock = Clock()
         self.step_s = step_s
@@ -36,6 +42,8 @@ class FakeCluster:
         self.failing = failing or {}
         self.errors = errors or {}
         self.realigned = realigned or {}
+        self.parts = parts
+        self.left: list[object] = []
         self.loaded: list[Arm] = []
         self.steps: dict[Arm, int] = {}
 
@@ -47,7 +55,12 @@ class FakeCluster:
         if arm in self.failing.get("load_candidate", ()):
             raise CandidateError(arm, Reason.NO_SERVER, "'f' on 'ps0'")
 
-    def ask_of(self, arm: Arm, _: object, method: str, *__: object, timeout_s: float) -> list[Any]:
+    def ask_of(self, arm: Arm, _: object, method: str, *args: object, timeout_s: float) -> list[Any]:
+        if method == "time_parts":
+            return [self.parts]
+        if method == "leave_parts":
+            self.left += args
+            return [None]
         if method == "errors":
             return [self.realigned if arm == REALIGNED else self.errors]
         self.clock.now_s += self.step_s
@@ -168,3 +181,27 @@ def test_a_bitwise_candidate_that_differs_by_more_is_refused(realigned: Mapping[
     cluster = FakeCluster(digests={"a": "other"}, errors={"loss": 2e-7}, realigned=realigned)
     with pytest.raises(TrialError, match="loss"):
         screen(cluster, outcomes("a"))
+
+
+FAST, SLOW = (
+    CompiledPart(first="conv", nodes=2, backend="x==1"),
+    CompiledPart(first="add", nodes=1, backend="x==1", compiled=False, why="it is slow"),
+)
+
+
+@pytest.mark.parametrize(
+    "parts, others, remains",
+    [([FAST, SLOW], 0, True), ([SLOW], 1, True), ([SLOW], 0, False)],
+    ids=["one is faster", "another pass did something", "nothing is left"],
+)
+def test_parts_that_are_not_faster_stay_as_they_are_and_where_that_is_all_the_candidate_goes(
+    parts: Sequence[CompiledPart], others: int, remains: bool
+) -> None:
+    cluster, made = FakeCluster(parts=parts), outcomes("a", "b")
+    passes = tuple(PassReport(name=name, changes=count, seconds=0.0) for name, count in (("lower", 2), ("cse", others)))
+    graph = wire.serialize(wire.encode(fxlib.capture(nn.ReLU())).graph)
+    lowered = replace(made.candidates["a"], graph=graph, report=replace(made.candidates["a"].report, passes=passes))
+    screen(cluster, found := CandidateOutcomes([lowered, made.candidates["b"]]))
+    assert (cluster.left, "a" in found.remaining) == ([["add"]], remains)
+    assert found.report("a").parts == tuple(parts)
+    assert remains or "no part of it is faster compiled: it is slow" in found.report("a").candidates[0].verdict

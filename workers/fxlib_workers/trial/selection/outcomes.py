@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from fxlib.spec.report import CandidateReport, Estimate, Report
+from fxlib.spec.report import CandidateReport, CompiledPart, Estimate, Report
 from fxlib_workers import logs
 from fxlib_workers.exchange.candidate import Candidate
 from fxlib_workers.trial.failures import TrialError
@@ -27,7 +27,7 @@ class CandidateOutcomes:
     """
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
-        self.candidates: Mapping[str, Candidate] = {each.name: each for each in candidates}
+        self.candidates: dict[str, Candidate] = {each.name: each for each in candidates}
         self._rows: dict[str, CandidateReport] = {each.name: each.row for each in candidates}
         self._failures: dict[str, TrialError] = {}
         self._dropped: set[str] = set()
@@ -51,6 +51,12 @@ class CandidateOutcomes:
         self.note(name, failure.reason.sentence(failure.detail))
         if not self.remaining:
             raise next(self._failures[each] for each in self.candidates if each in self._failures)
+
+    def settle(self, name: str, graph: bytes, parts: Sequence[CompiledPart]) -> None:
+        """Note what became of the parts of a candidate, and the graph in which a backend has the faster ones alone."""
+        candidate = self.candidates[name]
+        report = replace(candidate.report, parts=tuple(parts))
+        self.candidates[name] = replace(candidate, graph=graph, report=report)
 
     def drop(self, name: str, verdict: str) -> None:
         """Take a candidate out that did not fail."""

@@ -13,6 +13,7 @@ from fxlib.spec.trial import TrialOptions
 from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
 from fxlib_workers.exchange.job_folder import ReportProgress
 from fxlib_workers.trial.cluster_run import ClusterRun
+from fxlib_workers.trial.compiled_parts import without_parts
 from fxlib_workers.trial.failures import CandidateError, TrialError
 from fxlib_workers.trial.selection.bitwise_check import BitwiseCheck, Difference, describe
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
@@ -96,6 +97,7 @@ class Screening:
     def _check(self, name: str, check: BitwiseCheck) -> None:
         candidate = self.outcomes.candidates[name]
         self.cluster.load_candidate(name, candidate.graph, candidate.values, candidate.report.pipeline)
+        self._settle_parts(name)
         difference = check.difference(name)
         if difference and candidate.report.preserves == "bitwise":
             by_alignment = self._explained_by_alignment(name, difference)
@@ -103,6 +105,28 @@ class Screening:
                 raise CandidateError(name, Reason.NOT_SAME, describe(difference - by_alignment))
             check.exclude(by_alignment)
         self.outcomes.errors[name] = self._error(name, difference) if difference else 0.0
+
+    def _settle_parts(self, name: str) -> None:
+        """Have the parts for a backend compiled, which may take what is left of the budget, and keep the faster ones.
+
+        Raises:
+            CandidateError: none is faster, and no other pass did anything.
+        """
+        candidate, processes = self.outcomes.candidates[name], self.cluster.step_trainers
+        passes = {each.name: each.changes for each in candidate.report.passes}
+        if not passes.pop("lower", 0):
+            return
+        self.report_progress("sameness", f"compiling parts of the candidate {name!r}")
+        self.cluster.reset(limit_s := self.options.step_timeout_s)
+        allowed_s = limit_s + max(0.0, self.deadline - time.monotonic())
+        parts, *others = self.cluster.ask_of(name, processes, "time_parts", timeout_s=allowed_s)
+        slower = {each.first: each for told in others for each in told if not each.compiled}
+        parts = [slower.get(each.first, each) for each in parts]  # what one rank leaves as it is, all do
+        if left := [each for each in parts if not each.compiled]:
+            self.cluster.ask_of(name, processes, "leave_parts", [each.first for each in left], timeout_s=limit_s)
+        self.outcomes.settle(name, without_parts(candidate.graph, left), parts)
+        if len(left) == len(parts) and not any(passes.values()):
+            raise CandidateError(name, Reason.NO_PART_FASTER, left[0].why if left else "")
 
     def _explained_by_alignment(self, name: str, difference: frozenset[Difference]) -> frozenset[Difference]:
         """Return the differences that are about as small as those of the original on memory of another alignment.

@@ -1,0 +1,100 @@
+"""Parts that a backend makes no faster stay as they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxlib
+from fxlib import wire
+from fxlib.errors import FxlibWarning
+from fxlib.passes import Lower
+from fxlib.recipes.recipes import Recipe
+from fxlib.runtime import CapturedModule, backends
+from fxlib.runtime.lowering import parts_of
+from fxlib_workers.trial.compiled_parts import leave_parts, time_parts, without_parts
+
+
+class Uneven:
+    """A compiler that is fast at sines, slow at cosines, and cannot do tangents."""
+
+    name, package, keeps_weights = "inductor", "torch", False
+
+    def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        names = {node.name for node in part.graph.nodes}  # type: ignore[union-attr]
+        if "tan" in names:
+            raise RuntimeError("no tangents")
+        known = part(*inputs)
+
+        def run(*values: Tensor) -> tuple[Tensor, ...]:
+            if "cos" in names:
+                time.sleep(0.02)
+                return tuple(part(*values))
+            return known if not torch.is_grad_enabled() else tuple(part(*values))
+
+        return run
+
+
+class Three(nn.Module):
+    """Three parts, between which nobody but torch draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(8):
+            x = x.sin()
+        x = F.dropout(x.exp()).cos().sinh()
+        return F.dropout(x.neg()).tan().tanh().neg()
+
+
+@pytest.fixture(autouse=True)
+def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(backends.BACKENDS, "inductor", Uneven())
+
+
+def lowered() -> CapturedModule:
+    found = Recipe(name="lowered", passes=(Lower(backend="inductor"),)).run(fxlib.capture(Three())).module
+    assert isinstance(found, CapturedModule)
+    return found
+
+
+def test_each_part_is_timed_beside_itself_and_the_graph_keeps_those_that_are_faster() -> None:
+    x = torch.rand(300_000)
+    with torch.no_grad():
+        module = lowered()
+        with pytest.warns(FxlibWarning, match="no tangents"):
+            fast, slow, failed = parts = time_parts(module, lambda: module(x))
+    assert [each.compiled for each in parts] == [True, False, False]
+    assert (fast.plain_s or 0.0) > (fast.compiled_s or 0.0) > 0.0
+    assert fast.compile_s > 0.0
+    assert "as it is" in slow.why
+    assert "no tangents" in failed.why
+    assert failed.plain_s is None
+    left = without_parts(wire.serialize(wire.encode(module).graph), [slow, failed])
+    ours = parts_of(wire.decode(wire.parse(left)).graph)
+    assert [(part[0].name, len(part)) for part in ours] == [(fast.first, fast.nodes)]
+
+
+def test_a_part_that_is_left_as_it_is_runs_so_at_once() -> None:
+    called: list[object] = []
+    with torch.no_grad():
+        module = lowered()
+        with pytest.warns(FxlibWarning, match="no tangents"):
+            parts = time_parts(module, lambda: module(torch.rand(10)))
+        leave_parts(module, [parts[1].first])
+        for part in module._fxlib.lowered.parts:
+            part.watch = lambda *_: called.append(1)
+        module(torch.rand(10))
+    assert len(called) == 1
+
+
+def test_where_gradients_are_recorded_a_part_is_timed_with_its_backward() -> None:
+    module, x = lowered(), torch.rand(10, requires_grad=True)
+    with pytest.warns(FxlibWarning, match="no tangents"):
+        parts = time_parts(module, lambda: module(x))
+    assert [each.plain_s is not None for each in parts] == [True, True, False]
+    assert x.grad is None

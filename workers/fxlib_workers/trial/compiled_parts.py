@@ -1,0 +1,101 @@
+"""Which parts of a candidate a backend makes faster: each is timed compiled and as it is, on what it is called with."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fxlib import wire
+from fxlib.reasons import Reason
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.lowering import Part
+from fxlib.spec.report import CompiledPart
+from fxlib.utils.text import seconds
+
+Forward = Callable[..., Any]
+
+_ROUNDS: Final = 9
+_MOST_S: Final = 3.0
+"""No further round of a part begins after so long, but for the third."""
+_LEAST_ROUNDS: Final = 3
+
+
+def time_parts(module: GraphModule, step: Callable[[], object]) -> list[CompiledPart]:
+    """Run a step, which has the parts compiled, and another one, in which each part is timed.
+
+    A part that could not be compiled, or is no faster for it, is told as one that stays as it is.
+    """
+    step()
+    parts = module._fxlib.lowered.parts if isinstance(module, CapturedModule) else ()
+    taken: dict[Part, tuple[float, float]] = {}
+    for part in parts:
+        part.watch = partial(_time, taken, part)
+    step()
+    return [_told(part, taken.get(part)) for part in parts]
+
+
+def leave_parts(module: GraphModule, first: Collection[str]) -> None:
+    """Have parts run as they are, given the names of their first nodes."""
+    for part in module._fxlib.lowered.parts if isinstance(module, CapturedModule) else ():
+        if part.first in first:
+            part.leave()
+
+
+def without_parts(graph: bytes, parts: Sequence[CompiledPart]) -> bytes:
+    """Return a serialized graph in which no backend computes these parts."""
+    message = wire.parse(graph)
+    nodes = message.modules[-1].graph.nodes
+    places = {node.name: place for place, node in enumerate(nodes)}
+    for part in parts:
+        place = places.get(part.first, len(nodes))
+        for node in nodes[place : place + part.nodes]:
+            node.ClearField("backend")
+    return wire.serialize(message)
+
+
+def _told(part: Part, taken_s: tuple[float, float] | None) -> CompiledPart:
+    told = CompiledPart(first=part.first, nodes=part.nodes, backend=part.name, compile_s=part.compile_s)
+    if taken_s is None:
+        why = part.problem or "the step does not call it in a way that its backend compiles"
+        return replace(told, compiled=False, why=Reason.PART_NOT_COMPILED.sentence(why))
+    plain_s, compiled_s = taken_s
+    told = replace(told, plain_s=plain_s, compiled_s=compiled_s)
+    if compiled_s < plain_s:
+        return told
+    detail = f"{seconds(compiled_s)}, and {seconds(plain_s)} as it is"
+    return replace(told, compiled=False, why=Reason.PART_NOT_FASTER.sentence(detail))
+
+
+def _time(
+    taken: dict[Part, tuple[float, float]], part: Part, compiled: Forward, module: nn.Module, values: tuple[Any, ...]
+) -> None:
+    """Time rounds of both, in random order, and note the medians."""
+    arms: list[tuple[Forward, list[float]]] = [(module.forward, []), (compiled, [])]
+    end = time.perf_counter() + _MOST_S
+    for done in range(_ROUNDS):
+        if done >= _LEAST_ROUNDS and time.perf_counter() > end:
+            break
+        for run, samples in random.sample(arms, len(arms)):
+            samples.append(_seconds(run, module, values))
+    (_, plain_s), (_, compiled_s) = arms
+    taken[part] = median(plain_s), median(compiled_s)
+
+
+def _seconds(run: Forward, module: nn.Module, values: tuple[Any, ...]) -> float:
+    """Return what a forward takes, and a backward where gradients are recorded, which adds nothing up anywhere."""
+    start = time.perf_counter()
+    results = [each for each in run(*values) if each.requires_grad]
+    if results:
+        given = [each for each in values if isinstance(each, torch.Tensor)]
+        wanted = [each for each in (*given, *module.parameters()) if each.requires_grad]
+        torch.autograd.grad(results, wanted, [torch.ones_like(each) for each in results], allow_unused=True)
+    return time.perf_counter() - start
