@@ -14,6 +14,7 @@ from fxlib import protocol, wire
 from fxlib.capture.coerce import Model, as_graph
 from fxlib.client.variant_exchange import PreparedVariant, prepare_variants
 from fxlib.errors import WorkloadError
+from fxlib.runtime.backends import BACKENDS, installed
 from fxlib.runtime.guards.folded_weights import Mark, marks_of
 from fxlib.spec.labels import problems_of
 from fxlib.spec.profile import Profile
@@ -43,6 +44,7 @@ class RequestOptions(TypedDict, total=False):
     fresh: bool
     profile: Profile | None
     diffs: bool
+    weights: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ class Question:
         profile: what `fxlib.profile` measured of the model; without one, the trial measures it. A trial serves from it
             the remote functions that workers do not have.
         diffs: whether the result shows what each pass did to the generated code (`PassReport.diff`).
+        weights: whether the values of weights may be sent, if the recipe has a use for them: `auto` tries less without
+            them, and others that need them are refused.
 
     Raises:
         WorkloadError: a figure is out of its range, or no worker can have a label of `where`.
@@ -84,6 +88,7 @@ class Question:
     fresh: bool = False
     profile: Profile | None = None
     diffs: bool = False
+    weights: bool = True
 
     def __post_init__(self) -> None:
         """Check the figures, and where the job may run."""
@@ -139,21 +144,26 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
     Raises:
         WireError: the graph, or a part of the workload or the profile, cannot be written; or a pass needs the weights,
             and they are on the meta device.
-        WorkloadError: a batch's dtype cannot be sent; or a pass needs the weights, and the steps train them.
+        WorkloadError: a batch's dtype cannot be sent; or a pass needs the weights, and steps train them, or they may
+            not be sent.
     """
     wanting = protocol.passes_that_need("weights", question.recipe)
+    if wanting and not question.weights:
+        raise WorkloadError(f"the pass {wanting[0]} needs the weights", where="weights", hint="Let them be sent.")
     if wanting and workload.mode != "forward":
         raise WorkloadError(
             f"the pass {wanting[0]} computes values from weights once, which a step of mode {workload.mode!r} changes",
             where="Workload.mode",
             hint='Such passes are for inference: mode="forward".',
         )
-    marks = marks_of(captured) if wanting else {}  # noted before they are read: a write in between shows
-    encoded = wire.encode(captured, weights=bool(wanting))
+    auto = protocol.is_auto(question.recipe)
+    sent = bool(wanting) or (auto and question.weights and workload.mode == "forward" and not captured.training)
+    marks = marks_of(captured) if sent else {}  # noted before they are read: a write in between shows
+    encoded = wire.encode(captured, weights=sent)
     graph = encoded.graph.SerializeToString(deterministic=True)
     address = protocol.blob_ref(graph)
     told = protocol.workload_to_proto(workload)
-    variants, declined = prepare_variants(captured, workload, question.profile, weights=bool(wanting))
+    variants, declined = prepare_variants(captured, workload, question.profile, weights=sent)
     request = jobs_pb2.OptimizeRequest(
         request_id=str(uuid.uuid4()),
         name=question.name or type(captured).__name__,
@@ -169,6 +179,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         profile=None if question.profile is None else protocol.profile_to_proto(_sent(question.profile)),
         diffs=question.diffs,
         variants=[each.request for each in variants.values()],
+        backends=filter(None, map(installed, BACKENDS)) if auto else (),
     )
     blobs = {**encoded.blobs, **told.blobs, address.sha256: graph}
     for each in variants.values():

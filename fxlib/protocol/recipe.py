@@ -22,9 +22,11 @@ from fxlib.errors import LimitError, PassError, WireError
 from fxlib.passes.infra.base import REGISTRY, GraphPass, Need
 from fxlib.protocol.values import value_from_proto, value_to_proto
 from fxlib.recipes import recipes
+from fxlib.recipes.alternatives import AUTO, candidates
 from fxlib.recipes.recipes import RECIPES, Recipe
 from fxlib.rules import Rule
 from fxlib.rules.snippet import MAX_NODES
+from fxlib.runtime.backends import BACKENDS
 from fxlib.v1 import graph_pb2, jobs_pb2
 
 RULES = "rules"
@@ -65,8 +67,15 @@ def passes_that_need(need: Need, recipe: RecipeLike) -> tuple[str, ...]:
 
 
 def passes_of(recipe: RecipeLike) -> tuple[str, ...]:
-    """Return the names of a recipe's passes, as far as this library knows them."""
+    """Return the names of the passes of a recipe, and of what it tries, as far as this library knows them."""
+    if is_auto(recipe):
+        return tuple({step.name: None for each in candidates(AUTO, backends=BACKENDS) for step in each.passes})
     return tuple(step.name for step in _passes(recipe))
+
+
+def is_auto(recipe: RecipeLike) -> bool:
+    """Whether a recipe is the one that tries the others."""
+    return recipe == AUTO.name
 
 
 def _passes(recipe: RecipeLike) -> tuple[GraphPass, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from statistics import median
+from typing import Final
 
-from fxlib.passes import GraphPass
+from fxlib.passes import GraphPass, Lower
 from fxlib.recipes.recipes import RECIPES, Recipe
+from fxlib.runtime.backends import BACKENDS
 from fxlib.spec.profile import CallProfile, Profile, ServerProfile
 
 
@@ -50,17 +52,33 @@ _BATCHING = (
 batched form works its calls off one after another."""
 
 
-def candidates(recipe: Recipe, profile: Profile | None = None, *, has_calls: bool = True) -> tuple[Recipe, ...]:
+AUTO: Final = RECIPES["auto"]
+
+
+def candidates(
+    recipe: Recipe, profile: Profile | None = None, *, has_calls: bool = True, backends: Iterable[str] = ()
+) -> tuple[Recipe, ...]:
     """Return the recipe and its alternatives, the recipe itself first; those about calls only if there are any.
 
-    A list of passes that the user gave is exactly what was asked for: it has no alternatives. With a profile there is
-    one more where calls stand in line: no more of them in flight than keep a server and its link busy, so that a later
-    call that is needed early finds the way free.
+    A list of passes that the user gave is exactly what was asked for: it has no alternatives. Those of `auto` are the
+    recipes for inference, and one for each of `backends`, given by name, what is expected to gain most first. With a
+    profile there is one more where calls stand in line: no more of them in flight than keep a server and its link busy,
+    so that a later call that is needed early finds the way free.
     """
     if RECIPES.get(recipe.name) != recipe:
         return (recipe,)
     alternatives = (*_LOCAL, *(_of_calls(profile) if has_calls else ()))
-    return (recipe, *filter(None, (each.of(recipe) for each in alternatives)))
+    others = _of_auto(backends) if recipe == AUTO else ()
+    return (recipe, *others, *filter(None, (each.of(recipe) for each in alternatives)))
+
+
+def _of_auto(backends: Iterable[str]) -> Iterator[Recipe]:
+    int8 = RECIPES["int8"]
+    yield int8
+    for name in sorted(backends, key=list(BACKENDS).index):
+        yield replace(AUTO, name=f"lower to {name}", passes=(*AUTO.passes, Lower(backend=name)))
+    yield from candidates(RECIPES["inference"], has_calls=False)
+    yield from filter(None, [_LOCAL[0].of(int8)])
 
 
 def _of_calls(profile: Profile | None) -> Iterator[_Alternative]:

@@ -151,6 +151,12 @@ RECIPES: dict[str, Recipe] = {
             passes=(FoldNorms(), FoldConstants(), CommonSubexpressions(), ChannelsLast(), *_SCHEDULE),
         ),
         Recipe(
+            name="auto",
+            summary="Try the other recipes and the launcher's compilers, as far as the request allows; by itself, the "
+            "same as training.",
+            passes=(CommonSubexpressions(), *_SCHEDULE),
+        ),
+        Recipe(
             name="int8",
             summary="Fold norms and constants into weights, run linear layers and convolutions on int8 weights within "
             "the error that the request allows, and schedule remote calls; for a module in eval mode, and without "

@@ -156,9 +156,9 @@ class Part:
             here = (installed(self._backend.name) if self._backend else "") or "it is not installed here"
             self._give_up(f"the graph was measured with {self.name}, and {here}")
 
-    def leave(self) -> None:
-        """Run as it is from now on."""
-        self._backend = None
+    def leave(self, why: str = "") -> None:
+        """Run as it is from now on; `why` says what the problem is, if there is one."""
+        self._backend, self.problem = None, why or self.problem
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
         """Compute its results, compiled if that is possible."""

@@ -21,6 +21,7 @@ from fxlib.protocol import (
     workload_from_proto,
 )
 from fxlib.recipes.alternatives import candidates
+from fxlib.runtime.backends import BACKENDS
 from fxlib.spec.trial import TrialOptions
 from fxlib.spec.variant import Variant, check_names
 from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workload_pb2
@@ -160,7 +161,7 @@ def recipe_key(recipe: jobs_pb2.Recipe) -> str:
         ServiceError: INVALID_REQUEST, if the recipe, a pass or an option is unknown.
     """
     with _refusing(Code.INVALID_REQUEST, "recipe"):
-        tried = candidates(recipe_from_proto(recipe))
+        tried = candidates(recipe_from_proto(recipe), backends=BACKENDS)
         steps = [
             [
                 (step.name, step.version, {option.name: repr(getattr(step, option.name)) for option in fields(step)})
@@ -175,7 +176,7 @@ def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
     """Return the SHA-256 that equal requests share, which have one answer.
 
     It covers the graph, the recipe, the versions, the workload, the trial, what the profile can replay, whether diffs
-    are wanted, the graph, workload and replay of each variant, and where the job may run.
+    are wanted, the graph, workload and replay of each variant, where the job may run, and the launcher's backends.
     """
     parts: list[object] = [
         request.graph.sha256,
@@ -193,6 +194,8 @@ def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
         parts.append([each.name, each.graph.sha256, workload, replayed])
     if request.where:
         parts.append({"where": dict(sorted(request.where.items()))})
+    if request.backends:
+        parts.append({"backends": sorted(request.backends)})
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

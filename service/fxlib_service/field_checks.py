@@ -22,6 +22,8 @@ _VERSION: Final = re.compile(r"[0-9A-Za-z.+_-]{1,63}")
 _TOKEN: Final = re.compile(r"[0-9]{1,18}")
 _CONTAINMENT: Final = re.compile(r"[a-z]{0,32}")
 _FAILURE: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_BACKEND: Final = re.compile(r"[a-z_]{1,40}==[0-9A-Za-z.+!_-]{1,60}")
+_MAX_BACKENDS: Final = 16
 _MAX_MODULES: Final = 1_000
 _MAX_TEXT: Final = 256
 _MAX_MESSAGE: Final = 4_000
@@ -35,7 +37,7 @@ def is_namespace(text: str) -> bool:
 
 
 def check_submission(request: jobs_pb2.OptimizeRequest) -> None:
-    """Check a submission's request id, name, namespace, torch version, labels, and where it may run.
+    """Check a submission's request id, name, namespace, torch version, labels, where it may run, and backends.
 
     Raises:
         ServiceError: INVALID_REQUEST, with every field at fault.
@@ -141,6 +143,9 @@ def _submission(request: jobs_pb2.OptimizeRequest) -> Iterator[Violation]:
         yield Violation(field="torch_version", problem="must be the version of the launcher's torch")
     yield from _labels(request.labels, "labels")
     yield from _labels(request.where, "where")
+    if len(request.backends) > _MAX_BACKENDS or not all(map(_BACKEND.fullmatch, request.backends)):
+        problem = f"must be at most {_MAX_BACKENDS} backends with versions, such as openvino==2026.4.1"
+        yield Violation(field="backends", problem=problem)
 
 
 def _labels(labels: Mapping[str, str], field: str) -> Iterator[Violation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterator
 
 import pytest
@@ -59,6 +60,22 @@ def test_weights_are_sent_for_a_pass_that_needs_them_and_for_no_other(service: S
     for recipe, count in asked:
         client.optimize(model, FORWARDS, recipe=recipe, progress=False)
         assert sent(service) == count
+
+
+def test_auto_sends_what_the_launcher_can_compile_with_and_weights_only_for_forwards_that_may_have_them(
+    service: Scripted, client: Client
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    trained = Workload.describe([torch.randn(8, 4)], loss="mean")
+    asked: list[tuple[Workload, bool, int]] = [(FORWARDS, True, 5), (FORWARDS, False, 0), (trained, True, 0)]
+    for steps, weights, count in asked:
+        client.optimize(model, steps, recipe="auto", weights=weights, progress=False)
+        assert sent(service) == count
+        assert f"inductor=={importlib.metadata.version('torch')}" in service.requests[-1].backends
+    with pytest.raises(WorkloadError, match="fold_norms needs the weights"):
+        client.optimize(model, FORWARDS, recipe="inference", weights=False, progress=False)
+    client.optimize(model, FORWARDS, recipe="schedule", progress=False)
+    assert not service.requests[-1].backends
 
 
 def test_computed_values_come_back_with_the_error(service: Scripted, client: Client, model: nn.Module) -> None:

@@ -118,15 +118,16 @@ def test_a_perceptron_comes_back_on_int8_weights_within_the_bound(client: Client
     assert strict.decision == "keep_original"
 
 
-def test_a_net_comes_back_with_a_part_for_the_launcher_to_compile(client: Client) -> None:
-    pytest.importorskip("openvino", reason="the extra fxlib[openvino] is not installed")
+def test_of_all_that_may_make_a_net_faster_the_best_comes_back_with_what_was_tried(client: Client) -> None:
     batches = [torch.randn(8, 3, 32, 32) for _ in range(3)]
     model, steps = ConvNet().eval(), Workload(batches=batches, mode="forward", optimizer="none")
-    result = client.optimize(model, steps, recipe=[("lower", {"backend": "openvino"})], budget_s=20)
+    result = client.optimize(model, steps, recipe="auto", budget_s=20)
     assert result.reason in MEASURED, result.explanation
-    assert (result.preserves, [each.changes > 0 for each in result.passes]) == ("tolerance", [True])
-    assert result.max_relative_error is not None
-    assert 0.0 < result.max_relative_error < 1e-4  # it was compiled: other bits
+    rows = {each.name: each for each in result.candidates}
+    assert rows.keys() >= {"int8", "lower to inductor", "inference"}
+    assert "for rounding alone" in rows["int8"].verdict
+    assert rows["inference"].gain is not None
+    assert str(result).count("lower to ") >= 2
     with torch.no_grad():
         assert relative_error(result.module(batches[0]), model(batches[0])) < 1e-4
 

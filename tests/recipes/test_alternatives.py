@@ -68,6 +68,16 @@ def test_no_two_candidates_do_the_same_by_their_keys() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_auto_tries_the_recipes_for_inference_and_each_backend() -> None:
+    asked = ["inductor", "inductor_freezing", "openvino"]
+    names = [each.name for each in candidates(recipes.get("auto"), backends=asked, has_calls=False)]
+    assert names == [
+        "auto", "int8", "lower to openvino", "lower to inductor_freezing", "lower to inductor", "inference",
+        "inference without channels_last", "int8 without channels_last",
+    ]  # fmt: skip
+    assert "auto without coalesce_calls" in [each.name for each in candidates(recipes.get("auto"))]
+
+
 def test_a_list_of_passes_is_exactly_what_was_asked_for() -> None:
     everything = [step.name for step in recipes.get("schedule").passes]
     for names in (["split_calls"], everything):

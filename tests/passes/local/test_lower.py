@@ -345,7 +345,7 @@ def test_what_is_not_there_is_said_before_anything_is_rewritten(tower: Tower, mo
     monkeypatch.setitem(backends.BACKENDS, "copies", Absent())
     with pytest.raises(PassError, match="not installed"):
         lowered(tower)
-    with pytest.raises(ValueError, match="no backend is called 'gcc'; there are inductor, "):
+    with pytest.raises(ValueError, match="no backend is called 'gcc'; there are openvino, "):
         Lower(backend="gcc")
     with pytest.raises(PassError, match="eval mode"):
         lowered(Tower(), "inductor_freezing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from fxlib import ps, wire
 from fxlib.errors import PassError
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
+from fxlib.runtime.backends import installed
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from fxlib.spec.report import Report
+from fxlib.spec.workload import Workload
 from fxlib_workers.exchange.job_folder import JobFolder
 from fxlib_workers.rewrite.answer_worker import rewrite
 from fxlib_workers.rewrite.make_candidates import make_candidates
@@ -245,3 +248,43 @@ def test_nothing_is_computed_from_weights_that_were_not_sent(tmp_path: Path) -> 
     with pytest.raises(PassError, match=r"fold_norms: needs the weights, .* without the values of 'stem.0.weight'"):
         rewrite(folder)
     assert folder.candidates() == ()
+
+
+def auto(model: nn.Module, workload: Workload, **options: Any) -> tuple[list[str], dict[str, str]]:
+    """Return the names of what `auto` would have a trial measure, and why there is nothing else, by name."""
+    backends = [installed("inductor_freezing"), "openvino==0.1"]
+    made = make_candidates(fxlib.capture(model), recipes.get("auto"), workload, None, backends=backends, **options)
+    rows = made.ranked[0].report.candidates[1:] if made.ranked else made.recipe.candidates
+    return [each.name for each in made.ranked], {each.name: each.verdict for each in rows}
+
+
+def test_auto_makes_what_the_request_allows_and_says_what_it_does_not_try() -> None:
+    with torch.no_grad():
+        tried, untried = auto(ConvNet(), images(), max_relative_error=0.05)
+    assert tried == [
+        "int8", "lower to inductor_freezing", "inference", "inference without channels_last",
+        "int8 without channels_last",
+    ]  # fmt: skip
+    assert "the launcher has openvino==0.1, and this worker " in untried["lower to openvino"]
+    assert "it changes nothing" in untried.get("auto", "it changes nothing")
+    with torch.no_grad():
+        tried, untried = auto(ConvNet(), images(), max_relative_error=1e-4)
+    assert "int8" not in tried
+    assert "for rounding alone" in untried["int8"]
+
+
+def test_auto_computes_nothing_from_weights_that_are_trained_or_were_not_sent() -> None:
+    steps = Workload.describe([torch.randn(4, 64)], loss="mean")
+    tried, untried = auto(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), steps)
+    assert tried == []
+    assert "which a training step changes" in untried["inference"]
+    assert "eval mode" in untried["lower to inductor_freezing"]
+
+    def check(recipe: recipes.Recipe) -> None:
+        if any("weights" in step.needs for step in recipe.passes):
+            raise PassError("needs the weights, and the graph was sent without them")
+
+    with torch.no_grad():
+        tried, untried = auto(ConvNet(), images(), check=check)
+    assert tried == ["lower to inductor_freezing"]
+    assert "sent without them" in untried["inference"]

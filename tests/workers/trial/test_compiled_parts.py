@@ -67,7 +67,7 @@ def test_each_part_is_timed_beside_itself_and_the_graph_keeps_those_that_are_fas
     with torch.no_grad():
         module = lowered()
         with pytest.warns(FxlibWarning, match="no tangents"):
-            fast, slow, failed = parts = time_parts(module, lambda: module(x))
+            fast, slow, failed = parts = time_parts(module, lambda: module(x), limit_s=60.0)
     assert [each.compiled for each in parts] == [True, False, False]
     assert (fast.plain_s or 0.0) > (fast.compiled_s or 0.0) > 0.0
     assert fast.compile_s > 0.0
@@ -84,7 +84,7 @@ def test_a_part_that_is_left_as_it_is_runs_so_at_once() -> None:
     with torch.no_grad():
         module = lowered()
         with pytest.warns(FxlibWarning, match="no tangents"):
-            parts = time_parts(module, lambda: module(torch.rand(10)))
+            parts = time_parts(module, lambda: module(torch.rand(10)), limit_s=60.0)
         leave_parts(module, [parts[1].first])
         for part in module._fxlib.lowered.parts:
             part.watch = lambda *_: called.append(1)
@@ -95,6 +95,14 @@ def test_a_part_that_is_left_as_it_is_runs_so_at_once() -> None:
 def test_where_gradients_are_recorded_a_part_is_timed_with_its_backward() -> None:
     module, x = lowered(), torch.rand(10, requires_grad=True)
     with pytest.warns(FxlibWarning, match="no tangents"):
-        parts = time_parts(module, lambda: module(x))
+        parts = time_parts(module, lambda: module(x), limit_s=60.0)
     assert [each.plain_s is not None for each in parts] == [True, True, False]
     assert x.grad is None
+
+
+def test_a_compiler_that_takes_too_long_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Uneven, "compile", lambda *_: time.sleep(30.0))
+    with torch.no_grad():
+        module, x = lowered(), torch.rand(10)
+        parts = time_parts(module, lambda: module(x), limit_s=0.2)
+    assert [("compiling took more than 0.2 s" in each.why, each.compiled) for each in parts] == [(True, False)] * 3

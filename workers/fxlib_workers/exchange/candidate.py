@@ -23,7 +23,8 @@ class Candidate:
 
     Attributes:
         graph: the graph, serialized.
-        report: what the passes did; the only row among its candidates is this one's.
+        report: what the passes did; the first row among its candidates is this one's, and the others are of programs
+            that were not made.
         values: the tensors that the graph holds besides the original's, as blobs by SHA-256.
     """
 

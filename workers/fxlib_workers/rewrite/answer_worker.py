@@ -88,7 +88,16 @@ def rewrite(folder: JobFolder) -> None:
     )  # weights that were not sent are drawn at random, and nothing may be computed from them
     trial = trial_from_proto(request.trial)
     bound = trial.max_relative_error
-    found = make_candidates(original, recipe, workload, folder.profile(), max_relative_error=bound, diffs=request.diffs)
+    found = make_candidates(
+        original,
+        recipe,
+        workload,
+        folder.profile(),
+        max_relative_error=bound,
+        backends=request.backends,
+        check=lambda tried: check_weights(tried, graph),
+        diffs=request.diffs,
+    )
     phase_seconds = {"rewrite": time.monotonic() - start}
     candidates = [replace(each, report=replace(each.report, phase_seconds=phase_seconds)) for each in found.ranked]
     hopeless = found.headroom is not None and found.headroom < trial.min_gain

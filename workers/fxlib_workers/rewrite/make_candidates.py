@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -20,10 +19,12 @@ from fxlib.errors import FxlibError
 from fxlib.passes import DeadCode, MergeReads, SplitCalls
 from fxlib.recipes import alternatives, recipes
 from fxlib.recipes.undeclared import undeclared
+from fxlib.runtime.backends import installed
 from fxlib.runtime.lowering import BACKEND
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, CandidateReport, Report, Undeclared
+from fxlib.spec.trial import TrialOptions
 from fxlib.spec.workload import Workload
 from fxlib_workers import logs
 from fxlib_workers.exchange.candidate import Candidate
@@ -32,6 +33,9 @@ _LOG: Final = logs.Log(__name__)
 
 _ALTERNATIVES_S: Final = 30.0
 """The time after which no further alternative is begun, since a large graph takes long to plan."""
+
+_ROUNDING: Final = TrialOptions().max_relative_error
+"""The bound up to which lossy passes are no use: rounding alone keeps to it."""
 
 _SCHEDULING: Final = frozenset(each.name for each in recipes.get("schedule").passes)
 """The passes that leave local work as it is."""
@@ -62,19 +66,24 @@ def make_candidates(
     profile: Profile | None,
     *,
     max_relative_error: float | None = None,
+    backends: Sequence[str] = (),
+    check: Callable[[recipes.Recipe], None] = lambda _: None,
     diffs: bool = False,
 ) -> Candidates:
     """Apply a recipe and its alternatives, and rank what differs by the step time that the cost model expects.
 
     Without a profile, the recipe itself comes first: estimates are good enough to plan by, not to choose by. Lossy
-    passes keep to `max_relative_error`. With `diffs`, reports show what each pass did to the generated code.
+    passes keep to `max_relative_error`. `backends` are the launcher's, with versions, among which `auto` chooses.
+    `check` raises where a recipe cannot be run on what was sent. With `diffs`, reports show what each pass did to the
+    generated code.
 
     Raises:
         FxlibError: the recipe itself does not apply, or a pass of it broke its promise.
     """
     request = replace(recipes.PlanningRequest.of(workload, profile), max_relative_error=max_relative_error)
     done = recipe.run(original, request, diffs=diffs)
-    first, *others = alternatives.candidates(recipe, profile, has_calls=bool(done.calls))
+    here, untried = _installed(backends)
+    first, *others = alternatives.candidates(recipe, profile, has_calls=bool(done.calls), backends=here)
     # What is measured bounds the step of the program with its contracts, and without what every recipe drops.
     split = None if profile is None else _SPLIT.run(original, request).module
     limit = None if split is None else bound(split, profile)
@@ -83,8 +92,10 @@ def make_candidates(
     depth = workload.pipeline if any(each.way for each in ahead.values()) else 0
     report = partial(_report, limit=limit, missing=missing, ahead=ahead)
     found: dict[tuple[str, int], Candidate] = {}
-    tried = _tried(others, original, request, diffs=diffs) if done.changed else ()
-    for name, rewrite in [(first.name, done), *tried]:
+    tried = _Tried(original, request, check, untried, diffs)
+    auto = recipe == alternatives.AUTO
+    rewrites = tried.of(others, auto=auto) if done.changed or auto else ()
+    for name, rewrite in [(first.name, done), *rewrites]:
         if rewrite.changed:
             encoded = wire.encode(rewrite.module, beside=original)
             expected_s = predict(rewrite.module, profile).step_s if profile else None
@@ -95,8 +106,13 @@ def make_candidates(
                 candidate = Candidate(graph=graph, report=described, values=encoded.blobs)
                 found.setdefault((_program(rewrite.module), pipeline), candidate)
             _LOG.debug("candidate", name=name, expected_s=expected_s)
-    ranked = sorted(found.values(), key=lambda each: each.row.predicted_step_s or 0.0)
-    return Candidates(ranked=tuple(ranked), recipe=report(done), headroom=_headroom(original, recipe, split, profile))
+    ranked = [
+        replace(each, report=replace(each.report, candidates=(each.row, *untried)))
+        for each in sorted(found.values(), key=lambda each: each.row.predicted_step_s or 0.0)
+    ]
+    return Candidates(
+        ranked=tuple(ranked), recipe=report(done, *untried), headroom=_headroom(original, recipe, split, profile)
+    )
 
 
 def _named(name: str, pipeline: int, depth: int) -> str:
@@ -123,15 +139,65 @@ def _program(module: GraphModule) -> str:
     return "\n".join(f"{node.name} {node.target} {node.args} {node.kwargs} {node.meta.get(BACKEND)}" for node in nodes)
 
 
-def _tried(
-    others: Sequence[recipes.Recipe], original: GraphModule, request: recipes.PlanningRequest, *, diffs: bool
-) -> Iterator[tuple[str, recipes.Rewrite]]:
-    start = time.monotonic()
-    for other in others:
-        if time.monotonic() - start > _ALTERNATIVES_S:
-            return
-        with suppress(FxlibError):  # the recipe itself applies, which is what was asked for
-            yield other.name, other.run(original, request, diffs=diffs)
+def _installed(backends: Sequence[str]) -> tuple[list[str], list[CandidateReport]]:
+    """Return the names of the launcher's backends that are here, too, and a row for each of the others."""
+    here, rows = list[str](), list[CandidateReport]()
+    for given in backends:
+        name = given.partition("==")[0]
+        if (own := installed(name)) == given:
+            here.append(name)
+        else:
+            verdict = f"not tried: the launcher has {given}, and this worker {own or 'none'}"
+            rows.append(CandidateReport(name=f"lower to {name}", verdict=verdict))
+    return here, rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """Runs alternatives of a recipe, and notes in `untried` which cannot be had, and why."""
+
+    original: GraphModule
+    request: recipes.PlanningRequest
+    check: Callable[[recipes.Recipe], None]
+    untried: list[CandidateReport]
+    diffs: bool
+
+    def of(self, others: Sequence[recipes.Recipe], *, auto: bool) -> Iterator[tuple[str, recipes.Rewrite]]:
+        """Yield what they make of the original, with their names, until the time for it is over."""
+        start = time.monotonic()
+        for other in others:
+            if time.monotonic() - start > _ALTERNATIVES_S:
+                self._leave_out(other, f"to plan the others took {_ALTERNATIVES_S:g} s")
+                continue
+            if auto and (why := self._not_wanted(other)):
+                self._leave_out(other, why)
+                continue
+            try:
+                self.check(other)
+                rewrite = other.run(self.original, self.request, diffs=self.diffs)
+            except FxlibError as error:  # the recipe itself applies, which is what was asked for
+                self._leave_out(other, str(error))
+                continue
+            if auto and not rewrite.changed:
+                self._leave_out(other, "it changes nothing")
+            yield other.name, rewrite
+
+    def _not_wanted(self, other: recipes.Recipe) -> str:
+        """Say why the request has no use for a recipe; empty if it may have."""
+        bound = self.request.max_relative_error
+        if other.preserves == "lossy" and bound is not None and bound <= _ROUNDING:
+            return f"it is lossy, and max_relative_error is {bound:g}, which is for rounding alone"
+        workload = self.request.workload
+        if (
+            workload is not None
+            and workload.mode != "forward"
+            and any("weights" in step.needs for step in other.passes)
+        ):
+            return "it computes values from weights once, which a training step changes"
+        return ""
+
+    def _leave_out(self, other: recipes.Recipe, why: str) -> None:
+        self.untried.append(CandidateReport(name=other.name, verdict=f"not tried: {why}"))
 
 
 def _report(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -29,13 +31,17 @@ _MOST_S: Final = 3.0
 _LEAST_ROUNDS: Final = 3
 
 
-def time_parts(module: GraphModule, step: Callable[[], object]) -> list[CompiledPart]:
+def time_parts(module: GraphModule, step: Callable[[], object], *, limit_s: float) -> list[CompiledPart]:
     """Run a step, which has the parts compiled, and another one, in which each part is timed.
 
-    A part that could not be compiled, or is no faster for it, is told as one that stays as it is.
+    A part that could not be compiled in time, or is no faster for it, is told as one that stays as it is.
+
+    Raises:
+        TimeoutError: the first step went beyond its time limit elsewhere than in a compiler.
     """
-    step()
-    parts = module._fxlib.lowered.parts if isinstance(module, CapturedModule) else ()
+    with _interrupted_after(limit_s, module):
+        step()
+    parts = _parts_of(module)
     taken: dict[Part, tuple[float, float]] = {}
     for part in parts:
         part.watch = partial(_time, taken, part)
@@ -43,11 +49,37 @@ def time_parts(module: GraphModule, step: Callable[[], object]) -> list[Compiled
     return [_told(part, taken.get(part)) for part in parts]
 
 
+@contextmanager
+def _interrupted_after(limit_s: float, module: GraphModule) -> Iterator[None]:
+    """Raise in a compiler that runs for longer, and leave all parts as they are that are not compiled by then.
+
+    A compiler that does not come back to Python is left to the trial's own limits.
+    """
+
+    def interrupt(_: int, __: object) -> None:
+        why = f"compiling took more than {limit_s:.3g} s"
+        for part in _parts_of(module):
+            part.leave(why)
+        raise TimeoutError(why)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, max(limit_s, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def leave_parts(module: GraphModule, first: Collection[str]) -> None:
     """Have parts run as they are, given the names of their first nodes."""
-    for part in module._fxlib.lowered.parts if isinstance(module, CapturedModule) else ():
+    for part in _parts_of(module):
         if part.first in first:
             part.leave()
+
+
+def _parts_of(module: GraphModule) -> Sequence[Part]:
+    return module._fxlib.lowered.parts if isinstance(module, CapturedModule) else ()
 
 
 def without_parts(graph: bytes, parts: Sequence[CompiledPart]) -> bytes:

@@ -143,9 +143,9 @@ class Trainer(TrialActor):
         return required
 
     @returns_exceptions
-    def time_parts(self, arm: Arm) -> list[CompiledPart]:
-        """Compile the parts of a candidate that are for a backend, and say which are faster for it."""
-        return time_parts(self._modules[arm], lambda: self._digest_step(arm, 0))
+    def time_parts(self, arm: Arm, limit_s: float) -> list[CompiledPart]:
+        """Compile the parts of a candidate that are for a backend, within a time limit, and say which are faster."""
+        return time_parts(self._modules[arm], lambda: self._digest_step(arm, 0), limit_s=limit_s)
 
     @returns_exceptions
     def leave_parts(self, arm: Arm, first: Sequence[str]) -> None:

@@ -71,6 +71,7 @@ class CandidateOutcomes:
         """Return what the passes did for a candidate (else for the most promising one), and what became of all."""
         candidate = self.candidates[name or next(iter(self.candidates))]
         rows = tuple(replace(each, verdict=each.verdict or "the trial ended before it") for each in self._rows.values())
+        rows += candidate.report.candidates[1:]
         different = (*self.not_reproduced, *filter(None, [self.unmeasured.get(candidate.name)]))
         return replace(
             candidate.report,

@@ -25,6 +25,13 @@ from fxlib_workers.trial.trainer import StepDigests
 T = TypeVar("T")
 
 _MOST_CANDIDATES: Final = 3
+"""The most candidates that are tried where they differ in their order alone, which the cost model ranks."""
+
+_MOST_UNRANKED: Final = 10
+"""The most where some compute otherwise, so that nothing but a measurement tells."""
+
+_COMPILING_SHARE: Final = 0.5
+"""The share of what is left of the budget that compiling one of several candidates may take."""
 
 _BUDGET_PER_CANDIDATE_S: Final = 5.0
 """With a smaller budget for each candidate, the time spent on choosing is missed in the confirmation."""
@@ -92,7 +99,9 @@ class Screening:
         left_s = self.deadline - time.monotonic()
         blocks = CHOICE_SHARE * left_s / max(BLOCK_S, step_s)
         by_budget = int(self.options.budget_s / _BUDGET_PER_CANDIDATE_S)
-        return min(_MOST_CANDIDATES, by_budget, int(blocks / LEAST_ROUNDS) - 1)
+        ranked = all(each.report.preserves == "bitwise" for each in self.outcomes.candidates.values())
+        most = _MOST_CANDIDATES if ranked else _MOST_UNRANKED
+        return min(most, by_budget, int(blocks / LEAST_ROUNDS) - 1)
 
     def _check(self, name: str, check: BitwiseCheck) -> None:
         candidate = self.outcomes.candidates[name]
@@ -107,7 +116,9 @@ class Screening:
         self.outcomes.errors[name] = self._error(name, difference) if difference else 0.0
 
     def _settle_parts(self, name: str) -> None:
-        """Have the parts for a backend compiled, which may take what is left of the budget, and keep the faster ones.
+        """Have the parts for a backend compiled, within the time of a step, and keep the faster ones.
+
+        Where there are other candidates, it takes a share of what is left of the budget at most.
 
         Raises:
             CandidateError: none is faster, and no other pass did anything.
@@ -118,8 +129,9 @@ class Screening:
             return
         self.report_progress("sameness", f"compiling parts of the candidate {name!r}")
         self.cluster.reset(limit_s := self.options.step_timeout_s)
-        allowed_s = limit_s + max(0.0, self.deadline - time.monotonic())
-        parts, *others = self.cluster.ask_of(name, processes, "time_parts", timeout_s=allowed_s)
+        left_s = max(0.0, self.deadline - time.monotonic())
+        most_s = limit_s if len(self.outcomes.remaining) == 1 else min(limit_s, _COMPILING_SHARE * left_s)
+        parts, *others = self.cluster.ask_of(name, processes, "time_parts", most_s, timeout_s=most_s + 2 * limit_s)
         slower = {each.first: each for told in others for each in told if not each.compiled}
         parts = [slower.get(each.first, each) for each in parts]  # what one rank leaves as it is, all do
         if left := [each for each in parts if not each.compiled]:
