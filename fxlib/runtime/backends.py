@@ -6,6 +6,7 @@ A service sends the name of a backend, and never what it compiled: that is made 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Protocol
@@ -79,10 +80,38 @@ class _OpenVino:
         return run
 
 
+class _OnnxRuntime:
+    """ONNX Runtime on the processor, in float32 as the graph has it; its threads do not spin while others compute."""
+
+    name, package, keeps_weights = "onnxruntime", "onnxruntime", True
+
+    def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        import onnxruntime
+
+        given = tuple(each.detach() for each in inputs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter, about itself
+            program = torch.onnx.export(part, given, dynamo=True, verbose=False)
+        assert program is not None  # noqa: S101 - it is None where a file is written
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        model = program.model_proto.SerializeToString()
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        names = [each.name for each in session.get_inputs()]
+
+        def run(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            taken = {name: each.detach().numpy() for name, each in zip(names, values, strict=True)}
+            return tuple(torch.from_numpy(each) for each in session.run(None, taken))
+
+        return run
+
+
 BACKENDS: Final[dict[str, Backend]] = {
     each.name: each
     for each in (
         _OpenVino(),
+        _OnnxRuntime(),
         _Inductor("inductor_freezing", keeps_weights=True),
         _Inductor("inductor", keeps_weights=False),
     )

@@ -50,8 +50,8 @@ class Lower(GraphPass):
     """
 
     backend: str = "inductor"
-    """"inductor" (training, too), "inductor_freezing" or "openvino"; the last two hold the weights, and so are for
-    modules in eval mode, without gradients, whose weights stay as they are."""
+    """"inductor" (training, too), "inductor_freezing", "openvino" or "onnxruntime"; the last three hold the
+    weights, and so are for modules in eval mode, without gradients, whose weights stay as they are."""
     least_nodes: int = 3
     """Parts of fewer operators stay as they are: to call them costs more than is gained."""
 

@@ -367,9 +367,10 @@ def test_a_training_step_compiled_by_inductor_has_the_gradients_of_the_original(
         assert all(relative_error(one, other) < 1e-5 for one, other in zip(each, found[0], strict=True))
 
 
-def test_openvino_computes_a_net(tower: Tower) -> None:
-    pytest.importorskip("openvino", reason="the extra fxlib[openvino] is not installed")
-    module = lowered(tower, "openvino")
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
+def test_a_backend_of_an_extra_computes_a_net(tower: Tower, backend: str) -> None:
+    pytest.importorskip(backend, reason=f"the extra fxlib[{backend}] is not installed")
+    module = lowered(tower, backend)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FxlibWarning)
         found = [module(images()) for _ in range(3)]
