@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.analysis.effects.resources import COLLECTIVES, ServerState, contract_of_call, destination, states_of
-from fxlib.analysis.operators.access import operator_of
+from fxlib.analysis.operators.arguments import operator_of
 from fxlib.client.own_objects import CALLS, held_uses
 from fxlib.client.value_numbering import Numbers, bodies, callable_key
 from fxlib.errors import WireError

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.cost.memory import live_bytes
+from fxlib.analysis.cost.simulate import live_bytes
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.effects.prologue import CallAhead, calls_ahead

@@ -13,11 +13,10 @@ from fxlib.passes.local.reinplace.reinplace import Reinplace
 from fxlib.passes.local.rewrite_rules import RewriteRules
 from fxlib.passes.remote.coalesce_calls import CoalesceCalls
 from fxlib.passes.remote.coalesce_writes import CoalesceWrites
-from fxlib.passes.remote.fold_pairs import FoldPairs
 from fxlib.passes.remote.merge_reads import MergeReads
 from fxlib.passes.remote.overlap_calls import OverlapCalls
 from fxlib.passes.remote.send_gradients import SendGradients
-from fxlib.passes.remote.split_calls import SplitCalls
+from fxlib.passes.remote.split_calls import FoldPairs, SplitCalls
 
 __all__ = [
     "REGISTRY",

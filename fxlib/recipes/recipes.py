@@ -34,10 +34,9 @@ from fxlib.passes import (
     SplitCalls,
 )
 from fxlib.passes.infra.annotate import annotate
-from fxlib.passes.infra.base import Context, Preserves
-from fxlib.passes.infra.copy import differs, draft_of
+from fxlib.passes.infra.base import Context, Invariants, Preserves
 from fxlib.passes.infra.diff import code_of, diff_of
-from fxlib.passes.infra.invariants import Invariants
+from fxlib.passes.infra.edit import differs, draft_of
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.guards.folded_weights import relies_on_weights

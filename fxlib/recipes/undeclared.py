@@ -20,7 +20,7 @@ from fxlib.analysis.cost.simulate import predict
 from fxlib.analysis.effects.resources import contract_of_call, function_name, methods_sent, takes_contract
 from fxlib.analysis.scheduling.explain_blocked import remedy_for
 from fxlib.passes import OverlapCalls
-from fxlib.passes.infra.copy import draft_of
+from fxlib.passes.infra.edit import draft_of
 from fxlib.recipes.recipes import PlanningRequest, Recipe, get
 from fxlib.spec.contract import Contract
 from fxlib.spec.report import Undeclared

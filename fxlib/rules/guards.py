@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.effects.records_gradients import records_gradients
+from fxlib.analysis.effects.gradients import records_gradients
 from fxlib.analysis.operators.layouts import layout_of
 from fxlib.errors import PassError
 

@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 
 from fxlib.analysis.effects.aliases import Aliases
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
-from fxlib.analysis.operators.access import nodes_in
+from fxlib.analysis.operators.arguments import nodes_in
 from fxlib.analysis.operators.canonical import as_function, form_of
 from fxlib.errors import PassError
 

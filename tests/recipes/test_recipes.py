@@ -11,7 +11,7 @@ from torch.fx import symbolic_trace
 
 import fxlib
 from fxlib.errors import PassError
-from fxlib.passes.infra.copy import differs, draft_of
+from fxlib.passes.infra.edit import differs, draft_of
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from fxlib.spec.workload import Workload

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.cost.costs import CallCost, Costs, issue_of, work_s
-from fxlib.analysis.cost.gradient_messages import gradients
+from fxlib.analysis.cost.simulate import gradients
 from fxlib.analysis.effects.dependencies import Dependencies, Why
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.spec.profile import Profile, Push, Spread

@@ -1,22 +1,29 @@
 """What each node, call and server of one program costs, in seconds and bytes: from its profile, else by estimate.
 
 Nodes of a rewritten graph are those of the captured one by name, and calls by the name that both of their halves carry.
-What a pass made anew, and what the profile does not hold, is estimated (`fxlib.analysis.cost.estimates`).
+What a pass made anew, and what the profile does not hold, is estimated by round figures, so that a plan is the same
+everywhere. They are of the order of what a CPU trainer and a server on its own network take, and are meant for deciding
+what comes first; a step's length in seconds is only predicted from a profile.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
+from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.cost import estimates
 from fxlib.analysis.effects.resources import contract_of_call, function_name, speaks_to
+from fxlib.analysis.operators import operator_tables
 from fxlib.runtime import functions
 from fxlib.runtime.ops.batches import is_batch, is_item, item_of, waits_of
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import CallProfile, Profile, Push, ServerProfile
 
@@ -26,6 +33,34 @@ ITEM_INTAKE_SHARE = 0.25
 """Work that each further call of a batch adds to the RPC layer's, as a share of that on a single call."""
 ITEM_S = 1e-5
 """Seconds that each further call adds to a batch's issue on the trainer's thread, and to its wait."""
+
+_VIEW_S = 1e-6
+"""Seconds of an operator that makes no new memory, or only looks at a tensor."""
+_OPERATOR_S = 5e-6
+"""Seconds of any operator before it has touched an element."""
+_ELEMENTS_PER_S = 1e9
+_PRODUCT_S = 1e-4
+"""Seconds of a product of matrices of unknown sizes, of a convolution, or of attention."""
+_FLOPS_PER_S = 2e10
+_ROWS = 64
+"""Batch of a linear layer's input where it is unknown."""
+_VALUE_BYTES = 16 * 1024
+"""Bytes of a value of unknown size."""
+_ISSUE_S = 1e-4
+_WAIT_S = 2e-5
+_SERVICE_S = 4e-4
+"""Seconds from a call's issue to the arrival of its answer."""
+
+_VIEWS = operator_tables.NEW_VIEW | {"getitem", "getattr", "size", "dim", "numel", "flatten", "contiguous", "to"}
+_PRODUCTS = frozenset(
+    {
+        *("linear", "bilinear", "matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "einsum", "tensordot"),
+        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "lstm", "gru"),
+        *("scaled_dot_product_attention", "multi_head_attention_forward", "rnn_tanh"),
+    }
+)
+_VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten)
+_HEAVY_MODULES = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +147,7 @@ class _Ledger:
         self._module = module
         self._profile = profile
         self._measured = measured
-        self._estimator = estimates.Estimator(module)
+        self._estimator = _Estimator(module)
         self._servers = dict(profile.server_by_name)
         self._seconds: dict[Node, float] = {}
         self._bytes: dict[Node, int] = {}
@@ -129,7 +164,7 @@ class _Ledger:
             elif is_call(node) or is_issue(node):
                 self._send(node)
             elif is_wait(node):
-                seconds.setdefault(node, estimates.WAIT_S)
+                seconds.setdefault(node, _WAIT_S)
                 sizes.setdefault(node, 0)
             else:
                 found = known.get(node.name)
@@ -138,7 +173,7 @@ class _Ledger:
                     views.add(node)
                     sizes[node] = 0
                 else:
-                    sizes[node] = estimates.value_bytes(node) if found is None else found.output_bytes
+                    sizes[node] = _value_bytes(node) if found is None else found.output_bytes
         return Costs(
             seconds=seconds,
             value_bytes=sizes,
@@ -186,7 +221,7 @@ class _Ledger:
 
     def server(self, name: str) -> ServerProfile:
         if name not in self._servers:
-            self._servers[name] = estimates.server(name)
+            self._servers[name] = _server(name)
         return self._servers[name]
 
 
@@ -273,10 +308,102 @@ def _estimated(call: str, function: str, to: str) -> CallCost:
         call=call,
         function=function,
         to=to,
-        issue_s=estimates.ISSUE_S,
-        wait_s=estimates.WAIT_S,
-        service_s=estimates.SERVICE_S,
-        request_bytes=estimates.VALUE_BYTES,
-        response_bytes=estimates.VALUE_BYTES,
+        issue_s=_ISSUE_S,
+        wait_s=_WAIT_S,
+        service_s=_SERVICE_S,
+        request_bytes=_VALUE_BYTES,
+        response_bytes=_VALUE_BYTES,
         guessed=True,
     )
+
+
+def _server(name: str) -> ServerProfile:
+    """Return what a server is taken to be."""
+    return ServerProfile(name=name, round_trip_s=_SERVICE_S, concurrency=16, bytes_per_s=1e9)
+
+
+def _value_bytes(node: Node) -> int:
+    """Return the size of a node's value: from `tensor_meta` where it is known."""
+    shape = _shape(node)
+    if shape is None:
+        return _VALUE_BYTES
+    dtype: torch.dtype = node.meta["tensor_meta"].dtype
+    return math.prod(shape) * dtype.itemsize
+
+
+class _Estimator:
+    """Seconds of local work. Each operator and submodule is looked up once where no shapes are known."""
+
+    def __init__(self, module: GraphModule) -> None:
+        """Take the submodules that `call_module` nodes name from `module`."""
+        self._module = module
+        self._by_target: dict[object, float] = {}
+        self._views: dict[object, bool] = {}
+
+    def is_view(self, node: Node) -> bool:
+        """Whether the node is taken to make no memory of its own."""
+        found = self._views.get(node.target)
+        if found is None:
+            if node.op == "call_module":
+                found = isinstance(self._module.get_submodule(str(node.target)), _VIEW_MODULES)
+            else:
+                found = node.target in TRACKERS or _name(node) in _VIEWS
+            self._views[node.target] = found
+        return found
+
+    def seconds(self, node: Node) -> float:
+        """Return what the node's work takes."""
+        if "tensor_meta" in node.meta:
+            return self._estimate(node)
+        found = self._by_target.get(node.target)
+        if found is None:
+            self._by_target[node.target] = found = self._estimate(node)
+        return found
+
+    def _estimate(self, node: Node) -> float:
+        if node.op == "call_module":
+            return _module_seconds(self._module.get_submodule(str(node.target)), node)
+        name = _name(node)
+        if name in _VIEWS:
+            return _VIEW_S
+        if name in _PRODUCTS:
+            return _product_seconds(node)
+        return _OPERATOR_S + _elements(node) / _ELEMENTS_PER_S
+
+
+def _module_seconds(module: nn.Module, node: Node) -> float:
+    parts = [part for part in module.modules() if not list(part.children())]
+    return sum(_leaf_seconds(part, node) for part in parts) or _VIEW_S
+
+
+def _leaf_seconds(module: nn.Module, node: Node) -> float:
+    if isinstance(module, nn.Linear):
+        rows = max(_elements(node) // max(module.out_features, 1), 1) if _shape(node) else _ROWS
+        return _OPERATOR_S + 2 * rows * module.in_features * module.out_features / _FLOPS_PER_S
+    if isinstance(module, _HEAVY_MODULES):
+        return _PRODUCT_S
+    return _VIEW_S if isinstance(module, _VIEW_MODULES) else _OPERATOR_S + _elements(node) / _ELEMENTS_PER_S
+
+
+def _product_seconds(node: Node) -> float:
+    """Multiply the result's elements by the width of the first argument, which they are sums over."""
+    first: Any = node.args[0] if node.args else None
+    width = _shape(first)[-1:] if isinstance(first, Node) and _shape(first) else None  # type: ignore[index]
+    if _shape(node) is None or not width:
+        return _PRODUCT_S
+    return _OPERATOR_S + 2 * _elements(node) * width[0] / _FLOPS_PER_S
+
+
+def _name(node: Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _elements(node: Node) -> int:
+    return math.prod(_shape(node) or (0,))
+
+
+def _shape(node: Node) -> tuple[int, ...] | None:
+    shape = getattr(node.meta.get("tensor_meta"), "shape", None)
+    if shape is None or not all(isinstance(each, int) for each in shape):
+        return None
+    return tuple(shape)

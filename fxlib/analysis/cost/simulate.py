@@ -1,32 +1,35 @@
-"""One step of a trainer as the cost model sees it: its thread, node by node, and its calls on their way.
+"""One step of a trainer as the cost model sees it: its thread, node by node, its calls on their way, and its memory.
 
 The thread issues, works and waits in the order of the graph; `cost.network` says when answers come. After the
-forward come loss, backward and the rest of the step, and then the gradients of remote results go home: one by one, or
-in one message to each server, all servers side by side.
+forward come loss, backward and the rest of the step, and then the gradients of remote results go home, all servers
+side by side, as `gradients.pushes` sends them: one by one, or in messages that neighbours to one server share, where
+their contracts let them be batched. In such a message, pushes to different parts of the server's state run side by
+side, those to one part in order, and all of them in order where some push may touch any part.
+
+A value is held from the first node that needs it to the last, as in the code that `torch.fx` generates: `live_bytes`
+adds that up, whatever the values are and wherever their sizes come from. What autograd keeps for backward is the same
+in every order once the forward is over, and what an operator needs only while it runs is nobody's value: both are left
+out.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
+from typing import TypeVar
 
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.cost.costs import Costs, issue_of
-from fxlib.analysis.cost.gradient_messages import (
-    Gradient,
-    gradients,
-    grouped_in_messages,
-    issue_s,
-    service_s,
-    transfer_s,
-)
-from fxlib.analysis.cost.memory import peak_bytes
+from fxlib.analysis.cost.costs import ITEM_S, CallCost, Costs, batch_work_s, issue_of, work_s
 from fxlib.analysis.cost.network import Network, Trip
-from fxlib.spec.profile import Profile
+from fxlib.errors import ContractError
+from fxlib.runtime import functions, ops
+from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.spec.contract import Contract, contract_of
+from fxlib.spec.profile import Profile, Push, ServerProfile
 from fxlib.spec.report import Span, Timeline
 
 STOLEN_SHARE = 0.35
@@ -34,6 +37,8 @@ STOLEN_SHARE = 0.35
 
 It holds the interpreter's lock for a part of it, and takes a core. Measured on two cores: eight to 26 calls in flight
 while layers 1024 units wide run, against the same layers alone."""
+
+_Value = TypeVar("_Value", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,7 @@ class Simulation:
     step_s: float
     calls: tuple[SimulatedCall, ...]
     peak_bytes: int
-    """The most that the forward's values hold at once: `fxlib.analysis.cost.memory`."""
+    """The most that the forward's values hold at once: `fxlib.analysis.cost.simulate`."""
     timeline: Timeline
 
     @property
@@ -177,13 +182,13 @@ class _Step:
         for trip in self._network.answered_by(self.now_s):
             self.now_s += STOLEN_SHARE * trip.message.intake_s
 
-    def _push_side_by_side(self, group: Sequence[Gradient]) -> None:
+    def _push_side_by_side(self, group: Sequence[_Gradient]) -> None:
         """Send each server its messages, one when the one before has been answered, as `gradients.pushes` does."""
         start, servers = self.now_s, self._costs.servers
-        by_server: dict[str, list[Gradient]] = {}
+        by_server: dict[str, list[_Gradient]] = {}
         for each in group:
             by_server.setdefault(each.call.to, []).append(each)
-        to_come = {to: deque(grouped_in_messages(each)) for to, each in by_server.items()}
+        to_come = {to: deque(_grouped_in_messages(each)) for to, each in by_server.items()}
         in_flight: deque[tuple[str, float]] = deque()
         link_free_s = 0.0
         fastest = max(servers[to].bytes_per_s for to in by_server)
@@ -191,10 +196,10 @@ class _Step:
         def send(to: str) -> None:
             nonlocal link_free_s
             message, server = to_come[to].popleft(), servers[to]
-            self.now_s += issue_s(message)
-            carried_s = transfer_s(message, server)
+            self.now_s += _issue_s(message)
+            carried_s = _transfer_s(message, server)
             link_free_s = max(self.now_s, link_free_s) + carried_s * server.bytes_per_s / fastest
-            arrives_s = max(self.now_s, link_free_s - carried_s) + service_s(message, server)
+            arrives_s = max(self.now_s, link_free_s - carried_s) + _service_s(message, server)
             in_flight.append((to, arrives_s))
             self.spans.extend(
                 Span(kind="in_flight", name=each.call.call, to=to, start_s=self.now_s, end_s=arrives_s)
@@ -223,3 +228,163 @@ class _Step:
 
 def _name(trip: Trip) -> str:
     return trip.message.calls[0].call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gradient:
+    """The gradient of one remote result."""
+
+    call: CallCost
+    """The call whose result has the gradient."""
+    push: Push
+    batchable: bool
+    part: Hashable
+    """The part of its server's state that it touches; None: it may touch all."""
+    travels: bool
+    """Whether it may be in flight while others are."""
+
+    @property
+    def cost(self) -> CallCost:
+        """The cost of the push as a call by itself."""
+        push = self.push
+        return replace(
+            self.call,
+            function=push.function,
+            issue_s=push.issue_s,
+            service_s=push.service_s.median,
+            request_bytes=push.request_bytes,
+            response_bytes=0,
+        )
+
+
+def gradients(order: Iterable[Node], costs: Costs) -> list[_Gradient]:
+    """Return the gradients that are pushed, in program order."""
+    found: list[tuple[object, _Gradient]] = []
+    for node in order:
+        if node.target in TRACKERS and (call := _result_in(node, costs)) is not None and call.push is not None:
+            contract = _contract(call.push.function)
+            gradient = _Gradient(
+                call=call,
+                push=call.push,
+                batchable=contract is not None and contract.batchable,
+                part=_part(node, contract),
+                travels=contract is not None and node.target is ops.send_gradient,
+            )
+            found.append((node.args[-1], gradient))
+    return [gradient for _, gradient in sorted(found, key=_place)]
+
+
+def _grouped_in_messages(group: Iterable[_Gradient]) -> list[list[_Gradient]]:
+    """Put neighbours that travel in one message into one list each; all are for one server."""
+    messages: list[list[_Gradient]] = []
+    is_open = False
+    for gradient in group:
+        if gradient.batchable and is_open:
+            messages[-1].append(gradient)
+        else:
+            messages.append([gradient])
+        is_open = gradient.batchable
+    return messages
+
+
+def _issue_s(message: Sequence[_Gradient]) -> float:
+    """Return what sending a message takes."""
+    return max(each.push.issue_s for each in message) + ITEM_S * (len(message) - 1)
+
+
+def _service_s(message: Sequence[_Gradient], server: ServerProfile) -> float:
+    """Return what passes from there to its answer: one round trip, all bytes, and the work on the server."""
+    chains: dict[Hashable, list[float]] = {}
+    in_order = any(each.part is None for each in message)
+    costs = [each.cost for each in message]
+    works = [work_s(cost, server) for cost in costs]
+    for gradient, seconds in zip(message, works, strict=True):
+        chains.setdefault(None if in_order else gradient.part, []).append(seconds)
+    transfers = [_transfer_s([each], server) for each in message]
+    ways = [
+        max(cost.service_s - transfer - work, 0.0) for cost, transfer, work in zip(costs, transfers, works, strict=True)
+    ]
+    return max(ways) + sum(transfers) + batch_work_s([sum(each) for each in chains.values()], server, serial=False)
+
+
+def _transfer_s(message: Iterable[_Gradient], server: ServerProfile) -> float:
+    """Return what of that the bytes spend on the server's link."""
+    return sum(each.push.request_bytes for each in message) / server.bytes_per_s
+
+
+def _place(found: tuple[object, _Gradient]) -> int:
+    return found[0] if isinstance(found[0], int) else 0
+
+
+def _result_in(node: Node, costs: Costs) -> CallCost | None:
+    return next((costs.results[each] for each in node.all_input_nodes[:1] if each in costs.results), None)
+
+
+def _contract(function: str) -> Contract | None:
+    try:
+        return contract_of(functions.resolve(function))
+    except ContractError:
+        return None
+
+
+def _part(node: Node, contract: Contract | None) -> Hashable:
+    """Return the names of the state that a push touches, and the value that says which part of it."""
+    args, kwargs = node.args[3], node.args[4]
+    if contract is None or not isinstance(args, Sequence) or not isinstance(kwargs, dict):
+        return None
+    given = contract.part_of(args, kwargs)
+    return None if given is None else (contract.reads | contract.writes, given)
+
+
+def live_bytes(
+    order: Sequence[Node], needed: Callable[[Node], Iterable[_Value]], size: Callable[[_Value], int]
+) -> Iterator[int]:
+    """Yield how much is held while each node of an order runs, in linear time.
+
+    Args:
+        order: the nodes.
+        needed: the values that have to be there while a node runs, its own among them.
+        size: the bytes of a value.
+    """
+    begun, ended = [0] * len(order), [0] * len(order)
+    last: dict[_Value, int] = {}
+    for place, node in enumerate(order):
+        for value in needed(node):
+            if value not in last:
+                begun[place] += size(value)
+            last[value] = place
+    for value, place in last.items():
+        ended[place] += size(value)
+    held = 0
+    for begins, ends in zip(begun, ended, strict=True):
+        held += begins
+        yield held
+        held -= ends
+
+
+def peak_bytes(order: Sequence[Node], costs: Costs) -> int:
+    """Return the most that is held at once, by the sizes that the costs tell.
+
+    A result counts from the issue of its call, since its answer may come at any time, and the arguments until the wait.
+    """
+    messages, sizes = costs.messages, costs.value_bytes
+    waits = {node: [each for each in node.users if each in costs.results] for node in messages.keys() - costs.results}
+    roots: dict[Node, Node] = {}
+    for node in order:
+        inputs = node.all_input_nodes
+        roots[node] = roots[inputs[0]] if node in costs.views and inputs else node
+
+    def needed(node: Node) -> Iterator[Node]:
+        yield roots[node]
+        yield from waits.get(node, ())
+        for value in node.all_input_nodes:
+            yield roots[value]
+            if value in messages:
+                yield from (roots[each] for each in value.all_input_nodes)
+
+    def size(value: Node) -> int:
+        if value not in waits:
+            return sizes[value]
+        return messages[value].response_bytes - sum(sizes[wait] for wait in waits[value])  # what no wait takes
+
+    return max(live_bytes(order, needed, size), default=0)

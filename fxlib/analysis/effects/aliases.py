@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
-from fxlib.analysis.operators.access import shared_arguments, written_arguments
+from fxlib.analysis.operators.arguments import shared_arguments, written_arguments
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.schemas import Operator, facts_of
 from fxlib.runtime.ops.registry import CROSSING

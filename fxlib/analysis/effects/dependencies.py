@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.effects.gradient_order import GradientUses
+from fxlib.analysis.effects.gradients import GradientUses
 from fxlib.analysis.effects.model import Effects, NodeEffects
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.resources import (

@@ -27,7 +27,7 @@ from fxlib.analysis.effects.resources import (
     reads_and_writes,
     starts_at_once,
 )
-from fxlib.analysis.operators.access import written_arguments
+from fxlib.analysis.operators.arguments import written_arguments
 from fxlib.analysis.operators.schemas import Operator
 from fxlib.capture import builtin_contracts
 from fxlib.reasons import Reason

@@ -1,4 +1,4 @@
-"""What one leaf module does when it is called: the facts of `access.py`, for `torch.nn`.
+"""What one leaf module does when it is called: the facts of `schemas.py`, for `torch.nn`.
 
 Training flags are not looked at, since they may be set at any time: a dropout may draw and a batch norm may update its
 statistics. A module that torch did not write, that carries hooks, or whose forward was replaced, is unknown.

@@ -38,15 +38,40 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from fxlib.analysis.cost.costs import Costs, issue_of
-from fxlib.analysis.cost.memory import peak_bytes
+from fxlib.analysis.cost.costs import Costs, Message, issue_of
+from fxlib.analysis.cost.network import Network
+from fxlib.analysis.cost.simulate import peak_bytes
 from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.model import NodeEffects
 from fxlib.analysis.effects.node_kinds import Part
-from fxlib.analysis.scheduling.in_flight import UNLIMITED, InFlight, Limits
 from fxlib.analysis.scheduling.reordering import Pair
 
 _NEVER = -1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Hard limits; None is no limit. A single message larger than a limit goes alone."""
+
+    memory_bytes: int | None = None
+    """Bytes of values held at once, beyond what the program holds in the order in which it was written."""
+    calls_in_flight: int | None = None
+    """Number of messages in flight to each destination."""
+    bytes_in_flight: int | None = None
+    """Bytes of arguments and results in flight to each destination."""
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is limited."""
+        return any(each is not None for each in (self.memory_bytes, self.calls_in_flight, self.bytes_in_flight))
+
+    @property
+    def of_flight(self) -> bool:
+        """Whether a limit holds for each destination, which the runtime enforces too."""
+        return self.calls_in_flight is not None or self.bytes_in_flight is not None
+
+
+_UNLIMITED = Limits()
 
 
 class _Lane(IntEnum):
@@ -144,7 +169,7 @@ class Schedule:
     """Whether the limits leave nothing but the program's own order."""
 
 
-def overlapped_order(dependencies: Dependencies, costs: Costs, limits: Limits = UNLIMITED) -> Schedule:
+def overlapped_order(dependencies: Dependencies, costs: Costs, limits: Limits = _UNLIMITED) -> Schedule:
     """Plan a program whose calls are split.
 
     The limit on memory is kept by trial: the plan is made with less and less in flight, until what its order holds at
@@ -183,7 +208,7 @@ def closed(order: Sequence[int], pairs: Iterable[Pair], dependencies: Dependenci
 def _planned(
     priorities: _Priorities, dependencies: Dependencies, costs: Costs, limits: Limits, held_bytes: int | None
 ) -> Schedule:
-    planner = _Planner(priorities, dependencies, costs, InFlight(costs, limits, held_bytes))
+    planner = _Planner(priorities, dependencies, costs, _InFlight(costs, limits, held_bytes))
     planner.run()
     if len(planner.order) < len(priorities.lanes):  # what is held back waits for what waits for it
         return Schedule(order=list(range(len(priorities.lanes))), held=frozenset(_issues(priorities)), kept=True)
@@ -197,7 +222,7 @@ def _issues(priorities: _Priorities) -> Sequence[int]:
 class _Planner:
     """The clock, and the heaps of what is ready."""
 
-    def __init__(self, priorities: _Priorities, dependencies: Dependencies, costs: Costs, in_flight: InFlight) -> None:
+    def __init__(self, priorities: _Priorities, dependencies: Dependencies, costs: Costs, in_flight: _InFlight) -> None:
         index = dependencies.effects.index
         self._lanes, self._seconds = priorities.lanes, priorities.seconds
         self._tails, self._urgency = priorities.tails, priorities.urgency
@@ -354,3 +379,57 @@ class _Planner:
 _NOWHERE = -1
 _LAST = float("inf")
 _FIRST = -sys.maxsize
+
+
+@dataclass(slots=True)
+class _Load:
+    """What is in flight to one destination, or to all of them."""
+
+    calls: int = 0
+    size: int = 0
+
+
+class _InFlight:
+    """Messages between their issues and their waits."""
+
+    def __init__(self, costs: Costs, limits: Limits, held_bytes: int | None) -> None:
+        """Begin with nothing in flight; results in flight may take `held_bytes` together, if that is given."""
+        self._network = Network(costs.servers)
+        self._limits = limits
+        self._held_bytes = held_bytes
+        self._all = _Load()
+        self._loads: dict[str, _Load] = {}
+        self._expected: dict[int, tuple[Message, float]] = {}
+
+    def admits(self, message: Message) -> bool:
+        """Whether the limits let a message go now. One that is larger than a limit goes alone."""
+        load, limits = self._loads.get(message.to), self._limits
+        if self._held_bytes is not None and self._all.calls and self._all.size + _size(message) > self._held_bytes:
+            return False
+        if load is None or not load.calls:
+            return True
+        if limits.calls_in_flight is not None and load.calls >= limits.calls_in_flight:
+            return False
+        return limits.bytes_in_flight is None or load.size + _size(message) <= limits.bytes_in_flight
+
+    def send(self, place: int, message: Message, now_s: float) -> float:
+        """Let a message go; return when its answer is expected."""
+        expected = self._network.send(message, now_s).expected_s
+        self._expected[place] = message, expected
+        for load in (self._all, self._loads.setdefault(message.to, _Load())):
+            load.calls += 1
+            load.size += _size(message)
+        return expected
+
+    def remove(self, place: int) -> None:
+        """Remove a message that was waited for; further waits for it change nothing."""
+        found = self._expected.pop(place, None)
+        if found is None:
+            return
+        for load in (self._all, self._loads[found[0].to]):
+            load.calls -= 1
+            load.size -= _size(found[0])
+
+
+def _size(message: Message) -> int:
+    return message.request_bytes + message.response_bytes

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from fxlib.analysis.layers.linear_layers import Affine, functional
+from fxlib.analysis.layers import Affine, functional
 from fxlib.runtime.guards.folded_weights import FOLDED
 from fxlib.runtime.submodules import submodule
 

@@ -18,17 +18,15 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from typing_extensions import override
 
+from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
-from fxlib.analysis.effects.records_gradients import may_leave_gradients
 from fxlib.analysis.effects.resources import Storage
-from fxlib.analysis.layers.constant_weights import Steadiness
-from fxlib.analysis.layers.linear_layers import Affine, affine_of
-from fxlib.analysis.layers.ranks import Rank, ranks_of
+from fxlib.analysis.layers import Affine, Rank, Steadiness, affine_of, ranks_of
 from fxlib.analysis.operators import operator_tables as words
+from fxlib.analysis.operators.arguments import replace_arguments
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.schemas import Operator
-from fxlib.analysis.operators.signatures import replace_arguments
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import CHANNELS_LAST, as_function, become, hold, order_and_source, read, sweep
 from fxlib.reasons import Declined, Reason

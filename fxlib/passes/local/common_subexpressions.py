@@ -7,13 +7,12 @@ from collections.abc import Hashable
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.analysis.effects.gradient_order import GradientUses
+from fxlib.analysis.effects.gradients import GradientUses, records_gradients
+from fxlib.analysis.effects.local_work import Escapes
 from fxlib.analysis.effects.model import Effects, NodeEffects
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
-from fxlib.analysis.effects.records_gradients import records_gradients
 from fxlib.analysis.effects.resources import Resource
-from fxlib.analysis.effects.sharing import Escapes
-from fxlib.analysis.operators.access import frozen
+from fxlib.analysis.operators.arguments import frozen
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.reasons import Declined, Reason
 

@@ -19,11 +19,10 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.nn import functional as F
 from typing_extensions import override
 
+from fxlib.analysis.effects.gradients import records_gradients
+from fxlib.analysis.effects.local_work import Motion, Sharing
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.effects.motion import Motion
-from fxlib.analysis.effects.records_gradients import records_gradients
-from fxlib.analysis.effects.sharing import Sharing
-from fxlib.analysis.operators.access import frozen
+from fxlib.analysis.operators.arguments import frozen
 from fxlib.analysis.operators.canonical import as_function
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass

@@ -16,13 +16,13 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 from typing_extensions import override
 
+from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.analysis.effects.local_work import Escapes
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
-from fxlib.analysis.effects.records_gradients import may_leave_gradients
-from fxlib.analysis.effects.sharing import Escapes
-from fxlib.analysis.layers.constant_weights import Steadiness, Weight
+from fxlib.analysis.layers import Steadiness, Weight
+from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.analysis.operators.schemas import Operator
-from fxlib.analysis.operators.signatures import arguments_of
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import hold, read, sweep
 from fxlib.reasons import Declined, Reason

@@ -19,13 +19,11 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 from typing_extensions import override
 
+from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.effects.records_gradients import may_leave_gradients
-from fxlib.analysis.layers.constant_weights import Steadiness, Weight
-from fxlib.analysis.layers.linear_layers import Affine, affine_of
-from fxlib.analysis.layers.ranks import Rank, ranks_of
+from fxlib.analysis.layers import Affine, Rank, Steadiness, Weight, affine_of, ranks_of
+from fxlib.analysis.operators.arguments import arguments_of, replace_arguments
 from fxlib.analysis.operators.leaf_modules import is_known
-from fxlib.analysis.operators.signatures import arguments_of, replace_arguments
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep

@@ -11,14 +11,14 @@ from torch.fx import GraphModule, Node
 from torch.nn.modules.batchnorm import _NormBase
 from typing_extensions import override
 
+from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Part
-from fxlib.analysis.effects.records_gradients import may_leave_gradients
 from fxlib.analysis.effects.resources import Storage
-from fxlib.analysis.layers.constant_weights import Steadiness
+from fxlib.analysis.layers import Steadiness
+from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.operator_tables import QUERIES
-from fxlib.analysis.operators.signatures import arguments_of
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.reasons import Declined, Reason

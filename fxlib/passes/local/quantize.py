@@ -19,12 +19,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 from typing_extensions import override
 
+from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.effects.records_gradients import may_leave_gradients
-from fxlib.analysis.layers.constant_weights import Steadiness
-from fxlib.analysis.layers.linear_layers import Affine, affine_of
+from fxlib.analysis.layers import Affine, Steadiness, affine_of
+from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.analysis.operators.leaf_modules import is_known
-from fxlib.analysis.operators.signatures import arguments_of
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.edit import place_of
 from fxlib.passes.infra.folded_values import CHANNELS_LAST, become, hold, read, sweep

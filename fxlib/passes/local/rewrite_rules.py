@@ -15,11 +15,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from typing_extensions import override
 
+from fxlib.analysis.effects.gradients import records_gradients
+from fxlib.analysis.effects.local_work import Motion, Sharing
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.effects.motion import Motion
-from fxlib.analysis.effects.records_gradients import records_gradients
-from fxlib.analysis.effects.sharing import Sharing
-from fxlib.analysis.operators.access import frozen, nodes_in
+from fxlib.analysis.operators.arguments import frozen, nodes_in
 from fxlib.analysis.operators.canonical import Form, Forms, form_of
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, Preserves, register_pass

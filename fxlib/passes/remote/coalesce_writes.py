@@ -18,8 +18,7 @@ from fxlib.analysis.cost.costs import CallCost, Costs
 from fxlib.analysis.effects.dependencies import Dependencies, Why
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.resources import contract_of_call
-from fxlib.analysis.scheduling.batching import Capacity, is_plain_call, kind_of_message
-from fxlib.analysis.scheduling.earliest_arrival import together_s
+from fxlib.analysis.scheduling.batching import Capacity, is_plain_call, kind_of_message, together_s
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.remote.coalesce_calls import coalesce
 from fxlib.runtime.ops.batches import IN_ORDER

@@ -14,12 +14,11 @@ from torch.fx import GraphModule, Node
 from typing_extensions import override
 
 from fxlib.analysis.effects.dependencies import Dependencies
+from fxlib.analysis.effects.local_work import Escapes
 from fxlib.analysis.effects.resources import contract_of_call, function_name, speaks_to
-from fxlib.analysis.effects.sharing import Escapes
-from fxlib.analysis.operators.access import frozen
+from fxlib.analysis.operators.arguments import frozen
 from fxlib.analysis.scheduling.reordering import levels, was_split
-from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.invariants import MERGED
+from fxlib.passes.infra.base import MERGED, Context, GraphPass, PassResult, register_pass
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import ops
 from fxlib.runtime.ops.calls import is_call

@@ -1,29 +1,37 @@
-"""Put calls and work into an order in which they overlap."""
+"""Put calls and work into an order in which they overlap, and say what keeps the rest of a call's time exposed.
+
+The simulated step says when each call was issued, served and waited for. Whichever part of its way makes the trainer
+stand still the longest is its limit: a queue on the server, the transfer, the issue that had to wait for something, or,
+where none of these does, that no work is left to hide it behind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch.fx import Graph, GraphModule, Node
 from typing_extensions import override
 
 from fxlib.analysis.cost.costs import Costs
-from fxlib.analysis.cost.simulate import simulate
-from fxlib.analysis.effects.dependencies import Dependencies
+from fxlib.analysis.cost.simulate import SimulatedCall, Simulation, simulate
+from fxlib.analysis.effects.dependencies import Dependencies, Why
 from fxlib.analysis.effects.model import NodeEffects
 from fxlib.analysis.effects.resources import contract_of_call, function_name, speaks_to
 from fxlib.analysis.scheduling.explain_blocked import Blame, remedy_for
-from fxlib.analysis.scheduling.in_flight import Limits
-from fxlib.analysis.scheduling.reordering import Pair, Reordering, pairs_of, was_split
-from fxlib.analysis.scheduling.schedule import Schedule, closed, overlapped_order
+from fxlib.analysis.scheduling.reordering import Pair, Reordering, is_idle, pairs_of, was_split
+from fxlib.analysis.scheduling.schedule import Limits, Schedule, closed, overlapped_order
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.remote.explain_exposed import Limit, limits_on
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.ops.batches import is_batch, items_of
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.runtime.ops.record import call_name
 from fxlib.spec.report import Action, CallReport
+
+_HIDDEN_SHARE = 0.1
+"""A call of whose way, or of the step, no more than this is exposed counts as hidden."""
+_MOST_SHARE = 0.5
+"""Share of the exposed time from which a part of the call's way is taken for its limit."""
 
 
 @register_pass("overlap_calls", preserves="bitwise", version="3")
@@ -31,7 +39,7 @@ class OverlapCalls(GraphPass):
     """Issue calls as early, and wait for them as late, as effects, the order of gradients and the limits allow.
 
     What comes first is decided by the costs of nodes and calls: from the profile where there is one. A graph in which
-    no call gains anything keeps its order. The limits are those of `scheduling.in_flight`; the captured module
+    no call gains anything keeps its order. The limits are those of `scheduling.schedule`; the captured module
     enforces those on calls and bytes in flight once more, as it runs.
     """
 
@@ -95,13 +103,13 @@ class _Plan:
         limits = self._limits()
         return tuple(_limited(self._report(pair, gain, blame), limits.get(pair.wait)) for pair, gain in gains)
 
-    def _limits(self) -> Mapping[int, Limit]:
+    def _limits(self) -> Mapping[int, _Limit]:
         """Say what keeps each call exposed, where there are measured costs to tell it by."""
         if not self._costs.measured:
             return {}
         nodes = self._dependencies.effects.nodes
         step = simulate([nodes[place] for place in self.order], self._costs)
-        return limits_on(self._pairs, self._dependencies, self.order, self._costs, step)
+        return _limits_on(self._pairs, self._dependencies, self.order, self._costs, step)
 
     def _report(self, pair: Pair, gain: Reason | None, blame: Blame | None) -> CallReport:
         report = _report(self._dependencies, pair, gain, blame)
@@ -115,7 +123,7 @@ class _Plan:
         return pair.issue != pair.wait and was_split(self._dependencies.effects.nodes[pair.wait])
 
 
-def _limited(report: CallReport, limit: Limit | None) -> CallReport:
+def _limited(report: CallReport, limit: _Limit | None) -> CallReport:
     if limit is None or report.limited_by is not None:
         return report
     return replace(report, limited_by=limit.reason, limit_detail=limit.detail)
@@ -175,3 +183,93 @@ def set_in_flight_limits(graph: Graph, limits: Limits) -> None:
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         graph.call_function(limit_in_flight, (limits.calls_in_flight, limits.bytes_in_flight))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limit:
+    """Why a call is exposed, and what the reason's sentence speaks of."""
+
+    reason: Reason
+    detail: str = ""
+
+
+def _limits_on(
+    pairs: Iterable[Pair],
+    dependencies: Dependencies,
+    order: Sequence[int],
+    costs: Costs,
+    simulation: Simulation,
+) -> Mapping[int, _Limit]:
+    """Return what limits each call that is still exposed, by the place of its wait.
+
+    Args:
+        pairs: the calls.
+        dependencies: of the program.
+        order: the places of its nodes, as scheduled.
+        costs: what the schedule was planned with.
+        simulation: the step in that order.
+    """
+    causes = _Causes(dependencies, order, costs)
+    simulated, nodes, found = simulation.by_call, dependencies.effects.nodes, {}
+    for pair in pairs:
+        call = simulated.get(call_name(nodes[pair.wait]))
+        hidden = call is None or call.exposed_s <= _HIDDEN_SHARE * min(_way_s(call), simulation.step_s)
+        if call is not None and not hidden and (limit := causes.of(pair, call)) is not None:
+            found[pair.wait] = limit
+    return found
+
+
+def _way_s(call: SimulatedCall) -> float:
+    return call.arrived_s - call.issue_from_s
+
+
+class _Causes:
+    """Answers for the exposed calls of one schedule."""
+
+    def __init__(self, dependencies: Dependencies, order: Sequence[int], costs: Costs) -> None:
+        self._dependencies = dependencies
+        self._nodes = dependencies.effects.nodes
+        self._position = {place: at for at, place in enumerate(order)}
+        self._costs = costs
+        self._followers: dict[int, tuple[int, Why]] = {}
+        """The first that runs of what depends on each wait, and why it does."""
+        waits = {dependencies.effects.index[node] for node in costs.results}
+        for place in order:
+            for source, why in dependencies.before(place):
+                if source in waits:
+                    self._followers.setdefault(source, (place, why))
+
+    def of(self, pair: Pair, call: SimulatedCall) -> _Limit | None:
+        exposed_s = call.exposed_s
+        message = self._costs.messages.get(self._nodes[pair.issue])
+        if message is None:
+            return None
+        there_s, back_s = message.latency_s / 2, message.latency_s / 2 + message.intake_s
+        queued_s = call.started_s - call.sent_s - there_s
+        transfer_s = (call.sent_s - call.issued_s) + (call.arrived_s - call.served_s - back_s)
+        if queued_s >= _MOST_SHARE * exposed_s:
+            return _Limit(reason=Reason.LIMITED_BY_SERVER, detail=call.to)
+        if transfer_s >= _MOST_SHARE * exposed_s:
+            return _Limit(reason=Reason.LIMITED_BY_BANDWIDTH, detail=call.to)
+        late = call.issue_from_s >= _MOST_SHARE * exposed_s
+        return (self._from_above(pair.issue) if late else None) or self._from_below(pair.wait)
+
+    def _from_above(self, place: int) -> _Limit | None:
+        """Say what the issue had to wait for: the last that ran of what must come before it."""
+        before = [each for each in self._dependencies.before(place) if not is_idle(self._nodes[each[0]])]
+        if not before:
+            return None
+        source, why = max(before, key=lambda each: (self._position[each[0]], -each[1]))
+        reason = Reason.LIMITED_BY_DATA if why is Why.DATA else Reason.LIMITED_BY_EFFECT
+        return _Limit(reason=reason, detail=_name(self._nodes[source]))
+
+    def _from_below(self, wait: int) -> _Limit:
+        """Say what the wait had to come before: the first that ran of what must come after it."""
+        place, why = self._followers.get(wait, (wait, Why.DATA))
+        if why is Why.DATA:
+            return _Limit(reason=Reason.LIMITED_BY_WORK)
+        return _Limit(reason=Reason.LIMITED_BY_EFFECT, detail=_name(self._nodes[place]))
+
+
+def _name(node: Node) -> str:
+    return call_name(node) if "call" in node.meta else node.name

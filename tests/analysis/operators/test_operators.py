@@ -18,7 +18,7 @@ from torch.fx import Graph
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from fxlib.analysis.operators.access import operator_of, written_arguments
+from fxlib.analysis.operators.arguments import operator_of, written_arguments
 from fxlib.analysis.operators.leaf_modules import module_operator
 from fxlib.analysis.operators.schemas import Operator, facts_of
 

@@ -1,6 +1,22 @@
-"""Let operators write over arguments that nobody needs any more."""
+"""Let operators write over arguments that nobody needs any more, and drop copies that are then no longer needed.
+
+The algorithm is that of `torch.fx.passes.reinplace`, for a graph of ATen operators: `b = foo(a)` may write over `a` if
+`a` has the shape, dtype and strides of `b`, nobody uses the memory of `a` afterwards, through any alias, no other
+argument may share it, and it does not belong to the caller or the module. A later use does not count if it is a
+`view_scatter` that only puts what was written back where it lies by then: that one goes. Here uses are kept by memory
+and in the order of time, so that all is decided in one pass over the graph.
+
+A value may lie in other strides than it would have, and its views with it, where nobody can tell: whatever uses the
+value, or a view of it, gives the same bits in every layout, and a result still lies as it does now. Strides are asked
+of torch itself, on tensors without memory.
+"""
 
 from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -9,13 +25,31 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils import _pytree as pytree
 from typing_extensions import override
 
-from fxlib.analysis.effects.records_gradients import records_gradients
-from fxlib.analysis.operators.in_place import SCATTERS
+from fxlib.analysis.effects.gradients import records_gradients
+from fxlib.analysis.operators.arguments import nodes_in
+from fxlib.analysis.operators.in_place import (
+    ABSOLUTE,
+    SCATTERS,
+    Overload,
+    cast_back,
+    commutes,
+    gives_truths,
+    is_elementwise,
+    is_exact,
+    variant_of,
+)
+from fxlib.analysis.operators.layouts import Layout, layout_of, of_tensor
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.local.reinplace.reuse import Overwrite, Step, Store, plan
+from fxlib.passes.local.reinplace.lifetimes import Memories, Place, Places, makes_views
+from fxlib.reasons import Declined, Reason
 from fxlib.runtime import CapturedModule
 
 _SHAPES = ("val", "tensor_meta")
+
+_COPY = torch.ops.aten.copy_.default
+
+_LONGEST = 16
+"""Operators that are followed from one that writes to the scatter of its result."""
 
 
 @register_pass("reinplace", preserves="bitwise")
@@ -33,7 +67,7 @@ class Reinplace(GraphPass):
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
-        found = plan(module, recording=_is_recorded(module, context), distinct_inputs=self.distinct_inputs)
+        found = _plan(module, recording=_is_recorded(module, context), distinct_inputs=self.distinct_inputs)
         for step in found.steps:
             _take(module.graph, step)
         return PassResult(module, changes=len(found.steps), declined=found.declined)
@@ -46,9 +80,9 @@ def _is_recorded(module: GraphModule, context: Context) -> bool:
     return records_gradients(module) if isinstance(module, CapturedModule) else torch.is_grad_enabled()
 
 
-def _take(graph: Graph, step: Step) -> None:
+def _take(graph: Graph, step: _Step) -> None:
     node = step.node
-    if isinstance(step, Overwrite):
+    if isinstance(step, _Overwrite):
         if step.swapped:
             node.args = (node.args[1], node.args[0])
         node.target = step.variant
@@ -58,7 +92,7 @@ def _take(graph: Graph, step: Step) -> None:
         for view, made in step.views.items():
             _relay(view, made)
         return
-    if isinstance(step, Store):
+    if isinstance(step, _Store):
         _store(graph, node)
     into = node.args[0]
     assert isinstance(into, Node), node  # noqa: S101 - no other step is planned
@@ -99,3 +133,420 @@ def _relay(view: Node, made: object) -> None:
 def _replace(graph: Graph, node: Node, by: Node) -> None:
     node.replace_all_uses_with(by)
     graph.erase_node(node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Overwrite:
+    """The operator becomes its `variant`, of its second argument if `swapped`; `cast`, if any, is then the operator.
+
+    Some `views` of its result lie otherwise from then on: each, in order, as a tensor without memory that is given.
+    """
+
+    node: Node
+    variant: Overload
+    swapped: bool = False
+    cast: Node | None = None
+    views: Mapping[Node, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Store:
+    """The scatter becomes a copy into its first argument."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Vanish:
+    """The node's value lies in its first argument already, which stands for it."""
+
+    node: Node
+
+
+_Step = _Overwrite | _Store | _Vanish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is to be done, in the graph's order, and what was declined."""
+
+    steps: Sequence[_Step]
+    declined: tuple[Declined, ...]
+
+
+def _plan(module: GraphModule, *, recording: bool, distinct_inputs: bool) -> _Plan:
+    """Decide for every operator of a graph, in time proportional to its nodes and edges.
+
+    Args:
+        module: the module; nothing of it changes.
+        recording: whether gradients are recorded when its graph begins to run.
+        distinct_inputs: whether it is known that inputs, parameters and buffers lie apart if they did at capture.
+    """
+    return _Planner(module, recording=recording, distinct_inputs=distinct_inputs).run()
+
+
+class _Planner:
+    def __init__(self, module: GraphModule, *, recording: bool, distinct_inputs: bool) -> None:
+        self._nodes = list(module.graph.nodes)
+        self._memories = Memories(module, self._nodes, recording=recording, distinct_inputs=distinct_inputs)
+        self._places = Places()
+        self._steps: list[_Step] = []
+        self._declined: list[Declined] = []
+        self._gone: set[int] = set()
+        self._settled: set[Node] = set()
+
+    def run(self) -> _Plan:
+        for node in self._nodes:
+            if node in self._settled or node.op != "call_function" or not node.args:
+                continue
+            if node.target is _COPY:
+                self._copy_back(node)
+            elif node.target in SCATTERS or variant_of(node.target) is not None:
+                reason = self._decide(node)
+                if reason is not None:
+                    self._declined.append(reason)
+        return _Plan(steps=tuple(self._steps), declined=tuple(self._declined))
+
+    def _decide(self, node: Node) -> Declined | None:
+        """Let a node write over its first argument if it may, or over its second; return why not otherwise."""
+        target, *others = node.args
+        if not isinstance(target, Node):
+            return None
+        declined = self._decide_on(node, target)
+        if declined is None or not commutes(node) or not isinstance(others[0], Node):
+            return declined
+        return declined if self._decide_on(node, others[0]) is not None else None
+
+    def _decide_on(self, node: Node, target: Node) -> Declined | None:
+        layout = self._places.layout(target)
+        cast = cast_back(node, layout.dtype) if layout is not None and gives_truths(node.target) else None
+        result = node if cast is None else cast
+        refusal = self._refusal(node, target, result)
+        if refusal is not None:
+            return refusal
+        later = self._later(target, self._memories.time(node))
+        group = None if later is None else _group_of(target, result, later, self._memories, self._places)
+        if group is None or not self._outlive(result, group, target):
+            return self._still_used(node, target)
+        seen = not self._lie_alike(target, result) and not group.hides(node, result)
+        found = self._relaid(node, target, result, group) if seen else None
+        if seen and found is None:
+            return Declined(node=node.name, reason=Reason.OTHER_LAYOUT, detail=target.name)
+        if sum(self._memories.of(each).returned for each in (result, *group.joined)) > 1:
+            return Declined(node=node.name, reason=Reason.OUTPUTS_WOULD_SHARE)
+        self._take(node, target, result, found)
+        self._follow(group)
+        return None
+
+    def _refusal(self, node: Node, target: Node, result: Node) -> Declined | None:
+        """Return what keeps a node from writing over its first argument, whoever uses it later."""
+        ours, theirs = self._places.layout(target), self._places.layout(result)
+        memory, own = self._memories.of(target), self._memories.of(result)
+        others = [*nodes_in(node.args), *nodes_in(dict(node.kwargs))]
+        others.remove(target)
+        if ours is None or theirs is None:
+            return Declined(node=node.name, reason=Reason.LAYOUT_UNKNOWN)
+        if not ours.same_values(theirs) or (own.absolute and not self._places.begins_alike(result, target)):
+            return Declined(node=node.name, reason=Reason.OTHER_LAYOUT, detail=target.name)
+        if not ours.same_strides(theirs) and not ours.lies_apart:
+            return Declined(node=node.name, reason=Reason.OTHER_LAYOUT, detail=target.name)
+        if memory.recorded or own.recorded:
+            return Declined(node=node.name, reason=Reason.MAY_BE_SAVED, remedy="capture under torch.no_grad()")
+        if any(self._memories.of(each) is memory for each in others):
+            return Declined(node=node.name, reason=Reason.ARGUMENT_SHARED, detail=target.name)
+        if memory.opaque:
+            return Declined(node=node.name, reason=Reason.MEMORY_HELD, detail=target.name)
+        return None
+
+    def _later(self, target: Node, time: int) -> list[Node] | None:
+        """Return the uses of a value's memory that writing it has to account for; None if it may not be written at all.
+
+        Memory from outside may be, if the program itself overwrites it before it ends or can stop: until then.
+        """
+        memory = self._memories.of(target)
+        later = self._memories.later(memory, time, self._gone)
+        if not memory.outside:
+            return later
+        end = self._overwritten(target, later)
+        stop = bisect_right(self._memories.stoppers, time)
+        if end is None or memory.absolute:
+            return None
+        if stop < len(self._memories.stoppers) and self._memories.stoppers[stop] < self._memories.time(end):
+            return None
+        return later[: later.index(end)]
+
+    def _overwritten(self, target: Node, later: Sequence[Node]) -> Node | None:
+        """Return the copy by which the program overwrites the input in which a value lies."""
+        place = self._places.of(target)
+        root = self._places.root(target) if place is None else place.root
+        end = next((each for each in later if each.target is _COPY and each.args[0] is root), None)
+        if end is None or not isinstance(source := end.args[1], Node):
+            return None
+        return None if self._memories.of(source) is self._memories.of(target) else end  # it copies an old value
+
+    def _outlive(self, result: Node, group: _Group, target: Node) -> bool:
+        """Whether memory from outside holds the results for as long as they are used, and is then what it should be."""
+        memory = self._memories.of(target)
+        if not memory.outside:
+            return True
+        joined = (result, *group.joined)
+        later = self._memories.later(memory, self._memories.time(result), self._gone)
+        end = self._overwritten(target, later)
+        if end is None or any(self._memories.of(each).last > self._memories.time(end) for each in joined):
+            return False
+        source = end.args[1]
+        if not isinstance(source, Node) or all(
+            self._memories.of(each) is not self._memories.of(source) for each in joined
+        ):
+            return True
+        # The copy would be one within the same memory, which is none at all, or else is not allowed.
+        here = self._places.of(_first(end))
+        lies = _first(source) if source in group.joined else target
+        there = self._places.of(lies) if source in joined else None
+        return here is not None and there is not None and here.matches(there)
+
+    def _still_used(self, node: Node, target: Node) -> Declined:
+        memory = self._memories.of(target)
+        if memory.outside:
+            return Declined(node=node.name, reason=Reason.INPUT_KEPT, detail=target.name)
+        later = self._memories.later(memory, self._memories.time(node), self._gone)
+        return Declined(node=node.name, reason=Reason.STILL_USED, detail=later[0].name)
+
+    def _lie_alike(self, target: Node, result: Node) -> bool:
+        ours, theirs = self._places.layout(target), self._places.layout(result)
+        return ours is not None and theirs is not None and ours.same_strides(theirs)
+
+    def _relaid(self, node: Node, target: Node, result: Node, group: _Group) -> _Relaid | None:
+        """Return how a node's result and its views lie if it lies in `target`; None if anything else could tell.
+
+        The node reads its argument in the argument's own layout in either case.
+        """
+        layout = self._places.layout(target)
+        if layout is None or node.target in SCATTERS or not is_elementwise(node.target) or group.joined:
+            return None
+        return None if self._memories.of(result).absolute else _in_other_strides(result, layout, self._places)
+
+    def _take(self, node: Node, target: Node, result: Node, found: _Relaid | None = None) -> None:
+        """Have a node write over `target`; it may be that its result and views of it then lie otherwise."""
+        if found is not None:
+            self._places.relay(found.layouts)
+        self._join(target, result)
+        self._settled.update((node, result))
+        variant = None if node.target in SCATTERS else variant_of(node.target)
+        if variant is None:
+            self._steps.append(_Store(node=node))
+        else:
+            swapped, cast = target is not node.args[0], None if result is node else result
+            views = {} if found is None else found.views
+            self._steps.append(_Overwrite(node=node, variant=variant, swapped=swapped, cast=cast, views=views))
+
+    def _follow(self, group: _Group) -> None:
+        """Do at once what the first operator of a group was allowed for."""
+        for each in group.operators:
+            self._take(each, _first(each), each)
+        for each in group.scatters:
+            self._join(_first(each), each)
+            self._settled.add(each)
+            self._gone.add(self._memories.time(each))
+            self._steps.append(_Vanish(node=each))
+
+    def _join(self, target: Node, result: Node) -> None:
+        self._places.move(result, target)
+        self._memories.join(self._memories.of(target), self._memories.of(result))
+
+    def _copy_back(self, node: Node) -> None:
+        """Let a copy of a value onto itself vanish."""
+        into, source = node.args[:2]
+        here, there = (self._places.of(each) if isinstance(each, Node) else None for each in (into, source))
+        if here is not None and there is not None and here.matches(there):
+            self._steps.append(_Vanish(node=node))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """What goes with the first operator that writes."""
+
+    operators: Sequence[Node] = ()
+    """Operators that write over its result, one after another."""
+    scatters: Sequence[Node] = ()
+    """Scatters that are then needed no more."""
+
+    @property
+    def joined(self) -> Sequence[Node]:
+        """Results besides the first operator's that come to lie in its memory."""
+        return (*self.operators, *self.scatters)
+
+    def hides(self, writer: Node, result: Node) -> bool:
+        """Whether nobody could tell that results of the group lie in other strides than they would have.
+
+        Only the group uses them, and none of its operators works by layout. The first one reads its argument in the
+        argument's own layout in either case.
+        """
+        within = {*self.operators, *self.scatters}
+        hidden = all(user in within for each in (result, *self.operators) for user in each.users)
+        elementwise = writer.target in SCATTERS or is_elementwise(writer.target)
+        return hidden and elementwise and all(is_exact(each) for each in self.operators)
+
+
+def _group_of(target: Node, result: Node, later: Sequence[Node], memories: Memories, places: Places) -> _Group | None:
+    """Return the group in which all `later` uses of a memory vanish once `result` lies in it; None if not all do.
+
+    Args:
+        target: the value that an operator is to write over.
+        result: what it writes.
+        later: the nodes that use the memory of `target` after that operator, in order.
+        memories: of the graph.
+        places: of the graph's values.
+    """
+    if not later:
+        return _Group()
+    place = places.of(target)
+    if place is None or any(each.target not in SCATTERS for each in later):
+        return None
+    operators = _operators(target, result, later[0].args[1], memories)
+    if operators is None:
+        return None
+    located = {operators[-1] if operators else result: place}
+    for scatter in later:
+        put_back = _put_back(scatter, located, later, places)
+        if put_back is None or memories.of(_first(scatter)) is not memories.of(target):
+            return None
+        if memories.of(scatter).absolute and not places.begins_alike(scatter, _first(scatter)):
+            return None
+        located[scatter] = put_back
+    return _Group(operators=operators, scatters=tuple(later))
+
+
+def _first(node: Node) -> Node:
+    """Return the first argument of a node that has one."""
+    found = node.args[0]
+    assert isinstance(found, Node), node  # noqa: S101 - only operators on a tensor are decided on
+    return found
+
+
+def _operators(target: Node, result: Node, last: object, memories: Memories) -> tuple[Node, ...] | None:
+    """Return those by which `result` becomes `last`, each writing over what the one before it wrote; None if not so."""
+    found: list[Node] = []
+    while last is not result:
+        if len(found) == _LONGEST or not isinstance(last, Node) or variant_of(last.target) is None:
+            return None
+        if not last.args or not isinstance(last.args[0], Node):
+            return None
+        found.append(last)
+        last = last.args[0]
+    found.reverse()
+    return tuple(found) if all(_follows(each, target, memories) for each in found) else None
+
+
+def _follows(node: Node, target: Node, memories: Memories) -> bool:
+    """Whether an operator may write over its argument, of which it is known that it lies in the memory of `target`."""
+    before, ours, theirs = memories.of(_first(node)), layout_of(_first(node)), layout_of(node)
+    if ours is None or theirs is None or not ours.same_values(theirs) or not ours.same_strides(theirs):
+        return False
+    if before.last > memories.time(node) or before.absolute or before.opaque or before.outside:
+        return False
+    after = memories.of(node)
+    if after.absolute or after.recorded:
+        return False
+    taken = (before, memories.of(target))
+    others = (*nodes_in(node.args[1:]), *nodes_in(dict(node.kwargs)))
+    return not any(memories.of(each) in taken for each in others)
+
+
+def _put_back(scatter: Node, located: dict[Node, Place], later: Sequence[Node], places: Places) -> Place | None:
+    """Return the place of a scatter's first argument, if what it puts there lies there already."""
+    base, part = places.of(_first(scatter)), scatter.args[1]
+    region, result = places.region(scatter), places.layout(scatter)
+    if base is None or region is None or result is None or not isinstance(part, Node) or part not in located:
+        return None
+    if not region.matches(located[part]) or not base.layout.same_values(result):
+        return None
+    hidden = all(user in later for user in scatter.users)
+    return base if hidden or base.layout.same_strides(result) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Relaid:
+    """A value and its views as they would lie, each after what it is a view of."""
+
+    layouts: Mapping[Node, Layout]
+    """Layouts of values that are one tensor; offsets count from the beginning of the storage of the value."""
+    views: Mapping[Node, object]
+    """For each view, a tensor without memory that lies so, or several."""
+
+
+def _in_other_strides(value: Node, layout: Layout, places: Places) -> _Relaid | None:
+    """Return how a value and its views would lie if the value lay in `layout`; None if anything else could tell.
+
+    The time is proportional to the views, their users, and the arguments of these.
+
+    Args:
+        value: what an operator makes.
+        layout: with the value's shape and dtype, and other strides.
+        places: of the graph's values as they lie now.
+    """
+    if not _is_fixed(layout):
+        return None
+    found: dict[Node, object] = {value: _empty(layout)}
+    try:
+        readers = _readers(value, found, places)
+        if readers is None or not all(_stays(each, found, places) for each in readers):
+            return None
+    except RuntimeError:  # a view that would have to copy
+        return None
+    layouts = dict[Node, Layout]()
+    for node, made in found.items():
+        own = of_tensor(made) if isinstance(made, torch.Tensor) else None
+        if own is not None and own.offset is not None:
+            offset = None if layout.offset is None else layout.offset + own.offset
+            layouts[node] = replace(own, offset=offset, device=layout.device)
+    del found[value]
+    return _Relaid(layouts=layouts, views=found)
+
+
+def _readers(value: Node, found: dict[Node, object], places: Places) -> dict[Node, None] | None:
+    """Enter the views of a value into `found`, and return what else uses it or them; None if its bits could change."""
+    readers: dict[Node, None] = {}
+    reached = [value]
+    for node in reached:
+        for user in node.users:
+            if makes_views(user) and user.target not in ABSOLUTE and user.all_input_nodes == [node]:
+                found[user] = _run(user, found, places)
+                reached.append(user)
+            elif is_exact(user) and all(_is_fixed(places.layout(each)) for each in user.all_input_nodes):
+                readers[user] = None
+            else:
+                return None
+    return readers
+
+
+def _stays(reader: Node, found: Mapping[Node, object], places: Places) -> bool:
+    """Whether an operator's result lies as it does now."""
+    made, now = _run(reader, found, places), places.layout(reader)
+    then = of_tensor(made) if isinstance(made, torch.Tensor) else None
+    if now is None or then is None:
+        return False
+    return replace(then, device=None).same_values(now) and then.same_strides(now)
+
+
+@torch.no_grad()
+def _run(node: Node, found: Mapping[Node, object], places: Places) -> object:
+    """Run an operator on tensors without memory."""
+
+    def given(argument: Node) -> Any:
+        known = places.layout(argument)
+        return found[argument] if argument in found or known is None else _empty(known)
+
+    args: Any = map_arg(node.args, given)
+    kwargs: Any = map_arg(dict(node.kwargs), given)
+    assert callable(node.target), node  # noqa: S101 - only operators are run
+    return node.target(*args, **kwargs)
+
+
+def _empty(layout: Layout) -> torch.Tensor:
+    return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
+
+
+def _is_fixed(layout: Layout | None) -> bool:
+    """Whether the layout is known, and the same for inputs of all sizes."""
+    return layout is not None and all(isinstance(size, int) for size in (*layout.shape, *layout.stride))

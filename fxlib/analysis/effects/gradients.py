@@ -1,4 +1,4 @@
-"""Which nodes use which tensors that take a gradient, so that their order can be kept.
+"""Whether gradients are recorded, and which nodes use which tensors that take one, so that their order can be kept.
 
 Autograd runs backward in the reverse order in which forward made its nodes, and adds up the gradients of a tensor in
 that order: swapping two uses changes the last bits of the sum. A use belongs to an *account*, in which one gradient is
@@ -21,6 +21,7 @@ from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.schemas import Operator
+from fxlib.runtime.guards.folded_weights import FOLDED
 from fxlib.runtime.ops.registry import FETCHES, TRACKERS
 from fxlib.wire import OpaqueAttribute, OpaqueRRef
 
@@ -172,3 +173,28 @@ def _declared(node: Node) -> bool | None:
     if isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex):
         return False
     return None
+
+
+def records_gradients(module: GraphModule) -> bool:
+    """Whether gradients may be recorded when the module runs: it was captured so, and no pass has left them out.
+
+    Values that a pass computed from weights which take a gradient leave it out, and the original runs where one is
+    wanted. Those computed from buffers alone leave nothing out.
+    """
+    state = getattr(module, "_fxlib", None)
+    recorded = state is None or state.conditions.grad_enabled
+    weights = {name for node in module.graph.nodes for name in node.meta.get(FOLDED, ())}
+    return recorded and not any(_takes_gradient(module, name) for name in weights)
+
+
+def _takes_gradient(module: GraphModule, name: str) -> bool:
+    path, _, leaf = name.rpartition(".")
+    return bool(getattr(module.get_submodule(path), leaf).requires_grad)
+
+
+def may_leave_gradients(module: GraphModule) -> bool:
+    """Whether the graph, run without recording, records none: it does not turn recording on by itself.
+
+    The end of a block without recording turns it on in a graph that was captured with recording on.
+    """
+    return not any(node.target is torch._C._set_grad_enabled and node.args[0] for node in module.graph.nodes)

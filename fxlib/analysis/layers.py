@@ -1,0 +1,296 @@
+"""What a graph's layers are: linear ones and convolutions, the weights that keep through a forward, ranks of values.
+
+It is what passes for inference share. What one operator does is told by `fxlib.analysis.operators`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.fx.graph import CodeGen
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.resources import PROCESS, Storage
+from fxlib.analysis.operators.arguments import arguments_of
+from fxlib.analysis.operators.leaf_modules import attribute, is_known
+from fxlib.analysis.operators.schemas import Operator
+from fxlib.reasons import Reason
+from fxlib.runtime.guards.folded_weights import RANK, sources_of
+from fxlib.runtime.submodules import submodule
+
+Kind = Literal["linear", "convolution", "transposed"]
+_MODULES: dict[type[nn.Module], str] = {
+    nn.Linear: "linear",
+    nn.Conv1d: "conv1d",
+    nn.Conv2d: "conv2d",
+    nn.Conv3d: "conv3d",
+    nn.ConvTranspose1d: "conv_transpose1d",
+    nn.ConvTranspose2d: "conv_transpose2d",
+    nn.ConvTranspose3d: "conv_transpose3d",
+}
+_FUNCTIONS = {getattr(F, name): name for name in _MODULES.values()}
+_OVERLOADS = re.compile(r"aten::(linear|convolution|conv[123]d|conv_transpose[123]d)$")
+
+Rank = int | Node
+"""A number of dimensions, or the placeholder that has as many."""
+
+_KEEPING = frozenset(
+    f"{name}{form}"
+    for name in (
+        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"),
+        *("linear", "batch_norm", "relu", "relu6", "hardtanh", "leaky_relu", "elu", "selu", "celu", "gelu", "silu"),
+        *("mish", "sigmoid", "tanh", "hardswish", "hardsigmoid", "softplus", "softmax", "log_softmax", "dropout"),
+        *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
+        *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d"),
+        *("add", "sub", "mul", "truediv", "div", "iadd", "isub", "imul", "itruediv", "neg", "clamp", "cat"),
+        *("contiguous", "clone", "detach", "float", "double", "half", "bfloat16"),
+    )
+    for form in ("", "_")
+)
+_REDUCING = frozenset({"mean", "sum", "amax", "amin"})
+"""Operators that keep the number of dimensions where their third argument says so."""
+_KEEPING_MODULES = tuple(
+    f"torch.nn.modules.{name}"
+    for name in ("activation", "batchnorm", "conv", "dropout", "instancenorm", "linear", "normalization", "pooling")
+)
+_STATED: dict[type[nn.Module], int] = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
+"""Modules that take tensors of one rank alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Affine:
+    """One linear layer or convolution.
+
+    The weight of a convolution is (out, in / groups, *kernel), that of a transposed one (in, out / groups, *kernel).
+    """
+
+    node: Node
+    input: Node
+    kind: Kind
+    dimensions: int | None
+    """Number of the kernel's dimensions; None where the operator takes any."""
+    weight: Weight
+    bias: Weight | None
+    groups: int
+    pads_zeros: bool
+    """Whether what it multiplies with its weights is, at the borders, zero instead of its input."""
+
+    @property
+    def outputs(self) -> int:
+        """Number of channels of its result."""
+        shape = self.weight.tensor.shape
+        return int(shape[1]) * self.groups if self.kind == "transposed" else int(shape[0])
+
+    @property
+    def inputs(self) -> int:
+        """Number of channels that it takes."""
+        shape = self.weight.tensor.shape
+        return int(shape[0]) if self.kind == "transposed" else int(shape[1]) * self.groups
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions of a batch, the only form in which channels are the second."""
+        return self.weight.tensor.dim()
+
+
+def affine_of(module: GraphModule, node: Node) -> Affine | None:
+    """Return what a node is as a linear layer or convolution; None if it is none, or not by weights of the module's."""
+    if node.op == "call_module":
+        called = submodule(module, str(node.target))
+        return _of_module(node, called) if type(called) in _MODULES and is_known(called) else None
+    if node.op != "call_function" or (name := _name(node.target)) is None:
+        return None
+    return _of_function(module, node, name)
+
+
+def functional(affine: Affine, module: GraphModule) -> tuple[Any, list[Any]]:
+    """Return the function that a module's call stands for, and what it takes after input, weight and bias.
+
+    Args:
+        affine: a call of a module.
+        module: that the node belongs to.
+    """
+    layer = submodule(module, str(affine.node.target))
+    function = getattr(F, _MODULES[type(layer)])
+    if isinstance(layer, _ConvTransposeNd):
+        after = [layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation]
+    elif isinstance(layer, _ConvNd):
+        padding = layer.padding if layer.padding_mode == "zeros" else 0
+        after = [layer.stride, padding, layer.dilation, layer.groups]
+    else:
+        after = []
+    return function, after
+
+
+def _name(target: object) -> str | None:
+    if isinstance(target, torch._ops.OpOverload):
+        found = _OVERLOADS.match(target._schema.name)
+        return found[1] if found is not None else None
+    try:
+        return _FUNCTIONS.get(target)
+    except TypeError:  # not hashable
+        return None
+
+
+def _of_module(node: Node, layer: Any) -> Affine | None:
+    """A transposed convolution may be called with an `output_size`, which decides its padding: not taken."""
+    given = (*node.args, *node.kwargs.values())
+    if len(given) != 1 or not isinstance(given[0], Node):
+        return None
+    weight = Weight.held(layer, str(node.target), "weight")
+    convolves, transposed = isinstance(layer, _ConvNd), isinstance(layer, _ConvTransposeNd)
+    if weight is None:
+        return None
+    return Affine(
+        node=node,
+        input=given[0],
+        kind="transposed" if transposed else "convolution" if convolves else "linear",
+        dimensions=len(layer.kernel_size) if convolves else None,
+        weight=weight,
+        bias=Weight.held(layer, str(node.target), "bias"),
+        groups=layer.groups if convolves else 1,
+        pads_zeros=convolves and _pads(layer.padding) and layer.padding_mode == "zeros",
+    )
+
+
+def _of_function(module: GraphModule, node: Node, name: str) -> Affine | None:
+    given = arguments_of(node)
+    weight, bias = Weight.read(module, given.get("weight")), Weight.read(module, given.get("bias"))
+    groups, transposed = given.get("groups", 1), given.get("transposed", "transpose" in name)
+    whole = type(groups) is int and type(transposed) is bool and isinstance(given.get("input"), Node)
+    if weight is None or not whole or (bias is None and given.get("bias") is not None):
+        return None
+    return Affine(
+        node=node,
+        input=given["input"],
+        kind="linear" if name == "linear" else "transposed" if transposed else "convolution",
+        dimensions=None if name == "linear" else weight.tensor.dim() - 2,
+        weight=weight,
+        bias=bias,
+        groups=groups,
+        pads_zeros=name != "linear" and _pads(given.get("padding", 0)),
+    )
+
+
+def _pads(padding: object) -> bool:
+    if isinstance(padding, str):
+        return padding != "valid"
+    return any(each != 0 for each in (padding if isinstance(padding, (tuple, list)) else (padding,)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weight:
+    """A parameter or buffer, and the names of all that its value was computed from (of itself, as a rule)."""
+
+    name: str
+    tensor: torch.Tensor
+    sources: frozenset[str]
+
+    @classmethod
+    def held(cls, owner: nn.Module, path: str, name: str) -> Weight | None:
+        """Return the one that a submodule at `path` holds under a name; None if the slot is empty."""
+        tensor = owner._parameters.get(name)
+        tensor = getattr(owner, name) if tensor is None else tensor
+        full = f"{path}.{name}"
+        return None if tensor is None else cls(name=full, tensor=tensor, sources=frozenset({full}))
+
+    @classmethod
+    def read(cls, module: GraphModule, node: object) -> Weight | None:
+        """Return the one that a `get_attr` node reads; None if it is no such node."""
+        if not isinstance(node, Node) or node.op != "get_attr":
+            return None
+        tensor = attribute(module, str(node.target))
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        return cls(name=str(node.target), tensor=tensor, sources=sources_of(node))
+
+
+class Steadiness:
+    """Answers, for one program, whether weights are at a node what they were before the forward."""
+
+    def __init__(self, module: GraphModule, effects: Effects) -> None:
+        """Note what the program writes, and where it first runs code that may write anything."""
+        self._effects = effects
+        self._written: set[int] = set()
+        self._unsure_from = len(effects.nodes)
+        for place, (node, does) in enumerate(zip(effects.nodes, effects.per_node, strict=True)):
+            if does.fence is Reason.OPAQUE_NEIGHBOUR or PROCESS in does.writes:
+                self._unsure_from = min(self._unsure_from, place)
+            if does.writes and not _is_idle_norm(module, node):
+                self._written |= {each.alias_class for each in does.writes if isinstance(each, Storage)}
+
+    @property
+    def written(self) -> set[int]:
+        """The classes of memory that the program writes."""
+        return self._written
+
+    def refusal(self, node: Node, weights: Iterable[torch.Tensor]) -> Reason | None:
+        """Return why the values that the node sees may be others than those of before; None if they are the same."""
+        if self._effects.index[node] > self._unsure_from:
+            return Reason.OPAQUE_NEIGHBOUR
+        written = self._written and not self._written.isdisjoint(self._effects.aliases.of_state(weights))
+        return Reason.WEIGHT_WRITTEN if written else None
+
+
+def _is_idle_norm(module: GraphModule, node: Node) -> bool:
+    """Whether the node is a norm whose statistics rest: its flag is a condition of the capture."""
+    if node.op != "call_module":
+        return False
+    called = submodule(module, str(node.target))
+    return isinstance(called, _NormBase) and not called.training
+
+
+def ranks_of(module: GraphModule, effects: Effects) -> dict[Node, Rank]:
+    """Return the ranks of all values of which the graph, whose effects are given, tells, in one pass over it."""
+    found: dict[Node, Rank] = {}
+    has_names = type(module.graph._codegen) is CodeGen
+    for node, behaviour in zip(effects.nodes, effects.behaviours, strict=True):
+        rank: Rank | None = _noted(node)
+        if rank is None and node.op == "placeholder" and has_names:
+            rank = node
+        elif rank is None and node.op not in ("placeholder", "get_attr", "output"):
+            rank = _of_work(module, node, behaviour.operator, found)
+        if rank is not None:
+            found[node] = rank
+    return found
+
+
+def _noted(node: Node) -> int | None:
+    shape = getattr(node.meta.get("val", node.meta.get("tensor_meta")), "shape", None)
+    if shape is not None:
+        return len(shape)
+    return None if node.op == "placeholder" else node.meta.get(RANK)
+
+
+def _of_work(module: GraphModule, node: Node, operator: Operator | None, found: dict[Node, Rank]) -> Rank | None:
+    if node.op == "call_module":
+        called = submodule(module, str(node.target))
+        if type(called) is nn.Flatten:
+            return 2 if (called.start_dim, called.end_dim) == (1, -1) else None
+        keeps = type(called).__module__.startswith(_KEEPING_MODULES)
+        return _STATED.get(type(called)) or (_shared(node, found) if keeps else None)
+    name = "" if operator is None else operator.name
+    if name == "flatten":
+        return 2 if (*node.args[1:], *node.kwargs.values()) == (1,) else None
+    if name in ("view", "reshape"):
+        sizes = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], (tuple, list)) else node.args[1:]
+        return len(sizes) if len(sizes) > 1 else None
+    if name in _REDUCING:
+        told = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", node.kwargs.get("keepdims", False))
+        return _shared(node, found) if told is True else None
+    return _shared(node, found) if name in _KEEPING else None
+
+
+def _shared(node: Node, found: dict[Node, Rank]) -> Rank | None:
+    """Return the rank that all inputs share; parameters do not count, which are of one rank for each operator."""
+    ranks = {found.get(value) for value in node.all_input_nodes if value.op != "get_attr"}
+    return ranks.pop() if len(ranks) == 1 else None
