@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.report import Row, main, row
 from fxlib.wire import memory_safety
-from fxlib.wire.operators import operator_name
+from fxlib.wire.targets import operator_name
 from tests.models import zoo
 from tests.wire.zoo import CASES
 

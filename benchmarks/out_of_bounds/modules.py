@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.out_of_bounds.samples import Call
-from fxlib.wire import leaves
+from fxlib.wire import modules
 from tests.wire.zoo import CASES
 
 PREFIX = "torch.nn.modules."
@@ -18,7 +18,7 @@ PREFIX = "torch.nn.modules."
 
 def names() -> list[str]:
     """Return the names of the classes that are tried: those that compute something of their own."""
-    return [PREFIX + name for name in leaves.candidates() if name in CASES]
+    return [PREFIX + name for name in modules.candidates() if name in CASES]
 
 
 def samples(name: str) -> list[Call]:
@@ -32,7 +32,7 @@ def samples(name: str) -> list[Call]:
             for key, each in (*module._parameters.items(), *module._buffers.items())
             if each is not None
         }
-        found.append(((tuple(CASES[name][1]), dict(leaves.attributes(module)) | {"training": training}, tensors), {}))
+        found.append(((tuple(CASES[name][1]), dict(modules.attributes(module)) | {"training": training}, tensors), {}))
     return found
 
 
@@ -42,7 +42,7 @@ def call(name: str) -> Callable[..., Any]:
     like = _made(name)
 
     def run(inputs: Any, attributes: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
-        module = leaves.new(name)
+        module = modules.new(name)
         vars(module).update(attributes)
         module._modules.update(like._modules)
         for table in (module._parameters, module._buffers):
@@ -52,7 +52,7 @@ def call(name: str) -> Callable[..., Any]:
                 module._parameters[key] = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
             else:
                 module._buffers[key] = tensor.detach()
-        leaves.finish(module)
+        modules.finish(module)
         return module(*inputs)
 
     return run

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.out_of_bounds import modules
 from benchmarks.out_of_bounds.trials import Trial
-from fxlib.wire import operators, targets
+from fxlib.wire import targets
 from fxlib.wire.argument_rules import RULES
 from fxlib.wire.memory_safety import UNRUN
 
@@ -23,7 +23,7 @@ NOT_STRIDED = re.compile(
 
 def candidates() -> list[str]:
     """Return the wire's names of what may be tried."""
-    overloads = [f"{packet}.{each}" for packet, found in operators.registered().items() for each in found]
+    overloads = [f"{packet}.{each}" for packet, found in targets.registered_operators().items() for each in found]
     functions = [
         name for name in targets.candidates() if name.startswith("torch.") and not name.startswith(targets.NO_TENSORS)
     ]

@@ -28,7 +28,7 @@ from fxlib.runtime.ops.calls import completes
 from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
-from fxlib.wire.limits import Limits
+from fxlib.wire.faults import Limits
 from fxlib.wire.targets import methods
 
 _LARGER = 16

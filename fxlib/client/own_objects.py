@@ -16,7 +16,7 @@ from fxlib.runtime.ops.calls import client_of, completes
 from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
-from fxlib.wire.write_modules import fits
+from fxlib.wire.encode import fits
 
 CALLS = CALLS_BY_NAME | TRACKERS
 _THROUGH = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Sequential, GraphModule)

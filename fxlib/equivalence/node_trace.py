@@ -15,8 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from fxlib.capture import source
-from fxlib.equivalence.snapshot import Batch, backward
-from fxlib.equivalence.visible_outputs import formed
+from fxlib.equivalence.snapshot import Batch, backward, formed
 from fxlib.errors import PassError
 from fxlib.runtime.preserve_state import copied, state_kept
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext

@@ -1,18 +1,21 @@
-"""What one run of a module leaves behind: outputs, inputs, gradients, parameters, buffers, the random generator."""
+"""What one run of a module leaves behind: outputs, inputs, gradients, parameters, buffers, the random generator.
+
+Of an output, a caller sees besides its values: containers, layouts, flags, and what shares its memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from fxlib.equivalence import visible_outputs
 from fxlib.runtime.preserve_state import copied, state_kept
-from fxlib.runtime.submodules import local_parameters
+from fxlib.runtime.submodules import local_modules, local_parameters, local_tensors, remote_modules
 from fxlib.utils.compare import same_bits
-from fxlib.utils.pytree import leaves
+from fxlib.utils.pytree import leaves, structure
 from fxlib.utils.tensors import wraps
 
 GENERATOR = "random generator"
@@ -39,19 +42,19 @@ def left_behind(module: nn.Module, batches: Sequence[Batch], *, grad: bool) -> L
     found: dict[str, object] = {}
     failed: Exception | None = None
     with state_kept(module):
-        flags = visible_outputs.flags(module)
-        passing = {name: _copied(each) for name, each in visible_outputs.unsaved(module)}
+        flags = _flags(module)
+        passing = {name: _copied(each) for name, each in _unsaved(module)}
         for place, batch in enumerate(batches):
             failed = _run(module, batch, found, f"batch {place}, " if len(batches) > 1 else "", grad=grad)
             if failed is not None:
                 break
-        written = {name: each for name, each in visible_outputs.unsaved(module) if _written(each, passing.get(name))}
-        state = visible_outputs.saved(module) | written
+        written = {name: each for name, each in _unsaved(module) if _written(each, passing.get(name))}
+        state = _saved(module) | written
         for name, each in state.items():
             found |= _named(f"after the run, {name}", each)
         found |= {f"grad of {name}": _copied(each.grad) for name, each in local_parameters(module).items()}
-        if visible_outputs.flags(module) != flags:
-            found["flags of modules and parameters"] = visible_outputs.flags(module)
+        if _flags(module) != flags:
+            found["flags of modules and parameters"] = _flags(module)
         found[GENERATOR] = torch.get_rng_state()
     return Left(found=found, error=failed)
 
@@ -63,8 +66,8 @@ def _run(module: nn.Module, batch: Batch, found: dict[str, object], label: str, 
     try:
         with torch.set_grad_enabled(grad):
             output = module(*args, **kwargs)
-            found |= _named(f"{label}output", output) | visible_outputs.formed(f"{label}output", output)
-            found[f"memory that {label}output shares"] = visible_outputs.shared(module, inputs, output)
+            found |= _named(f"{label}output", output) | formed(f"{label}output", output)
+            found[f"memory that {label}output shares"] = _shared(module, inputs, output)
             if grad:
                 backward(output)
     except Exception as error:  # noqa: BLE001 - an error is a result like another
@@ -109,3 +112,61 @@ def _copied(value: object) -> object:
     if isinstance(value, torch.Generator):
         return value.get_state()
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def formed(name: str, value: object) -> dict[str, str]:
+    """Say of a nest what a caller sees of it besides values: containers, and class, layout and flags of tensors."""
+    tensors = {where: leaf for where, leaf in leaves(value, name) if isinstance(leaf, torch.Tensor)}
+    return {f"structure of {name}": structure(value)} | {
+        f"form of {where}": _form(each) for where, each in tensors.items()
+    }
+
+
+def _flags(module: nn.Module) -> tuple[str, ...]:
+    """Say which modules are in train mode, and which parameters take no gradient."""
+    training = [f"{path} in train mode" for path, each in local_modules(module) if each.training]
+    return (*training, *(f"{name} frozen" for name, each in local_parameters(module).items() if not each.requires_grad))
+
+
+def _form(tensor: torch.Tensor) -> str:
+    words = [type(tensor).__name__]
+    if tensor.layout is torch.strided and not tensor.is_nested and not wraps(tensor):
+        shown = zip(tensor.shape, tensor.stride(), strict=True)  # of a single element, or none, a stride says nothing
+        words.append(f"strides {tuple(step if size > 1 and tensor.numel() else 0 for size, step in shown)}")
+    return ", ".join([*words, *(["takes a gradient"] if tensor.requires_grad else [])])
+
+
+def _shared(module: nn.Module, inputs: object, output: object) -> tuple[str, ...]:
+    """Say which tensors of the output share memory with one another, with inputs or with the module's state."""
+    holders: dict[int, str] = {}
+    known = [*leaves(inputs, "input"), *_saved(module).items(), *_unsaved(module)]
+    for where, leaf in known:
+        if (memory := _memory(leaf)) is not None:
+            holders.setdefault(memory, where)
+    found = []
+    for where, leaf in leaves(output, "output"):
+        if (memory := _memory(leaf)) is not None and holders.setdefault(memory, where) != where:
+            found.append(f"{where} with {holders[memory]}")
+    return tuple(found)
+
+
+def _memory(leaf: object) -> int | None:
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or wraps(leaf):
+        return None
+    return leaf.untyped_storage()._cdata if leaf.numel() else None
+
+
+def _saved(module: nn.Module) -> dict[str, Any]:
+    """Return the tensors that `state_dict` saves, as they are; a `RemoteModule` makes that fail, and has none here."""
+    if next(remote_modules(module), None) is None:
+        return module.state_dict(keep_vars=True)
+    return local_tensors(module)
+
+
+def _unsaved(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers and the plain tensors of a module that `state_dict` leaves out."""
+    for path, each in local_modules(module):
+        transient = ((name, each._buffers.get(name)) for name in sorted(each._non_persistent_buffers_set))
+        for name, value in (*transient, *vars(each).items()):
+            if isinstance(value, torch.Tensor):
+                yield f"{path}.{name}" if path else name, value

@@ -4,13 +4,6 @@ Each pair is exact: what `X_from_proto` reads from the message that `X_to_proto`
 for text that people read in jobs, events and reports, which becomes plain (one line, nothing that steers a terminal).
 """
 
-from fxlib.protocol.batches import (
-    batch_from_bytes,
-    batch_to_bytes,
-    blob_ref,
-    spec_from_proto,
-    spec_to_proto,
-)
 from fxlib.protocol.jobs import (
     LEASE,
     event_from_proto,
@@ -36,7 +29,12 @@ from fxlib.protocol.report import blob_from_proto, blob_to_proto, check_adoption
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
 from fxlib.protocol.workload import (
     EncodedWorkload,
+    batch_from_bytes,
+    batch_to_bytes,
+    blob_ref,
     blobs_of,
+    spec_from_proto,
+    spec_to_proto,
     trial_from_proto,
     trial_to_proto,
     workload_from_proto,

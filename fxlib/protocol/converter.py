@@ -1,10 +1,12 @@
 """A dataclass and a message, converted field by field: equal names are copied, and each exception is written out.
 
-Exceptions that several messages share are here: numbers that stand for a closed set of words, and data types by name.
+Exceptions that several messages share are here: numbers that stand for a closed set of words, data types by name, and
+figures that others sent, before a person or a monitor sees them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -13,10 +15,9 @@ import torch
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from fxlib.protocol.figures import amount
 from fxlib.utils.text import plain
-from fxlib.wire.constants import DTYPES
 from fxlib.wire.faults import Fault
+from fxlib.wire.names import DTYPES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -28,6 +29,17 @@ T = TypeVar("T")
 _TEXT = FieldDescriptor.CPPTYPE_STRING
 _NUMBERS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 _MESSAGE = FieldDescriptor.CPPTYPE_MESSAGE
+
+
+def amount(value: float) -> float:
+    """Return a figure of which there is never less than nothing.
+
+    Raises:
+        Fault: it is negative, infinite, or not a number.
+    """
+    if not 0.0 <= value < math.inf:
+        raise Fault(f"{value} is no amount")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,3 +297,14 @@ def dtype_from_text(name: str) -> torch.dtype:
 
 DTYPE = Rule(dtype_to_text, dtype_from_text)
 """The rule of a field that holds the name of a dtype."""
+
+
+def finite(value: float) -> float:
+    """Return a figure.
+
+    Raises:
+        Fault: it is infinite, or not a number.
+    """
+    if not math.isfinite(value):
+        raise Fault(f"{value} is no figure")
+    return value

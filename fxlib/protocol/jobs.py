@@ -7,8 +7,7 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fxlib.protocol.converter import Bijection, Converter, Rule
-from fxlib.protocol.figures import finite
+from fxlib.protocol.converter import Bijection, Converter, Rule, finite
 from fxlib.protocol.report import GAIN, blob_from_proto, report_from_proto, report_to_proto, variant_graphs_of
 from fxlib.spec.job import Event, Failure, Job, State
 from fxlib.spec.report import LiveFigures

@@ -9,8 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 
-from fxlib.protocol.converter import DTYPE, Converter, D, M, Rule, each_by
-from fxlib.protocol.figures import amount
+from fxlib.protocol.converter import DTYPE, Converter, D, M, Rule, amount, each_by
 from fxlib.protocol.values import read_value, write_value
 from fxlib.spec.profile import (
     MIN_BYTES_PER_S,
@@ -26,8 +25,7 @@ from fxlib.spec.profile import (
 )
 from fxlib.utils.text import plain
 from fxlib.v1 import graph_pb2, profile_pb2
-from fxlib.wire.faults import Excess, Fault
-from fxlib.wire.limits import DEFAULT
+from fxlib.wire.faults import DEFAULT, Excess, Fault
 
 MAX_ELEMENTS = 1 << 32
 """Of one tensor of a reply."""

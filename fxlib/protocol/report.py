@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import get_args
 
 from fxlib.errors import WireError
-from fxlib.protocol.converter import Bijection, Converter, Rule, each_by
-from fxlib.protocol.figures import finite
+from fxlib.protocol.converter import Bijection, Converter, Rule, each_by, finite
 from fxlib.reasons import Declined, Reason
 from fxlib.spec.job import Blob
 from fxlib.spec.report import (

@@ -5,11 +5,9 @@ from __future__ import annotations
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2
 from fxlib.wire.check_values import Place, check_value
-from fxlib.wire.contracts import check_contract, read_contract, write_contract
-from fxlib.wire.faults import Fault
-from fxlib.wire.limits import DEFAULT
-from fxlib.wire.read_values import ValueReader
-from fxlib.wire.write_values import ValueWriter
+from fxlib.wire.declarations import check_contract, read_contract, write_contract
+from fxlib.wire.faults import DEFAULT, Fault
+from fxlib.wire.values import ValueReader, ValueWriter
 
 
 def value_to_proto(value: object, where: str) -> graph_pb2.Value:

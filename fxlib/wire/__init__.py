@@ -1,14 +1,12 @@
 """GraphModules on the wire: exact, deterministic, without pickle, and without executing anything that is received."""
 
-from fxlib.wire.clients import client_functions
+from fxlib.wire.declarations import client_functions
 from fxlib.wire.decode import decode
-from fxlib.wire.encode import FORMAT, Encoded, encode
-from fxlib.wire.limits import Limits
+from fxlib.wire.encode import FORMAT, Encoded, digest, encode, parse, serialize, values_of
+from fxlib.wire.faults import Limits
 from fxlib.wire.opaque import OpaqueAttribute, OpaqueFunction, OpaqueModule, OpaqueRRef, handles_in
-from fxlib.wire.read_values import decode_value
-from fxlib.wire.serialize import digest, parse, serialize, values_of
 from fxlib.wire.validate import validate
-from fxlib.wire.write_values import encode_value
+from fxlib.wire.values import decode_value, encode_value
 
 __all__ = [
     "FORMAT",

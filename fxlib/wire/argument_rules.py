@@ -17,9 +17,9 @@ import torch
 
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import memory_safety
-from fxlib.wire.constants import DTYPES, LAYOUTS, MEMORY_FORMATS
 from fxlib.wire.faults import Fault
-from fxlib.wire.operators import registered
+from fxlib.wire.names import DTYPES, LAYOUTS, MEMORY_FORMATS
+from fxlib.wire.targets import registered_operators
 
 T = TypeVar("T")
 _CONSTANTS = {"ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat": torch.memory_format}
@@ -149,7 +149,7 @@ def _may_write_out(name: str) -> bool:
         return True  # it is one of them, or has no such argument
     name = _WRITTEN_BY.get(name, name)
     packet = name if "::" in name else "aten::" + _SPACES.get(name.rpartition(".")[0], "") + name.rpartition(".")[2]
-    overloads = [f"{packet}.{each}" for each in registered().get(packet, ())]
+    overloads = [f"{packet}.{each}" for each in registered_operators().get(packet, ())]
     outs = [each for each in overloads if any(argument.is_out for argument in _schemas(each)[0].arguments)]
     return bool(outs) and all(each in memory_safety.safe() for each in outs)
 

@@ -14,8 +14,7 @@ from torch.utils._pytree import TreeSpec
 from fxlib.runtime.data_parallel import body_of
 from fxlib.runtime.ops.calls import ClientFunction
 from fxlib.wire.opaque import OpaqueFunction, tuple_label
-from fxlib.wire.operators import operator_name
-from fxlib.wire.targets import function_name, registered
+from fxlib.wire.targets import function_name, operator_name, registered
 
 _UNFIT = re.compile(r"[^\w.:<>#$@ \[\]-]")
 

@@ -8,11 +8,18 @@ from typing import Any
 
 from fxlib.spec.servers import is_worker_name
 from fxlib.v1 import graph_pb2 as pb
-from fxlib.wire import constants
-from fxlib.wire.faults import Fault, excess
-from fxlib.wire.limits import Limits
-from fxlib.wire.names import check_label, check_name, check_text
-from fxlib.wire.operators import check_operator
+from fxlib.wire.faults import Fault, Limits, excess
+from fxlib.wire.names import (
+    DTYPES,
+    LAYOUTS,
+    MEMORY_FORMATS,
+    QSCHEMES,
+    check_device,
+    check_label,
+    check_name,
+    check_text,
+)
+from fxlib.wire.targets import check_operator
 
 _STRUCTURE = frozenset({"none", "list", "tuple", "dict", "ordered_dict", "named_tuple", "container"})
 _OF_CONTAINERS = frozenset({"structure", "result"})
@@ -180,7 +187,7 @@ def _tensor_meta(meta: pb.TensorMeta, place: Place, depth: int) -> None:
     check_sizes(meta.shape, place.limits)
     if len(meta.stride) not in (0, len(meta.shape)):
         raise Fault("strides do not match the shape")
-    if meta.dtype not in constants.DTYPES or meta.memory_format not in {"", *constants.MEMORY_FORMATS}:
+    if meta.dtype not in DTYPES or meta.memory_format not in {"", *MEMORY_FORMATS}:
         raise Fault(f"unknown dtype {meta.dtype[:80]!r} or memory format {meta.memory_format[:80]!r}")
     if meta.HasField("qparams"):
         if meta.qparams.WhichOneof("kind") != "dict":
@@ -190,16 +197,16 @@ def _tensor_meta(meta: pb.TensorMeta, place: Place, depth: int) -> None:
 
 _FREE = frozenset({"none", "boolean", "integer", "real", "complex", "ellipsis"})
 _NAMES: dict[str, Collection[str]] = {
-    "dtype": constants.DTYPES,
-    "layout": constants.LAYOUTS,
-    "memory_format": constants.MEMORY_FORMATS,
-    "qscheme": constants.QSCHEMES,
+    "dtype": DTYPES,
+    "layout": LAYOUTS,
+    "memory_format": MEMORY_FORMATS,
+    "qscheme": QSCHEMES,
 }
 _PLAIN: dict[str, Callable[[Any, Place], None]] = {
     "text": lambda text, place: check_text(text, place.limits),
     "big_integer": _integer,
     "range": _range,
-    "device": lambda name, _: constants.check_device(name),
+    "device": lambda name, _: check_device(name),
     "size": _size,
     "operator": lambda name, _: check_operator(name),
     "tensor": _tensor,

@@ -18,20 +18,18 @@ from fxlib.runtime.guards.capture_facts import Facts, names_grad_mode
 from fxlib.runtime.guards.conditions import Entry, FixedAnswers
 from fxlib.runtime.submodules import local_modules
 from fxlib.v1 import graph_pb2 as pb
-from fxlib.wire import leaves
+from fxlib.wire import modules
 from fxlib.wire.callables import Labels, label_of, tuple_classes
-from fxlib.wire.data_parallel import read_data_parallel, read_options
-from fxlib.wire.faults import Fault
-from fxlib.wire.limits import DEFAULT, Limits
+from fxlib.wire.encode import attributes_read
+from fxlib.wire.faults import DEFAULT, Fault, Limits
+from fxlib.wire.graphs import GraphReader
+from fxlib.wire.modules import read_data_parallel, read_options
 from fxlib.wire.opaque import OpaqueModule, OpaqueRRef
-from fxlib.wire.read_graph import GraphReader
-from fxlib.wire.read_tensors import TensorReader
-from fxlib.wire.read_values import ValueReader
 from fxlib.wire.structures import container_classes
 from fxlib.wire.targets import function_name
+from fxlib.wire.tensors import TensorReader
 from fxlib.wire.validate import validate
-from fxlib.wire.write_modules import attributes_read
-from fxlib.wire.write_values import ValueWriter
+from fxlib.wire.values import ValueReader, ValueWriter
 
 _NO_BLOBS: Mapping[str, bytes] = {}
 _NO_FUNCTIONS: Mapping[str, Callable[..., Any]] = {}
@@ -160,7 +158,7 @@ class ModuleReader:
             return graph_module
         if kind == "parallel":
             return self._build_parallel(message, own, path)
-        module = leaves.new(message.leaf) if kind == "leaf" else OpaqueModule(message.opaque)
+        module = modules.new(message.leaf) if kind == "leaf" else OpaqueModule(message.opaque)
         module.training = message.training
         same = self._fill(module, message, own, path)
         if own is not None and same and _alike(message, own):
@@ -169,7 +167,7 @@ class ModuleReader:
             hint = "Decode with the module that was captured."
             raise WireError(f"the module given as root has no {message.opaque} here", where=where, hint=hint)
         try:
-            leaves.finish(module)
+            modules.finish(module)
         except Fault as fault:
             raise fault.at(where) from None
         return module
@@ -253,16 +251,16 @@ def _slot(theirs: object, name: str) -> str:
 
 
 def _is_leaf(module: nn.Module) -> bool:
-    return leaves.class_name(module) is not None
+    return modules.class_name(module) is not None
 
 
 def _alike(message: pb.Module, own: nn.Module) -> bool:
     """Whether a module of the client has the class and the attributes of the one described."""
     if message.WhichOneof("kind") == "opaque":
         return (own._fxlib_label if isinstance(own, OpaqueModule) else label_of(type(own))) == message.opaque
-    if type(own) is not leaves.classes()[message.leaf]:
+    if type(own) is not modules.classes()[message.leaf]:
         return False
-    attributes = dict(leaves.attributes(own))
+    attributes = dict(modules.attributes(own))
     return len(attributes) == len(message.attributes) and all(
         _equal(attribute.value, attributes.get(attribute.name, _MISSING)) for attribute in message.attributes
     )

@@ -7,13 +7,10 @@ from typing import Any
 from fxlib.runtime.guards.export_guards import OPERATIONS, Guard, InputGuards, TensorGuard, ValueGuard, symbols_of
 from fxlib.runtime.guards.value_conditions import MAX_STEPS, OPERATORS, Reference, Step, ValueCondition
 from fxlib.v1 import graph_pb2 as pb
-from fxlib.wire import constants
 from fxlib.wire.check_values import Place, check_value
-from fxlib.wire.faults import Fault
-from fxlib.wire.limits import Limits
-from fxlib.wire.names import check_name, check_text
-from fxlib.wire.read_values import ValueReader
-from fxlib.wire.write_values import ValueWriter
+from fxlib.wire.faults import Fault, Limits
+from fxlib.wire.names import DTYPES, check_device, check_name, check_text
+from fxlib.wire.values import ValueReader, ValueWriter
 
 _ARITY = {"not": 1} | dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "mod", "floordiv"), 2)
 _PARTS = 256
@@ -81,7 +78,7 @@ def check_guards(message: pb.InputGuards, leaves: int, limits: Limits) -> None:
     for condition in message.conditions:
         _check_expression(condition, place)
     for mode in message.autocast:
-        constants.check_device(mode.device)
+        check_device(mode.device)
         _check_dtype(mode.dtype)
     if len(message.values) > _PARTS:
         raise Fault(f"asks {len(message.values):,} questions of values, and may ask {_PARTS}")
@@ -102,7 +99,7 @@ def _read_leaf(message: pb.InputGuard, reader: ValueReader) -> Guard:
         return ValueGuard(value=reader.read(message.value))
     tensor = message.tensor
     return TensorGuard(
-        dtype=constants.DTYPES[tensor.dtype],
+        dtype=DTYPES[tensor.dtype],
         device=tensor.device,
         sizes=tuple(reader.read(size) for size in tensor.sizes),
         strides=None if tensor.contiguous else tuple(reader.read(stride) for stride in tensor.strides),
@@ -119,7 +116,7 @@ def _check_leaf(message: pb.InputGuard, place: Place) -> None:
         check_value(message.value, place)
     elif kind == "tensor":
         _check_dtype(message.tensor.dtype)
-        constants.check_device(message.tensor.device)
+        check_device(message.tensor.device)
         if len(message.tensor.sizes) > place.limits.tensor_dims:
             raise Fault(f"a tensor of {len(message.tensor.sizes)} dimensions")
         if len(message.tensor.strides) != (0 if message.tensor.contiguous else len(message.tensor.sizes)):
@@ -179,7 +176,7 @@ def _check_condition(message: pb.ValueCondition, leaves: int, limits: Limits) ->
 
 
 def _check_dtype(name: str) -> None:
-    if name not in constants.DTYPES:
+    if name not in DTYPES:
         raise Fault(f"unknown dtype {name[:80]!r}")
 
 

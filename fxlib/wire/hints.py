@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from fxlib.v1 import graph_pb2 as pb
-from fxlib.wire.faults import Fault, excess
-from fxlib.wire.limits import Limits
+from fxlib.wire.faults import Fault, Limits, excess
 
 _PLAIN: dict[str, Any] = {
     **{cls.__name__: cls for cls in (bool, bytes, complex, dict, float, int, list, object, str, tuple)},

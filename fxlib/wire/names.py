@@ -1,15 +1,19 @@
-"""Which text may stand in a graph: generated code is text, so a name that is more than a name would be executed."""
+"""Which text may stand in a graph: generated code is text, so a name that is more than a name would be executed.
+
+torch's own constants are known by their exact names.
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from keyword import iskeyword
+from typing import TypeVar
 
 import torch
 
-from fxlib.wire.faults import Fault, excess
-from fxlib.wire.limits import Limits
+from fxlib.wire.faults import Fault, Limits, excess
 from fxlib.wire.targets import METHODS_WITHHELD
 
 _ATOM = re.compile(r"[0-9A-Za-z_-]+")
@@ -20,6 +24,10 @@ _LABEL = re.compile(r"[\w.:<>#$@ \[\]-]{1,500}")
 _COUNTER = re.compile(r"# COUNTER: \d")
 # A carriage return ends a comment for Python but not for torch.fx; triple quotes end its dump of metadata.
 _COMMENT_BREAKERS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f]|"""')
+
+T = TypeVar("T")
+
+_DEVICE = re.compile(r"(cpu|cuda|meta|xpu|mps|hpu|mtia|privateuseone)(:\d{1,3})?")
 
 
 def is_name(text: str) -> bool:
@@ -108,3 +116,21 @@ def check_comment(text: str, limits: Limits) -> None:
 def clean_comment(text: str) -> str:
     """Return the text as it may stand in a comment of generated code."""
     return _COMMENT_BREAKERS.sub(lambda found: "'''" if found[0] == '"""' else "", text.replace("\r\n", "\n"))
+
+
+def _named(values: Iterable[T]) -> dict[str, T]:
+    return {str(value).removeprefix("torch."): value for value in values}
+
+
+DTYPES: dict[str, torch.dtype] = _named(value for value in vars(torch).values() if isinstance(value, torch.dtype))
+LAYOUTS: dict[str, torch.layout] = _named(value for value in vars(torch).values() if isinstance(value, torch.layout))
+MEMORY_FORMATS: dict[str, torch.memory_format] = _named(
+    value for value in vars(torch).values() if isinstance(value, torch.memory_format)
+)
+QSCHEMES: dict[str, torch.qscheme] = _named(value for value in vars(torch).values() if isinstance(value, torch.qscheme))
+
+
+def check_device(name: str) -> None:
+    """Raise Fault unless the text names a device, which this machine need not have."""
+    if _DEVICE.fullmatch(name) is None:
+        raise Fault(f"unknown device {name[:80]!r}")

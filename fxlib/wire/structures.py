@@ -1,24 +1,32 @@
-"""How a forward packs arguments and results: the nests that torch.utils._pytree flattens, containers of any class.
+"""Nests of containers, into the wire format and back: what a forward takes and returns, and the inputs of a step.
 
-The class of a container stays with the client. Where there is no client, one stands in for it, with the same parts.
+A forward's nests are those that torch.utils._pytree flattens. The inputs of a step are nests of containers, values, and
+tensors, which travel beside them.
+
+The class of a container stays with the client. Named tuples, dataclasses and other containers travel as their parts and
+their names; a reader that does not have the classes makes some of its own, in which there is no code of the client's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch.utils._pytree as pytree
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
+from fxlib.spec.inputs import MAX_VALUES, Tensors
+from fxlib.utils.pytree import is_open, is_registered
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import bodies, label_of, specs_of
-from fxlib.wire.faults import Fault
-from fxlib.wire.opaque import OpaqueContainer, tuple_label
-from fxlib.wire.read_values import ValueReader
-from fxlib.wire.write_values import ValueWriter
+from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.faults import DEFAULT, Fault
+from fxlib.wire.opaque import OpaqueContainer, opaque_record, tuple_label
+from fxlib.wire.values import ValueReader, ValueWriter
 
 _NAMED: Any = namedtuple  # noqa: PYI024 - what pytree files all of these classes under
 _SEQUENCES: dict[Any, str] = {list: "list", tuple: "tuple"}
@@ -126,3 +134,84 @@ def container_facts(cls: type, context: Any) -> tuple[str, Any]:
 def _write_all(items: Any, spec: TreeSpec) -> None:
     for child in spec.children():
         write_spec(items.add(), child)
+
+
+def write_nest(value: pb.Value, nest: object, where: str) -> list[Any]:
+    """Write a nest into an empty message; return its tensors, or their descriptions, in the order of indices.
+
+    Raises:
+        WireError: it holds what cannot travel; `where` names the field.
+    """
+    found: list[Any] = []
+    places: dict[int, int] = {}
+
+    def special(message: pb.Value, data: object) -> bool:
+        if isinstance(data, (torch.Tensor, Tensors)):
+            if id(data) not in places or isinstance(data, Tensors):
+                places[id(data)] = len(found)
+                found.append(data)
+            message.tensor = places[id(data)]
+        elif is_registered(data):
+            parts, context = pytree.SUPPORTED_NODES[type(data)].flatten_fn(data)
+            message.container.name, context = container_facts(type(data), context)
+            ValueWriter().write(message.container.context, context)
+            writer.write_all(message.container.items, parts)
+        elif is_open(data):
+            names = [each.name for each in dataclasses.fields(data)]  # type: ignore[arg-type]
+            message.record.name = tuple_label(type(data))
+            message.record.fields.extend(names)
+            writer.write_all(message.record.items, [getattr(data, name) for name in names])
+        else:
+            return False
+        return True
+
+    writer = ValueWriter(special=special)
+    try:
+        writer.write(value, nest)
+        _check_nest(value, len(found))
+    except Fault as fault:
+        raise fault.at(where) from None
+    return found
+
+
+def _check_nest(value: pb.Value, tensors: int) -> None:
+    """Raise Fault unless a received nest is well-formed, of a bounded size, over so many tensors."""
+    check_value(value, Place(limits=DEFAULT, kind="input", tensors=tensors))
+    if (size := _size(value)) > MAX_VALUES:
+        raise Fault(f"holds {size:,} values, and may hold {MAX_VALUES:,}")
+
+
+def read_nest(value: pb.Value, tensors: Sequence[Any], where: str) -> Any:
+    """Return the nest of a received message, over its tensors or their descriptions.
+
+    Raises:
+        WireError: it is malformed, or larger than the limits allow; `where` names the field.
+    """
+    try:
+        _check_nest(value, len(tensors))
+        return _NestReader(tensors=tensors.__getitem__).read(value)
+    except Fault as fault:
+        raise fault.at(where) from None
+
+
+class _NestReader(ValueReader):
+    def read(self, value: pb.Value) -> Any:
+        """Return the value."""
+        kind = value.WhichOneof("kind")
+        if kind == "record":
+            data = value.record
+            return opaque_record(data.name, tuple(data.fields))(*map(self.read, data.items))
+        if kind == "container":
+            parts = [self.read(item) for item in value.container.items]
+            return OpaqueContainer(value.container.name, parts, super().read(value.container.context))
+        return super().read(value)
+
+
+def _size(value: pb.Value) -> int:
+    """Return how many containers and leaves a checked nest has."""
+    kind = str(value.WhichOneof("kind"))
+    if kind in ("dict", "ordered_dict"):
+        return 1 + sum(_size(each.value) for each in getattr(value, kind).items)
+    if kind in ("list", "tuple", "named_tuple", "record", "container"):
+        return 1 + sum(map(_size, getattr(value, kind).items))
+    return 1

@@ -18,13 +18,16 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.distributed import rpc
 from torch.overrides import get_overridable_functions
 
+from fxlib.runtime import int8
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.ops import calls
 from fxlib.runtime.ops.registry import BY_LABEL
-from fxlib.wire import memory_safety
+from fxlib.wire.faults import Fault
+from fxlib.wire.memory_safety import WAY_OUT, reached_outside, reason, safe
 
 Function = Callable[..., Any]
 
@@ -108,13 +111,27 @@ _DUNDERS = frozenset(
     }
 )
 
+_NAMESPACES = frozenset(
+    {
+        *("_c10d_functional", "_c10d_functional_autograd", "aten", "mkldnn", "onednn", "prims", "quantized"),
+        *("quantized_decomposed", "rngprims", "torchvision", "fbgemm", int8.NAMESPACE),
+    }
+)
+_WITHHELD = frozenset(
+    {
+        # Files, raw memory, and standard output.
+        *("aten::from_file", "aten::record_stream", "aten::set", "aten::set_", "aten::_print", "mkldnn::data_ptr"),
+        *("aten::_share_data", "aten::_cuda_getCurrentRawStream"),
+    }
+)
+
 
 @cache
 def methods() -> frozenset[str]:
     """Names that a `call_method` node may have."""
     spelled = {"__pow__": "pow", "__ipow__": "pow_"}
-    safe = memory_safety.safe()
-    return frozenset(name for name in _methods() if f"torch.Tensor.{spelled.get(name, name)}" in safe) | _OF_OTHERS
+    inside = safe()
+    return frozenset(name for name in _methods() if f"torch.Tensor.{spelled.get(name, name)}" in inside) | _OF_OTHERS
 
 
 def _methods() -> frozenset[str]:
@@ -138,7 +155,7 @@ def candidates() -> Mapping[str, Function]:
 
 
 def _travels(name: str) -> bool:
-    return not name.startswith("torch.") or name.startswith(NO_TENSORS) or name in memory_safety.safe()
+    return not name.startswith("torch.") or name.startswith(NO_TENSORS) or name in safe()
 
 
 def function_name(function: object) -> str | None:
@@ -212,3 +229,60 @@ def _of(namespace: Any, prefix: str, names: Any) -> Iterator[tuple[str, Function
     for name in names:
         if hasattr(namespace, name):  # torch's registers differ between versions
             yield f"{prefix}.{name}", getattr(namespace, name)
+
+
+def operator_name(operator: OpOverload | OpOverloadPacket) -> str | None:
+    """Return the wire's name of an operator, "aten::add.Tensor" (a packet has no overload), or None if not allowed."""
+    if isinstance(operator, OpOverload):
+        packet, overload = str(operator.overloadpacket._qualified_op_name), f".{operator._overloadname}"
+    else:
+        packet, overload = str(operator._qualified_op_name), ""
+    name = packet + overload
+    return name if _allowed(name) else None
+
+
+def check_operator(name: str) -> None:
+    """Raise Fault unless the name belongs to an operator that is registered here and stays inside of its tensors."""
+    if _allowed(name):
+        return
+    if not _known(name):
+        raise Fault(f"operator {name[:80]!r} is not on the allow-list of torch.ops")
+    raise Fault(f"operator {name[:80]!r} may not travel: {reason(name)}", WAY_OUT)
+
+
+def find_operator(name: str) -> OpOverload | OpOverloadPacket:
+    """Return an operator whose name `check_operator` has passed."""
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    packet: Any = getattr(getattr(torch.ops, namespace), base)
+    found = getattr(packet, overload) if overload else packet
+    if not isinstance(found, (OpOverload, OpOverloadPacket)):
+        raise Fault(f"{name!r} is no operator")
+    return found
+
+
+def _allowed(name: str) -> bool:
+    if not _known(name):
+        return False
+    if "." in name:
+        return name in safe()
+    # A packet picks one of its overloads when it is called.
+    overloads = {f"{name}.{each}" for each in registered_operators()[name]}
+    return not overloads.isdisjoint(safe()) and not any(reached_outside(each) for each in overloads)
+
+
+def _known(name: str) -> bool:
+    packet, _, overload = name.partition(".")
+    overloads = registered_operators().get(packet)
+    return overloads is not None and (name == packet or overload in overloads)
+
+
+@cache
+def registered_operators() -> Mapping[str, frozenset[str]]:
+    """Overloads of each operator of the namespaces, "default" for the unnamed one, but for those withheld."""
+    found: dict[str, set[str]] = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        packet, _, overload = name.partition(".")
+        if name.partition("::")[0] in _NAMESPACES and packet not in _WITHHELD:
+            found.setdefault(packet, set()).add(overload or "default")
+    return {packet: frozenset(overloads) for packet, overloads in found.items()}

@@ -91,7 +91,7 @@ def test_calls_are_scheduled_by_a_process_that_lacks_the_clients_code(monkeypatc
         captured = fxlib.capture(Ranker(stub, stub))
         sent = wire.encode(captured).graph
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr("fxlib.wire.read_graph.registered", dict)
+            elsewhere.setattr("fxlib.wire.graphs.registered", dict)
             received = wire.decode(sent)
             assert all(isinstance(node.target, ClientFunction) for node in filter(is_call, received.graph.nodes))
             answer = wire.encode(recipes.apply(received, "schedule").module, beside=received).graph

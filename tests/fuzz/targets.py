@@ -46,7 +46,7 @@ from fxlib.render import page, timelines_of
 from fxlib.spec.report import render
 from fxlib.utils.local_service import read_token
 from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workers_pb2, workload_pb2
-from fxlib.wire import leaves, operators
+from fxlib.wire import modules, targets
 from fxlib.wire import targets as allowed
 from fxlib_service import config as service_config
 from fxlib_service import content_checks, convert, field_checks
@@ -189,10 +189,10 @@ def same(message: Message, read: Callable[[Any], Any], write: Callable[[Any], An
 @cache
 def names_on_lists() -> tuple[str, ...]:
     """Names that graphs may hold: of operators, functions, methods, modules and dtypes, and some they may not."""
-    packets = sorted(operators.registered())
-    found = [f"{packet}.{each}" for packet in packets for each in sorted(operators.registered()[packet])]
-    functions, modules = sorted(allowed.functions()), sorted(leaves.classes())
-    return (*TEXTS, *packets, *found, *functions, *sorted(allowed.methods()), *modules, "cpu", "strided", "int64")
+    packets = sorted(targets.registered_operators())
+    found = [f"{packet}.{each}" for packet in packets for each in sorted(targets.registered_operators()[packet])]
+    functions, classes = sorted(allowed.functions()), sorted(modules.classes())
+    return (*TEXTS, *packets, *found, *functions, *sorted(allowed.methods()), *classes, "cpu", "strided", "int64")
 
 
 def read_graph(graph: graph_pb2.Graph) -> None:

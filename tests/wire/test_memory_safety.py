@@ -10,7 +10,7 @@ import torch
 from fxlib import wire
 from fxlib.errors import WireError
 from fxlib.v1 import graph_pb2 as pb
-from fxlib.wire import leaves, memory_safety, operators, targets
+from fxlib.wire import memory_safety, modules, targets
 from tests.wire.support import graph_of, round_trip
 
 aten = torch.ops.aten
@@ -102,13 +102,13 @@ def test_an_operator_that_was_never_tried_stays_with_the_client() -> None:
 
 
 def test_the_table_is_of_operators_that_torch_has_and_is_whole() -> None:
-    known = {f"{packet}.{each}" for packet, found in operators.registered().items() for each in found}
+    known = {f"{packet}.{each}" for packet, found in targets.registered_operators().items() for each in found}
     known |= {name for name in targets.candidates() if name.startswith("torch.")}
     assert torch.__version__.startswith(memory_safety.table()["torch"])
     known -= {name for name in known if name.startswith(targets.NO_TENSORS)}
-    modules = {f"torch.nn.modules.{name}" for name in leaves.candidates()}
+    classes = {f"torch.nn.modules.{name}" for name in modules.candidates()}
     # Operators are registered as parts of torch are imported.
-    assert not {name for name in memory_safety.safe() if name.startswith("torch.")} - known - modules
+    assert not {name for name in memory_safety.safe() if name.startswith("torch.")} - known - classes
     told = memory_safety.safe() | set(memory_safety.refused())
     assert not {name for name in known if name.startswith(("aten::", "torch."))} - told
     assert not memory_safety.safe() & set(memory_safety.refused())

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 import fxlib
 from fxlib import wire
 from fxlib.errors import OpaqueError, WireError
-from fxlib.wire import leaves
+from fxlib.wire import modules
 from tests.wire.support import graph_of, round_trip
 from tests.wire.zoo import CASES
 
@@ -50,8 +50,8 @@ def test_a_torch_nn_module_is_rebuilt_and_gives_the_same_bits(name: str) -> None
 
 def test_at_least_the_130_classes_that_can_be_rebuilt_are_on_the_list() -> None:
     assert len(CASES) >= 120
-    assert len(leaves.classes()) >= 130
-    assert {type(make()).__name__ for make, _ in CASES.values()} <= leaves.classes().keys()
+    assert len(modules.classes()) >= 130
+    assert {type(make()).__name__ for make, _ in CASES.values()} <= modules.classes().keys()
 
 
 def test_flags_none_slots_and_transient_buffers_come_back() -> None:

@@ -24,8 +24,7 @@ from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, Preserves, register_pass
 from fxlib.passes.infra.edit import Replacements, splice
 from fxlib.reasons import Declined, Reason
-from fxlib.rules.guards import Match
-from fxlib.rules.rule import Rule
+from fxlib.rules.rule import Match, Rule
 from fxlib.utils.location import location_of
 
 _MAX_ROUNDS = 100

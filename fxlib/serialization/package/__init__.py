@@ -30,7 +30,7 @@ from fxlib.runtime.guards.folded_weights import FOLDED, RANK
 from fxlib.runtime.module import outdated
 from fxlib.serialization import files
 from fxlib.serialization.package import parts
-from fxlib.wire import leaves
+from fxlib.wire import modules
 from fxlib.wire.names import as_name
 from fxlib.wire.targets import function_name
 
@@ -289,10 +289,10 @@ class _Collector:
             self._contents.same[path] = known
             return
         where = f"module {path!r}"
-        if isinstance(part, GraphModule) or leaves.has_hooks(part):
+        if isinstance(part, GraphModule) or modules.has_hooks(part):
             what = "is a graph of its own" if isinstance(part, GraphModule) else "carries hooks"
             raise WireError(f"a package cannot hold it: it {what}", where=where, hint=_HINT)
-        plain = {name: value for name, value in leaves.attributes(part) if not isinstance(value, torch.Tensor)}
+        plain = {name: value for name, value in modules.attributes(part) if not isinstance(value, torch.Tensor)}
         written = ", ".join(f"{name!r}: {literal(value, f'{where}, {name}')}" for name, value in plain.items())
         self._contents.classes.add(type(part))
         kind = f"{type(part).__module__}.{type(part).__qualname__}"

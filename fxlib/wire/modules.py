@@ -1,18 +1,30 @@
-"""Modules of torch's own classes: which of them can be rebuilt from their attributes, without their constructors."""
+"""Modules on the wire: those of torch's own classes, those wrapped for data parallelism, and the names of their parts.
+
+A module of torch is rebuilt from its attributes, without its constructor. No part may have a name that hides what the
+module's class needs.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Graph
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from fxlib.wire.faults import Fault
+from fxlib.runtime import CapturedModule
+from fxlib.runtime.data_parallel import HOOKS, DataParallel, DataParallelOptions
+from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire.faults import Fault, Limits
 from fxlib.wire.memory_safety import reached_outside
-from fxlib.wire.names import is_dunder
+from fxlib.wire.names import check_atom, check_comment, check_label, is_dunder
+from fxlib.wire.opaque import OpaqueModule
 
 _OWN_STATE = frozenset(vars(nn.Module()))
 """Where nn.Module keeps parameters, children, hooks and flags."""
@@ -29,6 +41,8 @@ _ACTIVATIONS = frozenset(
     )
 )
 _RNN_NAMES = ("_flat_weights_names", "_all_weights")
+
+_FIELDS = tuple(asdict(DataParallelOptions()))
 
 
 @cache
@@ -135,3 +149,108 @@ def _fits(module: nn.RNNBase) -> bool:
 
 def _is_weight(module: nn.Module, name: object) -> bool:
     return isinstance(name, str) and isinstance(module._parameters.get(name), torch.Tensor)
+
+
+def check_names(module: pb.Module) -> None:
+    """Raise Fault unless the parts of a module have names of their own that hide nothing."""
+    cls, reserved = _holder(module)
+    seen: set[str] = set()
+    for what, slots in (("parameter", module.parameters), ("buffer", module.buffers), ("child", module.children)):
+        for slot in slots:
+            check_atom(slot.name, what)
+            if slot.name in seen or slot.name in reserved or not may_have_slot(cls, slot.name):
+                raise Fault(f"{what} {slot.name!r} hides something of this name", "Rename it.")
+            seen.add(slot.name)
+    for attribute in module.attributes:
+        check_atom(attribute.name, "attribute")
+        if attribute.name in seen or attribute.name in reserved or not may_hold(cls, attribute.name):
+            raise Fault(f"attribute {attribute.name!r} hides something of this name", "Rename it.")
+        seen.add(attribute.name)
+
+
+def _holder(module: pb.Module) -> tuple[type[nn.Module], frozenset[str]]:
+    kind = module.WhichOneof("kind")
+    if kind == "leaf":
+        return classes()[module.leaf], frozenset()
+    if kind == "parallel":
+        return DataParallel, frozenset()
+    return (CapturedModule, _graph_state()) if kind == "graph" else (OpaqueModule, frozenset(vars(OpaqueModule(""))))
+
+
+class Slots:
+    """Finds the parts of a message's modules by name, however many there are."""
+
+    def __init__(self, graph: pb.Graph) -> None:
+        self._modules = graph.modules
+        self._tables: dict[int, dict[str, int | None]] = {}
+
+    def of(self, module: int) -> Mapping[str, int | None]:
+        """Return the names of a module's slots, with the index of the module that is held there, if one is."""
+        if module not in self._tables:
+            message = self._modules[module]
+            table: dict[str, int | None] = {
+                slot.name: None for slots in (message.parameters, message.buffers, message.attributes) for slot in slots
+            }
+            table |= {slot.name: slot.module if slot.HasField("module") else None for slot in message.children}
+            self._tables[module] = table
+        return self._tables[module]
+
+    def find(self, module: int, path: str) -> int | None:
+        """Return the index of the module at a path; None: another slot is there.
+
+        Raises:
+            Fault: no slot is.
+        """
+        *steps, last = path.split(".")
+        for step in steps:
+            child = self.of(module).get(step)
+            if child is None:
+                raise Fault(f"there is no module {path[:200]!r}")
+            module = child
+        if last not in self.of(module):
+            raise Fault(f"there is no {path[:200]!r}")
+        return self.of(module)[last]
+
+
+@cache
+def _graph_state() -> frozenset[str]:
+    """Where a GraphModule keeps its graph, code and pytree specifications."""
+    return frozenset(vars(CapturedModule(nn.Module(), Graph()))) | {"_in_spec", "_out_spec"}
+
+
+def write_data_parallel(message: pb.DataParallel, module: DataParallel) -> None:
+    """Write all but the module inside."""
+    message.group, message.ranks, message.oddity = module.group, module.ranks, module.oddity
+    for name, value in asdict(module.options).items():
+        if value is not None:
+            setattr(message, name, value)
+
+
+def read_options(message: pb.DataParallel) -> DataParallelOptions:
+    """Return how the module is wrapped."""
+    unset = {} if message.HasField("bucket_cap_mb") else {"bucket_cap_mb": None}
+    values: dict[str, Any] = {name: getattr(message, name) for name in _FIELDS}
+    return DataParallelOptions(**{**values, **unset})
+
+
+def read_data_parallel(message: pb.DataParallel, inside: nn.Module) -> DataParallel:
+    """Return what stands for the wrapped module where there is no process group."""
+    return DataParallel(inside, read_options(message), group=message.group, ranks=message.ranks, oddity=message.oddity)
+
+
+def check_data_parallel(module: pb.Module, limits: Limits) -> None:
+    """Raise Fault unless a wrapped module holds one module and nothing else, and its options are such as exist."""
+    message = module.parallel
+    parts = len(module.children) + len(module.parameters) + len(module.buffers) + len(module.attributes)
+    if parts != 1 or not module.children or module.children[0].name != "module":
+        raise Fault("a DistributedDataParallel holds one child, 'module', and nothing else")
+    if not module.children[0].HasField("module"):
+        raise Fault("a DistributedDataParallel holds no module")
+    check_label(message.group)
+    check_comment(message.oddity, limits)
+    if not message.ranks:
+        raise Fault("a process group has at least one rank")
+    if message.hook and message.hook not in HOOKS:
+        raise Fault(f"{message.hook[:80]!r} is no communication hook that is known")
+    if message.HasField("bucket_cap_mb") and not (math.isfinite(message.bucket_cap_mb) and message.bucket_cap_mb > 0):
+        raise Fault("the size of a bucket is positive and finite")

@@ -1,9 +1,12 @@
-"""Values into the wire format: arguments of nodes, attributes of modules, and other immediate values."""
+"""Values into the wire format, and out of it: arguments of nodes, attributes of modules, and other immediate values.
+
+What is read has passed `check_values`.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +17,11 @@ from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxlib.utils.pytree import python_number
 from fxlib.v1 import graph_pb2 as pb
-from fxlib.wire.faults import Fault, excess
-from fxlib.wire.limits import DEFAULT
-from fxlib.wire.names import check_text
-from fxlib.wire.opaque import tuple_label
-from fxlib.wire.operators import operator_name
+from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.faults import DEFAULT, Fault, excess
+from fxlib.wire.names import DTYPES, LAYOUTS, MEMORY_FORMATS, QSCHEMES, check_text
+from fxlib.wire.opaque import OpaqueAttribute, OpaqueRRef, opaque_tuple, tuple_label
+from fxlib.wire.targets import find_operator, functions, operator_name
 
 Plain = Callable[[pb.Value, Any], None]
 Nested = Callable[[pb.Value, Any, "ValueWriter"], None]
@@ -48,9 +51,9 @@ class ValueWriter:
         kind = type(data)
         if kind is Node:
             self._write_node(value, data)
-        elif (plain := _PLAIN.get(kind)) is not None:
+        elif (plain := _PLAIN_WRITERS.get(kind)) is not None:
             plain(value, data)
-        elif (nested := _NESTED.get(kind)) is not None:
+        elif (nested := _NESTED_WRITERS.get(kind)) is not None:
             nested(value, data, self)
         elif self._special is not None and self._special(value, data):
             return
@@ -219,7 +222,7 @@ def write_tensor_meta(value: pb.Value, data: object) -> bool:
     return True
 
 
-_PLAIN: dict[type, Plain] = {
+_PLAIN_WRITERS: dict[type, Plain] = {
     int: _integer,
     float: _field("real"),
     bool: _field("boolean"),
@@ -236,7 +239,7 @@ _PLAIN: dict[type, Plain] = {
     torch.Size: _size,
     OpOverload: _operator,
 }
-_NESTED: dict[type, Nested] = {
+_NESTED_WRITERS: dict[type, Nested] = {
     immutable_list: _sequence("list"),
     list: _sequence("list"),
     tuple: _sequence("tuple"),
@@ -244,4 +247,124 @@ _NESTED: dict[type, Nested] = {
     dict: _entries("dict"),
     OrderedDict: _entries("ordered_dict"),
     slice: _slice,
+}
+
+
+class ValueReader:
+    """Builds what checked values describe.
+
+    Args:
+        nodes: nodes that values may refer to, by index.
+        tensors: returns the tensor of an index.
+        tuples: the client's named tuple classes, by label.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node] = (),
+        tensors: Callable[[int], torch.Tensor] | None = None,
+        tuples: Mapping[str, type] | None = None,
+    ) -> None:
+        self.nodes = nodes
+        self.tensors = tensors
+        self._tuples: dict[str, type] = dict(tuples or {})
+
+    def with_nodes(self, nodes: Sequence[Node]) -> ValueReader:
+        """Return a reader of arguments of one graph."""
+        return ValueReader(nodes, self.tensors, self._tuples)
+
+    def read(self, value: pb.Value) -> Any:
+        """Return the value.
+
+        Raises:
+            Fault: the value contradicts itself.
+        """
+        kind = value.WhichOneof("kind")
+        if kind == "node":
+            return self.nodes[value.node]
+        data = getattr(value, str(kind))
+        if kind in _AS_IT_IS:
+            return data
+        plain = _PLAIN_READERS.get(str(kind))
+        return plain(data) if plain is not None else _NESTED_READERS[str(kind)](data, self)
+
+    def tuple_class(self, label: str, fields: tuple[str, ...]) -> Any:
+        """Return the client's class of this label, or one that stands for it."""
+        cls: Any = self._tuples.get(label)
+        if cls is None:
+            cls = self._tuples[label] = opaque_tuple(label, fields)
+        if cls._fields != fields:
+            raise Fault(f"{label} has the fields {', '.join(cls._fields)}")
+        return cls
+
+
+def decode_value(value: pb.Value) -> Any:
+    """Return an immediate value (no node, tensor or function in it) from a received message.
+
+    Raises:
+        WireError: it is malformed, or larger than the default limits allow.
+    """
+    try:
+        check_value(value, Place(limits=DEFAULT))
+        return ValueReader().read(value)
+    except Fault as fault:
+        raise fault.at("value") from None
+
+
+def _read_entries(entries: pb.Entries, reader: ValueReader) -> dict[Any, Any]:
+    result = {reader.read(entry.key): reader.read(entry.value) for entry in entries.items}
+    if len(result) != len(entries.items):
+        raise Fault("a dict holds one key twice")
+    return result
+
+
+def _read_named_tuple(value: pb.NamedTuple, reader: ValueReader) -> Any:
+    return reader.tuple_class(value.name, tuple(value.fields))(*map(reader.read, value.items))
+
+
+def _read_tensor(index: int, reader: ValueReader) -> torch.Tensor:
+    if reader.tensors is None:
+        raise Fault("a tensor may not stand here")
+    return reader.tensors(index)
+
+
+def _read_tensor_meta(meta: pb.TensorMeta, reader: ValueReader) -> TensorMetadata:
+    return TensorMetadata(
+        shape=torch.Size(meta.shape),
+        dtype=DTYPES[meta.dtype],
+        requires_grad=meta.requires_grad,
+        stride=tuple(meta.stride),
+        memory_format=MEMORY_FORMATS.get(meta.memory_format),
+        is_quantized=meta.is_quantized,
+        qparams=reader.read(meta.qparams) if meta.HasField("qparams") else {},
+    )
+
+
+_AS_IT_IS = frozenset({"integer", "real", "boolean", "text"})
+_PLAIN_READERS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda _: None,
+    "ellipsis": lambda _: ...,
+    "big_integer": lambda data: int.from_bytes(data, "little", signed=True),
+    "complex": lambda data: complex(data.real, data.imag),
+    "range": lambda data: range(data.start, data.stop, data.step),
+    "dtype": DTYPES.__getitem__,
+    "layout": LAYOUTS.__getitem__,
+    "memory_format": MEMORY_FORMATS.__getitem__,
+    "qscheme": QSCHEMES.__getitem__,
+    "device": torch.device,
+    "size": lambda data: torch.Size(data.sizes),
+    "operator": find_operator,
+    "function": functions().__getitem__,
+    "opaque": OpaqueAttribute,
+    "handle": lambda data: OpaqueRRef(data.slot, data.owner, here=data.here),
+}
+_NESTED_READERS: dict[str, Callable[[Any, ValueReader], Any]] = {
+    "list": lambda data, reader: [reader.read(item) for item in data.items],
+    "tuple": lambda data, reader: tuple([reader.read(item) for item in data.items]),
+    "dict": _read_entries,
+    "ordered_dict": lambda data, reader: OrderedDict(_read_entries(data, reader)),
+    "slice": lambda data, reader: slice(reader.read(data.start), reader.read(data.stop), reader.read(data.step)),
+    "named_tuple": _read_named_tuple,
+    "tensor_meta": _read_tensor_meta,
+    "tensor": _read_tensor,
 }
