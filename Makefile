@@ -20,7 +20,7 @@ PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n 3 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 # What runs beside the tests says at its end, and at once, what it has to say: of what is right, the last line.
 IN_ONE_PIECE = said=$$($(1) 2>&1) && echo "$$said" | tail -n 1 || { echo "$$said"; exit 1; }
-SYSTEM_PACKAGES := chromium:chromium chromedriver:chromium-driver prometheus:prometheus dot:graphviz ip:iproute2
+SYSTEM_PACKAGES := chromium:chromium chromedriver:chromium-driver prometheus:prometheus dot:graphviz ip:iproute2 pg_ctlcluster:postgresql
 
 .PHONY: help install check lint types arrows protos-lint fast test fuzz system demo bench docs reference protos format clean
 .DEFAULT_GOAL := help

@@ -168,7 +168,8 @@ class Config:
         default_factory=_data_folder,
         metadata=option(
             "data",
-            "folder of the database and the blobs; one service to a folder (it holds a lock there)",
+            "folder of the database and the blobs, where they are nowhere else; one service to a folder (it holds a "
+            "lock there)",
             FOLDER,
             default="fxlib in $XDG_DATA_HOME, or else in ~/.local/share",
         ),
@@ -183,11 +184,22 @@ class Config:
     )
     database_url: str = field(
         default="",
+        repr=False,  # it may hold a password
         metadata=option(
             "database",
-            "SQLAlchemy URL of the database, which belongs to one service",
+            "URL of a PostgreSQL database (postgresql://USER@HOST/NAME), which several services may share, or of "
+            "another SQLite file (sqlite:///FILE)",
             _URL,
             default="SQLite in the data folder",
+        ),
+    )
+    blobs: Path | None = field(
+        default=None,
+        metadata=option(
+            "blobs",
+            "folder of the blobs; services that share a database share this folder, too",
+            FOLDER,
+            default="the data folder",
         ),
     )
     tls: Tls | None = field(default=None, metadata=group(Tls))

@@ -22,7 +22,7 @@ from fxlib_service.events import EventBroker
 from fxlib_service.gauges import Gauges
 from fxlib_service.holdings import Holdings
 from fxlib_service.in_flight import InFlight
-from fxlib_service.leases import Leases
+from fxlib_service.leases import Leases, MemoryLeases
 from fxlib_service.ledger import Ledger
 from fxlib_service.metrics import Metrics
 from fxlib_service.model_figures import Figures, ModelFigures
@@ -33,7 +33,9 @@ from fxlib_service.retention import Retention
 from fxlib_service.servicers.blobs import BlobServicer
 from fxlib_service.servicers.optimizer import OptimizerServicer
 from fxlib_service.servicers.workers import WorkerServicer
+from fxlib_service.sharing import Sharing, StoredLeases
 from fxlib_service.stores.base import JobStore
+from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.submit import EqualJobs, Submit
 from fxlib_service.workers import Workers
 
@@ -49,6 +51,7 @@ class Core:
     blobs: BlobServicer
     workers: WorkerServicer
     dispatcher: Dispatcher
+    sharing: Sharing | None
     blob_store: BlobStore
     retention: Retention | None
     broker: EventBroker
@@ -86,8 +89,14 @@ async def make_core(
     models = ModelFigures(shown=config.model_labels)
     metrics = Metrics(registry, models, [each.name for each in catalogue_to_proto().passes])
     ledger = Ledger(store, broker, background, clock=clock, reserve=reserve)
-    workers = Workers(ledger, live_s=config.limits.claim_wait_s + config.lease_s, clock=clock)
-    leases = Leases(duration_s=config.lease_s)
+    shared = store if isinstance(store, PostgresJobStore) else None
+    live_s = config.limits.claim_wait_s + config.lease_s
+    workers = Workers(ledger, live_s=live_s, shared=shared is not None, clock=clock)
+    leases: Leases = (
+        MemoryLeases(duration_s=config.lease_s)
+        if shared is None
+        else StoredLeases(ledger, shared, duration_s=config.lease_s)
+    )
     dispatcher = Dispatcher(ledger, workers, leases, background, on_expiry=metrics.lease_expired)
     admission = Admission(blobs, config.limits, store, clock)
     holdings = Holdings(ledger, admission, kept=policy is not None)
@@ -124,6 +133,7 @@ async def make_core(
         blobs=BlobServicer(blobs, holdings, StorageQuota(quotas), config.limits, leases=leases, reserve=reserve),
         workers=WorkerServicer(dispatcher, admission, holdings, config.limits),
         dispatcher=dispatcher,
+        sharing=None if shared is None else Sharing(ledger, shared, broker, dispatcher, workers),
         blob_store=blobs,
         retention=_retention(config, ledger, blobs, metrics, clock) if config.keep_days else None,
         broker=broker,

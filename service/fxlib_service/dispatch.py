@@ -19,12 +19,12 @@ from fxlib_service.job import Job, State
 from fxlib_service.leases import Lease, Leases
 from fxlib_service.ledger import Ledger
 from fxlib_service.lifecycle import Claimed, Completed, Failed, LeaseExpired, Released, Reported, Transition
-from fxlib_service.stores.base import Head, Worker
+from fxlib_service.stores.base import Worker
 from fxlib_service.workers import Workers
 
 _SWEEP_S: Final = 0.5
 _LATE_S: Final = 1.0
-_REMEMBERED_NAMESPACES: Final = 1_000
+_AWAY_S: Final = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,6 @@ class Dispatcher:
         self._background = background
         self._on_expiry = on_expiry
         self._wakeups: defaultdict[str, Wakeups] = defaultdict(Wakeups)
-        self._served: dict[str, float] = {}
         self._turn = asyncio.Lock()
         self._closed = False
 
@@ -134,15 +133,24 @@ class Dispatcher:
         job = transition.job
         if job.state is not State.RUNNING:
             self.leases.end(job.id)
-            self._wakeups[job.torch_version].wake_one(job.where)
+            self.wake(job)
 
-    def check_holder(self, job_id: str, principal: str) -> None:
+    def wake(self, job: Job) -> None:
+        """Wake a worker that could take this job, or one that waited for it."""
+        self._wakeups[job.torch_version].wake_one(job.where)
+
+    def wake_all(self) -> None:
+        """Wake all waiting workers."""
+        for wakeups in self._wakeups.values():
+            wakeups.wake_all()
+
+    async def check_holder(self, job_id: str, principal: str) -> None:
         """Refuse every caller but the one that the job is leased to, even one that has the lease's token.
 
         Raises:
             ServiceError: LEASE_LOST.
         """
-        if self.leases.holder(job_id) not in ("", principal):
+        if await self.leases.holder(job_id) not in ("", principal):
             raise ServiceError(Code.LEASE_LOST, f"job {job_id} is not leased under this token")
 
     async def claim(self, worker: Worker, *, wait_s: float, principal: str = "") -> Grant | None:
@@ -165,9 +173,9 @@ class Dispatcher:
         Raises:
             ServiceError: JOB_NOT_FOUND or LEASE_LOST.
         """
-        lease = self.leases.extend(job_id, token)
+        lease = await self.leases.extend(job_id, token)
         if lease is not None:
-            self._workers.touch(lease.worker_id)
+            await self._workers.touch(lease.worker_id)
             return True
         job = await self._ledger.get(job_id)
         if job.token == token and job.state is State.CANCELLED:
@@ -180,9 +188,9 @@ class Dispatcher:
         Raises:
             ServiceError: JOB_NOT_FOUND or LEASE_LOST.
         """
-        lease = self.leases.extend(job_id, said.token)
+        lease = await self.leases.extend(job_id, said.token)
         if lease is not None:
-            self._workers.touch(lease.worker_id)
+            await self._workers.touch(lease.worker_id)
         return await self._ledger.apply(job_id, said)
 
     async def complete(self, job_id: str, said: Completed) -> None:
@@ -216,7 +224,12 @@ class Dispatcher:
             late = time.monotonic() - planned
             if late > _LATE_S:
                 self.leases.postpone(late)
-            await self.expire(self.leases.take_expired())
+            try:
+                expired = await self.leases.take_expired()
+            except ServiceError:  # the database is away; that it is was logged
+                await asyncio.sleep(_AWAY_S)
+            else:
+                await self.expire(expired)
 
     async def expire(self, leases: Sequence[Lease]) -> None:
         """End leases whose deadline has passed. One that cannot be ended now gets a new deadline."""
@@ -242,8 +255,7 @@ class Dispatcher:
     def close(self) -> None:
         """Wake all waiting workers, whose claims then return without a job."""
         self._closed = True
-        for wakeups in self._wakeups.values():
-            wakeups.wake_all()
+        self.wake_all()
 
     async def _claim_surely(self, worker: Worker, principal: str) -> Grant | None:
         """Claim; if the caller leaves meanwhile, the job that it would have got goes back to the queue."""
@@ -262,22 +274,18 @@ class Dispatcher:
         if self._closed:
             return None
         async with self._turn:
-            heads = await self._ledger.read(self._ledger.store.heads, worker.torch_version)
-            for head in self._in_order([each for each in heads if may_run(each.where, worker.labels)]):
+            while True:
+                heads = await self._ledger.read(self._ledger.store.heads, worker.torch_version)
+                fitting = [each for each in heads if may_run(each.where, worker.labels)]
+                if not fitting:
+                    return None
+                head = min(fitting, key=lambda head: (head.running, head.served_at, head.number))
                 token = secrets.token_hex(16)
-                lease = Lease(job_id=head.job_id, token=token, worker_id=worker.id, principal=principal)
                 claimed = Claimed(worker_id=worker.id, token=token, hardware=worker.hardware, principal=principal)
-                job = (await self._ledger.apply(head.job_id, claimed)).job
-                if job.token == lease.token:  # otherwise the job was cancelled meanwhile
-                    self.leases.grant(lease)
-                    self._served.pop(head.namespace, None)
-                    self._served[head.namespace] = time.monotonic()
-                    if len(self._served) > _REMEMBERED_NAMESPACES:
-                        del self._served[next(iter(self._served))]
-                    request = await self._ledger.read(self._ledger.store.request_of, job.id)
-                    places = {frozenset(each.where.items()): each.where for each in heads}
-                    return Grant(job=job, request=request, others=list(places.values()))
-            return None
-
-    def _in_order(self, heads: Sequence[Head]) -> list[Head]:
-        return sorted(heads, key=lambda head: (head.running, self._served.get(head.namespace, 0.0), head.number))
+                job = await self._ledger.claim(head.job_id, claimed, lease_s=self.leases.duration_s)
+                if job is None:  # it was cancelled meanwhile, or another service's worker got it
+                    continue
+                self.leases.grant(Lease(job_id=job.id, token=token, worker_id=worker.id, principal=principal))
+                request = await self._ledger.read(self._ledger.store.request_of, job.id)
+                places = {frozenset(each.where.items()): each.where for each in heads}
+                return Grant(job=job, request=request, others=list(places.values()))

@@ -44,6 +44,16 @@ class EventBroker:
         for subscription in self._subscriptions.get(job_id, ()):
             subscription.offer(event)
 
+    def watched(self, job_id: str) -> bool:
+        """Whether a job has watchers."""
+        return job_id in self._subscriptions
+
+    def missed(self) -> None:
+        """Send all watchers back to the store: events may have been missed."""
+        for subscriptions in self._subscriptions.values():
+            for subscription in subscriptions:
+                subscription.offer(None)
+
     @contextmanager
     def subscribe(self, job_id: str) -> Iterator[Subscription]:
         """Subscribe to a job's events for the length of the block."""
@@ -65,6 +75,4 @@ class EventBroker:
     def close(self) -> None:
         """Wake all watchers, which then see that the service is shutting down."""
         self.closed = True
-        for subscriptions in self._subscriptions.values():
-            for subscription in subscriptions:
-                subscription.offer(None)
+        self.missed()

@@ -1,15 +1,19 @@
-"""The deadlines of leases, in memory and on the monotonic clock; the store knows only who holds which job.
+"""The deadlines of leases; the store knows who holds which job.
 
-A restart therefore grants every running job a whole new lease, which its worker extends with the next heartbeat. A step
-of the wall clock ends no lease, and a heartbeat costs no write.
+Where one service owns the store, they are in its memory and on the monotonic clock. A restart therefore grants every
+running job a whole new lease, which its worker extends with the next heartbeat. A step of the wall clock ends no lease,
+and a heartbeat costs no write. Where several services share a database, they are in it (`sharing`).
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from typing_extensions import override
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +26,46 @@ class Lease:
     principal: str = ""
 
 
-class Leases:
+class Leases(ABC):
     """The deadline of each running job's lease.
+
+    Attributes:
+        duration_s: length of a lease, in seconds.
+    """
+
+    duration_s: float
+
+    @abstractmethod
+    def grant(self, lease: Lease) -> None:
+        """Start a lease, whose claim is stored, or restart its time."""
+
+    @abstractmethod
+    async def extend(self, job_id: str, token: str) -> Lease | None:
+        """Restart the time of a job's lease, and return it; None if the job is not leased under this token."""
+
+    @abstractmethod
+    async def holder(self, job_id: str) -> str:
+        """Return the name of the caller that holds a job's lease; "" without a lease or a name."""
+
+    @abstractmethod
+    async def holds(self, token: str) -> bool:
+        """Whether a lease under this token is live."""
+
+    @abstractmethod
+    def end(self, job_id: str) -> None:
+        """Forget the job's lease, if there is one; its end is stored."""
+
+    @abstractmethod
+    def postpone(self, seconds: float) -> None:
+        """Move all deadlines back: time for which the service itself stood still does not count against workers."""
+
+    @abstractmethod
+    async def take_expired(self) -> Sequence[Lease]:
+        """Return the leases whose deadline has passed, each once, for the caller to end."""
+
+
+class MemoryLeases(Leases):
+    """Leases of a service that owns its store.
 
     Args:
         duration_s: length of a lease, in seconds.
@@ -35,37 +77,37 @@ class Leases:
         self._clock = clock
         self._live: dict[str, tuple[Lease, float]] = {}
 
+    @override
     def grant(self, lease: Lease) -> None:
-        """Start a lease, or restart its time."""
         self._live[lease.job_id] = lease, self._clock() + self.duration_s
 
-    def extend(self, job_id: str, token: str) -> Lease | None:
-        """Restart the time of a job's lease, and return it; None if the job is not leased under this token."""
+    @override
+    async def extend(self, job_id: str, token: str) -> Lease | None:
         lease, _ = self._live.get(job_id, (None, 0.0))
         if lease is None or lease.token != token:
             return None
         self.grant(lease)
         return lease
 
-    def holder(self, job_id: str) -> str:
-        """Return the name of the caller that holds a job's lease; "" without a lease or a name."""
+    @override
+    async def holder(self, job_id: str) -> str:
         lease, _ = self._live.get(job_id, (None, 0.0))
         return lease.principal if lease is not None else ""
 
-    def holds(self, token: str) -> bool:
-        """Whether a lease under this token is live."""
+    @override
+    async def holds(self, token: str) -> bool:
         return bool(token) and any(secrets.compare_digest(lease.token, token) for lease, _ in self._live.values())
 
+    @override
     def end(self, job_id: str) -> None:
-        """Forget the job's lease, if there is one."""
         self._live.pop(job_id, None)
 
+    @override
     def postpone(self, seconds: float) -> None:
-        """Move all deadlines back: time for which the service itself stood still does not count against workers."""
         self._live = {job_id: (lease, deadline + seconds) for job_id, (lease, deadline) in self._live.items()}
 
-    def take_expired(self) -> list[Lease]:
-        """Remove and return the leases whose deadline has passed."""
+    @override
+    async def take_expired(self) -> list[Lease]:
         now = self._clock()
         expired = [lease for lease, deadline in self._live.values() if deadline <= now]
         for lease in expired:

@@ -13,7 +13,7 @@ from fxlib_service.clock import Clock
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.events import EventBroker
 from fxlib_service.job import Job
-from fxlib_service.lifecycle import Input, Transition, decide, observe
+from fxlib_service.lifecycle import Claimed, Input, Transition, decide, observe
 from fxlib_service.reserve import Reserve
 from fxlib_service.stores.base import JobStore
 
@@ -106,16 +106,15 @@ class Ledger:
         Raises:
             ServiceError: JOB_NOT_FOUND, or LEASE_LOST.
         """
+        transition = await self._change(self.store.update, job_id, happened)
+        if transition is None:
+            raise job_not_found(job_id)
+        return transition
 
-        async def act() -> Transition:
-            now = self._clock.now()
-            transition = await self.write(self.store.update, job_id, lambda job: decide(job, happened, now))
-            if transition is None:
-                raise job_not_found(job_id)
-            self._tell(transition)
-            return transition
-
-        return await asyncio.shield(self._background.spawn(act()))
+    async def claim(self, job_id: str, claimed: Claimed, *, lease_s: float) -> Job | None:
+        """Lease a job for so many seconds, announce it, and return it; None if it cannot be claimed (any more)."""
+        transition = await self._change(partial(self.store.claim, lease_s=lease_s), job_id, claimed)
+        return None if transition is None else transition.job
 
     async def observe(self, job_id: str, live: bytes, *, went_back: str = "") -> Transition:
         """Store what a launcher tells of its training, and announce that it went back to its original.
@@ -143,6 +142,21 @@ class Ledger:
         self._writer.shutdown()
         self._readers.shutdown()
         self.store.close()
+
+    async def _change(
+        self,
+        change: Callable[[str, Callable[[Job], Transition]], Transition | None],
+        job_id: str,
+        happened: Input,
+    ) -> Transition | None:
+        async def act() -> Transition | None:
+            now = self._clock.now()
+            transition = await self.write(change, job_id, lambda job: decide(job, happened, now))
+            if transition is not None:
+                self._tell(transition)
+            return transition
+
+        return await asyncio.shield(self._background.spawn(act()))
 
     def _tell(self, transition: Transition) -> None:
         if transition.event is not None:

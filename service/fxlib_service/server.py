@@ -30,6 +30,7 @@ from fxlib_service.errors import ServiceError
 from fxlib_service.interceptor import CallInterceptor
 from fxlib_service.metrics_page import metrics_app, pages
 from fxlib_service.reserve import Reserve
+from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
 from fxlib_service.tls_files import TlsFiles
 
@@ -73,11 +74,10 @@ class Server:
             FxlibError: an address, a file or the database cannot be used.
         """
         config = self._config
-        url = config.database_url or f"sqlite:///{config.data / 'service.sqlite'}"
         reserve, clock = Reserve(config.data, config.reserve_bytes), Clock(config.data)
-        store = await asyncio.to_thread(reserve.within, partial(SqlJobStore, url))
+        store = await asyncio.to_thread(reserve.within, partial(_store, config))
         await asyncio.to_thread(reserve.refill)
-        blobs, policy = FolderBlobStore(config.data, clock), self._authenticator.policy
+        blobs, policy = FolderBlobStore(config.blobs or config.data, clock), self._authenticator.policy
         core = self._core = await make_core(config, store, blobs, policy, clock=clock, reserve=reserve)
         timeout_s = config.limits.call_timeout_s
         calls = CallInterceptor(core.metrics, self._authenticator, core.in_flight, timeout_s=timeout_s)
@@ -88,6 +88,7 @@ class Server:
             asyncio.create_task(each)
             for each in (
                 core.dispatcher.sweep(),
+                *(() if core.sharing is None else (core.sharing.follow(), core.sharing.recall())),
                 self._tidy(core),
                 core.checks.warm(),
                 self._access.follow(calls.recheck),
@@ -231,6 +232,13 @@ class Server:
             except ServiceError:
                 logger.exception("the periodic cleanup failed; it runs again in %.0f s", _TIDY_S)
             await asyncio.sleep(_TIDY_S)
+
+
+def _store(config: Config) -> SqlJobStore:
+    url = config.database_url
+    if url.startswith("postgresql"):
+        return PostgresJobStore(url)
+    return SqlJobStore(url or f"sqlite:///{config.data / 'service.sqlite'}")
 
 
 class _DataLock:

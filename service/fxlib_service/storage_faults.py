@@ -39,16 +39,23 @@ def translated() -> Iterator[None]:
     Errors of SQL itself (a constraint, a statement that is wrong) are the service's own, and pass as they are.
 
     Raises:
-        ServiceError: STORAGE_FULL or STORAGE_UNAVAILABLE.
+        ServiceError: STORAGE_FULL or STORAGE_UNAVAILABLE; INVALID_REQUEST for a value that the database cannot hold.
     """
     try:
         yield
-    except (sa.exc.IntegrityError, sa.exc.ProgrammingError, sa.exc.DataError):
+    except (sa.exc.IntegrityError, sa.exc.ProgrammingError):
         raise
+    except sa.exc.DataError as error:  # PostgreSQL has no text with a NUL in it
+        raise ServiceError(Code.INVALID_REQUEST, f"the database cannot hold this: {error.orig}") from error
     except (OSError, sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
         refusal = refusal_of(error)
-        logger.warning("%s: %s", refusal.code.name, refusal)
+        logger.warning("%s: %s", refusal.code.name, in_full(error))
         raise refusal from error
+
+
+def in_full(error: BaseException | None) -> str:
+    """Return in one line what went wrong, as the operator is told it: also where the database was looked for."""
+    return " ".join(str(getattr(error, "orig", None) or error).split())
 
 
 def _is_full(error: OSError | sa.exc.SQLAlchemyError) -> bool:
@@ -60,7 +67,10 @@ def _is_full(error: OSError | sa.exc.SQLAlchemyError) -> bool:
 
 
 def _words(error: OSError | sa.exc.SQLAlchemyError) -> str:
-    """Return what went wrong, without the statement and its parameters."""
+    """Return what went wrong, without the statement and its parameters, and without the database's address."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
-    return str(getattr(error, "orig", None) or error)
+    cause = getattr(error, "orig", None)
+    if diagnosis := getattr(cause, "diag", None):  # PostgreSQL's words, if it came to any
+        return diagnosis.message_primary or "the database is away"
+    return str(cause or error)

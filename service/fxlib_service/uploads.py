@@ -123,7 +123,10 @@ class Uploads:
             raise ServiceError(Code.BLOB_CORRUPT, message)
         if not fresh:
             return committed
-        return await _written(partial(self._store.append, blob.sha256, fresh, owner=owner), reserve)
+        add = partial(self._store.append, blob.sha256, fresh, at=committed, owner=owner)
+        if (size := await _written(add, reserve)) == committed + len(fresh):
+            return size
+        return await self._add(blob, owner, position, chunk, reserve)  # another service has added to it meanwhile
 
     async def _next(self, more: AsyncIterator[blobs_pb2.WriteRequest], left_s: float) -> blobs_pb2.WriteRequest | None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from fxlib_service.stores.base import Worker
 _SHOWN: Final = 5
 _FORGET_S: Final = 7 * 24 * 3600.0
 _STORE_EVERY_S: Final = 60.0
+_SHARE_EVERY_S: Final = 15.0
 
 
 class Workers:
@@ -22,6 +24,8 @@ class Workers:
 
     Args:
         ledger: gives access to the store.
+        shared: whether other services have workers in the same store: then this one stores what it hears every 15
+            seconds, and `recall` brings what the others heard.
         live_s: seconds of silence after which a worker no longer counts as live.
         clock: stamps what is stored, and judges its age.
         steady: returns a time that never jumps, in seconds, by which silence is measured.
@@ -32,11 +36,14 @@ class Workers:
         ledger: Ledger,
         *,
         live_s: float,
+        shared: bool = False,
         clock: Clock | None = None,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
         self._live_s = live_s
+        self._shared = shared
+        self._store_every_s = _SHARE_EVERY_S if shared else _STORE_EVERY_S
         self._clock = clock or Clock()
         self._steady = steady
         self._workers: dict[str, Worker] = {}
@@ -44,28 +51,33 @@ class Workers:
         self._stored_at: dict[str, float] = {}
 
     async def recall(self) -> None:
-        """Load the stored workers."""
+        """Load the stored workers, but those that this service has heard from later."""
+        stored = await self._ledger.read(self._ledger.store.workers)
         now, wall = self._steady(), self._clock.now()
-        self._workers = {worker.id: worker for worker in await self._ledger.read(self._ledger.store.workers)}
-        self._heard_at = {each.id: now - max(0.0, wall - each.seen_at) for each in self._workers.values()}
+        for worker in stored:
+            heard_at = now - max(0.0, wall - worker.seen_at)
+            if heard_at > self._heard_at.get(worker.id, -math.inf):
+                self._workers[worker.id], self._heard_at[worker.id] = worker, heard_at
 
     async def see(self, worker: Worker) -> None:
-        """Record a worker's description of itself; it is stored when it changed, and once a minute otherwise."""
+        """Record a worker's description of itself; it is stored when it changed, and now and then otherwise."""
         now, wall = self._steady(), self._clock.now()
         known = self._workers.get(worker.id)
         self._workers[worker.id] = replace(worker, seen_at=wall)
         self._heard_at[worker.id] = now
         same = known is not None and replace(known, seen_at=0.0) == replace(worker, seen_at=0.0)
-        if same and now - self._stored_at.get(worker.id, -_STORE_EVERY_S) < _STORE_EVERY_S:
+        if same and now - self._stored_at.get(worker.id, -math.inf) < self._store_every_s:
             return
         self._stored_at[worker.id] = now
         self._forget(now - _FORGET_S)
         forgotten = self._clock.before(_FORGET_S)
         await self._ledger.write(self._ledger.store.see, replace(worker, seen_at=wall), forget_before=forgotten)
 
-    def touch(self, worker_id: str) -> None:
+    async def touch(self, worker_id: str) -> None:
         """Record that a worker was just heard from."""
-        if worker_id in self._workers:
+        if worker_id in self._workers and self._shared:
+            await self.see(self._workers[worker_id])
+        elif worker_id in self._workers:
             self._workers[worker_id] = replace(self._workers[worker_id], seen_at=self._clock.now())
             self._heard_at[worker_id] = self._steady()
 

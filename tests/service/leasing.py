@@ -2,6 +2,7 @@
 
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_service.core import Core
+from fxlib_service.leases import MemoryLeases
 from tests.service.support import (
     claim,
 )
@@ -21,5 +22,6 @@ async def leased(core: Core, who: jobs_pb2.WorkerInfo | None = None) -> workers_
 def pass_time(core: Core, seconds: float) -> None:
     """Put the clock of the leases forward."""
     leases = core.dispatcher.leases
+    assert isinstance(leases, MemoryLeases)
     before = leases._clock
     leases._clock = lambda: before() + seconds

@@ -37,8 +37,10 @@ class MemoryBlobStore(BlobStore):
         return len(self._partials.get((sha256, owner), (b"", 0.0))[0])
 
     @override
-    def append(self, sha256: str, data: bytes, *, owner: str = "") -> int:
+    def append(self, sha256: str, data: bytes, *, at: int | None = None, owner: str = "") -> int:
         partial, _ = self._partials.get((sha256, owner), (bytearray(), 0.0))
+        if at not in (None, len(partial)):
+            return len(partial)
         partial += data
         self._partials[sha256, owner] = partial, time.monotonic()
         return len(partial)

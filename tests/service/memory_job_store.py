@@ -67,6 +67,13 @@ class MemoryJobStore(JobStore):
             return transition
 
     @override
+    def claim(self, job_id: str, decide: Callable[[Job], Transition], *, lease_s: float) -> Transition | None:
+        with self._lock:
+            job = self.get(job_id)
+            free = job is not None and job.state is State.QUEUED and (job.fresh or job.cache_key not in self._busy())
+            return self.update(job_id, decide) if free else None
+
+    @override
     def get(self, job_id: str) -> Job | None:
         with self._lock:
             entry = self._entries.get(job_id)
@@ -138,7 +145,7 @@ class MemoryJobStore(JobStore):
     def heads(self, torch_version: str) -> Sequence[Head]:
         with self._lock:
             running = Counter(job.namespace for job in self._in(State.RUNNING))
-            busy = {job.cache_key for job in self._in(State.RUNNING) if not job.fresh}
+            busy = self._busy()
             heads: dict[tuple[str, frozenset[tuple[str, str]]], Head] = {}
             for entry in self._entries.values():
                 job = entry.job
@@ -151,6 +158,7 @@ class MemoryJobStore(JobStore):
                         job_id=job.id,
                         namespace=job.namespace,
                         running=running[job.namespace],
+                        served_at=self._served_at(job.namespace),
                         where=job.where,
                     )
             return list(heads.values())
@@ -227,6 +235,14 @@ class MemoryJobStore(JobStore):
 
     def _in(self, state: State) -> list[Job]:
         return [entry.job for entry in self._entries.values() if entry.job.state is state]
+
+    def _busy(self) -> set[str]:
+        return {job.cache_key for job in self._in(State.RUNNING) if not job.fresh}
+
+    def _served_at(self, namespace: str) -> float:
+        jobs = (entry.job for entry in self._entries.values())
+        claimed = (job.started_at or 0.0 for job in jobs if job.namespace == namespace and not job.cached)
+        return max(claimed, default=0.0)
 
     def _answered(self) -> list[Job]:
         jobs = [job for job in self._in(State.SUCCEEDED) if not job.cached]

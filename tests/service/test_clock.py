@@ -185,8 +185,8 @@ async def test_no_lease_expires_for_a_jump() -> None:
         lease = await leased(core)
         host.wall += YEAR_S
         await asyncio.sleep(0.01)
-        assert core.dispatcher.leases.take_expired() == []
-        assert core.dispatcher.leases.holds(lease.token)
+        assert await core.dispatcher.leases.take_expired() == []
+        assert await core.dispatcher.leases.holds(lease.token)
 
 
 def test_a_file_is_stamped_with_the_service_s_own_clock(tmp_path: Path) -> None:

@@ -10,14 +10,22 @@ from fxlib_service.errors import ServiceError
 from fxlib_service.job import Failure, State
 from fxlib_service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide, observe
 from fxlib_service.stores.base import Filter, JobStore, QueueFullError, Stats, Worker
+from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
 from tests.service.memory_job_store import MemoryJobStore
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobStore]:
-    made = MemoryJobStore() if request.param == "memory" else SqlJobStore(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
+    made: JobStore
+    match request.param:
+        case "memory":
+            made = MemoryJobStore()
+        case "sqlite":
+            made = SqlJobStore(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
+        case _:
+            made = PostgresJobStore(request.getfixturevalue("postgres").url())
     yield made
     made.close()
 
@@ -161,6 +169,24 @@ def test_a_job_waits_while_an_equal_one_runs_unless_it_must_be_fresh(store: JobS
     assert [each.id for each in store.duplicates("k")] == [duplicate.id]
     happen(store, first.id, Cancelled())
     assert heads(store) == sorted([duplicate.id, fresh.id])
+
+
+def test_a_job_is_claimed_once_and_not_beside_an_equal_one(store: JobStore) -> None:
+    first, equal, fresh = add(store), add(store, namespace="b"), add(store, fresh=True)
+
+    def claim(job_id: str, now: float) -> str | None:
+        transition = store.claim(job_id, lambda known: decide(known, claimed(), now), lease_s=30.0)
+        return None if transition is None else transition.job.id
+
+    assert claim("none", 50.0) is None
+    assert claim(first.id, 50.0) == first.id
+    assert (claim(first.id, 50.0), claim(equal.id, 50.0)) == (None, None)
+    assert {head.namespace: head.served_at for head in store.heads("2.13.0")} == {"default": 50.0}
+    assert claim(fresh.id, 60.0) == fresh.id
+    happen(store, first.id, Cancelled())
+    assert claim(equal.id, 70.0) == equal.id
+    add(store, cache_key="other")
+    assert {head.namespace: head.served_at for head in store.heads("2.13.0")} == {"default": 60.0}
 
 
 def test_running_jobs_are_known(store: JobStore) -> None:

@@ -7,7 +7,7 @@ import pytest
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_service.core import Core
 from fxlib_service.errors import Code, ServiceError
-from fxlib_service.leases import Lease, Leases
+from fxlib_service.leases import Lease, MemoryLeases
 from tests.service.leasing import leased, pass_time, report
 from tests.service.memory_blob_store import MemoryBlobStore
 from tests.service.memory_job_store import MemoryJobStore
@@ -61,13 +61,13 @@ async def test_heartbeats_and_reports_keep_a_lease() -> None:
         lease = await leased(core)
         for turn in range(10):
             pass_time(core, 200)
-            assert core.dispatcher.leases.take_expired() == []
+            assert await core.dispatcher.leases.take_expired() == []
             if turn % 2:
                 assert await heartbeat(core, lease)
             else:
                 await report(core, lease)
         pass_time(core, 301)
-        assert [each.job_id for each in core.dispatcher.leases.take_expired()] == [lease.job_id]
+        assert [each.job_id for each in await core.dispatcher.leases.take_expired()] == [lease.job_id]
 
 
 async def test_a_job_that_loses_three_workers_fails_and_says_so() -> None:
@@ -139,20 +139,20 @@ async def test_a_job_whose_lease_cannot_be_ended_now_is_taken_back_later(monkeyp
         assert await heartbeat(core, lease)
 
 
-def test_a_lease_lasts_from_its_last_word_and_is_not_shortened_by_what_the_service_slept() -> None:
+async def test_a_lease_lasts_from_its_last_word_and_is_not_shortened_by_what_the_service_slept() -> None:
     now = [0.0]
-    leases = Leases(duration_s=10.0, clock=lambda: now[0])
+    leases = MemoryLeases(duration_s=10.0, clock=lambda: now[0])
     lease = Lease(job_id="j", token="t", worker_id="w")
     leases.grant(lease)
     now[0] = 9.0
-    assert leases.extend("j", "t") == lease
-    assert leases.extend("j", "other") is None
-    assert leases.extend("other", "t") is None
+    assert await leases.extend("j", "t") == lease
+    assert await leases.extend("j", "other") is None
+    assert await leases.extend("other", "t") is None
     now[0] = 18.9
-    assert leases.take_expired() == []
+    assert await leases.take_expired() == []
     leases.postpone(5.0)
     now[0] = 23.9
-    assert leases.take_expired() == []
+    assert await leases.take_expired() == []
     now[0] = 24.0
-    assert leases.take_expired() == [lease]
-    assert leases.extend("j", "t") is None
+    assert await leases.take_expired() == [lease]
+    assert await leases.extend("j", "t") is None

@@ -17,10 +17,11 @@ def test_the_defaults_are_the_configuration_s() -> None:
 
 def test_every_option_reaches_the_configuration() -> None:
     options = (
-        "--data d --listen 10.0.0.1:1 --metrics [::1]:2 --database sqlite:///x --tls-cert c --tls-key k --client-ca a "
-        "--insecure --policy p --token-file t --ready-file r --lease-seconds 3 --max-queued 4 --max-blob-bytes 5 "
-        "--max-graph-nodes 6 --abandon-uploads-seconds 7 --keep-days 10 --reserve-bytes 11 "
-        "--shutdown-grace-seconds 8 --model-labels 9 --audit-log l --tcp-only --max-in-flight-bytes 100000000"
+        "--data d --listen 10.0.0.1:1 --metrics [::1]:2 --database sqlite:///x --blobs e "
+        "--tls-cert c --tls-key k --client-ca a --insecure --policy p --token-file t --ready-file r "
+        "--lease-seconds 3 --max-queued 4 --max-blob-bytes 5 --max-graph-nodes 6 --abandon-uploads-seconds 7 "
+        "--keep-days 10 --reserve-bytes 11 --shutdown-grace-seconds 8 --model-labels 9 --audit-log l --tcp-only "
+        "--max-in-flight-bytes 100000000"
     )
     config = parse(options.split())
     assert config.listen == Address(host="10.0.0.1", port=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from fxlib.errors import FxlibError
 from fxlib_service.errors import ServiceError
 from fxlib_service.lifecycle import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
 from fxlib_service.stores.base import Filter, JobStore, QueueFullError, Worker
+from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
 from tests.service.memory_job_store import MemoryJobStore
@@ -41,21 +43,26 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
         SqlJobStore(f"sqlite:///{path}")
 
 
-def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.sqlite"
-    store = SqlJobStore(f"sqlite:///{path}")
+@pytest.mark.parametrize("kind", [SqlJobStore, PostgresJobStore])
+def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(
+    kind: type[SqlJobStore], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    shared = kind is PostgresJobStore
+    url = request.getfixturevalue("postgres").url() if shared else f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    store = kind(url)
     stored = happen(store, add(store, request=b"asked").id, claimed(), DONE)
+    with store._write.begin() as db:
+        db.exec_driver_sql("drop index jobs_by_turn")
+        for column in ("asked_by", "asked_from", "measured_by", "labels_asked", "leased_until"):
+            db.exec_driver_sql(f"alter table jobs drop column {column}")
+        for column in ("containment", "labels"):
+            db.exec_driver_sql(f"alter table workers drop column {column}")
+        db.exec_driver_sql("alter table fxlib_about drop column swept_at")
+        db.exec_driver_sql("drop table holdings")
+        db.exec_driver_sql("update fxlib_about set schema_version = 1")
     store.close()
-    with sqlite3.connect(path) as db:
-        for column in ("asked_by", "asked_from", "measured_by"):
-            db.execute(f"alter table jobs drop column {column}")
-        db.execute("alter table jobs drop column labels_asked")
-        db.execute("alter table workers drop column containment")
-        db.execute("alter table workers drop column labels")
-        db.execute("drop table holdings")
-        db.execute("update fxlib_about set schema_version = 1")
-    db.close()
-    again = SqlJobStore(f"sqlite:///{path}")
+    again = kind(url)
+    assert "jobs_by_turn" in {each["name"] for each in sa.inspect(again._write).get_indexes("jobs")}
     assert again.get(stored.id) == stored
     assert (again.request_of(stored.id), again.result_of(stored.id)) == (b"asked", DONE.result)
     again.hold("ads", {"a" * 64: 5})
@@ -63,7 +70,7 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(tm
     again.see(Worker(id="w", torch_version="2.13.0", hardware="cpu", containment="isolated"), forget_before=0.0)
     assert [worker.containment for worker in again.workers()] == ["isolated"]
     again.close()
-    SqlJobStore(f"sqlite:///{path}").close()  # the next start finds it up to date
+    kind(url).close()  # the next start finds it up to date
 
 
 @pytest.mark.parametrize("url", ["nonsense", "postgresql+nodriver://host/db", "sqlite:////no/such/folder/jobs.sqlite"])

@@ -52,8 +52,12 @@ class BlobStore(ABC):
         """Return how many bytes of an unfinished upload are stored."""
 
     @abstractmethod
-    def append(self, sha256: str, data: bytes, *, owner: str = "") -> int:
-        """Append to an unfinished upload, and return its new size in bytes."""
+    def append(self, sha256: str, data: bytes, *, at: int | None = None, owner: str = "") -> int:
+        """Append to an unfinished upload, and return its new size in bytes.
+
+        Nothing is added to one that does not have `at` bytes (if given): another service, which shares the store, has
+        added to it meanwhile.
+        """
 
     @abstractmethod
     def partials(self, owner: str) -> Mapping[str, int]:
@@ -68,7 +72,7 @@ class BlobStore(ABC):
         """Turn an unfinished upload into a durable blob, or delete it if its bytes are not that blob's.
 
         Raises:
-            ServiceError: BLOB_CORRUPT, if size or digest differ.
+            ServiceError: BLOB_CORRUPT, if size or digest differ; BLOB_OFFSET, if another service has just done it.
         """
 
     @abstractmethod

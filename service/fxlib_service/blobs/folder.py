@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -21,12 +23,15 @@ from fxlib_service.storage_faults import translated
 
 _PIECE: Final = 1 << 20
 """Number of bytes that are checked at a time."""
+_RETRY_S: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class FolderBlobStore(BlobStore):
     """Keeps blobs as files, which are renamed into place once checked and synced; a file's mtime is its last use.
+
+    Several services may share a folder whose file system has locks for all of them.
 
     Args:
         root: the data folder.
@@ -61,10 +66,14 @@ class FolderBlobStore(BlobStore):
                 return 0
 
     @override
-    def append(self, sha256: str, data: bytes, *, owner: str = "") -> int:
+    def append(self, sha256: str, data: bytes, *, at: int | None = None, owner: str = "") -> int:
         partial = self._partial(sha256, owner)
         with translated(), partial.open("ab", buffering=0) as file:
+            if not _locked(file, partial):
+                return 0
             before, left = file.tell(), memoryview(data)
+            if at not in (None, before):
+                return before
             try:
                 while left:
                     left = left[file.write(left) :]
@@ -95,17 +104,22 @@ class FolderBlobStore(BlobStore):
         partial, path = self._partial(blob.sha256, owner), self._path(blob.sha256)
         with translated():
             with partial.open("ab+") as file:
+                mine = _locked(file, partial)
                 file.seek(0)
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 size = file.tell()
-                if size == blob.size and digest == blob.sha256:
-                    os.fsync(file.fileno())
-            if size != blob.size or digest != blob.sha256:
-                partial.unlink()
-                raise ServiceError(Code.BLOB_CORRUPT, f"{size} bytes received are not blob {blob.sha256}")
-            path.parent.mkdir(exist_ok=True)
-            self._stamp(partial)
-            partial.rename(path)
+                if not mine or (size == 0 and blob.size):
+                    if mine:
+                        partial.unlink()
+                    message = f"blob {blob.sha256} was completed by another service"
+                    raise ServiceError(Code.BLOB_OFFSET, message, retry_after_s=_RETRY_S)
+                if size != blob.size or digest != blob.sha256:
+                    partial.unlink()
+                    raise ServiceError(Code.BLOB_CORRUPT, f"{size} bytes received are not blob {blob.sha256}")
+                os.fsync(file.fileno())
+                path.parent.mkdir(exist_ok=True)
+                self._stamp(partial)
+                partial.rename(path)
             for folder in (path.parent, self._blobs):
                 _sync_folder(folder)
 
@@ -165,11 +179,16 @@ class FolderBlobStore(BlobStore):
     @override
     def delete(self, sha256: str, *, older_than_s: float) -> bool:
         path, limit = self._path(sha256), self._clock.before(older_than_s)
+        aside = self._partials / f"{sha256}..deleted"  # no namespace begins with a dot
         with translated(), self._uses:
             try:
                 if path.stat().st_mtime > limit:
                     return False
-                path.unlink()
+                path.rename(aside)
+                if aside.stat().st_mtime > limit:  # another service, which shares the folder, has just used it
+                    aside.rename(path)
+                    return False
+                aside.unlink()
             except FileNotFoundError:
                 return False
         return True
@@ -197,6 +216,14 @@ def _digest(file: BinaryIO) -> str:
             raise
         return ""
     return digest.hexdigest()
+
+
+def _locked(file: BinaryIO | FileIO, path: Path) -> bool:
+    """Keep other services out of a file until it is closed; return whether it is still the one of its name."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    with suppress(FileNotFoundError):
+        return os.fstat(file.fileno()).st_ino == path.stat().st_ino
+    return False
 
 
 def _sync_folder(folder: Path) -> None:

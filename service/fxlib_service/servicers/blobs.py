@@ -83,7 +83,7 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
             raise invalid("blob", "nothing was sent")
         blob = self._checked(first.blob, "blob")
         namespace = caller_of(context).namespace
-        leased = self._leases.holds(lease_of(context))
+        leased = await self._leases.holds(lease_of(context))
         if self._reserve is not None and not leased:
             await asyncio.to_thread(self._reserve.check)
         if namespace is None or await self._holdings.has(namespace, blob.sha256):

@@ -67,14 +67,14 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     @override
     async def Heartbeat(self, request: workers_pb2.HeartbeatRequest, context: Context) -> workers_pb2.HeartbeatResponse:
         """Keep a lease alive."""
-        self._dispatcher.check_holder(request.job_id, caller_of(context).name)
+        await self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         alive = await self._dispatcher.heartbeat(request.job_id, request.token)
         return workers_pb2.HeartbeatResponse(cancelled=not alive, duration_s=self._dispatcher.leases.duration_s)
 
     @override
     async def Report(self, request: workers_pb2.ReportRequest, context: Context) -> workers_pb2.ReportResponse:
         """Add a progress event to the job's history."""
-        self._dispatcher.check_holder(request.job_id, caller_of(context).name)
+        await self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         check_report(request.phase, request.progress)
         report = Reported(
             token=request.token, phase=request.phase, message=clip(request.message), progress=request.progress
@@ -85,7 +85,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     @override
     async def Complete(self, request: workers_pb2.CompleteRequest, context: Context) -> workers_pb2.CompleteResponse:
         """End the job with an answer, or with the failure that prevented one."""
-        self._dispatcher.check_holder(request.job_id, caller_of(context).name)
+        await self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         match request.WhichOneof("outcome"):
             case "result":
                 result = request.result.SerializeToString(deterministic=True)
@@ -108,7 +108,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     @override
     async def Release(self, request: workers_pb2.ReleaseRequest, context: Context) -> workers_pb2.ReleaseResponse:
         """Put the job back into the queue."""
-        self._dispatcher.check_holder(request.job_id, caller_of(context).name)
+        await self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         await self._dispatcher.tell(request.job_id, Released(token=request.token))
         return workers_pb2.ReleaseResponse()
 

@@ -25,13 +25,15 @@ class Filter:
 class Head:
     """The next job of a namespace that may run `where`; `number` orders jobs by acceptance.
 
-    `running` counts the running jobs of the namespace.
+    `running` counts the running jobs of the namespace. A worker last claimed one of its jobs at `served_at`, in seconds
+    since the epoch.
     """
 
     number: int
     job_id: str
     namespace: str
     running: int
+    served_at: float = 0.0
     where: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -83,7 +85,7 @@ class JobStore(ABC):
     """Keeps jobs, their histories and payloads, the known workers, and which namespace has which blobs.
 
     Each method is one transaction, and what it writes is durable when it returns. Methods may be called from any
-    thread; one process owns a store.
+    thread. One process owns a store, unless the store says that several may share it.
     """
 
     @abstractmethod
@@ -97,6 +99,10 @@ class JobStore(ABC):
     @abstractmethod
     def update(self, job_id: str, decide: Callable[[Job], Transition]) -> Transition | None:
         """Read the job, decide, store what follows; None if there is no such job. Nothing comes between."""
+
+    @abstractmethod
+    def claim(self, job_id: str, decide: Callable[[Job], Transition], *, lease_s: float) -> Transition | None:
+        """Do as `update`, with a lease of so many seconds; None if the job cannot be claimed (any more)."""
 
     @abstractmethod
     def get(self, job_id: str) -> Job | None:

@@ -12,12 +12,20 @@ import sqlalchemy as sa
 from fxlib_service.job import Event, Failure, Job, State
 from fxlib_service.stores.base import Worker
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the tables below. Tables of earlier versions are migrated at start-up, and later ones refused."""
 
 metadata: Final = sa.MetaData()
 
-about = sa.Table("fxlib_about", metadata, sa.Column("schema_version", sa.Integer, nullable=False))
+about = sa.Table(
+    "fxlib_about",
+    metadata,
+    sa.Column("schema_version", sa.Integer, nullable=False),
+    # When any of the services that share the database last looked for expired leases, by the database's clock.
+    sa.Column("swept_at", sa.Double, nullable=False, server_default="0"),
+)
+
+_CACHED: Final = sa.column("cached", sa.Boolean)
 
 jobs = sa.Table(
     "jobs",
@@ -51,11 +59,14 @@ jobs = sa.Table(
     sa.Column("asked_from", sa.String(256), nullable=False, server_default=""),
     sa.Column("measured_by", sa.String(64), nullable=False, server_default=""),
     sa.Column("labels_asked", sa.Text, nullable=False, server_default=""),  # of the worker, as `labels_to_text`
+    # When the lease of a running job ends, by the database's clock, where several services share the database.
+    sa.Column("leased_until", sa.Double, nullable=False, server_default="0"),
     sa.UniqueConstraint("namespace", "request_id"),
     sa.Index("jobs_by_state", "state", "torch_version", "namespace", "number"),
     sa.Index("jobs_by_key", "cache_key", "state"),
     sa.Index("jobs_by_finish", "state", "finished_at"),
     sa.Index("jobs_by_namespace", "namespace", "number"),
+    sa.Index("jobs_by_turn", "namespace", "started_at", sqlite_where=~_CACHED, postgresql_where=~_CACHED),
     sqlite_autoincrement=True,
 )
 
@@ -116,18 +127,21 @@ Row = sa.RowMapping
 
 
 _ADDED: Final = {
-    2: ("jobs asked_by VARCHAR(64)", "jobs asked_from VARCHAR(256)", "jobs measured_by VARCHAR(64)"),
-    3: ("workers containment VARCHAR(64)",),
-    4: ("jobs labels_asked TEXT", "workers labels TEXT"),
+    2: (jobs.c.asked_by, jobs.c.asked_from, jobs.c.measured_by),
+    3: (workers.c.containment,),
+    4: (jobs.c.labels_asked, workers.c.labels),
+    5: (jobs.c.leased_until, about.c.swept_at),
 }
-"""The columns that a version has beyond the one before: table, name and type."""
+"""The columns that a version has beyond the one before."""
 
 
 def migrate(db: sa.Connection, version: int) -> None:
-    """Add the columns that later versions have beyond an earlier one. New tables exist already."""
-    for added in (each for later in range(version + 1, VERSION + 1) for each in _ADDED[later]):
-        table, _, column = added.partition(" ")
-        db.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {column} NOT NULL DEFAULT ''")
+    """Add the columns and indices that later versions have beyond an earlier one. New tables exist already."""
+    for column in (each for later in range(version + 1, VERSION + 1) for each in _ADDED[later]):
+        described = sa.schema.CreateColumn(column).compile(db)
+        db.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {described}")
+    for index in (each for table in metadata.sorted_tables for each in table.indexes):
+        index.create(db, checkfirst=True)
     db.execute(about.update().values(schema_version=VERSION))
 
 

@@ -1,4 +1,4 @@
-"""The job store in a SQL database: SQLite in a file by default, or whatever database SQLAlchemy supports, by URL."""
+"""The job store in a SQL database, which one process owns: SQLite in a file. `postgres` adds what several share."""
 
 from __future__ import annotations
 
@@ -47,15 +47,37 @@ class SqlJobStore(JobStore):
         Raises:
             FxlibError: the database cannot be used, or its tables are of another version of the service.
         """
-        self._write = _make_engine(url)
+        self._write = self._engine(url)
         self._read = self._write.execution_options(read_only=True)
         try:
             self._prepare()
         except ServiceError as error:
-            raise ServiceError(error.code, f"--database: the database cannot be used: {error}") from error
+            told = storage_faults.in_full(error.__cause__)
+            raise ServiceError(error.code, f"--database: the database cannot be used: {told}") from error
         except sa.exc.SQLAlchemyError as error:
-            told = str(getattr(error, "orig", None) or error)
+            told = storage_faults.in_full(error)
             raise FxlibError(f"the database cannot be used: {told}", where="--database") from error
+
+    def _engine(self, url: str) -> sa.Engine:
+        """Return an engine for a database URL; `sqlite:///FILE` gets write-ahead logging and synced commits.
+
+        Raises:
+            FxlibError: the URL is not valid, or names a driver that is not installed.
+        """
+        try:
+            engine = sa.create_engine(self._parsed(url))
+        except (sa.exc.ArgumentError, ValueError) as error:
+            raise FxlibError(f"the database cannot be used: {error}", where="--database") from error
+        except ModuleNotFoundError as error:
+            hint = 'pip install "fxlib-service[postgres]"'
+            raise FxlibError(f"the database cannot be used: {error}", where="--database", hint=hint) from error
+        if engine.dialect.name == "sqlite":
+            sa.event.listen(engine, "connect", _configure_sqlite)
+            sa.event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _parsed(self, url: str) -> sa.URL:
+        return sa.make_url(url)
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
@@ -67,8 +89,18 @@ class SqlJobStore(JobStore):
         with storage_faults.translated(), self._read.begin() as db:
             yield db
 
+    def _alone(self, db: sa.Connection, what: str) -> None:
+        """Keep others who write `what` out until the transaction ends; of one process's writers, there is only one."""
+
+    def _announce(self, db: sa.Connection, transition: Transition) -> None:
+        """Tell other services what became of a job once the transaction ends; here there are none."""
+
+    def _lease(self, db: sa.Connection, job_id: str, lease_s: float) -> None:
+        """Store when a lease ends; here it is kept in memory."""
+
     def _prepare(self) -> None:
         with self._writing() as db:
+            self._alone(db, "schema")
             schema.metadata.create_all(db)
             version = db.execute(sa.select(schema.about.c.schema_version)).scalar()
             if version is None:
@@ -86,6 +118,7 @@ class SqlJobStore(JobStore):
     def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
         job = entry.job
         with self._writing() as db:
+            self._alone(db, f"namespace {job.namespace}")
             known = _first(db, _BY_REQUEST, namespace=job.namespace, request_id=job.request_id)
             if known is not None:
                 return known
@@ -98,25 +131,28 @@ class SqlJobStore(JobStore):
                 pairs = [{"job_id": job.id, "key": key, "value": value} for key, value in job.labels.items()]
                 db.execute(schema.labels.insert(), pairs)
             db.execute(_ADD_PAYLOAD, {"job_id": job.id, "kind": "request", "body": request})
-            _store_outcome(db, entry)
+            self._store_outcome(db, entry)
             return job
 
     @override
     def update(self, job_id: str, decide: Callable[[Job], Transition]) -> Transition | None:
         with self._writing() as db:
-            job = _one(db, _JOBS.c.id == job_id, lock=True)
-            if job is None:
+            return self._update(db, job_id, decide)
+
+    @override
+    def claim(self, job_id: str, decide: Callable[[Job], Transition], *, lease_s: float) -> Transition | None:
+        with self._writing() as db:
+            self._alone(db, "claims")
+            if db.execute(_CLAIMABLE, {"job_id": job_id}).first() is None:
                 return None
-            transition = decide(job)
-            if transition.event is not None:
-                db.execute(_JOBS.update().where(_JOBS.c.id == job_id), job_to_row(transition.job))
-            _store_outcome(db, transition)
+            transition = self._update(db, job_id, decide)
+            self._lease(db, job_id, lease_s)
             return transition
 
     @override
     def get(self, job_id: str) -> Job | None:
         with self._reading() as db:
-            return _one(db, _JOBS.c.id == job_id)
+            return _first(db, _BY_ID, job_id=job_id)
 
     @override
     def find(self, namespace: str, request_id: str) -> Job | None:
@@ -180,6 +216,7 @@ class SqlJobStore(JobStore):
         finished = [state.value for state in State if state.finished]
         old = sa.select(_JOBS.c.id).where(_JOBS.c.state.in_(finished), _JOBS.c.finished_at < finished_before)
         with self._writing() as db:
+            self._alone(db, "history")
             ids = db.execute(old.limit(limit)).scalars().all()
             db.execute(_JOBS.delete().where(_JOBS.c.id.in_(ids)))  # labels, payloads and events go with them
         return len(ids)
@@ -194,6 +231,7 @@ class SqlJobStore(JobStore):
                     job_id=row["id"],
                     namespace=row["namespace"],
                     running=row["running"],
+                    served_at=row["served_at"] or 0.0,
                     where=labels_from_text(row["labels_asked"]),
                 )
                 for row in rows
@@ -233,6 +271,7 @@ class SqlJobStore(JobStore):
         table = schema.workers
         gone = sa.or_(table.c.id == worker.id, table.c.seen_at < forget_before)
         with self._writing() as db:
+            self._alone(db, "workers")
             db.execute(table.delete().where(gone))
             db.execute(table.insert(), worker_to_row(worker))
 
@@ -247,6 +286,7 @@ class SqlJobStore(JobStore):
     def hold(self, namespace: str, blobs: Mapping[str, int]) -> None:
         table = schema.holdings
         with self._writing() as db:
+            self._alone(db, f"namespace {namespace}")
             known = _held(db, namespace, blobs)
             rows = [
                 {"namespace": namespace, "sha256": sha256, "size": size}
@@ -286,6 +326,28 @@ class SqlJobStore(JobStore):
     def close(self) -> None:
         self._write.dispose()
 
+    def _update(self, db: sa.Connection, job_id: str, decide: Callable[[Job], Transition]) -> Transition | None:
+        row = db.execute(_LOCKED, {"job_id": job_id}).mappings().first()
+        if row is None:
+            return None
+        transition = decide(job_from_row(row))
+        if transition.event is not None:
+            db.execute(_JOBS.update().where(_JOBS.c.id == job_id), job_to_row(transition.job))
+        self._store_outcome(db, transition)
+        return transition
+
+    def _store_outcome(self, db: sa.Connection, transition: Transition) -> None:
+        job_id = transition.job.id
+        if transition.event is not None:
+            db.execute(_ADD_EVENT, event_to_row(job_id, transition.event))
+            self._announce(db, transition)
+        if transition.result is not None:
+            db.execute(_ADD_PAYLOAD, {"job_id": job_id, "kind": "result", "body": transition.result})
+        if transition.live is not None:
+            table = schema.payloads
+            db.execute(table.delete().where(table.c.job_id == job_id, table.c.kind == "live"))
+            db.execute(_ADD_PAYLOAD, {"job_id": job_id, "kind": "live", "body": transition.live})
+
     def _payloads(self, job_ids: Collection[str], kind: str) -> Mapping[str, bytes]:
         table = schema.payloads
         wanted = sa.and_(table.c.job_id.in_(job_ids), table.c.kind == kind)
@@ -312,6 +374,7 @@ _REUSABLE = _ANSWERED.where(
 _BY_REQUEST = sa.select(_JOBS).where(
     _JOBS.c.namespace == sa.bindparam("namespace"), _JOBS.c.request_id == sa.bindparam("request_id")
 )
+_BY_ID = sa.select(_JOBS).where(_JOBS.c.id == sa.bindparam("job_id"))
 _PAYLOAD = sa.select(schema.payloads.c.body).where(
     schema.payloads.c.job_id == sa.bindparam("job_id"), schema.payloads.c.kind == sa.bindparam("kind")
 )
@@ -323,25 +386,35 @@ _HELD = sa.select(schema.holdings.c.sha256).where(
 _ADD_JOB, _ADD_PAYLOAD, _ADD_EVENT = _JOBS.insert(), schema.payloads.insert(), schema.events.insert()
 
 
-def _heads_query() -> sa.Select[int, str, str, str, int]:
-    """The oldest claimable job of each namespace and place where it may run, and how many jobs the namespace runs."""
-    duplicate, other = _JOBS.alias("duplicate"), _JOBS.alias("other")
-    running_duplicate = sa.exists().where(
-        duplicate.c.cache_key == _JOBS.c.cache_key, duplicate.c.state == State.RUNNING, duplicate.c.fresh.is_(False)
-    )
+_LOCKED = sa.select(_JOBS).where(_JOBS.c.id == sa.bindparam("job_id")).with_for_update()
+_DUPLICATE, _OTHER = _JOBS.alias("duplicate"), _JOBS.alias("other")
+_MAY_BE_CLAIMED = sa.and_(
+    _JOBS.c.state == State.QUEUED,
+    sa.or_(
+        _JOBS.c.fresh.is_(True),
+        ~sa.exists().where(
+            _DUPLICATE.c.cache_key == _JOBS.c.cache_key,
+            _DUPLICATE.c.state == State.RUNNING,
+            _DUPLICATE.c.fresh.is_(False),
+        ),
+    ),
+)
+_CLAIMABLE = sa.select(_JOBS.c.id).where(_JOBS.c.id == sa.bindparam("job_id"), _MAY_BE_CLAIMED)
+
+
+def _heads_query() -> sa.Select[int, str, str, str, int, float | None]:
+    """The oldest claimable job of each namespace and place where it may run, and what the namespace had of late."""
     oldest = (
         sa.select(sa.func.min(_JOBS.c.number))
-        .where(_JOBS.c.state == State.QUEUED, _JOBS.c.torch_version == sa.bindparam("torch_version"))
-        .where(sa.or_(_JOBS.c.fresh.is_(True), ~running_duplicate))
+        .where(_MAY_BE_CLAIMED, _JOBS.c.torch_version == sa.bindparam("torch_version"))
         .group_by(_JOBS.c.namespace, _JOBS.c.labels_asked)
     )
-    running = (
-        sa.select(sa.func.count())
-        .where(other.c.namespace == _JOBS.c.namespace, other.c.state == State.RUNNING)
-        .scalar_subquery()
-    )
+    own = _OTHER.c.namespace == _JOBS.c.namespace
+    running = sa.select(sa.func.count()).where(own, _OTHER.c.state == State.RUNNING).scalar_subquery()
+    served = sa.select(sa.func.max(_OTHER.c.started_at)).where(own, ~_OTHER.c.cached).scalar_subquery()
     columns = _JOBS.c.number, _JOBS.c.id, _JOBS.c.namespace, _JOBS.c.labels_asked
-    return sa.select(*columns, running.label("running")).where(_JOBS.c.number.in_(oldest))
+    query = sa.select(*columns, running.label("running"), served.label("served_at"))
+    return query.where(_JOBS.c.number.in_(oldest))
 
 
 _HEADS = _heads_query()
@@ -349,18 +422,6 @@ _HEADS = _heads_query()
 
 def _held(db: sa.Connection, namespace: str, sha256s: Collection[str]) -> set[str]:
     return set(db.execute(_HELD, {"namespace": namespace, "sha256s": list(sha256s)}).scalars())
-
-
-def _store_outcome(db: sa.Connection, transition: Transition) -> None:
-    job_id = transition.job.id
-    if transition.event is not None:
-        db.execute(_ADD_EVENT, event_to_row(job_id, transition.event))
-    if transition.result is not None:
-        db.execute(_ADD_PAYLOAD, {"job_id": job_id, "kind": "result", "body": transition.result})
-    if transition.live is not None:
-        table = schema.payloads
-        db.execute(table.delete().where(table.c.job_id == job_id, table.c.kind == "live"))
-        db.execute(_ADD_PAYLOAD, {"job_id": job_id, "kind": "live", "body": transition.live})
 
 
 def _conditions(wanted: Filter) -> Iterable[sa.ColumnElement[bool]]:
@@ -377,12 +438,6 @@ def _conditions(wanted: Filter) -> Iterable[sa.ColumnElement[bool]]:
         yield _JOBS.c.id.in_(sa.select(table.c.job_id).where(table.c.key == key, table.c.value == value))
 
 
-def _one(db: sa.Connection, *conditions: sa.ColumnElement[bool], lock: bool = False) -> Job | None:
-    query = sa.select(_JOBS).where(*conditions)
-    row = db.execute(query.with_for_update() if lock else query).mappings().first()
-    return None if row is None else job_from_row(row)
-
-
 def _first(db: sa.Connection, query: sa.Select[*tuple[object, ...]], **parameters: object) -> Job | None:
     row = db.execute(query, parameters).mappings().first()
     return None if row is None else job_from_row(row)
@@ -394,22 +449,6 @@ def _all(db: sa.Connection, query: sa.Select[*tuple[object, ...]]) -> list[Job]:
 
 def _count(db: sa.Connection, condition: sa.ColumnElement[bool]) -> int:
     return db.execute(sa.select(sa.func.count()).select_from(_JOBS).where(condition)).scalar_one()
-
-
-def _make_engine(url: str) -> sa.Engine:
-    """Return an engine for a database URL; `sqlite:///FILE` gets write-ahead logging and synced commits.
-
-    Raises:
-        FxlibError: the URL is not valid, or names a driver that is not installed.
-    """
-    try:
-        engine = sa.create_engine(url)
-    except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
-        raise FxlibError(f"the database cannot be used: {error}", where="--database") from error
-    if engine.dialect.name == "sqlite":
-        sa.event.listen(engine, "connect", _configure_sqlite)
-        sa.event.listen(engine, "begin", _begin_sqlite)
-    return engine
 
 
 def _configure_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

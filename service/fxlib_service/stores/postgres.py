@@ -1,0 +1,153 @@
+"""The job store in a PostgreSQL database, which several services may share.
+
+What one process keeps in its memory is here in the database: when a lease ends, by the database's own clock, and which
+jobs have changed, told to all services as they commit (`NOTIFY`). What has to be decided by one service at a time is
+decided under an advisory lock, which ends with the transaction.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+from typing_extensions import override
+
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.job import State
+from fxlib_service.leases import Lease
+from fxlib_service.lifecycle import Transition
+from fxlib_service.stores import schema
+from fxlib_service.stores.sql import SqlJobStore
+
+_CHANNEL: Final = "fxlib_jobs"
+_CHECK_S: Final = 5.0
+_RETRY_S: Final = 2.0
+_GAP_S: Final = 5.0
+"""Seconds after which leases that nobody looked at are taken for live: no service was there to extend them."""
+_CONNECT: Final = {
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+    "application_name": "fxlib",
+}
+"""Settings of libpq that the URL may change: a database that does not answer is given up within seconds."""
+
+_JOBS = schema.jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A job that another service has changed: the number of the event, and the job's state after it."""
+
+    job_id: str
+    sequence: int
+    state: State
+
+
+class PostgresJobStore(SqlJobStore):
+    """A store that several services may open at once."""
+
+    def __init__(self, url: str) -> None:
+        """Open the database, as `SqlJobStore` does.
+
+        Raises:
+            FxlibError: the database cannot be used, or its tables are of another version of the service.
+        """
+        self._origin = uuid.uuid4().hex
+        super().__init__(url)
+
+    @override
+    def _parsed(self, url: str) -> sa.URL:
+        parsed = sa.make_url(url)
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        return parsed.update_query_dict({key: value for key, value in _CONNECT.items() if key not in parsed.query})
+
+    async def changes(self) -> AsyncGenerator[Change | None]:
+        """Yield what other services change, from now on; first None, since something may have been missed before.
+
+        Raises:
+            ServiceError: STORAGE_UNAVAILABLE, once the connection is lost.
+        """
+        import psycopg
+
+        arguments: Mapping[str, Any] = self._write.dialect.create_connect_args(self._write.url)[1]
+        try:
+            async with await psycopg.AsyncConnection.connect(**arguments, autocommit=True) as connection:
+                await connection.execute(f"LISTEN {_CHANNEL}".encode())
+                yield None
+                while True:
+                    async for told in connection.notifies(timeout=_CHECK_S):
+                        origin, job_id, sequence, state = told.payload.split()
+                        if origin != self._origin:
+                            yield Change(job_id=job_id, sequence=int(sequence), state=State(state))
+                    await connection.execute("SELECT 1")  # raises where the connection was lost without a word
+        except psycopg.Error as error:
+            raise ServiceError(Code.STORAGE_UNAVAILABLE, "the database is away", retry_after_s=_RETRY_S) from error
+
+    def extend(self, job_id: str, token: str, duration_s: float) -> Lease | None:
+        """Have a job's lease end so many seconds from now; None if the job is not leased under this token."""
+        mine = sa.and_(_JOBS.c.id == job_id, _JOBS.c.token == token, _JOBS.c.state == State.RUNNING)
+        with self._writing() as db:
+            leases = _renewed(db, mine, duration_s)
+        return leases[0] if leases else None
+
+    def holds(self, token: str) -> bool:
+        """Whether a job is leased under a token."""
+        with self._reading() as db:
+            found = sa.select(_JOBS.c.id).where(_JOBS.c.state == State.RUNNING, _JOBS.c.token == token)
+            return bool(token) and db.execute(found).first() is not None
+
+    def take_expired(self, duration_s: float) -> Sequence[Lease]:
+        """Return the leases that have ended, for this service to expire; no other gets them for `duration_s`.
+
+        Where no service has looked for longer than some seconds, be it that none was there or that the database was
+        away, no worker could extend its lease: all of them begin anew.
+        """
+        running, look = _JOBS.c.state == State.RUNNING, sa.select(schema.about.c.swept_at, _NOW)
+        with self._writing() as db:
+            looked = db.execute(look.with_for_update(skip_locked=True)).first()
+            if looked is None:  # another service looks just now
+                return []
+            swept_at, now = looked
+            db.execute(schema.about.update().values(swept_at=now))
+            if not 0 <= now - swept_at <= _GAP_S:
+                _renewed(db, running, duration_s)
+                return []
+            ended = sa.select(_JOBS.c.id).where(running, _JOBS.c.leased_until < now)
+            return _renewed(db, _JOBS.c.id.in_(ended.with_for_update(skip_locked=True)), duration_s)
+
+    @override
+    def _alone(self, db: sa.Connection, what: str) -> None:
+        db.execute(_LOCK, {"what": f"fxlib {what}"})
+
+    @override
+    def _announce(self, db: sa.Connection, transition: Transition) -> None:
+        job, event = transition.job, transition.event
+        if event is not None:
+            told = f"{self._origin} {job.id} {event.sequence} {job.state.value}"
+            db.execute(_NOTIFY, {"channel": _CHANNEL, "told": told})
+
+    @override
+    def _lease(self, db: sa.Connection, job_id: str, lease_s: float) -> None:
+        _renewed(db, _JOBS.c.id == job_id, lease_s)
+
+
+_NOW: Final = sa.func.date_part("epoch", sa.func.clock_timestamp())
+_LOCK: Final = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:what, 0))")
+_NOTIFY: Final = sa.text("SELECT pg_notify(:channel, :told)")
+
+
+def _renewed(db: sa.Connection, which: sa.ColumnElement[bool], duration_s: float) -> list[Lease]:
+    """Have the leases of some running jobs end so many seconds from now, and return them."""
+    columns = _JOBS.c.id, _JOBS.c.token, _JOBS.c.worker_id, _JOBS.c.measured_by
+    renew = _JOBS.update().where(which).values(leased_until=_NOW + duration_s).returning(*columns)
+    return [
+        Lease(job_id=job_id, token=token, worker_id=worker_id, principal=principal)
+        for job_id, token, worker_id, principal in db.execute(renew)
+    ]
