@@ -79,7 +79,8 @@ class Uploads:
                 if known and await asyncio.to_thread(self._sound, blob):
                     return blob.size
                 upload.complete = False  # if it was, the blob is gone again
-                if await self.kept(blob, owner=owner) == 0:  # a longer partial upload cannot belong to this blob
+                size = await asyncio.to_thread(self._store.partial_size, blob.sha256, owner=owner)
+                if size > blob.size:  # it cannot belong to this blob
                     await asyncio.to_thread(self._store.drop, blob.sha256, owner=owner)
             position, chunk = first.offset, first.data
             pace = _Pace(start=position, idle_s=self._idle_s)

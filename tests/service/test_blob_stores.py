@@ -151,3 +151,38 @@ def test_to_be_asked_for_is_a_use_that_no_deletion_comes_after(tmp_path: Path) -
             deleted = store.delete(blob().sha256, older_than_s=60.0)
             assert asked.result() is not deleted
             assert path.exists() is not deleted
+
+
+def test_two_services_that_are_sent_one_blob_put_it_together_once(tmp_path: Path) -> None:
+    here, there = FolderBlobStore(tmp_path), FolderBlobStore(tmp_path)
+    assert here.append(blob().sha256, DATA[:100], at=0) == 100
+    assert there.append(blob().sha256, DATA[:150], at=0) == 100  # nothing was added
+    assert there.append(blob().sha256, DATA[100:], at=100) == len(DATA)
+    here.commit(blob())
+    with pytest.raises(ServiceError) as refusal:
+        there.commit(blob())
+    assert code(refusal) is Code.BLOB_OFFSET
+    assert refusal.value.retry_after_s is not None
+    assert there.read_all(blob()) == DATA
+    assert (there.partials(""), there.partial_size(blob().sha256)) == ({}, 0)
+
+
+def test_a_blob_that_another_service_uses_just_now_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, rename = FolderBlobStore(tmp_path), Path.rename
+    store.append(blob().sha256, DATA)
+    store.commit(blob())
+    os.utime(store._path(blob().sha256), (1, 1))
+
+    def used_before(path: Path, target: Path) -> Path:
+        os.utime(path)
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", used_before)
+        assert not store.delete(blob().sha256, older_than_s=60.0)
+    assert store.read_all(blob()) == DATA
+    os.utime(store._path(blob().sha256), (1, 1))
+    assert store.delete(blob().sha256, older_than_s=60.0)
+    assert (store.size(blob().sha256), store.partials("")) == (None, {})

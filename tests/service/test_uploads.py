@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from fxlib.v1 import blobs_pb2
+from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.config import Limits
 from fxlib_service.core import Core
 from fxlib_service.errors import Code, ServiceError
@@ -235,3 +237,19 @@ async def test_an_unknown_blob_is_not_found() -> None:
         with pytest.raises(ServiceError) as caught:
             await read(core)
         assert caught.value.code is Code.BLOB_NOT_FOUND
+
+
+async def test_two_services_with_one_folder_take_a_blob_from_two_senders_at_once(tmp_path: Path) -> None:
+    async with (
+        make_service(blobs=FolderBlobStore(tmp_path)) as here,
+        make_service(blobs=FolderBlobStore(tmp_path)) as there,
+    ):
+        sent = await asyncio.gather(write(here, chunks()), write(there, chunks(size=700)), return_exceptions=True)
+        refused = [each for each in sent if isinstance(each, BaseException)]
+        for each in refused:  # which says to come back, and where to go on
+            assert isinstance(each, ServiceError)
+            assert each.code is Code.BLOB_OFFSET
+            assert each.retry_after_s is not None
+        assert len(refused) < 2
+        assert [await read(core) for core in (here, there)] == [DATA, DATA]
+        assert [await write(core, chunks()) for core in (here, there)] == [len(DATA)] * 2

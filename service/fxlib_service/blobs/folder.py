@@ -71,7 +71,7 @@ class FolderBlobStore(BlobStore):
         with translated(), partial.open("ab", buffering=0) as file:
             if not _locked(file, partial):
                 return 0
-            before, left = file.tell(), memoryview(data)
+            before, left = file.seek(0, os.SEEK_END), memoryview(data)
             if at not in (None, before):
                 return before
             try:
@@ -80,7 +80,7 @@ class FolderBlobStore(BlobStore):
             except OSError:
                 file.truncate(before)  # a piece is stored whole, or not at all
                 raise
-            self._stamp(partial)
+            self._stamp(file.fileno())
             return file.tell()
 
     @override
@@ -193,10 +193,10 @@ class FolderBlobStore(BlobStore):
                 return False
         return True
 
-    def _stamp(self, path: Path) -> None:
+    def _stamp(self, file: Path | int) -> None:
         """Note that a file is used now."""
         now = self._clock.now()
-        os.utime(path, (now, now))
+        os.utime(file, (now, now))
 
     def _partial(self, sha256: str, owner: str) -> Path:
         return self._partials / (f"{sha256}.{owner}" if owner else sha256)
