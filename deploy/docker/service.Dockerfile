@@ -7,10 +7,11 @@ COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY fxlib fxlib
 COPY service service
 RUN python -m venv /opt/fxlib \
-    && /opt/fxlib/bin/pip install --no-cache-dir --constraint constraints.txt ".[dashboard]" ./service
+    && /opt/fxlib/bin/pip install --no-cache-dir --constraint constraints.txt ".[dashboard]" "./service[postgres]"
 
 FROM python:3.11-slim
-RUN useradd --system --uid 10001 --home-dir /var/lib/fxlib --create-home fxlib
+RUN useradd --system --uid 10001 --home-dir /var/lib/fxlib --create-home fxlib \
+    && install -d -o fxlib /var/lib/fxlib-blobs
 COPY --from=build /opt/fxlib /opt/fxlib
 ENV PATH=/opt/fxlib/bin:$PATH \
     FXLIB_SERVE_DATA=/var/lib/fxlib \

@@ -51,8 +51,11 @@ def test_an_image_is_written_as_hadolint_wants_it(path: Path) -> None:
     assert linted.returncode == 0, linted.stdout
 
 
-def test_compose_builds_what_there_is_and_listens_on_this_machine_alone() -> None:
-    told = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+@pytest.mark.parametrize("others", [[], ["compose.postgres.yaml"]], ids=str)
+def test_compose_builds_what_there_is_and_listens_on_this_machine_alone(others: list[str]) -> None:
+    told: dict[str, Any] = {}
+    for each in ("compose.yaml", *others):
+        told = _merged(told, yaml.safe_load((DEPLOY / each).read_text()))
     for service in told["services"].values():
         if "build" in service:
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
@@ -62,6 +65,16 @@ def test_compose_builds_what_there_is_and_listens_on_this_machine_alone() -> Non
         assert set(service.get("secrets", [])) <= set(told["secrets"])
         assert set(service.get("depends_on", {})) <= set(told["services"])
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+        assert set(service.get("networks", {})) <= {"default", *told.get("networks", {})}
+
+
+def _merged(below: Any, above: Any) -> Any:
+    """Return one file of Compose with another on top, by Compose's own rules as far as these files need them."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        return {key: _merged(below.get(key), above.get(key)) for key in {**below, **above}}
+    if isinstance(below, list) and isinstance(above, list):
+        return below + above
+    return below if above is None else above
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs `kubectl`, which Debian has no package of")
