@@ -8,9 +8,9 @@ import operator
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -41,6 +41,7 @@ from fxlib.capture.unswallowed import capture_error, unswallowed
 from fxlib.errors import CaptureError, FxlibError, FxlibWarning
 from fxlib.runtime import CapturedModule, is_call
 from fxlib.runtime.data_parallel import keep_body
+from fxlib.runtime.guards.capture_facts import Change
 from fxlib.runtime.guards.conditions import FixedAnswers
 from fxlib.runtime.state import FunctionModel
 from fxlib.runtime.submodules import local_modules, submodule
@@ -63,6 +64,22 @@ class Options(NamedTuple):
     wrap: Collection[Callable[..., Any]] = ()
     concrete_args: Mapping[str, Any] | None = None
     contracts: Mapping[str, Contract] | None = None
+    changed: Mapping[str, Sequence[Change]] = MappingProxyType({})
+    """What code of the program's own has changed in mid-step, by the nodes that ran it, in their order."""
+
+    def again(self, model: nn.Module, changed: Mapping[str, Sequence[Change]]) -> CapturedModule:
+        """Return a module for a step in which code of the program's own has changed what the forward reads behind it.
+
+        Raises:
+            CaptureError: with these changes, the forward does something that a graph cannot hold.
+        """
+        written = model.forward if isinstance(model, FunctionModel) else model
+        options = self._replace(changed=changed)
+        with _one_at_a_time, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FxlibWarning)  # it was told when the model was captured
+            captured = _traced(written, options)
+        captured._fxlib.captured_with = options
+        return captured
 
 
 def capture(
@@ -233,6 +250,7 @@ def _traced_once(
         sys._getframe(),
         recorder=recorder,
         traced_through=traced_through,
+        changed=options.changed,
     )
     try:
         graph = _trace(tracer, model, dict(options.concrete_args) if options.concrete_args else None, options.wrap)
@@ -286,7 +304,7 @@ def _trace(
         try:
             install(interception, tracer, wrap)
             leave_logging_alone(interception)
-            with tracer.recorder.observing(), unswallowed(), EagerCalls(tracer):
+            with tracer.recorder.observing(), tracer.before_changes(), unswallowed(), EagerCalls(tracer):
                 return tracer.trace(model, concrete_args)
         except FxlibError:
             raise

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
 from fxlib.runtime.ops.batches import is_batch, is_item, item_of
-from fxlib.runtime.ops.operators import remote_call
+from fxlib.runtime.ops.operators import call_now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,23 @@ class Failure:
     nodes: Sequence[Node]
     failed: int
     values: dict[str, Any]
+
+
+def first_error(module: GraphModule, code: CodeType, error: BaseException) -> Exception | None:
+    """Return the error that the captured program would have met before that of a node, and leave the modes it entered.
+
+    Args:
+        module: has the graph that failed.
+        code: of its generated forward.
+        error: what this raised.
+    """
+    stop = locate(module, code, error)
+    if stop is None:
+        return None
+    # An interrupt is the program's at once: nothing is waited for.
+    earlier = earlier_error(module, stop) if isinstance(error, Exception) else None
+    leave_modes(stop)
+    return earlier
 
 
 def locate(module: GraphModule, code: CodeType, error: BaseException) -> Failure | None:
@@ -82,7 +99,7 @@ def _call_alone(interpreter: Interpreter, wait: Node) -> None:
     if all(value in interpreter.env for value in needed):
         given = map_arg((to, item.args, item.kwargs), interpreter.env.__getitem__)
         destination, args, kwargs = given
-        interpreter.env[wait] = remote_call(destination, item.function, args, kwargs, timeout)
+        interpreter.env[wait] = call_now(destination, item.function, args, kwargs, timeout)
 
 
 def leave_modes(failure: Failure) -> None:

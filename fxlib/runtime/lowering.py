@@ -90,7 +90,7 @@ def _lowered(module: GraphModule) -> tuple[GraphModule | None, tuple[Part, ...]]
             made.append(_call(module, graph, parts[node], copied))
         elif node not in inside:
             copied[node] = graph.node_copy(node, copied.__getitem__)
-    return _over(module, graph), tuple(made)
+    return over(module, graph), tuple(made)
 
 
 def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[Node, Node]) -> Part:
@@ -102,7 +102,7 @@ def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[
     for node in part:
         values[node] = body.node_copy(node, values.__getitem__)
     body.output(tuple(values[each] for each in used))
-    made = Part(_over(module, body), part)
+    made = Part(over(module, body), part)
     function = _function(made, f"part_{len(copied)}")
     call = graph.call_function(function, tuple(copied[each] for each in taken))
     # Where a part fails, calls that stand before its last node in program order are waited for first.
@@ -113,7 +113,7 @@ def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[
     return made
 
 
-def _over(module: GraphModule, graph: Graph) -> GraphModule:
+def over(module: GraphModule, graph: Graph) -> GraphModule:
     """Return a module that runs a graph over the state of another one, which it shares as it is and as it becomes."""
     made = GraphModule(nn.Module(), Graph(), type(module).__name__)
     for table in _TABLES:
@@ -188,7 +188,7 @@ class Part:
     def _compile(self, backend: Backend, values: tuple[Any, ...], results: Any) -> Callable[..., Any] | None:
         """Return what computes the part; None, once with a warning, where it has no such thing, or a wrong one."""
         # A module of its own for each kind, since TorchDynamo counts what it compiles of one piece of code.
-        part = _over(self._module, copy.deepcopy(self._module.graph))
+        part = over(self._module, copy.deepcopy(self._module.graph))
         start = time.perf_counter()
         try:
             compiled = backend.compile(part, values)

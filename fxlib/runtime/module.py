@@ -19,14 +19,14 @@ from torch.fx.graph import PythonCode
 from typing_extensions import override
 
 from fxlib.errors import CaptureError, WireError
-from fxlib.runtime import failure
+from fxlib.runtime import failure, own_code
 from fxlib.runtime.ahead import Ahead
 from fxlib.runtime.compilers import break_at, is_compiled, skip
 from fxlib.runtime.gradients.plain_forward import tracked_calls
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.graph_set import GraphSet, GuardFailure
 from fxlib.runtime.guards.capture_facts import Facts
-from fxlib.runtime.guards.conditions import OTHER_HOOKS, Conditions, Entry, FixedAnswers, parameters_of
+from fxlib.runtime.guards.conditions import Conditions, Entry, FixedAnswers, parameters_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import Mark
 from fxlib.runtime.module_state import Expected, ModuleState
@@ -35,8 +35,7 @@ from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
-from fxlib.runtime.submodule_cache import own_code
-from fxlib.runtime.submodules import local_modules, remote_modules, submodule
+from fxlib.runtime.submodules import local_modules, remote_modules
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import keep_gradients
 
@@ -142,7 +141,6 @@ class CapturedModule(GraphModule):
             returns_tracked=any(
                 map(_is_tracked, (each for node in self.graph.find_nodes(op="output") for each in node.all_input_nodes))
             ),
-            own_code=own_code(self.graph, functools.partial(submodule, self)),
         )
         cls.forward = _guard(cls._program)
         # GraphModule's own `__call__` prints failures of generated code and cuts their tracebacks off.
@@ -152,6 +150,7 @@ class CapturedModule(GraphModule):
             state.weight_assumptions.read(self, self.graph)
             state.submodule_cache.forget()
             state.lowered.forget()
+            state.checked.forget()
         return code
 
     @override
@@ -292,10 +291,7 @@ class CapturedModule(GraphModule):
         """Run the graph with the results of calls that were made ahead of it, where there are such."""
         if torch.compiler.is_dynamo_compiling() or is_compiled():
             return self._run(args, kwargs, grad_enabled=grad_enabled)
-        lowered = self._fxlib.lowered.of(self)
-        generated = ahead.over(
-            self, self._program.generated if lowered is None else type(lowered).forward, args, kwargs
-        )
+        generated = ahead.over(self, self._generated(self._what_runs()[1]), args, kwargs)
         try:
             return self._run(args, kwargs, grad_enabled=grad_enabled, generated=generated)
         finally:
@@ -319,10 +315,9 @@ class CapturedModule(GraphModule):
         """
         state = self._fxlib
         followed = torch.compiler.is_dynamo_compiling() or is_compiled()  # dynamo follows modules alone, and compiles
-        lowered = None if followed else state.lowered.of(self)
-        program: GraphModule = self if lowered is None else lowered
+        plain, program = (self, self) if followed else self._what_runs()
         if generated is None:
-            generated = self._program.generated if lowered is None else type(lowered).forward
+            generated = self._generated(program)
         state.conditions.python.ask_caches()
         recording = current_recording()
         run: Callable[..., Any] = generated
@@ -332,20 +327,16 @@ class CapturedModule(GraphModule):
         elif not followed:
             watched = () if state.original is None else state.conditions.unhooked  # they were just checked
             stands = state.submodule_cache.of(self, self._graph, watched)
-        outer, forward = THREAD.forward, ForwardContext()
+        outer, forward = THREAD.forward, ForwardContext(grad_enabled=grad_enabled)
         THREAD.forward = forward
+        forward.expects_objects = followed or state.original is None or state.checked.objects
         try:
-            result = run(stands, *args, **kwargs)
+            call = functools.partial(run, stands, *args, **kwargs)
+            result = own_code.run(self, (plain, program), generated.__code__, call, forward)
             if forward.refused:  # a call that could not be issued, and that nobody waited for
                 raise forward.refused[0]
         except BaseException as error:
-            stop = failure.locate(program, generated.__code__, error)
-            # An interrupt is the program's at once: nothing is waited for.
-            earlier = (
-                failure.earlier_error(program, stop) if stop is not None and isinstance(error, Exception) else None
-            )
-            if stop is not None:
-                failure.leave_modes(stop)
+            earlier = failure.first_error(program, generated.__code__, error)
             torch.set_grad_enabled(grad_enabled)
             if earlier is not None:
                 raise earlier from None
@@ -360,8 +351,23 @@ class CapturedModule(GraphModule):
             state.tape.add(forward.tracked, forward.backward, returned=self._program.returns_tracked)
         if self._program.reorders_backward and grad_enabled and not torch.compiler.is_compiling():
             state.conditions.backward_order.watch(result)
-        _check_behind(self, self._program.own_code or forward.own_code)
         return result
+
+    def _what_runs(self) -> tuple[GraphModule, GraphModule]:
+        """Return what runs in place of the graph: with compiled parts, and that with checks of the program's own code.
+
+        The two are one where there is nothing to check.
+        """
+        state = self._fxlib
+        lowered = state.lowered.of(self)
+        plain = self if lowered is None else lowered
+        if state.original is None:
+            return plain, plain
+        checked = state.checked.of(plain, keeps_values=state.conditions.grad_enabled)
+        return plain, (plain if checked is None else checked)
+
+    def _generated(self, program: GraphModule) -> Callable[..., Any]:
+        return self._program.generated if program is self else type(program).forward
 
 
 skip(CapturedModule._run.__code__, inner=False)
@@ -399,8 +405,6 @@ class _Program:
     """Whether that is so of nodes that backward runs through, and not of calls alone."""
     returns_tracked: bool
     """Whether the caller gets remote results whose gradients are tracked, and may ask these for theirs."""
-    own_code: str
-    """A node that runs code of the program's own; empty if none does."""
 
 
 def _is_in_backward(node: Node) -> bool:
@@ -441,20 +445,6 @@ def _guard(program: _Program) -> Callable[..., Any]:
     break_at(made)  # what dynamo compiles begins in the generated code
     skip(made.__code__, inner=False)
     return made
-
-
-def _check_behind(module: CapturedModule, own_code: str) -> None:
-    """Say so if code of the program's own, which the graph has run, changed what the graph takes for granted."""
-    state = module._fxlib
-    if not own_code or state.original is None or torch.compiler.is_dynamo_compiling() or is_compiled():
-        return
-    broken = state.broken(grad_enabled=torch.is_grad_enabled())
-    if broken and not (broken == OTHER_HOOKS and module._program.own_code):  # a graph with such a node hears new hooks
-        state.warn_once(
-            f"{type(module).__name__}: {broken} any more, behind a forward that ran code of the program's own "
-            f"({own_code}). What the forward read of it behind that code was what it had been before the step. Change "
-            "it between two steps."
-        )
 
 
 def _check_alone(

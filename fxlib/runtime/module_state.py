@@ -17,6 +17,7 @@ from fxlib.runtime.guards.conditions import Conditions, Parameter
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import WeightAssumptions
 from fxlib.runtime.lowering import LoweredProgram
+from fxlib.runtime.own_code import CheckedProgram
 from fxlib.runtime.state import Mirror
 from fxlib.runtime.submodule_cache import SubmoduleCache
 
@@ -48,6 +49,10 @@ class ModuleState:
     """The object that the generated code is given in place of the module."""
     lowered: LoweredProgram = field(default_factory=LoweredProgram)
     """What runs in place of a graph that has parts for a backend to compile."""
+    checked: CheckedProgram = field(default_factory=CheckedProgram)
+    """What runs in place of a graph that runs code of the program's own."""
+    changed_in_step: str = ""
+    """What such code has changed in mid-step of what the forward reads, in words; empty if it never has."""
     captured_with: Any = None
     """The options of the capture; None where the graph was received, or made in another way."""
     ahead: Ahead | None = None
@@ -57,6 +62,8 @@ class ModuleState:
 
     def broken(self, *, grad_enabled: bool) -> str:
         """Whether a condition of the capture does not hold any more."""
+        if self.changed_in_step:
+            return self.changed_in_step
         conditions = self.conditions
         if self.weight_assumptions.on_weights and not grad_enabled and not conditions.asks_grad_mode:
             # Made for inference: it needs no gradients, whatever was recorded at capture.

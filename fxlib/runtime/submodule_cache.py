@@ -9,7 +9,7 @@ graph's paths. Where the conditions of the capture have just been found to hold,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import repeat
 from operator import is_
 from typing import Any
@@ -135,32 +135,21 @@ def _is_torchs(module: nn.Module, watched: Collection[int]) -> bool:
         all(each.__module__.startswith("torch.nn.modules.") and each.__call__ is _TORCHS_CALL for each in kinds)
         and all(id(each) in watched and each.__dict__.get("_compiled_call_impl") is None for each in module.modules())
         and nn.Module._call_impl is _TORCHS_IMPLEMENTATION
-        and all(map(_is_torchs_value, (held for each in module.modules() for held in vars(each).values())))
+        and all(map(is_torchs_value, (held for each in module.modules() for held in vars(each).values())))
     )
 
 
-def _is_torchs_value(held: Any) -> bool:
+def is_torchs_value(held: Any) -> bool:
     """Whether what a module holds runs no code of the user's, as an activation handed to torch's module may."""
     return not callable(held) or str(getattr(held, "__module__", None) or "").startswith(_HARMLESS)
 
 
-def own_code(graph: Graph, module_at: Callable[[str], nn.Module]) -> str:
-    """Return the name of a node that runs code of the program's own, which may change anything; empty if none does."""
-    for node in graph.nodes:
-        if node.op == "call_module":
-            called = module_at(str(node.target))
-            if called._forward_hooks or called._forward_pre_hooks or not type(called).__module__.startswith("torch."):
-                return str(node.name)
-        elif node.op == "call_function" and not _is_harmless(node.target):
-            return str(node.name)
-    return ""
-
-
 def _gives_no_hooks(graph: Graph) -> bool:
     """Whether no function that the graph calls could give one of its modules a hook meanwhile."""
-    return all(_is_harmless(node.target) for node in graph.nodes if node.op == "call_function")
+    return all(is_harmless(node.target) for node in graph.nodes if node.op == "call_function")
 
 
-def _is_harmless(function: Any) -> bool:
+def is_harmless(function: Any) -> bool:
+    """Whether a function is torch's, Python's or ours, and runs no code of the program's own."""
     module = str(getattr(function, "__module__", None) or "")
     return module.startswith(_OPERATORS if module.startswith("torch._ops") else _HARMLESS)

@@ -268,6 +268,14 @@ class Record:
     def _is_counted(self, fact: Fact) -> bool:
         return fact.kind is Kind.CONTENTS and id(fact.owner) in self._counted
 
+    def forget_changed(self) -> None:
+        """Drop the facts that do not hold, but for those that the capture itself has changed."""
+        for place, fact in list(self._facts.items()):
+            if fact.kind not in (Kind.MEMO, Kind.CODE, Kind.QUESTION) and not is_ours(fact.value) and not fact.holds():
+                del self._facts[place]
+                if fact.kind is Kind.CONTENTS:
+                    self._counted.discard(id(fact.owner))
+
     def restore(self) -> tuple[list[Fact], str]:
         """Put back what the forward has changed, and return those facts, and what another thread has changed, in words.
 

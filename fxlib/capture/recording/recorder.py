@@ -146,6 +146,10 @@ class Recorder:
         """Note that the graph reads a tensor out of a table of the model's, where the program has it otherwise."""
         self._record.hold_to(table, name)
 
+    def forget_changed(self) -> None:
+        """Forget what the forward has read that is otherwise by now: something else has changed it on the way."""
+        self._record.forget_changed()
+
     def handed_on(self, container: Any) -> None:
         """Note a container that becomes part of the graph as it is now.
 

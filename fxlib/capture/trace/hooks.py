@@ -176,6 +176,7 @@ def _named(name: str, cls: Any) -> Call:
     # Generated code finds a function by this name; that of the method would be looked for in torch.
     apply.__name__ = apply.__qualname__ = name
     apply.__module__ = cls.__module__
+    apply.__wrapped__ = cls.apply  # type: ignore[attr-defined]  # the same in another capture
     return apply
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from types import FrameType
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +21,7 @@ from typing_extensions import override
 
 from fxlib.capture import source
 from fxlib.capture.handled_errors import NOT_OF_TENSORS, refuse_guarded
-from fxlib.capture.intercept import is_capturing
+from fxlib.capture.intercept import is_capturing, suspended
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace import isinstance_rules
@@ -31,6 +32,8 @@ from fxlib.capture.trace.values import CollectiveValue, StructuredValue, TracedV
 from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.guards.capture_facts import Change
+from fxlib.runtime.submodules import local_modules
 from fxlib.runtime.tracking import result_structure
 from fxlib.utils.pytree import python_number
 
@@ -76,14 +79,28 @@ class RemoteTracer(Tracer):
         *,
         recorder: Recorder,
         traced_through: TracedThrough,
+        changed: Mapping[str, Sequence[Change]] = MappingProxyType({}),
     ) -> None:
-        """Set up one capture; `end` is the frame at which the user's frames end."""
+        """Set up one capture.
+
+        Args:
+            calls: records remote calls.
+            places: finds RRefs in the model.
+            leaves: the modules that are kept whole.
+            end: the frame at which the user's frames end.
+            recorder: records what Python is asked.
+            traced_through: the modules of torch's that are traced through.
+            changed: changes that code of the program's own has made, by the nodes that ran it, in their order.
+        """
+        self._changed = dict(changed)
         self.recorder = recorder
         recorder.use(self)
         self.tensor_attrs = {}
         self.calls, self.places, self.leaves, self.end, self.traced_through = calls, places, leaves, end, traced_through
         self.added: list[str] = []
         self._names: dict[int, str] | None = None
+        self._attributes_read: set[str] = set()
+        """Names of tensors that were read since something was changed."""
         self._constants: dict[int, Proxy] = {}
         self._parameter_metadata = ParameterMetadata()
         self.recorders: dict[object, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
@@ -143,6 +160,31 @@ class RemoteTracer(Tracer):
             self._constants[id(value)] = self.create_proxy("get_attr", path, (), {})
         return self._constants[id(value)]
 
+    @contextmanager
+    def before_changes(self) -> Iterator[None]:
+        """Let the forward find what it found in a run before code of the program's own changed it."""
+        if not self._changed:
+            yield
+            return
+        try:
+            for each in reversed([each for made in self._changed.values() for each in made]):
+                each.undo()
+            yield
+            if self._changed:
+                raise capture_error("the forward does not reach what it ran", hint="Change it between two steps.")
+        finally:
+            for each in [each for made in self._changed.values() for each in made]:
+                each.redo()
+
+    def _change_behind(self, name: str) -> None:
+        """Change what code of the program's own has changed when it ran as the node of this name."""
+        with self.recorder.unobserved(), suspended():
+            for each in self._changed.pop(name):
+                each.redo()
+            self.recorder.forget_changed()
+        self._names, self._attributes_read = None, set()
+        self.submodule_paths = {each: path for path, each in local_modules(self.root)}
+
     # What torch.fx asks of a tracer.
 
     @override
@@ -164,6 +206,8 @@ class RemoteTracer(Tracer):
         if frames := tuple(source.user_frames(sys._getframe(1), self.end)):
             node.meta["source"], stack_trace = source.described(frames)
             node.meta.setdefault("stack_trace", stack_trace)
+        if node.name in self._changed:
+            self._change_behind(node.name)
         return node
 
     @override
@@ -270,7 +314,8 @@ class RemoteTracer(Tracer):
         name = self._names.get(id(value))
         if name is None or not (isinstance(value, nn.Parameter) or self.proxy_buffer_attributes):
             return value
-        if name not in cache:
+        if name not in cache or name not in self._attributes_read:
+            self._attributes_read.add(name)
             cache[name] = self.create_proxy("get_attr", name, (), {})
         return cache[name]
 

@@ -7,6 +7,7 @@ themselves, checked by identity, a program that found all of them unchanged woul
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import sys
 from array import array
@@ -17,7 +18,7 @@ from enum import Enum
 from itertools import chain
 from operator import attrgetter, eq, is_
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -105,12 +106,12 @@ class Fact:
                 table[self.key] = self.value
         elif self.kind is Kind.TYPE:
             object.__setattr__(self.owner, "__class__", self.value)
-        elif self.kind is Kind.CLASS and self.value is Mark.ABSENT:
-            type.__delattr__(self.owner, self.key)
         elif self.kind is Kind.CLASS:
-            type.__setattr__(self.owner, self.key, self.value)
+            _put_in_class(self.owner, self.key, self.value)
         elif self.kind in (Kind.GETTER, Kind.CODE) and self.value is not Mark.ABSENT:
             setattr(self.owner, self.key, self.value)
+        elif self.kind is Kind.DEFAULTS:
+            self.owner.__defaults__, self.owner.__kwdefaults__ = self.value
 
     def __str__(self) -> str:
         owner = self.owner.__name__ if isinstance(self.owner, type) else type(self.owner).__name__
@@ -129,6 +130,48 @@ class Fact:
         if self.kind is Kind.VALUE:
             return "the elements of a tensor that the forward asked for"
         return f"{getattr(self.owner, '__name__', owner)}.{self.key}"
+
+
+class Change(NamedTuple):
+    """A difference from what was found at capture: how to put back what was found, and how to change it again."""
+
+    undo: Callable[[], object]
+    redo: Callable[[], object]
+
+
+def changed_entry(table: dict[Any, Any], key: Any, value: Any) -> Change:
+    """Return the change of an entry of a dict that was `value` at capture, or `Mark.ABSENT`."""
+    now = dict.get(table, key, Mark.ABSENT)
+    return Change(lambda: _put(table, key, value), lambda: _put(table, key, now))
+
+
+def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is Mark.ABSENT:
+        table.pop(key, None)
+    else:
+        table[key] = value
+
+
+def _change(fact: Fact) -> Change:
+    """Return what is to be done about a fact that does not hold."""
+    now, undo = fact.now(), fact.restore
+    if fact.kind is Kind.LENGTH:  # nobody has looked at what it held
+        held = contents_of(fact.owner)
+        undo = functools.partial(_refill, fact.owner, _of_length(held, fact.value, type(fact.owner)))
+        return Change(undo, functools.partial(_refill, fact.owner, held))
+    if fact.kind is Kind.CONTENTS and isinstance(fact.owner, dict):
+        tensors = {key: value for key, value in dict.items(fact.owner) if isinstance(value, torch.Tensor)}
+        was = [(key, tensors.get(key, value) if value is Mark.TENSOR else value) for key, value in fact.value]
+        undo = functools.partial(_refill, fact.owner, was)
+    return Change(undo, Fact(fact.kind, fact.owner, fact.key, now).restore)
+
+
+def _of_length(held: Any, length: int, kind: type) -> Any:
+    """Return contents of another length, of a container of which only the length counts."""
+    more = range(length - len(held))
+    if issubclass(kind, dict):
+        return [*held[:length], *((object(), None) for _ in more)]
+    return [*held][:length] + [object() for _ in more]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +318,13 @@ def _refill(container: Any, value: Any) -> None:
         container[...] = value
     else:
         container[:] = value
+
+
+def _put_in_class(owner: type, key: str, value: Any) -> None:
+    if value is not Mark.ABSENT:
+        type.__setattr__(owner, key, value)
+    elif key in owner.__dict__:
+        type.__delattr__(owner, key)
 
 
 def _of_class(owner: type, key: str) -> Any:
@@ -507,6 +557,11 @@ class Facts:
                 fact.value = fact.now()  # an equal value: compared by identity from now on
         self._columns = None
         return ""
+
+    def changes(self) -> list[Change]:
+        """Return what differs from what was found at capture, but for code, which a capture replaces for its time."""
+        kept = (Kind.MEMO, Kind.CODE)
+        return [_change(fact) for fact in self._facts if fact.kind not in kept and not fact.holds()]
 
     def misfit(self, arguments: Mapping[str, Any]) -> str:
         """Return which argument is not as the graph takes it to be, in words; empty if all are."""

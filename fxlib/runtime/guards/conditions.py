@@ -7,6 +7,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fxlib.runtime.data_parallel import deciding
 from fxlib.runtime.guards.backward_order import BackwardOrder
-from fxlib.runtime.guards.capture_facts import Facts
+from fxlib.runtime.guards.capture_facts import Change, Facts, changed_entry
 from fxlib.runtime.guards.dict_entries import DictEntries, Mark
 from fxlib.runtime.guards.tensor_metadata import METADATA, TensorMetadata, foreign_class
 from fxlib.runtime.guards.tied_parameters import TiedParameters
@@ -35,8 +36,6 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
 _SCALARS = (bool, int, float, complex, str, tuple, type(None))
 _ALWAYS = frozenset({"inplace", "max_norm"})
 """Attributes of torch's own modules that decide which nodes may move past them."""
-OTHER_HOOKS = "hooks of its modules are not those at capture"
-"""The condition that is broken where a module got a hook, or lost one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,10 +216,33 @@ class Conditions:
             return changed
         hooked = watched.hooked
         if any(watched.unhooked) or (hooked and any(tuple(table.items()) != ids for table, ids in hooked)):
-            return OTHER_HOOKS
+            return "hooks of its modules are not those at capture"
         if list(map(type, self._parts)) != self._kinds:
             return "a module is of another class than at capture"
         return self._replaced() or _foreign_mode() or _foreign_hooks() or self.python.broken(self.module)
+
+    def changes(self) -> list[Change]:
+        """Return what differs from the capture and may be put back; `broken` tells behind that of what else differs."""
+        found = self.python.changes()
+        if self._original is not None and self._original.training is not self._facts[0].value:
+            found.append(changed_entry(self._original.__dict__, "training", self._facts[0].value))
+        for fact in self._facts:
+            table = fact.held_in()
+            if table.get(fact.name) is not fact.value:
+                found.append(changed_entry(table, fact.name, Mark.ABSENT if fact.value is None else fact.value))
+        tables = [(each.__dict__[name], ids) for each, name, ids in self._hooks] + self._global_hooks
+        for hooks, ids in tables:
+            if tuple(now := hooks.items()) != ids:
+                found.append(Change(partial(_refill, hooks, ids), partial(_refill, hooks, tuple(now))))
+        for part, kind in zip(self._parts, self._kinds, strict=True):
+            if (other := type(part)) is not kind:
+                found.append(Change(partial(_set_class, part, kind), partial(_set_class, part, other)))
+        for part, name, flag in self._gradients:
+            parameter = part._parameters[name]
+            if parameter is not None and parameter.requires_grad is not flag:
+                set_flag = parameter.requires_grad_
+                found.append(Change(partial(set_flag, flag), partial(set_flag, not flag)))
+        return found
 
     def _replaced(self) -> str:
         """Return what has been put in the place of something that the graph found at capture, in words."""
@@ -302,6 +324,15 @@ class Conditions:
                 return f"{fact} is not what it was at capture"
             watched.entries.hold_to(index, now)  # an equal value: compared by identity from now on
         return ""
+
+
+def _refill(table: Any, items: Sequence[tuple[int, Any]]) -> None:
+    table.clear()
+    table.update(items)
+
+
+def _set_class(module: nn.Module, kind: type) -> None:
+    module.__class__ = kind
 
 
 def _foreign_mode() -> str:

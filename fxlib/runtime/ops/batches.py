@@ -17,7 +17,7 @@ from fxlib.errors import ContractError, FxlibError, FxlibWarning
 from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
 from fxlib.runtime.ops.deadlines import DEADLINES
-from fxlib.runtime.ops.operators import Future, is_this_process, remote_call, server_name
+from fxlib.runtime.ops.operators import Future, call_now, is_this_process, server_name
 from fxlib.runtime.tracking.forward_context import current_flow_control, received
 
 NamedCall: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
@@ -130,7 +130,7 @@ class BatchInFlight:
         outcomes: list[Any] = []
         for function, args, kwargs in self._calls:
             try:
-                outcomes.append(remote_call(self._to, function, args, kwargs, self._timeout_s))
+                outcomes.append(call_now(self._to, function, args, kwargs, self._timeout_s))
             except Exception as error:  # noqa: BLE001 - the wait raises it
                 return [*outcomes, _Raised(error)]
         return outcomes

@@ -47,7 +47,12 @@ def remote_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: flo
         ContractError: no function is known by this name.
         Exception: whatever `rpc_sync` raises: the remote function's own error, a timeout, an unknown worker.
     """
-    return received(_start(rpc.rpc_sync, to, function, args, kwargs, limit=_deadline(to, timeout)))
+    return received(call_now(to, function, args, kwargs, timeout))
+
+
+def call_now(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Any:
+    """Make `remote_call` with the same arguments and errors, for what is no node of a forward."""
+    return _start(rpc.rpc_sync, to, function, args, kwargs, limit=_deadline(to, timeout))
 
 
 @outside_of_dynamo

@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -52,16 +52,50 @@ def _gradient(each: Any) -> torch.Tensor | None:
     return each.gradient if isinstance(each, Slot) else None
 
 
+class Check(Protocol):
+    """Is told that code of the program's own has run.
+
+    Args:
+        name: its node.
+        values: those of the nodes so far, by name.
+
+    Returns:
+        What the forward returns, where another graph went on; None if nothing was changed.
+    """
+
+    def __call__(self, name: str, values: Mapping[str, Any]) -> WentOn | None:
+        """Check what the graph takes for granted."""
+
+
+class WentOn(BaseException):
+    """Holds what a forward returns, or the error that it raises, where another graph went on to its end."""
+
+    def __init__(self, result: Any, error: BaseException | None = None) -> None:
+        super().__init__()
+        self.result, self.error = result, error
+
+    def end(self) -> Any:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
 @dataclass
 class ForwardContext:
     """What operators note while one forward runs."""
 
+    grad_enabled: bool = True
+    """Grad mode of the caller."""
     tracked: list[Tracked] = field(default_factory=list)
     refused: list[Exception] = field(default_factory=list)
     """Errors of calls that could not be issued, kept for their waits."""
     backward: Backward = field(default_factory=Backward)
-    own_code: str = ""
-    """The class of a result that is the program's own, whose methods may run in mid-step; empty if there is none."""
+    expects_objects: bool = True
+    """Whether results whose classes are the program's own are taken as they are, as what runs checks behind their
+    methods, or nobody checks."""
+    check: Check | None = None
+    """Is told of code of the program's own that has run in mid-step; None if nobody wants to know."""
     flow_control: FlowControl | None = None
     """The limits on what the forward may have in flight; None if there are none."""
 
@@ -83,23 +117,34 @@ def current_forward() -> ForwardContext | None:
     return THREAD.forward
 
 
-def received(result: Any) -> Any:
-    """Return a remote result; of one whose class is the program's own, the forward that runs takes note.
+class ObjectReceived(BaseException):
+    """Ends generated code at a remote result whose class is the program's own: its methods may run in mid-step."""
 
-    Its methods run wherever the forward uses it, and may change what the graph takes for granted.
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
+def received(result: Any) -> Any:
+    """Return a remote result.
+
+    Raises:
+        ObjectReceived: a part of it is of a class of the program's own, and the forward does not expect that.
     """
-    kind = type(result)
-    if kind in _PLAIN:
+    if type(result) in _PLAIN:
         return result
-    if kind in (tuple, list):
-        for each in result:
-            received(each)
-    elif kind is dict:
-        for each in result.values():
-            received(each)
-    elif kind.__module__.partition(".")[0] not in _LIBRARIES and THREAD.forward is not None:
-        THREAD.forward.own_code = kind.__name__
+    if THREAD.forward is not None and not THREAD.forward.expects_objects and _has_object(result):
+        raise ObjectReceived(result)
     return result
+
+
+def _has_object(result: Any) -> bool:
+    kind = type(result)
+    if isinstance(result, (tuple, list)) and (kind in (tuple, list) or hasattr(kind, "_make")):
+        return any(map(_has_object, result))
+    if kind is dict:
+        return any(map(_has_object, result.values()))
+    return kind not in _PLAIN and kind.__module__.partition(".")[0] not in _LIBRARIES
 
 
 def current_flow_control() -> FlowControl | None:
