@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import FunctionType, MappingProxyType
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -64,7 +64,7 @@ class Options(NamedTuple):
     wrap: Collection[Callable[..., Any]] = ()
     concrete_args: Mapping[str, Any] | None = None
     contracts: Mapping[str, Contract] | None = None
-    changed: Mapping[str, Sequence[Change]] = MappingProxyType({})
+    changed: Mapping[str, Sequence[Change]] | None = None
     """What code of the program's own has changed in mid-step, by the nodes that ran it, in their order."""
 
     def again(self, model: nn.Module, changed: Mapping[str, Sequence[Change]]) -> CapturedModule:
@@ -250,7 +250,7 @@ def _traced_once(
         sys._getframe(),
         recorder=recorder,
         traced_through=traced_through,
-        changed=options.changed,
+        changed=options.changed or {},
     )
     try:
         graph = _trace(tracer, model, dict(options.concrete_args) if options.concrete_args else None, options.wrap)

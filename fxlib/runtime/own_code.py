@@ -52,7 +52,7 @@ def check_own_code(name: str, _: Any) -> None:
     if forward is None or forward.check is None:
         return
     # Values that no node takes any more are kept by the arguments of the last check.
-    went_on = forward.check(name, sys._getframe(1).f_locals)
+    went_on = forward.check(name, functools.partial(getattr, sys._getframe(1), "f_locals"))
     if went_on is not None:
         raise went_on
 
@@ -82,18 +82,21 @@ class CheckedProgram:
             self._made = program, program._graph, _checked(program, objects=self.objects, keeps_values=keeps_values)
         return self._made[2]
 
-    def replaced(self, program: GraphModule, name: str, values: Mapping[str, Any]) -> str:
+    def replaced(self, program: GraphModule, name: str, values: Callable[[], Mapping[str, Any]]) -> str:
         """Return which attribute is not any more what the graph has read of it and uses behind a node; empty if none.
 
         Args:
             program: the module.
             name: of the node.
-            values: those of the nodes so far, by name.
+            values: returns those of the nodes so far, by name.
         """
         if name not in self._read:
             self._read[name] = list(_read_before(program, name))
+        if not self._read[name]:
+            return ""
+        known = values()
         for each, path in self._read[name]:
-            if each in values and values[each] is not operator.attrgetter(path)(program):
+            if each in known and known[each] is not operator.attrgetter(path)(program):
                 return f"{path} is not what it was when the forward read it"
         return ""
 
@@ -226,14 +229,14 @@ def _begin(module: Any, plain: GraphModule, forward: ForwardContext) -> None:
     forward.check = functools.partial(_check, _Step([module]), plain)
 
 
-def _check(step: _Step, program: GraphModule, name: str, values: Mapping[str, Any]) -> WentOn | None:
+def _check(step: _Step, program: GraphModule, name: str, values: Callable[[], Mapping[str, Any]]) -> WentOn | None:
     """Go on with another graph if code of the program's own, which has just run, changed what the graph takes as given.
 
     Args:
         step: the forward that runs.
         program: what it runs.
         name: the node that has run such code.
-        values: those of the nodes so far, by name.
+        values: returns those of the nodes so far, by name.
     """
     module, first, forward = step.modules[-1], step.modules[0], THREAD.forward
     assert forward is not None  # noqa: S101 - its operator asks
@@ -249,7 +252,7 @@ def _check(step: _Step, program: GraphModule, name: str, values: Mapping[str, An
     changed = {**step.changed, name: [each for one in step.modules for each in one._fxlib.conditions.changes()]}
     changed[name].append(Change(lambda: None, functools.partial(torch.set_grad_enabled, mode)))
     try:
-        again, known = _captured_again(step, changed, program, name, values, grad_enabled=forward.grad_enabled)
+        again, known = _captured_again(step, changed, program, name, values(), grad_enabled=forward.grad_enabled)
     except FxlibError as error:
         state.told = False
         state.warn_once(
@@ -263,7 +266,7 @@ def _check(step: _Step, program: GraphModule, name: str, values: Mapping[str, An
     return go_on(again, name, known, forward, objects=state.checked.objects)
 
 
-def _broken_behind(module: Any, program: GraphModule, name: str, values: Mapping[str, Any]) -> str:
+def _broken_behind(module: Any, program: GraphModule, name: str, values: Callable[[], Mapping[str, Any]]) -> str:
     state = module._fxlib
     module._follow()
     conditions, original = state.conditions, state.original
@@ -360,7 +363,7 @@ def go_on(program: GraphModule, last: str, values: Mapping[str, Any], forward: F
             return WentOn(program.graph.process_outputs(result))
         interpreter.env[node] = result
         if node in own and forward.check is not None:
-            went_on = forward.check(node.name, {each.name: value for each, value in interpreter.env.items()})
+            went_on = forward.check(node.name, lambda: {each.name: value for each, value in interpreter.env.items()})
             if went_on is not None:
                 return went_on
     raise AssertionError("a graph ends in its output")

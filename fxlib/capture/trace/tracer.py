@@ -7,7 +7,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -79,7 +79,7 @@ class RemoteTracer(Tracer):
         *,
         recorder: Recorder,
         traced_through: TracedThrough,
-        changed: Mapping[str, Sequence[Change]] = MappingProxyType({}),
+        changed: Mapping[str, Sequence[Change]],
     ) -> None:
         """Set up one capture.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -57,13 +57,13 @@ class Check(Protocol):
 
     Args:
         name: its node.
-        values: those of the nodes so far, by name.
+        values: returns those of the nodes so far, by name.
 
     Returns:
         What the forward returns, where another graph went on; None if nothing was changed.
     """
 
-    def __call__(self, name: str, values: Mapping[str, Any]) -> WentOn | None:
+    def __call__(self, name: str, values: Callable[[], Mapping[str, Any]]) -> WentOn | None:
         """Check what the graph takes for granted."""
 
 
