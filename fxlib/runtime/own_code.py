@@ -31,6 +31,7 @@ from fxlib.runtime.guards.capture_facts import Change
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.lowering import over
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
+from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.submodule_cache import is_harmless, is_torchs_value
@@ -62,7 +63,7 @@ class CheckedProgram:
 
     def __init__(self) -> None:
         """Make nothing yet."""
-        self._made: tuple[GraphModule, Graph, GraphModule | None] | None = None
+        self._made: tuple[Graph, GraphModule | None] | None = None
         self._read: dict[str, Sequence[tuple[str, str]]] = {}
         self.objects = False
         """Whether a server has returned objects of the program's own classes, whose methods may run anywhere."""
@@ -77,10 +78,10 @@ class CheckedProgram:
             program: the module, or what runs in its place.
             keeps_values: whether all values are kept up to the last check.
         """
-        if self._made is None or self._made[0] is not program or self._made[1] is not program._graph:
+        if self._made is None or self._made[0] is not program._graph:
             self._read = {}
-            self._made = program, program._graph, _checked(program, objects=self.objects, keeps_values=keeps_values)
-        return self._made[2]
+            self._made = program._graph, _checked(program, objects=self.objects, keeps_values=keeps_values)
+        return self._made[1]
 
     def replaced(self, program: GraphModule, name: str, values: Callable[[], Mapping[str, Any]]) -> str:
         """Return which attribute is not any more what the graph has read of it and uses behind a node; empty if none.
@@ -270,8 +271,8 @@ def _broken_behind(module: Any, program: GraphModule, name: str, values: Callabl
     state = module._fxlib
     module._follow()
     conditions, original = state.conditions, state.original
-    if original is not None and original.training is not module.training:
-        module.__dict__["training"] = original.training
+    if original is not None and original.training is not module.training:  # such code has set one of them
+        module.__dict__["training"] = original.__dict__["training"] = not conditions.training
     return (
         conditions.broken(grad_enabled=conditions.grad_enabled)
         or conditions.changed_metadata(())
@@ -378,7 +379,7 @@ def values_for(again: GraphModule, last: str, program: GraphModule, values: Mapp
         program: what has run so far: the graph as it was captured before, or a rewrite of it.
         values: of its nodes, by name.
     """
-    ran = [node for node in _up_to(program, last) if not is_issue(node)]
+    ran = [node for node in _up_to(program, last) if not is_issue(node) and node.target is not limit_in_flight]
     known = {_key(node): node for node in ran}
     partners: dict[Node, Node] = {}
     found: dict[str, Any] = {}

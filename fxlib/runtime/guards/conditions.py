@@ -207,6 +207,11 @@ class Conditions:
         """
         return (self._watched or self._watch()).plain
 
+    @property
+    def training(self) -> bool:
+        """The training flag of the root at capture."""
+        return bool(self._facts[0].value)
+
     def broken(self, *, grad_enabled: bool) -> str:
         """Return which condition does not hold now, in words; empty if all hold."""
         if grad_enabled is not self.grad_enabled:
