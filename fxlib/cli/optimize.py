@@ -63,6 +63,12 @@ def _add_trial(parser: argparse.ArgumentParser) -> None:
         help="adopt only results within this relative error of the original's, where passes do not promise the same "
         "bits (default: %(default)s)",
     )
+    parser.add_argument(
+        "--no-weights",
+        dest="weights",
+        action="store_false",
+        help="send no values of weights: the recipe auto tries what needs none, and recipes that need them are refused",
+    )
     parser.add_argument("--name", default="", help="the model's name on dashboards (default: its class)")
     parser.add_argument("--namespace", default="", help="the job's namespace (default: 'default')")
     parser.add_argument(
@@ -118,6 +124,7 @@ def run(options: argparse.Namespace) -> int:
             workload,
             recipe=passes or options.recipe,
             max_relative_error=options.max_relative_error,
+            weights=options.weights,
             name=options.name,
             namespace=options.namespace,
             labels=dict(options.label),
