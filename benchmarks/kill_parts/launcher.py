@@ -22,7 +22,7 @@ wall_clock.install()
 import fxlib  # noqa: E402 - after the clock
 from fxlib.client import Client  # noqa: E402
 from fxlib.client.blobs import upload  # noqa: E402
-from fxlib.client.deadline import Deadline  # noqa: E402
+from fxlib.client.connection import Deadline  # noqa: E402
 from fxlib.client.request import Question, captured_of, prepare  # noqa: E402
 from fxlib.errors import RemoteError  # noqa: E402
 from fxlib.v1 import jobs_pb2  # noqa: E402

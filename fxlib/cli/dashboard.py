@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> int:
             raise FxlibError(
                 f"{package} is not installed, which the dashboard needs", hint="Run: pip install 'fxlib[dashboard]'"
             )
-    from fxlib.dashboard.serve import Door, serve
+    from fxlib.dashboard.app import Door, serve
 
     host, port = options.listen
     if host in _EVERYWHERE and not options.host:

@@ -115,7 +115,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from fxlib.client.progress import display
+    from fxlib.client.watch_job import display
 
     with endpoint_of(options).connect() as client, display() as shown:
         job = client.watch(_id_of(options.job, client), shown.show)

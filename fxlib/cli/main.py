@@ -8,22 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fxlib.cli import (
-    analyze,
-    calibrate,
-    capabilities,
-    dashboard,
-    draw,
-    jobs,
-    optimize,
-    passes,
-    profile,
-    reasons,
-    serve,
-    show,
-    worker,
-    zoo,
-)
+from fxlib.cli import capabilities, catalogue, dashboard, inspection, jobs, optimize, profile, serve, show, worker, zoo
 from fxlib.cli.printing import warn
 from fxlib.errors import FxlibError, of_system
 
@@ -59,22 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fxlib {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (
-        serve,
-        worker,
-        optimize,
-        jobs,
-        capabilities,
-        dashboard,
-        zoo,
-        passes,
-        reasons,
-        profile,
-        show,
-        analyze,
-        draw,
-        calibrate,
-    ):
+    for command in (serve, worker, optimize, jobs, capabilities, dashboard, zoo, catalogue, profile, show, inspection):
         command.add_to(commands)
     return parser
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from fxlib.client.connection import Connection
-from fxlib.client.deadline import Deadline
+from fxlib.client.connection import Connection, Deadline
 from fxlib.errors import LimitError, RejectedError, WireError
 from fxlib.protocol import LEASE, blob_to_proto
 from fxlib.spec.job import Blob

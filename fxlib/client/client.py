@@ -19,20 +19,16 @@ from torch.distributed import rpc
 from typing_extensions import Unpack
 
 from fxlib.capture.coerce import Model, as_module
-from fxlib.client.connection import Connection
+from fxlib.client.connection import Connection, Deadline
 from fxlib.client.credentials import Tls
-from fxlib.client.deadline import Deadline
 from fxlib.client.discovery import Discovery
-from fxlib.client.group_consensus import Turn, ask_together, withdraw
+from fxlib.client.group_consensus import Group, Rendezvous, Turn, ask_together, withdraw
 from fxlib.client.handle import Handle
 from fxlib.client.live_watch import StepWatch
-from fxlib.client.progress import Progress, Silent, display
-from fxlib.client.rendezvous import Group, Rendezvous
+from fxlib.client.preflight import UnservedError, check_measurable, run_sample
 from fxlib.client.request import Prepared, Question, RequestOptions, captured_of, prepare
-from fxlib.client.sample_run import run_sample
 from fxlib.client.session import Inquiry, Outcome, ask, kept
-from fxlib.client.unserved import UnservedError, check_measurable
-from fxlib.client.watch_job import follow, get_job
+from fxlib.client.watch_job import Progress, Silent, display, follow, get_job
 from fxlib.config import DISABLE, TORCH_VERSIONS, disabled, service_address
 from fxlib.errors import CaptureError, CredentialError, FxlibError, FxlibWarning, WorkloadError
 from fxlib.protocol import job_from_proto, live_to_proto, state_to_proto

@@ -1,21 +1,30 @@
-"""A channel to the service, and calls over it that outlast a restart of the service."""
+"""A channel to the service, and calls over it that outlast a restart of the service.
+
+A failed call says whether to try again, and what to tell the user; a deadline is the point in time by which an answer
+is wanted.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from fxlib.client.credentials import AuthorizedChannel, Tls, choose, is_loopback
-from fxlib.client.deadline import Deadline
-from fxlib.client.failures import understand
-from fxlib.errors import ServiceUnavailableError
+from fxlib.errors import RejectedError, RemoteError, ServiceUnavailableError
+from fxlib.utils.text import plain
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
@@ -41,6 +50,8 @@ _OPTIONS = (
     # A channel opened just after the service came up must not inherit the back-off of one that found it down.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+_AWAY = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.ABORTED))
 
 
 class Connection:
@@ -163,3 +174,69 @@ def _channel(address: str, tls: Tls | None) -> grpc.Channel:
 
 def _read(path: Path | str | None) -> bytes | None:
     return None if path is None else Path(path).read_bytes()
+
+
+class Deadline:
+    """A deadline a given number of seconds after its creation, on the monotonic clock."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, not below 0."""
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether no time is left."""
+        return self.left_s == 0.0
+
+    def within(self, seconds: float = math.inf) -> Deadline:
+        """Return a deadline `seconds` from now, or this one's if that is sooner."""
+        return Deadline(min(self.left_s, seconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """One failed call. `retry_after_s` is the service's own word for when the call may succeed, if it gave one."""
+
+    status: grpc.StatusCode
+    code: str
+    message: str
+    retry_after_s: float | None
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same call may succeed later."""
+        return self.status in _AWAY or self.retry_after_s is not None
+
+    def error(self, where: str) -> RemoteError:
+        """Return the exception to raise; `where` names the call and the service."""
+        if self.status in _AWAY:
+            return ServiceUnavailableError(self.message, where=where)
+        return RejectedError(self.message, code=self.code, where=where)
+
+
+def understand(error: grpc.RpcError) -> _Failure:
+    """Read status and `google.rpc` details of a failed call."""
+    code, retry_after_s = "", None
+    for detail in _details(error):
+        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        with suppress(DecodeError):
+            if detail.Is(info.DESCRIPTOR) and detail.Unpack(info):
+                code = info.reason
+            elif detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
+                retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+    status = error.code()
+    message = plain(error.details() or "") or status.name.lower().replace("_", " ")
+    return _Failure(status=status, code=code, message=message, retry_after_s=retry_after_s)
+
+
+def _details(error: grpc.RpcError) -> list[Any]:
+    try:
+        status = rpc_status.from_call(cast(grpc.Call, error))
+    except (ValueError, DecodeError):  # the details contradict the status, or are none: a proxy's doing
+        return []
+    return list(status.details) if status is not None else []

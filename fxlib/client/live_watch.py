@@ -24,9 +24,8 @@ from typing import Final, NamedTuple, Self
 from torch import nn
 from typing_extensions import override
 
-from fxlib.client.deadline import Deadline
-from fxlib.client.group_consensus import Turn
-from fxlib.client.rendezvous import Rendezvous
+from fxlib.client.connection import Deadline
+from fxlib.client.group_consensus import Rendezvous, Turn
 from fxlib.errors import FxlibError, FxlibWarning, RemoteError, WorkloadError
 from fxlib.profiling.statistics import ConfidenceSequence
 from fxlib.runtime import CapturedModule

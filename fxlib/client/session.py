@@ -15,13 +15,11 @@ from torch.fx import GraphModule
 from fxlib import protocol, wire
 from fxlib.client.answer_policy import limits_of_answer, screen
 from fxlib.client.blobs import BLOB_CORRUPT, download, upload
-from fxlib.client.connection import Connection
-from fxlib.client.deadline import Deadline
-from fxlib.client.progress import Progress
+from fxlib.client.connection import Connection, Deadline
+from fxlib.client.preflight import UnservedError, check_served
 from fxlib.client.request import Prepared
-from fxlib.client.unserved import UnservedError, check_served
 from fxlib.client.variant_exchange import bind_variants
-from fxlib.client.watch_job import follow, get_job
+from fxlib.client.watch_job import Progress, follow, get_job
 from fxlib.errors import FxlibError, JobFailedError, LimitError, RejectedError, RemoteError, WireError
 from fxlib.reasons import Reason
 from fxlib.recipes.recipes import with_variants

@@ -1,15 +1,22 @@
-"""The application: pages, the same as JSON, live messages, and what visitors may do with tokens of their own."""
+"""The application: pages, the same as JSON, live messages, and what visitors may do with tokens of their own.
+
+It is served on a port of its own, until the process is told to end.
+"""
 
 from __future__ import annotations
 
 import json
 import secrets
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final, get_args
 from urllib.parse import parse_qsl, quote, urlencode
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -29,12 +36,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fxlib.client import Client
-from fxlib.dashboard.gain_chart import gain_chart
 from fxlib.dashboard.live import Feed, Live
-from fxlib.dashboard.view import LARGEST_PAGE, PAGE, Page, View, event_data
+from fxlib.dashboard.view import LARGEST_PAGE, PAGE, Page, View, event_data, gain_chart
 from fxlib.dashboard.visitors import COOKIE, Visitors, check_origin, check_private
-from fxlib.errors import CredentialError, RejectedError, RemoteError, WireError
+from fxlib.errors import CredentialError, FxlibError, RejectedError, RemoteError, WireError
 from fxlib.pages import environment, style
+from fxlib.serialization.files import write_whole
 from fxlib.spec.job import Event, JobFilter, State
 
 _STATES: Final[Sequence[State]] = get_args(State)
@@ -386,3 +393,68 @@ def _file(name: str) -> str:
 def _moment(at: str | None) -> str:
     """Write an ISO time as people read it, in UTC."""
     return "" if not at else at[:19].replace("T", " ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """Where visitors come.
+
+    Attributes:
+        host: the address to listen on.
+        port: the port; 0: one that is free.
+        names: the host names under which visitors come, besides the address itself and those of loopback.
+        certificate: PEM file of the certificate for HTTPS; None: HTTP.
+        key: PEM file of its key.
+    """
+
+    host: str
+    port: int
+    names: Sequence[str] = ()
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+def serve(client: Client, door: Door, *, ready: Path | None = None) -> None:
+    """Serve the dashboard of a service until SIGTERM or SIGINT.
+
+    Args:
+        client: a client of the service, with the credential of a viewer.
+        door: where visitors come.
+        ready: a file into which the address is written once it listens; None: no file.
+
+    Raises:
+        FxlibError: it cannot listen there, or a file of the certificate cannot be used.
+    """
+    hosts = ["localhost", "127.0.0.1", "[::1]", "::1", door.host, *door.names]
+    app = make_app(client, hosts=hosts, stopping=lambda: server.should_exit)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=3,
+        ssl_certfile=door.certificate,
+        ssl_keyfile=door.key,
+    )
+    server = uvicorn.Server(config)
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise FxlibError(f"it cannot be used: {error.strerror or error}", where="--https-cert, --https-key") from error
+    with _listening(door) as listener:
+        if ready is not None:
+            write_whole(ready, [f"{door.host}:{listener.getsockname()[1]}\n".encode()])
+        server.run(sockets=[listener])
+
+
+def _listening(door: Door) -> socket.socket:
+    family = socket.AF_INET6 if ":" in door.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((door.host, door.port))
+    except OSError as error:
+        listener.close()
+        where = f"--listen {door.host}:{door.port}"
+        raise FxlibError(f"cannot listen there: {error.strerror or error}", where=where) from error
+    return listener

@@ -22,7 +22,7 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
 from fxlib.spec.workload import Assume, Workload
 from fxlib.utils.compare import Tolerance, difference
-from fxlib.utils.location import location_of
+from fxlib.utils.text import location_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from fxlib.equivalence.snapshot import Batch, backward, formed
 from fxlib.errors import PassError
 from fxlib.runtime.preserve_state import copied, state_kept
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
-from fxlib.utils.location import location_of
 from fxlib.utils.pytree import leaves
+from fxlib.utils.text import location_of
 
 _PLAIN = (bool, int, float, complex, str)
 

@@ -14,9 +14,8 @@ from torch import nn
 
 from fxlib.runtime.preserve_state import copied, state_kept
 from fxlib.runtime.submodules import local_modules, local_parameters, local_tensors, remote_modules
-from fxlib.utils.compare import same_bits
+from fxlib.utils.compare import same_bits, wraps
 from fxlib.utils.pytree import leaves, structure
-from fxlib.utils.tensors import wraps
 
 GENERATOR = "random generator"
 Batch = tuple[tuple[object, ...], Mapping[str, object]]

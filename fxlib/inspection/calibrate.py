@@ -22,9 +22,8 @@ from torch.fx import Graph, GraphModule
 from torch.nn import functional as F
 
 from fxlib.inspection.device import Bandwidth, Device, Peak
-from fxlib.inspection.operations import Operation, Operations
+from fxlib.inspection.operations import WORK, Operation, Operations
 from fxlib.inspection.tensors import number
-from fxlib.inspection.work import WORK
 from fxlib.utils.hardware import memory_bytes, processor
 
 Work = Callable[[], object]

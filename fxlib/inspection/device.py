@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fxlib.errors import FxlibError
-from fxlib.inspection.work import WORK
+from fxlib.inspection.operations import WORK
 
 FOLDER = Path(__file__).with_name("devices")
 
@@ -31,7 +31,7 @@ class Peak:
 
     dtype: str
     work: str
-    """One of `work.WORK`, an operator such as "aten.gelu", which goes before, or "any" for what is not listed."""
+    """One of `operations.WORK`, an operator such as "aten.gelu", which goes before, or "any" for what is not listed."""
     flops_per_s: float = math.inf
     elements_per_s: float = math.inf
     """Values that it goes through, on top of its arithmetic: laying out, converting, comparing."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import heapq
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -19,9 +21,13 @@ from torch.fx import Node
 from fxlib.capture.coerce import Model
 from fxlib.errors import FxlibError
 from fxlib.inspection.analyzing import Analysis, NodeFigures, analyze, cells, render
-from fxlib.inspection.graphviz import colour, dot_text, svg
 from fxlib.inspection.inputs import Given
 from fxlib.serialization.files import write_whole
+
+MOST_IN_DOT = 1000
+"""`dot` takes more than twice the time for twice the nodes."""
+_TIMEOUT_S = 120
+_CALM, _EFFECT, _UNKNOWN = "#eef3fa", "#f6d9c4", "#dddddd"
 
 
 def draw(drawn: Analysis | Model, path: str | os.PathLike[str], inputs: Given = None) -> None:
@@ -87,7 +93,7 @@ def _row(node: Node, figures: NodeFigures, y: int, margin: int, most: tuple[floa
     told += [source] if (source := str(node.meta.get("source", ""))) else []
     yield (
         f'<g><title>{escape(chr(10).join(told))}</title><rect x="{margin - 4}" y="{y - _ROW // 2 + 1}" '
-        f'width="{_WIDTH}" height="{_ROW - 2}" fill="{colour(figures)}"/>'
+        f'width="{_WIDTH}" height="{_ROW - 2}" fill="{_colour(figures)}"/>'
     )
     shares = {
         "time": (figures.seconds or 0.0) / most[0] if most[0] else 0.0,
@@ -129,6 +135,72 @@ def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
+def dot_text(analysis: Analysis) -> str:
+    """Return the graph in the DOT language; of a longer one the first `MOST_IN_DOT` nodes, and a note.
+
+    Source of the format: "DOT Language", https://graphviz.org/doc/info/lang.html.
+    """
+    drawn = dict(list(analysis.nodes.items())[:MOST_IN_DOT])
+    numbers = {node: number for number, node in enumerate(drawn)}
+    lines = ["digraph {", 'node [shape=box style=filled fontname="sans-serif" fontsize=10];']
+    if len(drawn) < len(analysis.nodes):
+        left = len(analysis.nodes) - len(drawn)
+        lines.append(f'note [label="{left} more nodes are not drawn" shape=note];')
+    for node, figures in drawn.items():
+        words = [f"{node.name}: {node._pretty_print_target(node.target)}", *_figures(figures), *figures.effects]
+        label = "\\n".join(map(_quoted, words))
+        lines.append(f'n{numbers[node]} [label="{label}" fillcolor="{_colour(figures)}"];')
+        lines += [f"n{numbers[given]} -> n{numbers[node]};" for given in node.all_input_nodes]
+    return "\n".join([*lines, "}"])
+
+
+def _svg(analysis: Analysis) -> str:
+    """Return the graph as SVG.
+
+    Raises:
+        FxlibError: graphviz is not installed, or its `dot` fails.
+    """
+    program = shutil.which("dot")
+    if program is None:
+        raise FxlibError("graphviz is not installed", where="dot", hint="Install it, or draw an .html page.")
+    try:
+        ran = subprocess.run(
+            [program, "-Tsvg"],
+            input=dot_text(analysis).encode(),
+            capture_output=True,
+            check=True,
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.CalledProcessError as error:
+        told = error.stderr.decode(errors="replace").strip()
+        raise FxlibError(f"graphviz failed: {told:.200}", where="dot") from error
+    except subprocess.TimeoutExpired as error:
+        raise FxlibError(
+            f"graphviz took longer than {_TIMEOUT_S} s", where="dot", hint="Draw an .html page instead."
+        ) from error
+    return ran.stdout.decode()
+
+
+def _colour(figures: NodeFigures) -> str:
+    """Return the colour of a node: grey where it is unknown, warm where it has effects."""
+    if figures.unknown is not None:
+        return _UNKNOWN
+    return _EFFECT if figures.effects else _CALM
+
+
+def _figures(figures: NodeFigures) -> list[str]:
+    made, takes, arithmetic, moves, _ = cells(figures)
+    known = [made] if figures.tensors or figures.unknown is not None else []
+    if figures.operations:
+        known.append(", ".join([*([takes] if figures.seconds is not None else []), arithmetic, moves]))
+    return known
+
+
+def _quoted(text: str) -> str:
+    """Return a text as it stands between the quotes of a label."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+
+
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 14px/1.4 system-ui, sans-serif; margin: 2em; color: #222; background: #fff; }}
@@ -141,5 +213,4 @@ anything for all that is known of it.</p>
 </body></html>
 """
 
-
-_FORMS: Mapping[str, Callable[[Analysis], str]] = {".html": page, ".svg": svg, ".dot": dot_text}
+_FORMS: Mapping[str, Callable[[Analysis], str]] = {".html": page, ".svg": _svg, ".dot": dot_text}

@@ -40,7 +40,7 @@ from fxlib.runtime.ops.calls import client_of, is_wait
 from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import CHECKS, TRACKERS
 from fxlib.spec.profile import Opaque, Profile, Result, TensorShape
-from fxlib.utils.location import location_of
+from fxlib.utils.text import location_of
 
 
 class Why(Enum):

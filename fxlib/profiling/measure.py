@@ -1,11 +1,14 @@
-"""Measure whole steps of a module in a live RPC world; the caller says how one step is run."""
+"""Measure whole steps of a module in a live RPC world, and sum them up; the caller says how one step is run.
+
+A profile has medians over steps, scaled so that the parts add up to the whole.
+"""
 
 from __future__ import annotations
 
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -14,14 +17,22 @@ from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.resources import contract_of_call, function_name
-from fxlib.profiling.disturbance import NOTEWORTHY, own_s, undisturbed
 from fxlib.profiling.runs import STEPS, WARMUPS, Runs
+from fxlib.profiling.samples import (
+    NOTEWORTHY,
+    CallSample,
+    Forward,
+    PushSample,
+    StepSample,
+    handling_s,
+    own_s,
+    undisturbed,
+)
 from fxlib.profiling.servers import Probed, Read, probe, unprobed
-from fxlib.profiling.summary import calls_of, least_share, nodes_of, waking
 from fxlib.runtime import is_issue
 from fxlib.runtime.ops.registry import REPEATABLE
 from fxlib.spec.contract import Contract
-from fxlib.spec.profile import CallProfile, Profile, TensorShape
+from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, Spread, TensorShape
 from fxlib.utils.hardware import cores, processor
 
 _NO_CONTRACTS: Mapping[str, Contract] = {}
@@ -62,7 +73,7 @@ def measure(
     runs = Runs(module, step, calibrates=calibrates and not any(is_issue(node) for node in module.graph.nodes))
     runs.run(steps, warmups)
     notes: list[str] = []
-    calls = calls_of(undisturbed(runs.whole)[0], undisturbed(runs.local)[0], notes)
+    calls = _calls_of(undisturbed(runs.whole)[0], undisturbed(runs.local)[0], notes)
     probed = list(_servers(calls, _reads(runs, contracts), probing_s, recorded=recorded))
     found = Profile(
         calls=calls,
@@ -92,7 +103,7 @@ def _with_local_work(found: Profile, runs: Runs) -> Profile:
     return replace(
         found,
         notes=(*found.notes, *(told if others > NOTEWORTHY else ())),
-        nodes=nodes_of([forward for sample in local for forward in sample.forwards]),
+        nodes=_nodes_of([forward for sample in local for forward in sample.forwards]),
         loss_s=median(each.spans_s["loss"] for each in local),
         backward_s=median(each.spans_s["backward"] for each in (whole if carried else local)),
         # What an autograd context costs that spans servers is paid where it ends, and only where they take part.
@@ -108,9 +119,9 @@ def _calibrated(found: Profile, runs: Runs) -> Profile:
     cold = [*runs.run_locally(), *runs.cold]
     step_s = median(own_s([passed_s for passed_s, _ in runs.unclocked_s], [cpu_s for _, cpu_s in runs.unclocked_s]))
     pushes_s = median(each.spans_s["push"] for each in runs.whole)
-    calls = waking(found.calls, step_s - _parts_s(found) - pushes_s)
+    calls = _waking(found.calls, step_s - _parts_s(found) - pushes_s)
     both, _ = undisturbed([*runs.local, *cold])
-    share = least_share(both[: len(runs.local)], both[len(runs.local) :])
+    share = _least_share(both[: len(runs.local)], both[len(runs.local) :])
     return replace(found, calls=calls, step_s=step_s, least_share=share)
 
 
@@ -165,3 +176,112 @@ def _is_worker(name: str) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _nodes_of(forwards: Sequence[Forward]) -> tuple[NodeProfile, ...]:
+    """Return the local work of each node: its median, scaled so that all of them add up to the median of the whole."""
+    seconds = {name: median(each.seconds[name] for each in forwards) for name in forwards[-1].seconds}
+    whole_s = median(sum(each.seconds.values()) for each in forwards)
+    scale = whole_s / total_s if (total_s := sum(seconds.values())) else 1.0
+    sizes = forwards[-1].output_bytes
+    return tuple(
+        NodeProfile(node=name, seconds=each * scale, output_bytes=sizes[name]) for name, each in seconds.items()
+    )
+
+
+def _calls_of(steps: Sequence[StepSample], local: Sequence[StepSample], notes: list[str]) -> tuple[CallProfile, ...]:
+    """Return every call, with the push of its gradient if there is one; `local` tells when that is ready."""
+    forwards = [forward for step in steps for forward in step.forwards]
+    pushes, ready = _pushes(steps), _pushes(local)
+    return tuple(
+        _ready(
+            _call(
+                name,
+                [forward.calls[name] for forward in forwards if name in forward.calls],
+                pushes.get(name, []),
+                notes,
+            ),
+            [each.ready_s or 0.0 for each, _ in ready.get(name, [])],
+        )
+        for name in forwards[-1].calls
+    )
+
+
+def _least_share(local: Sequence[StepSample], further: Sequence[StepSample]) -> float:
+    """Return the least time of each part of the local work, as a share of what that part usually takes in `local`."""
+    names = local[0].forwards[0].seconds
+
+    def parts(steps: Sequence[StepSample]) -> list[list[float]]:
+        of_nodes = [[each.seconds[name] for step in steps for each in step.forwards] for name in names]
+        of_phases = [[step.spans_s[kind] for step in steps] for kind in ("loss", "backward")]
+        return [*of_nodes, *of_phases, [step.rest_s for step in steps]]
+
+    usual_s = sum(map(median, parts(local)))
+    least_s = sum(map(min, parts([*local, *further])))
+    return min(1.0, least_s / usual_s) if usual_s and least_s else 1.0
+
+
+def _waking(calls: Sequence[CallProfile], missing_s: float) -> tuple[CallProfile, ...]:
+    """Divide among the calls what a step takes longer than its parts: the program waits once in each call."""
+    wake_s = max(0.0, missing_s / len(calls)) if calls else 0.0
+    return tuple(replace(call, wake_s=wake_s) for call in calls)
+
+
+def _call(
+    name: str, samples: Sequence[CallSample], pushes: Sequence[tuple[PushSample, float | None]], notes: list[str]
+) -> CallProfile:
+    last = samples[-1]
+    if any(each.returns != last.returns for each in samples):
+        notes.append(f"{name}: what it returns differs from step to step; the last one is kept")
+    if not last.told:
+        notes.append(f"{name}: what it returns is not only tensors, numbers and text; the rest cannot be replayed")
+    issues_s, waits_s = handling_s(samples)
+    call = CallProfile(
+        call=name,
+        function=function_name(last.node),
+        to=last.to,
+        request_bytes=round(median(each.request_bytes for each in samples)),
+        response_bytes=round(median(each.response_bytes for each in samples)),
+        returns=Opaque() if last.returns is None else last.returns,
+        issue_s=median(issues_s),
+        wait_s=median(waits_s),
+        service_s=Spread.of([each.service_s for each in samples]),
+    )
+    return call if not pushes else _with_push(call, pushes)
+
+
+def _with_push(call: CallProfile, pushes: Sequence[tuple[PushSample, float | None]]) -> CallProfile:
+    """Add the push of a call's gradient; where none was sent, its cost is taken from the call."""
+    last = pushes[-1][0]
+    own_s = call.issue_s + call.wait_s
+    sent = [max(0.0, seconds - own_s) for _, seconds in pushes if seconds is not None]
+    push = Push(
+        function=last.function,
+        request_bytes=last.request_bytes,
+        issue_s=call.issue_s,
+        service_s=Spread.of(sent) if sent else call.service_s,
+        ready_s=median(each.ready_s or 0.0 for each, _ in pushes),
+    )
+    return replace(call, push=push)
+
+
+def _ready(call: CallProfile, ready_s: Sequence[float]) -> CallProfile:
+    if call.push is None or not ready_s:
+        return call
+    return replace(call, push=replace(call.push, ready_s=median(ready_s)))
+
+
+def _pushes(steps: Iterable[StepSample]) -> dict[str, list[tuple[PushSample, float | None]]]:
+    """Return the push sample of each call's gradient in each step, with the seconds of its push if one was made."""
+    found: dict[str, list[tuple[PushSample, float | None]]] = {}
+    for step in steps:
+        due = [
+            push
+            for forward in step.forwards
+            for push in sorted(forward.pushes, key=lambda each: each.index)
+            if push.ready_s is not None
+        ]
+        made: Sequence[float | None] = step.pushed_s if len(step.pushed_s) == len(due) else [None] * len(due)
+        for push, seconds in zip(due, made, strict=True):
+            found.setdefault(push.call, []).append((push, seconds))
+    return found

@@ -1,19 +1,33 @@
-"""Run steps of a module to measure them: with a clock between its nodes, without calls, and unchanged."""
+"""Run steps of a module to measure them: with a clock between its nodes, without calls, and unchanged.
+
+With the clock, one call is in flight at a time.
+"""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch.fx import GraphModule
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.errors import FxlibError
-from fxlib.profiling.instrument import Instrumented
-from fxlib.profiling.samples import StepSample
-from fxlib.runtime.ops.record import Recording, record
+from fxlib.profiling.samples import Forward, PushSample, StepSample
+from fxlib.profiling.single_call import message_bytes, timed, value_bytes
+from fxlib.runtime import ops
+from fxlib.runtime.ops.batches import is_batch
+from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
+from fxlib.runtime.ops.record import Recording, call_name, record
+from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.tracking.forward_context import Tracked, current_forward
+from fxlib.runtime.tracking.ownership import as_it_is
+
+_CALIBRATION = 1_000
 
 
 class Stopwatch(Recording):
@@ -151,3 +165,159 @@ def batches_of(steps: int, warmups: int, *, calibrates: bool) -> list[int]:
     for count in range(steps):
         numbers += [warmups + count] * (1 + further * (count % _BETWEEN == 0))
     return numbers + numbers[-1:] * (_LOCAL_STEPS if calibrates else 0)
+
+
+class Instrumented:
+    """Stands in for the generated code of a module.
+
+    `forwards` grows by one with each run; `made` holds what each call's operator was last called with, by its name.
+    Where `replays` is set, no call is made; each returns what it returned last, so that only the local work is left.
+    The code is generated from the same graph, by the same code generator, so that signature, order and the moments at
+    which values are freed are those of the module's own.
+
+    Raises:
+        FxlibError: the graph holds batches of calls, in which the time of a single call cannot be told.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        """Generate the code."""
+        if (batch := next(filter(is_batch, module.graph.nodes), None)) is not None:
+            raise FxlibError(
+                "calls that travel as one have no times of their own",
+                where=f"node {batch.name}",
+                hint="Profile the module as captured, not a rewritten one.",
+            )
+        self.forwards: list[Forward] = []
+        self.made: dict[str, tuple[Any, ...]] = {}
+        self.replays = False
+        self._kept: dict[str, Any] = {}
+        self._backward_from = 0.0
+        self._clock = _Clock()
+        code: Any = type(GraphModule(module, self._graph_of(module), "Instrumented")).forward
+        self._code: Callable[..., Any] = code
+
+    def __call__(self, module: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward."""
+        self.forwards.append(Forward())
+        start = self._clock.start(self.forwards[-1])
+        cpu_s = time.thread_time()
+        result = self._code(module, *args, **kwargs)
+        self.forwards[-1].graph_s = time.perf_counter() - start
+        self.forwards[-1].graph_cpu_s = time.thread_time() - cpu_s
+        return result
+
+    def backward_begins(self) -> None:
+        """Count the arrival of gradients from now."""
+        self._backward_from = time.perf_counter()
+
+    def _forward(self) -> Forward:
+        return self.forwards[-1]
+
+    def _graph_of(self, module: GraphModule) -> Graph:
+        graph, copied = Graph(tracer_cls=module.graph._tracer_cls), dict[Node, Node]()
+        graph._codegen = copy.copy(module.graph._codegen)
+        reset = True
+        for node in module.graph.nodes:
+            if reset and node.op != "placeholder":
+                graph.call_function(self._clock.reset)
+                reset = False
+            copied[node] = replacement = graph.node_copy(node, copied.__getitem__)
+            is_remote = is_call(node) or is_issue(node) or is_wait(node)
+            if is_call(node):
+                replacement.target = self._calling(node)
+            elif is_remote:
+                replacement.target = timed(node, self._forward, self.made)
+            elif node.target in TRACKERS:
+                replacement.target = self._tracking(node)
+            if is_remote:
+                graph.call_function(self._clock.reset)
+            elif node.op not in {"placeholder", "output"}:
+                graph.call_function(self._clock.tick, (node.name, replacement))
+        return graph
+
+    def _calling(self, node: Node) -> Callable[..., Any]:
+        measured, name = timed(node, self._forward, self.made), call_name(node)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.replays:
+                return _again(*self._kept[name])
+            result = measured(*args, **kwargs)
+            takes_gradient = isinstance(result, torch.Tensor) and result.requires_grad
+            self._kept[name] = as_it_is(result), takes_gradient
+            return result
+
+        return call
+
+    def _tracking(self, node: Node) -> Callable[..., Any]:
+        origin = node.args[0]
+        name = call_name(origin) if isinstance(origin, Node) else node.name
+
+        def track(*args: Any) -> Any:
+            forward = current_forward()
+            before = 0 if forward is None else len(forward.tracked)
+            # Never the operator whose pushes travel together: each is measured alone.
+            result = ops.track_gradient(*args)
+            if forward is not None and len(forward.tracked) > before:
+                self._watch(name, forward.tracked[-1], result)
+                if self.replays:  # a gradient of what no server returned goes nowhere
+                    forward.tracked.pop()
+            return result
+
+        return track
+
+    def _watch(self, call: str, tracked: Tracked, result: Any) -> None:
+        size = message_bytes((tracked.args, dict(tracked.kwargs), result))
+        push = PushSample(call=call, function=tracked.gradient, index=tracked.index, request_bytes=size)
+        self._forward().pushes.append(push)
+
+        def arrived(_: object) -> None:
+            if push.ready_s is None:
+                push.ready_s = max(0.0, time.perf_counter() - self._backward_from)
+
+        for each in pytree.tree_leaves(result):
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                each.register_hook(arrived)
+
+
+def _again(kept: Any, takes_gradient: bool) -> Any:
+    result = as_it_is(kept)  # the program may write to it
+    return result.requires_grad_() if takes_gradient else result
+
+
+class _Clock:
+    """Measures the time from one node to the next; the generated code calls its functions."""
+
+    def __init__(self) -> None:
+        self._last = self._last_cpu = 0.0
+        self._forward = Forward()
+        self.reset, self.tick = self._functions()
+        self._own_s = self._own_cpu_s = 0.0
+        self._own_s, self._own_cpu_s = self._calibrated()
+
+    def start(self, forward: Forward) -> float:
+        """Note what follows in `forward`, and return the time."""
+        self._forward, self._last, self._last_cpu = forward, time.perf_counter(), time.thread_time()
+        return self._last
+
+    def _functions(self) -> tuple[Callable[[], None], Callable[[str, Any], None]]:
+        # Functions, not methods: code generation names what it calls by `__module__` and `__qualname__`.
+        def reset() -> None:
+            self._last, self._last_cpu = time.perf_counter(), time.thread_time()
+
+        def tick(name: str, value: Any) -> None:
+            seconds = time.perf_counter() - self._last - self._own_s
+            cpu_s = time.thread_time() - self._last_cpu - self._own_cpu_s
+            self._forward.seconds[name] = max(0.0, seconds)
+            self._forward.cpu_s[name] = max(0.0, cpu_s)
+            self._forward.output_bytes[name] = value_bytes(value)
+            self._last, self._last_cpu = time.perf_counter(), time.thread_time()
+
+        return reset, tick
+
+    def _calibrated(self) -> tuple[float, float]:
+        """Return the seconds that the clock itself adds to each reading, of wall-clock and of processor time."""
+        self.start(forward := Forward())
+        for each in range(_CALIBRATION):
+            self.tick(str(each), None)
+        middle = _CALIBRATION // 2
+        return sorted(forward.seconds.values())[middle], sorted(forward.cpu_s.values())[middle]

@@ -1,4 +1,7 @@
-"""How two values differ, in bits or beyond a bound."""
+"""How two values differ, in bits or beyond a bound; and what a tensor of any kind holds, as plain tensors.
+
+Plain tensors are dense, strided, and of torch's own class.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,18 @@ import struct
 from dataclasses import dataclass
 
 import torch
+from torch.utils import _python_dispatch
 
 from fxlib.errors import PassError
-from fxlib.utils.tensors import numbers, plain_parts
 
 _SHOWN_CHARS = 200
+
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +57,9 @@ def difference(one: object, other: object, tolerance: Tolerance) -> str:
         return f"{_kind(one)} and {_kind(other)}"
     if same_bits(one, other):
         return ""
-    ours, theirs = plain_parts(one), plain_parts(other)
+    ours, theirs = _plain_parts(one), _plain_parts(other)
     if not tolerance.is_exact and (len(ours) > 1 or _shapes(ours) != _shapes(theirs)):
-        ours, theirs = [numbers(one)], [numbers(other)]  # which places of a sparse tensor are stored is no number
+        ours, theirs = [_numbers(one)], [_numbers(other)]  # which places of a sparse tensor are stored is no number
     if _shapes(ours) != _shapes(theirs):
         return "they store different places"
     wrong = sum(int(_beyond(*pair, tolerance).sum()) for pair in zip(ours, theirs, strict=True))
@@ -63,7 +73,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one kind hold the same bits; NaNs are like any others, and -0 is not 0."""
     if _kind(one) != _kind(other):
         return False
-    ours, theirs = plain_parts(one), plain_parts(other)
+    ours, theirs = _plain_parts(one), _plain_parts(other)
     return _shapes(ours) == _shapes(theirs) and all(
         torch.equal(_bits(mine), _bits(its)) for mine, its in zip(ours, theirs, strict=True) if mine.numel()
     )
@@ -73,7 +83,7 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return the largest difference of two elements; infinity where two are not alike and one is not finite."""
     if _kind(one) != _kind(other) or one.is_meta:
         return math.inf
-    ours, theirs = (numbers(each).to(torch.complex128) for each in (one, other))
+    ours, theirs = (_numbers(each).to(torch.complex128) for each in (one, other))
     if ours.shape != theirs.shape:
         return math.inf
     unlike = ~torch.isclose(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
@@ -148,7 +158,7 @@ def relative_error(value: object, reference: object) -> float:
     if not (reference.is_floating_point() or reference.is_complex()) or reference.is_meta:
         return 0.0 if same_bits(value.detach().cpu(), reference.detach().cpu()) else math.inf
     wide = torch.complex128 if reference.is_complex() else torch.float64
-    ours, theirs = (numbers(each).cpu().to(wide) for each in (value, reference))
+    ours, theirs = (_numbers(each).cpu().to(wide) for each in (value, reference))
     if ours.shape != theirs.shape:
         return math.inf
     unequal = ~torch.isclose(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
@@ -158,3 +168,56 @@ def relative_error(value: object, reference: object) -> float:
         return math.inf
     scale = float(theirs[theirs.isfinite()].abs().max())
     return float((ours - theirs)[unequal].abs().max()) / scale if scale else math.inf
+
+
+def wraps(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's class holds other tensors in its place."""
+    return _python_dispatch.is_traceable_wrapper_subclass(tensor)
+
+
+def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that make up a tensor, without gradients; none of one on the meta device.
+
+    Of a sparse tensor that is indices and values, coalesced; of a quantized one integers, scales and zero points; of a
+    nested one values and sizes; of a subclass that wraps others what these hold.
+    """
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        if wraps(tensor):
+            names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+            return [part for name in names for part in _plain_parts(getattr(tensor, name))]
+        return [] if tensor.is_meta else [part.detach().resolve_conj().resolve_neg() for part in _parts(tensor)]
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a tensor is worth, element by element, as one plain tensor: dense, and dequantized."""
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        if wraps(tensor) or tensor.is_nested:
+            flat = [part.reshape(-1) for part in _plain_parts(tensor) if part.is_floating_point() or part.is_complex()]
+            return torch.cat(flat) if flat else torch.empty(0)
+        if tensor.is_quantized:
+            return tensor.dequantize()
+        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+        return dense.detach().resolve_conj().resolve_neg()
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if tensor.is_nested:
+        return [tensor.values(), tensor._nested_tensor_size()]
+    if tensor.is_quantized:
+        return [tensor.int_repr(), *_scales(tensor)]
+    if tensor.layout is torch.sparse_coo:
+        whole = tensor.coalesce()
+        return [whole.indices(), whole.values()]
+    if tensor.layout in _COMPRESSED:
+        return [*(getattr(tensor, name)() for name in _COMPRESSED[tensor.layout]), tensor.values()]
+    return [tensor if tensor.layout is torch.strided else tensor.to_dense()]
+
+
+def _scales(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return [torch.tensor([tensor.q_scale()], dtype=torch.float64), torch.tensor([tensor.q_zero_point()])]
+    return [
+        tensor.q_per_channel_scales(),
+        tensor.q_per_channel_zero_points(),
+        torch.tensor([tensor.q_per_channel_axis()]),
+    ]

@@ -1,11 +1,15 @@
-"""Durations and tables as text for a person; and text of strangers, made harmless before a person sees it."""
+"""Durations, tables and places in a model as text for a person; text of strangers, made harmless before one sees it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
+
+if TYPE_CHECKING:
+    from torch.fx import Node
 
 
 def seconds(value: float | None) -> str:
@@ -46,3 +50,12 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: s
         ]
         lines.append((indent + "  ".join(cells)).rstrip())
     return lines
+
+
+def location_of(node: Node) -> str:
+    """Return a node's name, the path of its module, and the line of the model, as far as they are known."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [str(entry[0]) for entry in stack.values() if isinstance(entry, tuple)]
+    within = f" in {paths[-1]!r}" if paths and paths[-1] else ""
+    source = node.meta.get("source", "")
+    return f"node {node.name!r}{within}{f' ({source})' if source else ''}"

@@ -19,13 +19,11 @@ from fxlib_service.clock import Clock
 from fxlib_service.config import Config
 from fxlib_service.dispatch import Dispatcher
 from fxlib_service.events import EventBroker
-from fxlib_service.gauges import Gauges
 from fxlib_service.holdings import Holdings
 from fxlib_service.in_flight import InFlight
 from fxlib_service.leases import Leases, MemoryLeases
 from fxlib_service.ledger import Ledger
-from fxlib_service.metrics import Metrics
-from fxlib_service.model_figures import Figures, ModelFigures
+from fxlib_service.metrics import Figures, Gauges, Metrics, ModelFigures
 from fxlib_service.policy import Policy
 from fxlib_service.quotas import Quotas, StorageQuota
 from fxlib_service.reserve import Reserve

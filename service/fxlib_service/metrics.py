@@ -1,23 +1,41 @@
-"""The counters and histograms that Prometheus reads. Every label has a bounded set of values."""
+"""What Prometheus reads: counters, histograms, and gauges. Every label has a bounded set of values.
+
+Each scrape takes the gauges from the store, so that a restart changes nothing. The latest figures of each model, as
+measured in trials and as seen in training, are kept for a bounded number of models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import collections
+import shutil
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from fxlib.reasons import Reason
 from fxlib.v1 import jobs_pb2
+from fxlib_service.check_pool import CheckPool
+from fxlib_service.clock import Clock
 from fxlib_service.errors import ServiceError
+from fxlib_service.events import EventBroker
 from fxlib_service.field_checks import PHASES
+from fxlib_service.in_flight import InFlight
 from fxlib_service.job import Job, State
 from fxlib_service.lifecycle import Transition
-from fxlib_service.model_figures import Figures, Model, ModelFigures
 from fxlib_service.retention import Forgotten
+from fxlib_service.stores.base import JobStore
+from fxlib_service.workers import Workers
 
-OTHER: Final = "other"
+_OTHER: Final = "other"
 _RPC_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _JOB_BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _PASS_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
@@ -27,9 +45,18 @@ _COUNTED_AT_ONCE: Final = 64 << 10
 _ACTIONS: Final = ("moved", "merged", "left_alone")
 _DECISIONS: Final = {jobs_pb2.DECISION_ADOPT: "adopt", jobs_pb2.DECISION_KEEP_ORIGINAL: "keep_original"}
 
+_Model = tuple[str, str]
+"""A model's namespace and name."""
+
+_KEPT_PER_SHOWN: Final = 10
+
+_TORCH_VERSIONS: Final = 20
+_NAMESPACE: Final = "fxlib_namespace"
+"""The label for a model's namespace. Kubernetes gives every target a label `namespace` of its own."""
+
 
 class Metrics:
-    """Counters and histograms of events. Gauges of the present state are in `gauges`.
+    """Counters and histograms of events. Gauges of the present state are in `Gauges`.
 
     Args:
         registry: the registry that the metrics are added to.
@@ -104,7 +131,7 @@ class Metrics:
         self._jobs_forgotten.inc(found.jobs)
         self._blobs_deleted.inc(found.blobs)
 
-    def live(self, model: Model, figures: jobs_pb2.LiveFigures, went_back: bool) -> None:
+    def live(self, model: _Model, figures: jobs_pb2.LiveFigures, went_back: bool) -> None:
         """Take what a launcher reports of its own steps; `went_back`: it has just gone back to its original."""
         self._models.record_live(model, figures)
         if went_back:
@@ -137,17 +164,231 @@ class Metrics:
             if phase in _PHASES:
                 self._phase_s.labels(phase).observe(max(0.0, seconds))
         for each in result.passes:
-            name = each.name if each.name in self._passes else OTHER
+            name = each.name if each.name in self._passes else _OTHER
             self._pass_s.labels(name).observe(max(0.0, each.seconds))
             self._pass_changes.labels(name).inc(max(0, each.changes))
         for call in result.calls:
-            action = call.action if call.action in _ACTIONS else OTHER
+            action = call.action if call.action in _ACTIONS else _OTHER
             self._calls.labels(action, _reason(call.reason_code)).inc()
 
 
 def _decided(result: jobs_pb2.JobResult) -> tuple[str, str]:
-    return _DECISIONS.get(result.decision, OTHER), _reason(result.reason_code)
+    return _DECISIONS.get(result.decision, _OTHER), _reason(result.reason_code)
 
 
 def _reason(code: str) -> str:
-    return code if code in Reason.__members__ else OTHER
+    return code if code in Reason.__members__ else _OTHER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What the last answered job of a model measured. A figure is None where it was not measured.
+
+    Attributes:
+        qps_original: samples per second of the original.
+        qps_optimized: samples per second of the rewritten module.
+        gain: relative gain, with its confidence interval.
+        adopted: whether the rewrite was adopted.
+    """
+
+    qps_original: float | None
+    qps_optimized: float | None
+    gain: jobs_pb2.Estimate | None
+    adopted: bool
+
+    @staticmethod
+    def of(result: jobs_pb2.JobResult) -> Figures:
+        """Read the figures from an answer."""
+        return Figures(
+            qps_original=result.qps_original.value if result.HasField("qps_original") else None,
+            qps_optimized=result.qps_optimized.value if result.HasField("qps_optimized") else None,
+            gain=result.gain if result.HasField("gain") else None,
+            adopted=result.decision == jobs_pb2.DECISION_ADOPT,
+        )
+
+
+class ModelFigures:
+    """Figures by namespace and name: the models answered most often have rows of their own, all others share one.
+
+    Args:
+        shown: number of models that have a row of their own.
+    """
+
+    def __init__(self, *, shown: int) -> None:
+        self._shown = shown
+        self._rows: dict[_Model, tuple[int, Figures]] = {}
+        self._live: dict[_Model, jobs_pb2.LiveFigures] = {}
+        self._recording = Lock()  # large results are counted on a thread
+
+    def record(self, model: _Model, figures: Figures) -> None:
+        """Record the figures of an answer. When there are too many models, the one answered longest ago is dropped."""
+        with self._recording:
+            count, _ = self._rows.pop(model, (0, figures))
+            self._rows[model] = count + 1, figures
+            if len(self._rows) > self._shown * _KEPT_PER_SHOWN:
+                del self._rows[next(iter(self._rows))]
+
+    def record_live(self, model: _Model, live: jobs_pb2.LiveFigures) -> None:
+        """Record what a launcher that trains the model reports. The model reported longest ago is dropped first."""
+        with self._recording:
+            self._live.pop(model, None)
+            self._live[model] = live
+            if len(self._live) > self._shown * _KEPT_PER_SHOWN:
+                del self._live[next(iter(self._live))]
+
+    def live_rows(self) -> Iterator[tuple[_Model, jobs_pb2.LiveFigures]]:
+        """Yield the models reported last, as many as may have a row of their own."""
+        with self._recording:
+            rows = list(self._live.items())
+        yield from rows[-self._shown :]
+
+    def rows(self) -> Iterator[tuple[_Model, Figures]]:
+        """Yield models and figures; "other" has the figures of the latest answer to any model without its own row."""
+        rows = list(self._rows.items())
+        by_count = sorted(rows, key=lambda row: row[1][0], reverse=True)
+        shown = {model for model, _ in by_count[: self._shown] if model != (_OTHER, _OTHER)}
+        latest: Figures | None = None
+        for model, (_, figures) in rows:
+            if model in shown:
+                yield model, figures
+            else:
+                latest = figures
+        if latest is not None:
+            yield (_OTHER, _OTHER), latest
+
+
+class Gauges(Collector):
+    """Collects the gauges, on the thread that answers the scrape."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        workers: Workers,
+        *,
+        broker: EventBroker,
+        models: ModelFigures,
+        clock: Clock,
+        in_flight: InFlight,
+        checks: CheckPool,
+        folder: Path,
+    ) -> None:
+        self._store = store
+        self._workers = workers
+        self._broker = broker
+        self._models = models
+        self._clock = clock
+        self._in_flight = in_flight
+        self._checks = checks
+        self._folder = folder
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield from self._queue()
+        yield from self._live_workers()
+        yield GaugeMetricFamily("fxlib_watchers", "Streams that follow a job", value=self._broker.watchers)
+        yield from self._bytes_and_calls()
+        yield from self._disk()
+        yield from self._figures()
+        yield from self._live_figures()
+
+    def _bytes_and_calls(self) -> Iterator[Metric]:
+        calls = self._in_flight.calls.held
+        yield GaugeMetricFamily("fxlib_calls_open", "Calls that are open, streams included", value=calls)
+        room = GaugeMetricFamily(
+            "fxlib_bytes_in_flight", "Room that is taken by messages on their way", labels=["direction"]
+        )
+        waiting = GaugeMetricFamily("fxlib_calls_waiting", "Calls that wait for such room", labels=["direction"])
+        for direction in ("requests", "uploads", "answers"):
+            budget = getattr(self._in_flight, direction)
+            room.add_metric([direction], budget.held)
+            waiting.add_metric([direction], budget.waiting)
+        yield from (room, waiting)
+        yield GaugeMetricFamily(
+            "fxlib_checks_waiting",
+            "Checks of graphs, requests and results that wait for a process",
+            value=self._checks.turns.waiting,
+        )
+
+    def _queue(self) -> Iterator[Metric]:
+        stats = self._store.stats()
+        jobs = GaugeMetricFamily("fxlib_jobs", "Jobs that there are", labels=["state"])
+        for state, count in stats.by_state.items():
+            jobs.add_metric([state.value], count)
+        yield jobs
+        depth = stats.by_state[State.QUEUED]
+        yield GaugeMetricFamily("fxlib_queue_depth", "Jobs that wait for a worker", value=depth)
+        stranded = sum(
+            each.jobs for each in self._store.waiting() if self._workers.missing(each.torch_version, each.where)
+        )
+        yield GaugeMetricFamily(
+            "fxlib_queue_without_worker",
+            "Queued jobs that no live worker could take: none has their torch version, or their labels",
+            value=stranded,
+        )
+        age = 0.0 if stats.oldest_queued_at is None else max(0.0, self._clock.now() - stats.oldest_queued_at)
+        yield GaugeMetricFamily(
+            "fxlib_oldest_queued_age_seconds", "Time for which the oldest queued job has waited", value=age
+        )
+
+    def _disk(self) -> Iterator[Metric]:
+        folder = self._folder.absolute()
+        with suppress(OSError):  # a folder that cannot be looked at has no figure
+            usage = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists()))
+            yield GaugeMetricFamily("fxlib_data_free_bytes", "Room on the disk of the data folder", value=usage.free)
+            yield GaugeMetricFamily("fxlib_data_size_bytes", "Size of the disk of the data folder", value=usage.total)
+
+    def _live_workers(self) -> Iterator[Metric]:
+        live = collections.Counter(worker.torch_version for worker in self._workers.live())
+        workers = GaugeMetricFamily(
+            "fxlib_workers_live", "Workers heard of in the last minute and a half", labels=["torch_version"]
+        )
+        for version, count in live.most_common(_TORCH_VERSIONS):
+            workers.add_metric([version], count)
+        if rest := sum(count for _, count in live.most_common()[_TORCH_VERSIONS:]):
+            workers.add_metric(["other"], rest)
+        yield workers
+
+    def _figures(self) -> Iterator[Metric]:
+        qps = GaugeMetricFamily(
+            "fxlib_model_qps",
+            "Samples per second of the model's last job, `original` and `optimized`, where it was measured",
+            labels=[_NAMESPACE, "model", "arm"],
+        )
+        gain = GaugeMetricFamily(
+            "fxlib_model_gain_ratio",
+            "Relative gain in the model's last job, and its interval (`low`, `value`, `high`), where it was measured",
+            labels=[_NAMESPACE, "model", "bound"],
+        )
+        adopted = GaugeMetricFamily(
+            "fxlib_model_adopted", "1 if the rewrite of the model's last job was adopted", labels=[_NAMESPACE, "model"]
+        )
+        for model, figures in self._models.rows():
+            if figures.qps_original is not None:
+                qps.add_metric([*model, "original"], figures.qps_original)
+            if figures.qps_optimized is not None:
+                qps.add_metric([*model, "optimized"], figures.qps_optimized)
+            if figures.gain is not None:
+                for bound in ("low", "value", "high"):
+                    gain.add_metric([*model, bound], getattr(figures.gain, bound))
+            adopted.add_metric(list(model), float(figures.adopted))
+        yield from (qps, gain, adopted)
+
+    def _live_figures(self) -> Iterator[Metric]:
+        qps = GaugeMetricFamily(
+            "fxlib_model_live_qps",
+            "Samples per second of late, as a launcher of the model reports them, `original` and `optimized`",
+            labels=[_NAMESPACE, "model", "arm"],
+        )
+        gain = GaugeMetricFamily(
+            "fxlib_model_live_gain_ratio",
+            "Relative gain as a launcher of the model sees it, and its interval (`low`, `value`, `high`)",
+            labels=[_NAMESPACE, "model", "bound"],
+        )
+        for model, live in self._models.live_rows():
+            for arm in ("original", "optimized"):
+                if live.HasField(f"qps_{arm}"):
+                    qps.add_metric([*model, arm], getattr(live, f"qps_{arm}"))
+            if live.HasField("gain"):
+                for bound in ("low", "value", "high"):
+                    gain.add_metric([*model, bound], getattr(live.gain, bound))
+        yield from (qps, gain)

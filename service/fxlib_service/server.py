@@ -21,18 +21,17 @@ from prometheus_client import CollectorRegistry, start_http_server
 from fxlib.errors import FxlibError
 from fxlib.utils.local_service import RUNTIME_DIR, LocalService, make_folder, remove_dead
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
-from fxlib_service.access_files import AccessFiles
 from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.clock import Clock
 from fxlib_service.config import Address, Config
 from fxlib_service.core import Core, make_core
 from fxlib_service.errors import ServiceError
+from fxlib_service.followed_files import AccessFiles, TlsFiles
 from fxlib_service.interceptor import CallInterceptor
 from fxlib_service.metrics_page import metrics_app, pages
 from fxlib_service.reserve import Reserve
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
-from fxlib_service.tls_files import TlsFiles
 
 SERVICES: Final = ("fxlib.v1.OptimizerService", "fxlib.v1.BlobService", "fxlib.v1.WorkerService")
 _TIDY_S: Final = 600.0

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fxlib
 from fxlib import Workload, ps, wire
-from fxlib.client.unserved import UnservedError, check_measurable
+from fxlib.client.preflight import UnservedError, check_measurable
 from fxlib.errors import CaptureError, OpaqueError
 from fxlib.reasons import Reason
 from fxlib.runtime.data_parallel import DataParallel, DataParallelOptions, body_of

@@ -16,7 +16,7 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib import Client, Profile, Reason, Server, Workload
-from fxlib.client.sample_run import run_sample
+from fxlib.client.preflight import run_sample
 from fxlib.errors import FxlibWarning
 from fxlib.runtime.preserve_state import state_kept
 from fxlib.v1 import jobs_pb2

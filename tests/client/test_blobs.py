@@ -7,8 +7,7 @@ import pytest
 
 from fxlib.client import blobs
 from fxlib.client.blobs import CHUNK_BYTES, PART_BYTES, download, upload
-from fxlib.client.connection import Connection
-from fxlib.client.deadline import Deadline
+from fxlib.client.connection import Connection, Deadline
 from fxlib.errors import LimitError, RejectedError, WireError
 from fxlib.spec.job import Blob
 from tests.client.scripted import Scripted

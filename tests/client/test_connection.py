@@ -8,8 +8,7 @@ import pytest
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from fxlib.client.connection import Connection
-from fxlib.client.deadline import Deadline
+from fxlib.client.connection import Connection, Deadline
 from fxlib.client.watch_job import follow, get_job
 from fxlib.errors import RejectedError, ServiceUnavailableError
 from fxlib.spec.job import Event

@@ -10,9 +10,8 @@ import pytest
 
 import fxlib
 from fxlib.cli import main
-from fxlib.client.connection import Connection
+from fxlib.client.connection import Connection, Deadline
 from fxlib.client.credentials import choose
-from fxlib.client.deadline import Deadline
 from fxlib.errors import CredentialError, FxlibError, FxlibWarning, RejectedError
 from fxlib.utils.local_service import RUNTIME_DIR, TOKEN_FILE, LocalService, find, make_folder, new_token, read_token
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc

@@ -15,8 +15,7 @@ import fxlib
 from fxlib import Client, Workload
 from fxlib.client import session
 from fxlib.client.blobs import download
-from fxlib.client.connection import Connection
-from fxlib.client.deadline import Deadline
+from fxlib.client.connection import Connection, Deadline
 from fxlib.errors import FxlibWarning, RejectedError
 from fxlib.protocol import blob_from_proto, blobs_of
 from fxlib.spec.report import Report

@@ -30,14 +30,14 @@ from torch import nn
 
 import fxlib
 from fxlib import protocol, wire
-from fxlib.cli import graph as graph_arguments
+from fxlib.cli import catalogue as passes_command
+from fxlib.cli import inspection as graph_arguments
 from fxlib.cli import jobs as jobs_command
 from fxlib.cli import options as arguments
-from fxlib.cli import passes as passes_command
 from fxlib.cli.printing import say
 from fxlib.client.answer_policy import screen
-from fxlib.client.failures import understand
-from fxlib.client.progress import sentence
+from fxlib.client.connection import understand
+from fxlib.client.watch_job import sentence
 from fxlib.errors import FxlibError
 from fxlib.inspection.device import FOLDER, load_device
 from fxlib.profiling.file import MARK as PROFILE_MARK

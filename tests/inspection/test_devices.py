@@ -15,7 +15,7 @@ from fxlib.errors import FxlibError
 from fxlib.inspection import Device, analyze, calibrate, devices, load_device, save_device
 from fxlib.inspection.calibrate import fit
 from fxlib.inspection.device import Bandwidth, Peak
-from fxlib.inspection.work import WORK
+from fxlib.inspection.operations import WORK
 from fxlib.spec.profile import Profile
 from tests.passes.reads import call, coalesced, three_reads
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 import fxlib
 from fxlib.errors import FxlibError
-from fxlib.inspection import analyze, draw, drawing, graphviz
+from fxlib.inspection import analyze, draw, drawing
 
 X = torch.randn(2, 3, 8, 8)
 HOSTILE = "\"]; <script>alert(1)</script> <img src='https://example.com/x'> \\"
@@ -73,7 +73,7 @@ def test_names_and_sources_are_text_and_no_markup() -> None:
 
 def test_a_long_graph_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "MOST_NODES", 20)
-    monkeypatch.setattr(graphviz, "MOST_NODES", 10)
+    monkeypatch.setattr(drawing, "MOST_IN_DOT", 10)
     graph = Graph()
     x = graph.placeholder("x")
     for _ in range(drawing.MOST_NODES + 10):
@@ -81,7 +81,7 @@ def test_a_long_graph_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     graph.output(x)
     analysis = analyze(GraphModule(nn.Module(), graph), [torch.ones(1)])
     assert "12 more nodes are not drawn" in drawing.page(analysis)
-    assert f"{drawing.MOST_NODES + 12 - graphviz.MOST_NODES} more nodes are not drawn" in graphviz.dot_text(analysis)
+    assert f"{drawing.MOST_NODES + 12 - drawing.MOST_IN_DOT} more nodes are not drawn" in drawing.dot_text(analysis)
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")

@@ -17,7 +17,7 @@ from torch import nn
 
 from fxlib.client import Client
 from fxlib.client.blobs import upload
-from fxlib.client.deadline import Deadline
+from fxlib.client.connection import Deadline
 from fxlib.client.request import Question, captured_of, prepare
 from fxlib.errors import RemoteError
 from fxlib.spec.job import Event

@@ -16,8 +16,8 @@ import pytest
 
 from fxlib.v1 import blobs_pb2, jobs_pb2, workers_pb2
 from fxlib_service import followed_files
-from fxlib_service.access_files import AccessFiles
 from fxlib_service.config import Address, Config
+from fxlib_service.followed_files import AccessFiles
 from fxlib_service.server import Server
 from tests.service.client import running
 from tests.service.principals import bearer, write_policy

@@ -11,6 +11,8 @@ from fxlib_service.status import STATUS, to_status
 
 SOURCES = Path(__file__).parents[2] / "service" / "fxlib_service"
 
+GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "service.md").read_text()
+
 
 @pytest.mark.parametrize("code", Code, ids=lambda code: code.name)
 def test_every_code_of_the_catalogue_has_a_status_and_a_use(code: Code) -> None:
@@ -54,3 +56,8 @@ def test_what_a_request_held_is_echoed_so_short_that_a_call_s_trailers_can_carry
     status = to_status(ServiceError(Code.INVALID_REQUEST, violations=violations, metadata={"job_id": long}))
     assert len(status.SerializeToString()) < 10_000
     assert b"\x1b" not in status.message.encode()
+
+
+def test_it_lists_every_error_with_its_status() -> None:
+    told = re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)` \|", GUIDE, re.MULTILINE)
+    assert told == [(code.name, status.name) for code, status in STATUS.items()]

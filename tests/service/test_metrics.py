@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 
 from fxlib.v1 import jobs_pb2
 from fxlib_service.core import Core
-from fxlib_service.model_figures import Figures, ModelFigures
+from fxlib_service.metrics import Figures, ModelFigures
 from tests.service.memory_blob_store import MemoryBlobStore
 from tests.service.memory_job_store import MemoryJobStore
 from tests.service.support import answer, claim, make_service, request, submit, work, worker

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from fxlib.client.connection import Connection
-from fxlib.client.deadline import Deadline
+from fxlib.client.connection import Connection, Deadline
 from fxlib.client.watch_job import follow
 from fxlib.errors import RejectedError
 from fxlib.spec.job import Event, Job

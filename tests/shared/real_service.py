@@ -15,8 +15,7 @@ from torch.fx import GraphModule
 
 from fxlib import protocol, wire
 from fxlib.client.blobs import upload
-from fxlib.client.connection import Connection
-from fxlib.client.deadline import Deadline
+from fxlib.client.connection import Connection, Deadline
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
 from fxlib.spec.report import Estimate, Report

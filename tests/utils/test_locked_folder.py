@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fxlib.utils.locked_folder import LockedFolder
-from fxlib_workers.process.worker_folder import WorkerFolder
+from fxlib_workers.agent import WorkerFolder
 
 OWNER = """
 import sys, time

@@ -1,4 +1,9 @@
-"""Graphs that give names to what could be called, or cost more than they weigh: each is refused, and nothing runs."""
+"""Graphs that give names to what could be called, or cost more than they weigh: each is refused, and nothing runs.
+
+So are guards without bounds.
+"""
+
+from __future__ import annotations
 
 import math
 import time
@@ -12,7 +17,7 @@ from torch.fx import Graph, GraphModule
 
 import fxlib
 from fxlib import wire
-from fxlib.errors import LimitError, WireError
+from fxlib.errors import CaptureError, LimitError, WireError
 from fxlib.runtime import functions
 from fxlib.runtime.ops import remote_call
 from fxlib.v1 import graph_pb2 as pb
@@ -205,3 +210,39 @@ def test_a_recurrent_module_without_weights_is_refused() -> None:
 def test_getattr_of_a_name_that_no_tensor_has_is_guarded() -> None:
     decoded = wire.decode(message(lambda graph, x: graph.call_function(getattr, (x, "logits"))))
     assert call_of(decoded).target is not getattr
+
+
+class Halves(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(2, -1) if x.shape[0] % 2 == 0 else x
+
+
+def sent() -> pb.Graph:
+    captured = fxlib.capture(Halves(), sample_inputs=[torch.ones(8)], dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    return wire.encode(captured).graph
+
+
+def condition_of(graph: pb.Graph) -> pb.Values:
+    graph.modules[-1].graph.pytree.guards.ClearField("conditions")
+    condition: pb.Values = graph.modules[-1].graph.pytree.guards.conditions.add().tuple
+    return condition
+
+
+def test_an_expression_has_so_many_parts_at_most() -> None:
+    graph = sent()
+    condition = condition_of(graph)
+    condition.items.add().text = "mul"
+    for _ in range(300):
+        condition.items.add().integer = (1 << 63) - 1
+    with pytest.raises(WireError, match="an expression has 301 parts, and may have 256"):
+        wire.decode(graph)
+
+
+def test_an_expression_that_divides_by_zero_holds_for_no_input() -> None:
+    graph = sent()
+    condition = condition_of(graph)
+    condition.items.add().text = "mod"
+    condition.items.add().integer = 1
+    condition.items.add().integer = 0
+    with pytest.raises(CaptureError, match="a size is 0 that others were divided by"):
+        wire.decode(graph)(torch.ones(8))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,8 @@ from fxlib.wire import memory_safety, modules, targets
 from tests.wire.support import graph_of, round_trip
 
 aten = torch.ops.aten
+
+ONLY = "aten::nll_loss,torch.nn.functional.nll_loss,aten::index_select,torch.nn.functional.embedding_bag,index_select"
 
 
 def placeholder(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -113,3 +120,15 @@ def test_the_table_is_of_operators_that_torch_has_and_is_whole() -> None:
     assert not {name for name in known if name.startswith(("aten::", "torch."))} - told
     assert not memory_safety.safe() & set(memory_safety.refused())
     assert len(memory_safety.safe()) > 2_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_what_leaves_its_tensors_is_seen_and_what_may_travel_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "trials.jsonl"
+    command = [sys.executable, "-m", "benchmarks.out_of_bounds", "--only", ONLY, "--count", "80", "--trials", str(file)]
+    subprocess.run([*command, "--jobs", "1"], check=True, capture_output=True, timeout=200)
+    trials = {each["name"]: each for each in map(json.loads, file.read_text().splitlines())}
+    assert trials["aten::nll_loss_backward.default"]["deaths"]
+    assert not [name for name, each in trials.items() if each["deaths"] and name in memory_safety.safe()]
+    assert sum(each["calls"] for each in trials.values()) > 300

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import grpc
+from typing_extensions import override
 
-from fxlib.client.failures import understand
+from fxlib.client.connection import understand
 from fxlib.errors import CredentialError, OptionError, RemoteError
+from fxlib.utils.locked_folder import LockedFolder
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_workers import logs
 from fxlib_workers.config import LOOPBACK, Config, TrialSettings
@@ -23,8 +25,8 @@ from fxlib_workers.process.exceptions import DISK_FAULTS, shorten
 from fxlib_workers.process.forking import Forker
 from fxlib_workers.process.host_lock import HostLock
 from fxlib_workers.process.probe import Available, Level
+from fxlib_workers.process.reaper import delete
 from fxlib_workers.process.system_calls import compile_filter
-from fxlib_workers.process.worker_folder import WorkerFolder
 from fxlib_workers.rewrite.sandbox import REWRITING
 from fxlib_workers.run_job import JobRunner
 from fxlib_workers.service_client import ServiceClient
@@ -41,9 +43,7 @@ _DISK_PAUSE_S: Final = 10.0
 _BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 """The pauses between failed claims; the last one is repeated."""
 
-
 _SHARED_NETWORK: Final = "network: the processes of a trial meet on the interface that --interface names"
-
 
 Nodes = Mapping[str, Available]
 """What the nodes of a cluster allow, by what they are called."""
@@ -222,3 +222,16 @@ class Agent:
             self._service.complete(lease.message, failure, lease.check)
         except (RemoteError, LeaseOverError) as over:
             _LOG.warning("failure not delivered", job=lease.job_id, error=over)
+
+
+class WorkerFolder(LockedFolder):
+    """A new folder, in place of those that killed workers of this user have left."""
+
+    def __init__(self) -> None:
+        super().__init__("fxlib-w-")
+
+    @override
+    def delete(self) -> None:
+        """Delete the folder and all that is in it, and what killed workers have left."""
+        delete(self.path)  # a reaper, or a process that is about to end, may still write there
+        super().delete()

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import grpc
 
-from fxlib.client.failures import understand
+from fxlib.client.connection import understand
 from fxlib.errors import CredentialError
 from fxlib.v1 import workers_pb2
 from fxlib_workers import logs

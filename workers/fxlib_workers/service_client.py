@@ -14,10 +14,8 @@ import torch
 
 import fxlib
 from fxlib.client.blobs import download, upload
-from fxlib.client.connection import Connection
+from fxlib.client.connection import Connection, Deadline, understand
 from fxlib.client.credentials import Tls
-from fxlib.client.deadline import Deadline
-from fxlib.client.failures import understand
 from fxlib.errors import RejectedError, ServiceUnavailableError, WireError
 from fxlib.protocol import blob_from_proto, blob_ref
 from fxlib.spec.job import Blob

@@ -29,7 +29,7 @@ from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pas
 from fxlib.passes.infra.edit import Replacements, place_of, splice
 from fxlib.reasons import Declined, Reason
 from fxlib.rules.snippet import Snippet
-from fxlib.utils.location import location_of
+from fxlib.utils.text import location_of
 
 Decomposition: TypeAlias = Callable[..., Any]
 

@@ -25,7 +25,7 @@ from fxlib.passes.infra.base import Context, GraphPass, PassResult, Preserves, r
 from fxlib.passes.infra.edit import Replacements, splice
 from fxlib.reasons import Declined, Reason
 from fxlib.rules.rule import Match, Rule
-from fxlib.utils.location import location_of
+from fxlib.utils.text import location_of
 
 _MAX_ROUNDS = 100
 _MAX_GROWTH = 100

@@ -1,11 +1,17 @@
-"""BlobService: uploads and downloads of content-addressed bytes."""
+"""BlobService: uploads and downloads of content-addressed bytes.
+
+All who send one blob add to the same bytes: whoever is ahead stores them, and none waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
-from typing import Final
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, TypeVar
 
 from typing_extensions import override
 
@@ -19,10 +25,14 @@ from fxlib_service.leases import Leases
 from fxlib_service.quotas import StorageQuota
 from fxlib_service.reserve import Reserve
 from fxlib_service.servicers.context import Context, caller_of, lease_of
-from fxlib_service.uploads import Uploads
 
 _CHUNK: Final = MIB
 _MAX_REFS: Final = 10_000
+
+T = TypeVar("T")
+
+_RETRY_AFTER_S: Final = 1.0
+_LEAST_BYTES_PER_S: Final = 64 << 10
 
 
 class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
@@ -44,7 +54,7 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
         self._limits = limits
         self._leases = leases
         self._reserve = reserve
-        self._uploads = Uploads(store, idle_s=limits.upload_idle_s)
+        self._uploads = _Uploads(store, idle_s=limits.upload_idle_s)
 
     @override
     async def FindMissing(
@@ -126,3 +136,139 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
         if blob.size > self._limits.blob_bytes:
             raise invalid(f"{field}.size", f"must be at most {self._limits.blob_bytes} bytes")
         return blob
+
+
+class _Pace:
+    """The time that a stream has left, given how far it has come. Bytes that are sent again do not count."""
+
+    def __init__(self, *, start: int, idle_s: float) -> None:
+        self._began, self._start, self._furthest, self._idle_s = time.monotonic(), start, start, idle_s
+
+    def left_s(self, position: int) -> float:
+        self._furthest = max(self._furthest, position)
+        allowed_s = self._idle_s + (self._furthest - self._start) / _LEAST_BYTES_PER_S
+        return min(self._idle_s, self._began + allowed_s - time.monotonic())
+
+
+class _Upload:
+    """A blob that one or more streams send: `turn` is held while a chunk is stored, never while one is waited for."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.streams = 0
+        self.complete = False
+
+
+class _Uploads:
+    """Writes streams of chunks into a blob store.
+
+    Args:
+        store: the store of blobs.
+        idle_s: seconds without new bytes, or behind the least pace of 64 KiB/s, after which a stream is ended. What it
+            sent is kept, and the upload can be resumed.
+    """
+
+    def __init__(self, store: BlobStore, *, idle_s: float) -> None:
+        self._store = store
+        self._idle_s = idle_s
+        self._open = dict[tuple[str, str], _Upload]()
+
+    async def write(
+        self,
+        blob: Blob,
+        first: blobs_pb2.WriteRequest,
+        more: AsyncIterator[blobs_pb2.WriteRequest],
+        *,
+        owner: str = "",
+        known: bool = True,
+        reserve: Reserve | None = None,
+    ) -> int:
+        """Store chunks until the blob is complete or the stream ends; return how many bytes are stored.
+
+        Bytes that are stored already, by this stream or by another, are skipped; the digest is checked at the end. An
+        `owner` to whom the blob is not `known` continues its own unfinished upload alone. An upload for an answer may
+        use the disk's `reserve`.
+
+        Raises:
+            ServiceError: BLOB_OFFSET, BLOB_CORRUPT, UPLOAD_STALLED, STORAGE_FULL.
+        """
+        with self._shared(blob.sha256, owner) as upload:
+            async with upload.turn:
+                if known and await asyncio.to_thread(self._sound, blob):
+                    return blob.size
+                upload.complete = False  # if it was, the blob is gone again
+                size = await asyncio.to_thread(self._store.partial_size, blob.sha256, owner=owner)
+                if size > blob.size:  # it cannot belong to this blob
+                    await asyncio.to_thread(self._store.drop, blob.sha256, owner=owner)
+            position, chunk = first.offset, first.data
+            pace = _Pace(start=position, idle_s=self._idle_s)
+            while True:
+                async with upload.turn:
+                    committed = blob.size if upload.complete else await self._add(blob, owner, position, chunk, reserve)
+                    if committed >= blob.size and not upload.complete:
+                        await _written(partial(self._store.commit, blob, owner=owner), reserve)
+                        upload.complete = True
+                if upload.complete:
+                    return blob.size
+                position += len(chunk)
+                message = await self._next(more, pace.left_s(position))
+                if message is None:
+                    return committed
+                position, chunk = message.offset or position, message.data
+
+    async def kept(self, blob: Blob, *, owner: str = "") -> int:
+        """Return the offset in bytes at which an upload of a blob continues."""
+        size = await asyncio.to_thread(self._store.partial_size, blob.sha256, owner=owner)
+        return size if size <= blob.size else 0
+
+    def _sound(self, blob: Blob) -> bool:
+        """Whether a blob is stored, and undamaged: who sends it although it is there may know better."""
+        return self._store.size(blob.sha256) == blob.size and self._store.verify(blob.sha256)
+
+    async def _add(self, blob: Blob, owner: str, position: int, chunk: bytes, reserve: Reserve | None) -> int:
+        committed = await self.kept(blob, owner=owner)
+        if not 0 <= position <= committed:
+            message = f"data at {position} of blob {blob.sha256}, of which {committed} bytes are here"
+            raise ServiceError(
+                Code.BLOB_OFFSET,
+                message,
+                metadata={"committed_bytes": str(committed)},
+                retry_after_s=_RETRY_AFTER_S if position > committed else None,  # another stream's bytes were dropped
+            )
+        fresh = chunk[committed - position :]
+        if committed + len(fresh) > blob.size:
+            await asyncio.to_thread(self._store.drop, blob.sha256, owner=owner)
+            message = f"more than the {blob.size} bytes that blob {blob.sha256} was announced with"
+            raise ServiceError(Code.BLOB_CORRUPT, message)
+        if not fresh:
+            return committed
+        add = partial(self._store.append, blob.sha256, fresh, at=committed, owner=owner)
+        if (size := await _written(add, reserve)) == committed + len(fresh):
+            return size
+        return await self._add(blob, owner, position, chunk, reserve)  # another service has added to it meanwhile
+
+    async def _next(self, more: AsyncIterator[blobs_pb2.WriteRequest], left_s: float) -> blobs_pb2.WriteRequest | None:
+        try:
+            async with asyncio.timeout(left_s):
+                while (message := await anext(more, None)) is not None and not message.data:
+                    pass  # an empty message does not restart the time
+                return message
+        except TimeoutError:
+            problem = f"nothing, or too little, was sent for {self._idle_s:g} s"
+            raise ServiceError(Code.UPLOAD_STALLED, problem, retry_after_s=_RETRY_AFTER_S) from None
+
+    @contextmanager
+    def _shared(self, sha256: str, owner: str) -> Iterator[_Upload]:
+        """Return the upload that all streams of an owner's blob share, for the length of the block."""
+        upload = self._open.setdefault((sha256, owner), _Upload())
+        upload.streams += 1
+        try:
+            yield upload
+        finally:
+            upload.streams -= 1
+            if not upload.streams:
+                del self._open[sha256, owner]
+
+
+async def _written(write: Callable[[], T], reserve: Reserve | None) -> T:
+    return await asyncio.to_thread(write if reserve is None else partial(reserve.within, write))

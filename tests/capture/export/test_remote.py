@@ -13,7 +13,7 @@ from torch.distributed.rpc import rpc_async, rpc_sync
 from torch.export import Dim
 
 import fxlib
-from fxlib.client.sample_run import run_sample
+from fxlib.client.preflight import run_sample
 from fxlib.equivalence.verify import verify
 from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import ops

@@ -13,7 +13,7 @@ import torch
 
 from fxlib import batch
 from fxlib.errors import WorkloadError
-from fxlib.profiling.message_sizes import message_bytes
+from fxlib.profiling.single_call import message_bytes
 from fxlib.spec.contract import Contract, contract_of
 from fxlib.spec.profile import Opaque, Result, ServerProfile, Spread, TensorShape
 from fxlib_workers.trial.replay import server as replay_server

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fxlib import batch
 from fxlib.errors import WorkloadError
-from fxlib.profiling.message_sizes import message_bytes
+from fxlib.profiling.single_call import message_bytes
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import ServerProfile, TensorShape
 from fxlib_workers.trial.digests import digest, tensors

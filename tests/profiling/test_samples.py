@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from fxlib.profiling.disturbance import handling_s, own_s, undisturbed
-from fxlib.profiling.samples import CallSample, Forward, StepSample
+from fxlib.profiling.samples import CallSample, Forward, StepSample, handling_s, own_s, undisturbed
 
 
 def test_work_counts_with_the_time_of_its_thread_and_with_what_is_always_idle_in_it() -> None:

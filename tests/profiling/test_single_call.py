@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fxlib.profiling.message_sizes import is_told, structure_of
+from fxlib.profiling.single_call import is_told, structure_of
 from fxlib.protocol import profile_from_proto, profile_to_proto
 from fxlib.spec.profile import CallProfile, Opaque, Profile, Spread
 

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx import GraphModule
 
-from fxlib.profiling.instrument import Instrumented
-from fxlib.profiling.runs import Stopwatch
+from fxlib.profiling.runs import Instrumented, Stopwatch
 from fxlib.recipes import recipes
 from fxlib.runtime.ops.record import record
 from tests.random_programs.programs import Program, differentiable_program, random_program

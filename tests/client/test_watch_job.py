@@ -4,7 +4,7 @@ import io
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from fxlib.client.progress import Lines, display
+from fxlib.client.watch_job import Lines, display
 from fxlib.spec.job import Event
 
 

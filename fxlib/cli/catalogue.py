@@ -1,0 +1,102 @@
+"""`fxlib passes`, `fxlib reasons`: list the passes and the recipes, and what the reasons mean that reports name."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from fxlib.cli.options import add_service, endpoint_of
+from fxlib.cli.printing import say, say_json
+from fxlib.errors import FxlibError
+from fxlib.reasons import Reason
+
+if TYPE_CHECKING:
+    from fxlib.cli.options import Commands
+    from fxlib.v1 import jobs_pb2
+
+
+def add_to(commands: Commands) -> None:
+    """Add the commands."""
+    _add_passes(commands)
+    _add_reasons(commands)
+
+
+def _add_passes(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "passes",
+        help="list passes and recipes, of this library or of a service",
+        description="List passes and recipes: this library's own, or with --service those of a service.",
+    )
+    add_service(parser, optional=True)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the passes and recipes."""
+    if options.service:
+        with endpoint_of(options).connect() as client:
+            known = client.passes()
+    else:
+        from fxlib.protocol import catalogue_to_proto
+
+        known = catalogue_to_proto()
+    if options.json:
+        from google.protobuf.json_format import MessageToDict
+
+        say_json(MessageToDict(known, preserving_proto_field_name=True))
+    else:
+        say(_text(known))
+    return 0
+
+
+def _text(known: jobs_pb2.ListPassesResponse) -> str:
+    from fxlib.utils.text import table
+
+    recipes = [["recipe", "passes", ""], *([each.name, ", ".join(each.passes), each.summary] for each in known.recipes)]
+    passes = [["pass", "preserves", "needs", ""]]
+    passes += [[each.name, each.preserves, ", ".join(each.needs) or "-", each.summary] for each in known.passes]
+    options = [["pass", "option", "type", "default", ""]]
+    for each in known.passes:
+        options += [[each.name, one.name, one.type, one.default_value, one.doc] for one in each.options]
+    tables = (table(rows, indent="") for rows in (recipes, passes, options))
+    return "\n\n".join(map("\n".join, tables))
+
+
+def _add_reasons(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "reasons",
+        help="what the reasons mean that reports name",
+        description="List the reasons why a call was left alone, a rewrite declined, or an original kept.",
+    )
+    parser.add_argument("codes", nargs="*", metavar="CODE", help="the reasons to explain; default: all")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--markdown", action="store_true", help="print a table in Markdown")
+    parser.set_defaults(run=_reasons)
+
+
+def _reasons(options: argparse.Namespace) -> int:
+    """Print the reasons.
+
+    Raises:
+        FxlibError: a code names no reason.
+    """
+    codes = [each.upper() for each in options.codes] or list(Reason.__members__)
+    if unknown := next((each for each in codes if each not in Reason.__members__), None):
+        raise FxlibError(f"no reason is called {unknown}", hint="`fxlib reasons` lists them.")
+    rows = [(each, Reason[each].sentence("...")) for each in codes]
+    if options.json:
+        say_json(dict(rows))
+    elif options.markdown:
+        say(_markdown(rows).removesuffix("\n"))
+    else:
+        width = max(len(code) for code, _ in rows)
+        say("\n".join(f"{code:{width}}  {sentence}" for code, sentence in rows))
+    return 0
+
+
+def _markdown(rows: list[tuple[str, str]]) -> str:
+    """Return the rows as a table in Markdown."""
+    lines = ["| code | means |", "|---|---|", *(f"| `{code}` | {sentence} |" for code, sentence in rows)]
+    return "".join(f"{line}\n" for line in lines)
