@@ -69,13 +69,15 @@ class Rows:
         parts = [contract.part_of(*call) for contract, call in zip(contracts, calls, strict=True)]
         self._spaces = {part: place for place, part in enumerate(dict.fromkeys(parts))}
         self._of_calls = _Keys([self._spaces[part] for part in parts], self._keys)
-        self._ends = torch.tensor([len(each) for each in self._keys]).cumsum(0)
+        self._lengths = [each.shape[0] for each in self._keys]
+        self._ends = torch.tensor(self._lengths).cumsum(0)
+        self._length = sum(self._lengths)
         self._sampled: int | None = None
         self._repaired: list[tuple[Repair, Callable[[], Sequence[Any]]]] = []
         self.changed: torch.Tensor = _NONE
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._length
 
     @property
     def is_concurrent(self) -> bool:
@@ -128,16 +130,20 @@ class Rows:
         if not len(wanted):
             return None
         place_of = torch.bucketize(wanted, self._ends, right=True)
+        counts = torch.bincount(place_of, minlength=len(self._lengths)).tolist()
+        begins = self._ends - torch.tensor(self._lengths)
         rows: dict[int, torch.Tensor] = {}
         calls: list[tuple[int, Arguments]] = []
         sampled = None
-        ends = [0, *self._ends.tolist()]
-        for place in place_of.unique_consecutive().tolist():
-            rows[place] = wanted[place_of == place] - ends[place]
-            keys = self._keys[place].index_select(0, rows[place])
+        for place, found in enumerate((wanted - begins[place_of]).split(counts)):
+            if not counts[place]:
+                continue
+            rows[place] = found
+            keys = self._keys[place].index_select(0, found)
             calls.append((place, _with_keys(self._contracts[place], self._calls[place], keys)))
-            if self._sampled is not None and ends[place] <= self._sampled < ends[place + 1]:
-                sampled = place, rows[place].tolist().index(self._sampled - ends[place])
+            begin = int(begins[place]) if self._sampled is not None else 0
+            if self._sampled is not None and begin <= self._sampled < begin + self._lengths[place]:
+                sampled = place, found.tolist().index(self._sampled - begin)
         return Repair(rows=rows, sampled=sampled), calls
 
     def read_again(self, repair: Repair, results: Callable[[], Sequence[Any]]) -> None:
@@ -172,8 +178,8 @@ class Rows:
         for repair, read in self._repaired:
             for (place, rows), again in zip(repair.rows.items(), read(), strict=True):
                 first = found[place]
-                _check_rows(first, len(self._keys[place]), first)
-                _check_rows(again, len(rows), first)
+                _check_rows(first, self._lengths[place], first)
+                _check_rows(again, rows.shape[0], first)
                 if repair.sampled is not None and repair.sampled[0] == place:
                     at = repair.sampled[1]
                     if not same_bits(first[int(rows[at])], again[at]):
@@ -238,7 +244,7 @@ def _with_keys(contract: Contract, call: Arguments, keys: torch.Tensor) -> Argum
 
 
 def _check_rows(result: Any, rows: int, like: Any) -> None:
-    if not isinstance(result, torch.Tensor) or result.dim() == 0 or len(result) != rows:
+    if not isinstance(result, torch.Tensor) or result.dim() == 0 or result.shape[0] != rows:
         raise NotByKeys(f"{rows} keys brought {_shape(result)}")
     if result.shape[1:] != like.shape[1:] or result.dtype != like.dtype or result.requires_grad:
         raise NotByKeys(f"rows that were read again are of another kind: {_shape(result)} and {_shape(like)}")

@@ -157,10 +157,16 @@ class Watch:
 
     def _written(self, to: Any, function: Any, args: Any) -> frozenset[ServerState]:
         """Return what a call writes."""
+        server = server_name(to)
         calls = _calls_within(function, args)
         if calls is not None:
-            return _NOTHING.union(*[self._written(to, each, given) for each, given, _ in calls])
-        server = server_name(to)
+            found = _NOTHING
+            for each, given, _ in calls:
+                known = self._known.get((each, server)) if isinstance(each, FunctionType) else None
+                states = self._written(to, each, given) if known is None else known
+                if states is not found:  # most calls of a message are of one function
+                    found |= states
+            return found
         is_plain = isinstance(function, FunctionType)  # of anything else, nobody knows what its `==` is
         if is_plain and (known := self._known.get((function, server))) is not None:
             return known
@@ -196,9 +202,10 @@ class _Telling:
 
 def _calls_within(function: Any, args: Any) -> Iterable[batch.Call] | None:
     """Return the calls that a message of `fxlib.batch` carries; None where it is a call by itself."""
-    if function in (batch.run, batch.run_in_order):
-        return list(args[0])
-    return list(args[1]) if function is batch.run_batched else None
+    if function is batch.run or function is batch.run_in_order:
+        calls: Iterable[batch.Call] = args[0]
+        return calls
+    return args[1] if function is batch.run_batched else None
 
 
 def _only_reads(function: Any) -> bool:
