@@ -132,15 +132,18 @@ class CapturedModule(GraphModule):
         places = failure.program_order(list(self.graph.nodes))
         order, in_backward = list(places.values()), [place for node, place in places.items() if _is_in_backward(node)]
         guarded = codegen if isinstance(codegen := self.graph._codegen, GuardedCodeGen) else None
+        returns_tracked = any(
+            map(_is_tracked, (each for node in self.graph.find_nodes(op="output") for each in node.all_input_nodes))
+        )
+        tracks = any(node.target in TRACKERS for node in self.graph.nodes)
         cls._program = _Program(
             cls.forward,
             guarded or parameters_of(cls.forward),
             guarded,
             reordered=order != sorted(order),
             reorders_backward=in_backward != sorted(in_backward),
-            returns_tracked=any(
-                map(_is_tracked, (each for node in self.graph.find_nodes(op="output") for each in node.all_input_nodes))
-            ),
+            returns_tracked=returns_tracked,
+            shares_nodes=tracks and not returns_tracked and next(own_code.running_own_code(self), None) is None,
         )
         cls.forward = _guard(cls._program)
         # GraphModule's own `__call__` prints failures of generated code and cuts their tracebacks off.
@@ -327,7 +330,8 @@ class CapturedModule(GraphModule):
         elif not followed:
             watched = () if state.original is None else state.conditions.unhooked  # they were just checked
             stands = state.submodule_cache.of(self, self._graph, watched)
-        outer, forward = THREAD.forward, ForwardContext(grad_enabled=grad_enabled)
+        outer = THREAD.forward
+        forward = ForwardContext(grad_enabled=grad_enabled, shares_nodes=self._program.shares_nodes)
         THREAD.forward = forward
         forward.expects_objects = followed or state.original is None or state.checked.objects
         try:
@@ -405,6 +409,8 @@ class _Program:
     """Whether that is so of nodes that backward runs through, and not of calls alone."""
     returns_tracked: bool
     """Whether the caller gets remote results whose gradients are tracked, and may ask these for theirs."""
+    shares_nodes: bool
+    """Whether remote results may share a node of autograd: only torch and this library see what is tracked."""
 
 
 def _is_in_backward(node: Node) -> bool:

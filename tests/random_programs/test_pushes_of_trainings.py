@@ -106,8 +106,9 @@ def _parts_mistaken() -> AbstractContextManager[object]:
 
 
 def _half_a_backward() -> AbstractContextManager[object]:
-    def at_once(self: autograd_node.Backward, slot: autograd_node.Slot, gradient: Any) -> None:
-        slot.gradient = gradient if slot.gradient is None else slot.gradient + gradient
+    def at_once(self: autograd_node.Backward, came: list[tuple[autograd_node.Slot, Any]]) -> None:
+        for slot, gradient in came:
+            slot.gradient = gradient if slot.gradient is None else slot.gradient + gradient
 
     return mock.patch.object(autograd_node.Backward, "bring", at_once)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch.distributed import rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.fx import Node
@@ -18,7 +19,7 @@ from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
 from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.runtime.ops.operators import Future, call_now, is_this_process, server_name
-from fxlib.runtime.tracking.forward_context import current_flow_control, received
+from fxlib.runtime.tracking.forward_context import THREAD, current_flow_control, received
 
 NamedCall: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
 """A remote function by its name, its positional arguments, and its keyword arguments."""
@@ -60,7 +61,8 @@ def wait_item(flying: Any, index: int) -> Any:
     """
     if not isinstance(flying, BatchInFlight) or not 0 <= index < len(flying):
         raise ContractError(f"there is no call {index} in a {type(flying).__name__}", where="wait_item")
-    return received(flying.result(index))
+    result = flying.result(index)
+    return result if type(result) is torch.Tensor else received(result)
 
 
 class BatchInFlight:
@@ -89,7 +91,11 @@ class BatchInFlight:
         """Return one result, or raise what the single call would have raised."""
         if not self._outcomes:
             self._outcomes = self._receive()
-        outcome = self._outcomes[min(index, len(self._outcomes) - 1)]
+            if (forward := THREAD.forward) is not None and forward.shares_nodes:
+                forward.came_with |= dict.fromkeys(map(id, self._outcomes), self._outcomes)
+        outcome = self._outcomes[index if index < len(self._outcomes) else -1]
+        if type(outcome) is torch.Tensor:  # most are, and this is asked for each lookup
+            return outcome
         if isinstance(outcome, _Raised):
             raise outcome.error
         return batch.result(outcome)

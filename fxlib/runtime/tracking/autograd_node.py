@@ -1,9 +1,10 @@
-"""The autograd node of a remote result's tensor, which receives the gradient and passes nothing on."""
+"""The autograd node of remote results' tensors, which receives their gradients and passes nothing on."""
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +32,13 @@ class Backward:
         self._came: dict[int, list[tuple[Slot, torch.Tensor]]] = {}
         """The gradients so far, by torch's number of the running backward; backwards may run inside one another."""
 
-    def bring(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Deliver a gradient at the end of the backward that runs now."""
+    def bring(self, came: Sequence[tuple[Slot, torch.Tensor]]) -> None:
+        """Deliver gradients at the end of the backward that runs now."""
         running = torch._C._current_graph_task_id()
         if running not in self._came:
             self._came[running] = []
             torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._over, running))
-        self._came[running].append((slot, gradient))
+        self._came[running] += came
 
     def _over(self, running: int) -> None:
         for slot, gradient in self._came.pop(running):
@@ -76,16 +77,20 @@ class Slot:
         return copied(gradient, self.strides)
 
 
-def tracked(tensor: torch.Tensor, backward: Backward, *, in_distributed_autograd: bool) -> tuple[torch.Tensor, Slot]:
-    """Return a tensor in the same memory that takes a gradient and may be written to, and where the gradient arrives.
+def tracked(
+    tensors: Sequence[torch.Tensor], backward: Backward, *, in_distributed_autograd: bool
+) -> list[tuple[torch.Tensor, Slot]]:
+    """Return tensors in the same memory that take gradients and may be written to, and where their gradients arrive.
+
+    They have one node, whose Python runs once for all of them.
 
     Args:
-        tensor: a tensor that takes no gradient yet.
-        backward: delivers the gradient; the new node holds it.
+        tensors: such as take no gradient yet; they came together, and the program sees none of their hooks.
+        backward: delivers the gradients; the new node holds it.
         in_distributed_autograd: see `Slot`.
     """
     _references_of_backwards_own()  # tried out here, since within a backward the first one would wait for another
-    return _tracked(tensor, backward, Slot(in_distributed_autograd=in_distributed_autograd))
+    return _tracked(tensors, backward, [Slot(None, None, in_distributed_autograd) for _ in tensors])
 
 
 def is_tracked(tensor: torch.Tensor) -> bool:
@@ -93,29 +98,39 @@ def is_tracked(tensor: torch.Tensor) -> bool:
     return tensor.grad_fn is not None and tensor.grad_fn.name() == _NAME
 
 
-def _tracked(tensor: torch.Tensor, backward: Backward, slot: Slot) -> tuple[torch.Tensor, Slot]:
-    if tensor.layout is torch.strided and not tensor.is_contiguous():
-        slot.strides = torch.empty_like(tensor).stride()  # as the tensor's, where that has no gaps or overlaps
-    output: torch.Tensor = _Take.apply(_ROOT, (tensor.detach(), slot, backward))  # type: ignore[no-untyped-call]
-    node: Any = output.grad_fn
+def _tracked(
+    tensors: Sequence[torch.Tensor], backward: Backward, slots: Sequence[Slot]
+) -> list[tuple[torch.Tensor, Slot]]:
+    for tensor, slot in zip(tensors, slots, strict=True):
+        if tensor.layout is torch.strided and not tensor.is_contiguous():
+            slot.strides = torch.empty_like(tensor).stride()  # as the tensor's, where that has no gaps or overlaps
+    given = [tensor.detach() for tensor in tensors], slots, backward
+    outputs: tuple[torch.Tensor, ...] = _Take.apply(_ROOT, given)  # type: ignore[no-untyped-call]
+    node: Any = outputs[0].grad_fn
     node._set_sequence_nr(_AT_ONCE)
-    return output, slot
+    return list(zip(outputs, slots, strict=True))
 
 
 class _Take(torch.autograd.Function):
     @override
     @staticmethod
-    def forward(ctx: Any, root: torch.Tensor, given: tuple[torch.Tensor, Slot, Backward]) -> Any:
+    def forward(
+        ctx: Any, root: torch.Tensor, given: tuple[Sequence[torch.Tensor], Sequence[Slot], Backward]
+    ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
-        tensor, ctx.slot, ctx.brings = given
-        return tensor
+        tensors, ctx.slots, ctx.brings = given
+        return tuple(tensors)
 
     @override
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        slot = ctx.slot
-        if gradient is not None and not slot.in_distributed_autograd:
-            ctx.brings.bring(slot, slot.own(gradient, sys.getrefcount(gradient)))
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        came = [
+            (slot, slot.own(gradient, sys.getrefcount(gradient)))
+            for slot, gradient in zip(ctx.slots, gradients, strict=True)
+            if gradient is not None and not slot.in_distributed_autograd
+        ]
+        if came:
+            ctx.brings.bring(came)
         return None, None
 
 
@@ -142,6 +157,6 @@ def _references_of_backwards_own() -> int:
     """
     probe = _Probe()
     with torch.inference_mode(mode=False), torch.enable_grad():
-        output, _ = _tracked(torch.empty(1), Backward(), probe)
+        ((output, _),) = _tracked([torch.empty(1)], Backward(), [probe])
         (output * 2.0).backward()
     return probe.references

@@ -40,7 +40,9 @@ class Tracked:
     @property
     def has_gradient(self) -> bool:
         """Whether a gradient has come and was not cleared."""
-        return True in [slot.gradient is not None for slot in self.slots]  # faster than `any`, and asked often
+        if len(self.slots) == 1:  # asked often
+            return self.slots[0].gradient is not None
+        return any(slot.gradient is not None for slot in self.slots)
 
     def gradient_of_result(self) -> Any:
         """Return the gradient that has come, in the structure of the result; None stands where there is none."""
@@ -98,6 +100,12 @@ class ForwardContext:
     """Is told of code of the program's own that has run in mid-step; None if nobody wants to know."""
     flow_control: FlowControl | None = None
     """The limits on what the forward may have in flight; None if there are none."""
+    shares_nodes: bool = False
+    """Whether results that came in one message may share a node: the program sees no hook of theirs."""
+    came_with: dict[int, Sequence[Any]] = field(default_factory=dict)
+    """The results of the message in which a result came, by its id."""
+    made: dict[int, tuple[torch.Tensor, Slot]] = field(default_factory=dict)
+    """What stands for results that are still to be tracked, by their ids, and where their gradients arrive."""
 
     @functools.cached_property
     def in_distributed_autograd(self) -> bool:

@@ -18,10 +18,12 @@ def as_it_is(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
+    if kind is tuple:
+        return tuple([each if type(each) in _PLAIN else as_it_is(each) for each in value])
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if value.requires_grad else value.clone()
-    if kind is tuple or kind is list:
-        return kind([each if type(each) in _PLAIN else as_it_is(each) for each in value])
+    if kind is list:
+        return [each if type(each) in _PLAIN else as_it_is(each) for each in value]
     if kind is dict:
         return {name: as_it_is(each) for name, each in value.items()}
     try:

@@ -31,21 +31,35 @@ def track(result: Any, push: Destination, *, together: bool) -> Any:
     if type(result) is torch.Tensor:
         if not _may_take_a_gradient(result):
             return result
-        output, slot = tracked(result, forward.backward, in_distributed_autograd=forward.in_distributed_autograd)
+        made = forward.made
+        output, slot = made.pop(id(result)) if id(result) in made else _made(result, forward)
         _note(forward, slot, (slot,), push, together=together)
         return output
     found = _tensors(result, where=push[1])
     taking = {key: each for key, each in found.items() if _may_take_a_gradient(each)}
     if not taking:
         return result
-    made = {
-        key: tracked(each, forward.backward, in_distributed_autograd=forward.in_distributed_autograd)
-        for key, each in taking.items()
-    }
+    made = {key: _tracked(forward, [each])[0] for key, each in taking.items()}
     outputs = {key: output for key, (output, _) in made.items()}
     slots = {key: slot for key, (_, slot) in made.items()}
     _note(forward, mapped(result, lambda each: slots.get(id(each))), tuple(slots.values()), push, together=together)
     return mapped(result, lambda each: outputs.get(id(each), each))
+
+
+def _made(result: torch.Tensor, forward: ForwardContext) -> tuple[torch.Tensor, Slot]:
+    """Return what stands for a result, and where its gradient arrives; make it for all results that came with it."""
+    came = {id(each): each for each in forward.came_with.get(id(result), ())}
+    for key in came:  # the forward holds them no longer than the graph does
+        forward.came_with.pop(key, None)
+    together = [each for each in came.values() if type(each) is torch.Tensor and _may_take_a_gradient(each)]
+    if len(together) < 2:
+        return _tracked(forward, [result])[0]
+    forward.made |= dict(zip(map(id, together), _tracked(forward, together), strict=True))
+    return forward.made.pop(id(result))
+
+
+def _tracked(forward: ForwardContext, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, Slot]]:
+    return tracked(tensors, forward.backward, in_distributed_autograd=forward.in_distributed_autograd)
 
 
 def keep_gradients(value: Any) -> None:

@@ -23,7 +23,7 @@ from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.tape import OWN_LOOP_FORWARDS, UNPUSHED_FORWARDS
 from fxlib.runtime.ops import remote_call, send_gradient, track_gradient
 from fxlib.runtime.push_gradients import push_gradients
-from fxlib.runtime.tracking.autograd_node import Backward
+from fxlib.runtime.tracking.autograd_node import Backward, Slot
 from fxlib.runtime.tracking.autograd_node import tracked as taking
 from fxlib.runtime.tracking.ownership import as_it_is, owned
 from tests.runtime.gradients.pushing import model
@@ -218,12 +218,35 @@ def test_results_may_change_their_shape_from_forward_to_forward() -> None:
 
 @pytest.mark.parametrize("result", [torch.ones(()), torch.ones(0, 3), torch.ones(3, 1), torch.ones(3, 2).t()])
 def test_what_is_tracked_is_in_the_results_own_memory_and_its_gradient_is_as_the_result(result: torch.Tensor) -> None:
-    output, slot = taking(result, Backward(), in_distributed_autograd=False)
+    ((output, slot),) = taking([result], Backward(), in_distributed_autograd=False)
     assert (output.data_ptr(), output.stride(), output.is_leaf) == (result.data_ptr(), result.stride(), False)
     output.mul_(2.0).sum().backward()
     assert slot.gradient is not None
     assert slot.gradient.stride() == result.stride()
     assert torch.equal(slot.gradient, torch.full_like(result, 2.0))
+
+
+def test_tensors_that_share_a_node_take_the_gradients_that_each_takes_alone() -> None:
+    def gradients(*together: list[torch.Tensor]) -> list[list[float] | None]:
+        backward, made = Backward(), list[tuple[torch.Tensor, Slot]]()
+        for each in together:
+            made += taking(each, backward, in_distributed_autograd=False)
+        (a, first), (b, second), (_, third) = made
+        a.mul_(2.0)
+        (a.sum() * 3.0).backward(retain_graph=True)
+        assert second.gradient is None
+        total = a + b
+        (total * total.detach()).sum().backward()
+        with pytest.raises(RuntimeError), torch.autograd.set_detect_anomaly(True):
+            (torch.log(b - 10.0).sum() + a.sum()).backward()
+        return [None if each.gradient is None else each.gradient.tolist() for each in (first, second, third)]
+
+    a, b, c = torch.ones(2), torch.full((2,), 4.0), torch.ones(2)
+    assert (
+        gradients([a.clone(), b.clone(), c])
+        == gradients([a.clone()], [b.clone()], [c])
+        == [[18.0] * 2, [6.0] * 2, None]
+    )
 
 
 def test_only_a_gradient_whose_memory_somebody_else_refers_to_is_copied() -> None:
@@ -257,7 +280,7 @@ def test_a_module_that_torch_compiles_pushes_as_it_does_uncompiled() -> None:
 @pytest.mark.parametrize("order", ["sparse dense", "dense sparse", "sparse sparse dense", "dense sparse dense"])
 def test_sparse_and_dense_gradients_add_up_as_they_do_in_a_leaf(order: str) -> None:
     leaf = torch.randn(4, 3, requires_grad=True)
-    result, slot = taking(leaf.detach().clone(), Backward(), in_distributed_autograd=False)
+    ((result, slot),) = taking([leaf.detach().clone()], Backward(), in_distributed_autograd=False)
     scales = torch.randn(4, 3)
     for kind in order.split():
         for taker in (leaf, result):
