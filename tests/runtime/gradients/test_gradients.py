@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any, NamedTuple
@@ -23,7 +25,7 @@ from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.tape import OWN_LOOP_FORWARDS, UNPUSHED_FORWARDS
 from fxlib.runtime.ops import remote_call, send_gradient, track_gradient
 from fxlib.runtime.push_gradients import push_gradients
-from fxlib.runtime.tracking.autograd_node import Backward, Slot
+from fxlib.runtime.tracking.autograd_node import Backward
 from fxlib.runtime.tracking.autograd_node import tracked as taking
 from fxlib.runtime.tracking.ownership import as_it_is, owned
 from tests.runtime.gradients.pushing import model
@@ -226,27 +228,43 @@ def test_what_is_tracked_is_in_the_results_own_memory_and_its_gradient_is_as_the
     assert torch.equal(slot.gradient, torch.full_like(result, 2.0))
 
 
-def test_tensors_that_share_a_node_take_the_gradients_that_each_takes_alone() -> None:
-    def gradients(*together: list[torch.Tensor]) -> list[list[float] | None]:
-        backward, made = Backward(), list[tuple[torch.Tensor, Slot]]()
-        for each in together:
-            made += taking(each, backward, in_distributed_autograd=False)
-        (a, first), (b, second), (_, third) = made
-        a.mul_(2.0)
-        (a.sum() * 3.0).backward(retain_graph=True)
-        assert second.gradient is None
-        total = a + b
-        (total * total.detach()).sum().backward()
-        with pytest.raises(RuntimeError), torch.autograd.set_detect_anomaly(True):
-            (torch.log(b - 10.0).sum() + a.sum()).backward()
-        return [None if each.gradient is None else each.gradient.tolist() for each in (first, second, third)]
+def gradients_of_a_random_program(seed: int, *, in_one_node: bool) -> list[Any]:
+    """Run backwards over what is made of some tracked tensors, writes and failures among it; return the bits."""
+    dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    shapes = [dice.choice([(2, 3), (3, 2)]) for _ in range(dice.randint(2, 5))]
+    drawn = [torch.randn(shape, generator=generator) for shape in shapes]
+    given = [each if each.shape == (2, 3) else each.t() for each in drawn]
+    backward, weight = Backward(), torch.randn(2, 3, generator=generator, requires_grad=True)
+    nodes = [given] if in_one_node else [[each] for each in given]
+    made = [each for node in nodes for each in taking(node, backward, in_distributed_autograd=False)]
+    kinds: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+        torch.add,
+        lambda a, b: a * b.detach(),
+        lambda a, b: torch.cat([a, b], 1)[:, 1:4],
+        lambda a, _: a * weight,
+        lambda a, _: a.sum(0, keepdim=True).expand(2, 3),
+    ]
+    for _ in range(dice.randint(1, 3)):
+        pool = [output for output, _ in made]
+        for _ in range(dice.randint(1, 7)):
+            pool.append(dice.choice(kinds)(dice.choice(pool), dice.choice(pool)))
+            if dice.random() < 0.3:
+                dice.choice(made)[0].mul_(1.5)
+        if dice.random() < 0.25 and len(pool) > len(made) and (found := pool[-1]).grad_fn is not None:
+            found.register_hook(lambda _: 1 // 0)
+        with suppress(ZeroDivisionError, RuntimeError):  # a hook's, or what was written to is needed
+            torch.stack(dice.sample(pool, 2)).sum().backward(retain_graph=True)
+    gradients = [*(slot.gradient for _, slot in made), weight.grad]
+    return [each if each is None else (each.stride(), each.numpy().tobytes()) for each in gradients]
 
-    a, b, c = torch.ones(2), torch.full((2,), 4.0), torch.ones(2)
-    assert (
-        gradients([a.clone(), b.clone(), c])
-        == gradients([a.clone()], [b.clone()], [c])
-        == [[18.0] * 2, [6.0] * 2, None]
-    )
+
+def test_tensors_that_share_a_node_take_the_gradients_that_each_takes_alone() -> None:
+    arrived = 0
+    for seed in range(150):
+        alone = gradients_of_a_random_program(seed, in_one_node=False)
+        assert gradients_of_a_random_program(seed, in_one_node=True) == alone, seed
+        arrived += sum(each is not None for each in alone)
+    assert arrived > 100
 
 
 def test_only_a_gradient_whose_memory_somebody_else_refers_to_is_copied() -> None:

@@ -54,10 +54,11 @@ def test_what_the_program_does_to_a_gradient_that_it_holds_does_not_reach_the_se
     assert log() == ["a [2.0, 2.0]"] * 2
 
 
-def test_two_tensors_of_a_result_whose_gradients_are_one_get_one_each() -> None:
-    outputs, slots = zip(
-        *[tracked(torch.ones(3), Backward(), in_distributed_autograd=False) for _ in range(2)], strict=True
-    )
+@pytest.mark.parametrize("in_a_node", [1, 2])
+def test_two_tensors_of_a_result_whose_gradients_are_one_get_one_each(in_a_node: int) -> None:
+    given = [torch.ones(3) for _ in range(in_a_node)]
+    made = [tracked(given, Backward(), in_distributed_autograd=False) for _ in range(2 // in_a_node)]
+    outputs, slots = zip(*[each for of_node in made for each in of_node], strict=True)
     (sum(outputs) * 2.0).sum().backward()
     gradients = [slot.gradient for slot in slots]
     assert all(each is not None and torch.equal(each, torch.full((3,), 2.0)) for each in gradients)
