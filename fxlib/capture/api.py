@@ -29,7 +29,7 @@ from fxlib.capture.recording import bytecode
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.rrefs import RRefPlaces
-from fxlib.capture.samples import Given, bind
+from fxlib.capture.samples import Given, bind, left_at_defaults
 from fxlib.capture.state import unchanged
 from fxlib.capture.trace.checks import protect_old_values, refuse_out
 from fxlib.capture.trace.eager import EagerCalls
@@ -111,8 +111,9 @@ def capture(
         contracts: contracts of remote functions by name ("package.module:function", "package.module:Class.method", or
             ".method" for any object behind an RRef); they take precedence over declared ones. There is a
             warning for a name that no call has.
-        sample_inputs: arguments of one call for `torch.export`: by position, by name, or a `Batch`, which has both.
-            The graph is for inputs of their structure, dtypes and sizes; with others, the original forward runs.
+        sample_inputs: arguments of one call: by position, by name, or a `Batch`, which has both. What they leave at a
+            default of None, True or False is fixed at that while tracing. A graph that `torch.export` makes is for
+            inputs of their structure, dtypes and sizes. With others, the original forward runs.
         dynamic_shapes: the sizes that may differ from the samples', as `torch.export.export` takes them.
         how: "trace", "export", or "auto": trace, and export what cannot be traced.
 
@@ -143,8 +144,10 @@ def _captured(
     _check_call(model)
     if how == "export":
         return _exported(model, options, sample_inputs, dynamic_shapes)
+    forward = model.forward if isinstance(model, nn.Module) else model
+    fixed = {} if sample_inputs is None else left_at_defaults(forward, sample_inputs)
     try:
-        return _traced(model, options)
+        return _traced(model, options._replace(concrete_args={**fixed, **(options.concrete_args or {})} or None))
     except CaptureError as error:
         if how == "trace" or sample_inputs is None:
             raise

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 
 from fxlib.capture.api import Options, capture
 from fxlib.capture.coerce import sizes_that_differ
+from fxlib.capture.samples import left_at_defaults
 from fxlib.errors import CaptureError, FxlibWarning
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.submodules import local_modules
-from fxlib.spec.inputs import Batch
 from fxlib.spec.variant import Variant
 from fxlib.spec.workload import Workload
 
-_SINGLETONS = (None, True, False)
 _FLAG_SETTERS = ("train", "eval")
 
 
@@ -48,7 +45,7 @@ def capture_variant(main: CapturedModule, variant: Variant, workload: Workload) 
             tracer_class=options.tracer_class,
             leaf_modules=options.leaf_modules,
             wrap=options.wrap,
-            concrete_args=fixed | fixed_arguments(original, batch),
+            concrete_args=fixed | left_at_defaults(original.forward, batch),
             contracts={**(options.contracts or {}), **workload.contracts},
             sample_inputs=batch,
             dynamic_shapes=sizes_that_differ(samples),
@@ -77,16 +74,6 @@ def mode_of(main: CapturedModule, variant: Variant) -> Iterator[None]:
     finally:
         for each, flag in zip(modules, flags, strict=True):
             each.training = flag
-
-
-def fixed_arguments(model: nn.Module, batch: Batch) -> dict[str, Any]:
-    """Return the arguments that a batch leaves at their defaults, where these are None, True or False."""
-    found: dict[str, Any] = {}
-    for index, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
-        given = index < len(batch.inputs) or parameter.name in batch.kwargs
-        if not given and any(parameter.default is each for each in _SINGLETONS):
-            found[parameter.name] = parameter.default
-    return found
 
 
 def _check_setters(module: nn.Module, variant: Variant) -> None:

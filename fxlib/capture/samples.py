@@ -24,6 +24,7 @@ class Samples:
 
 
 Given = Sequence[Any] | Mapping[str, Any] | Batch
+_SINGLETONS = (None, True, False)
 
 
 def bind(forward: Callable[..., Any], given: Given, fixed: Mapping[str, Any]) -> Samples:
@@ -65,6 +66,17 @@ def bind(forward: Callable[..., Any], given: Given, fixed: Mapping[str, Any]) ->
             args.append(bound.arguments[parameter.name])
             names.append(parameter.name)
     return Samples(args=tuple(args), kwargs=kwargs, names=(*names, *kwargs))
+
+
+def left_at_defaults(forward: Callable[..., Any], given: Given) -> dict[str, Any]:
+    """Return the arguments that samples leave at their defaults, where these are None, True or False."""
+    positional, named = _split(given)
+    parameters = inspect.signature(forward).parameters.values()
+    return {
+        each.name: each.default
+        for index, each in enumerate(parameters)
+        if index >= len(positional) and each.name not in named and any(each.default is one for one in _SINGLETONS)
+    }
 
 
 def _split(given: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -7,7 +7,9 @@ service would refuse is found by what they report.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from contextlib import nullcontext
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -25,7 +27,7 @@ from fxlib.client.connection import Connection, Deadline
 from fxlib.client.request import Prepared
 from fxlib.client.value_numbering import bodies
 from fxlib.errors import PassError, RemoteError
-from fxlib.profiling.api import calls_that_may_write, copy_of
+from fxlib.profiling.api import calls_that_may_write, copy_of, step_context
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, is_call, is_issue, is_wait, ops
 from fxlib.runtime.ops.calls import client_of
@@ -225,7 +227,9 @@ def run_sample(captured: GraphModule, workload: Workload) -> bool:
     batch = workload.samples[0]
     device = next((each.device for each in local_tensors(model).values()), torch.device("cpu"))
     try:
-        with state_kept(model), torch.set_grad_enabled(torch.is_grad_enabled() and workload.mode != "forward"):
+        records = torch.is_grad_enabled() and workload.mode != "forward"
+        recorded: Any = step_context(workload) if rpc.api._is_current_rpc_agent_set() else nullcontext()
+        with recorded, state_kept(model), torch.set_grad_enabled(records):
             given = _on(device, batch)
             output = model(*given.inputs, **given.kwargs)
             if workload.mode != "forward":

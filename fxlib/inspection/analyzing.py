@@ -26,7 +26,7 @@ from fxlib.inspection.tensors import Size, TensorFacts, facts_of, held_bytes, me
 from fxlib.recipes.recipes import PlanningRequest
 from fxlib.recipes.undeclared import undeclared
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import Undeclared
+from fxlib.spec.report import Undeclared, what_to_declare
 from fxlib.utils.text import seconds, table
 
 META = "figures"
@@ -312,8 +312,7 @@ def render(analysis: Analysis) -> str:
     if analysis.unknown:
         lines += ["", "unknown", *(f"  {name}: {why}" for name, why in analysis.unknown.items())]
     if analysis.undeclared:
-        heading = "remote functions that declare nothing; what reads= would be worth, by the cost model"
-        lines += ["", heading, *(f"  {each}" for each in analysis.undeclared)]
+        lines += ["", *what_to_declare(analysis.undeclared)]
     if analysis.ahead:
         lines += ["", "calls ahead of their step, by fxlib.pipeline", *(f"  {each}" for each in analysis.ahead)]
     return "\n".join(lines)

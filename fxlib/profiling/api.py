@@ -142,7 +142,7 @@ class _Step:
             return
         for parameter in parameters_in(self._captured):
             parameter.grad = None
-        with _context(self._workload) as context, torch.enable_grad():
+        with step_context(self._workload) as context, torch.enable_grad():
             output = self._module(*batch.inputs, **batch.kwargs)
             with _span("loss"):
                 loss = scalar(self._workload.loss, output, batch.target)
@@ -223,7 +223,7 @@ def _notes(found: Profile, workload: Workload | None, writing: list[str], runs: 
 
 
 @contextmanager
-def _context(workload: Workload) -> Iterator[int | None]:
+def step_context(workload: Workload) -> Iterator[int | None]:
     """Yield the distributed autograd context to run backward in; None for local autograd."""
     opened: Any = dist_autograd.context() if workload.mode == "distributed" else nullcontext()
     with opened as context:

@@ -94,12 +94,10 @@ class BatchSpec:
         """Check that there is something to draw.
 
         Raises:
-            WorkloadError: there is no batch, no input, or too much of it.
+            WorkloadError: there is no batch, or too much of it.
         """
         if not 1 <= self.count <= MAX_COUNT:
             raise WorkloadError(f"{self.count} is not in 1 to {MAX_COUNT}", where="BatchSpec.count")
-        if not self.inputs and not self.kwargs:
-            raise WorkloadError("no input", where="BatchSpec.inputs")
         _check_count(self, "BatchSpec")
         elements = self.count * sum(math.prod(each.shape) for each in self.named.values())
         if elements > MAX_ELEMENTS:
@@ -243,8 +241,6 @@ def _check(batch: Batch, first: Batch, where: str) -> None:
             continue
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise WorkloadError("only dense tensors with values can be sent", where=f"{where} {name}")
-    if not batch.inputs and not batch.kwargs:
-        raise WorkloadError("no input", where=where)
     if batch is not first and named.keys() != first.named.keys():
         raise WorkloadError(f"has {', '.join(named)}, and the first batch {', '.join(first.named)}", where=where)
     if batch is not first and batch.structure != first.structure:

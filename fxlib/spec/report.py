@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
@@ -18,6 +18,7 @@ from fxlib.utils.text import seconds, table
 
 Decision = Literal["adopt", "keep_original"]
 Action = Literal["moved", "merged", "left_alone"]
+_LEAST_GAIN = 0.005
 _NOT_DATA = ("module", "watcher")
 """Fields of a result that `to_dict` leaves out."""
 
@@ -88,6 +89,11 @@ class Undeclared:
     """The declaration, ready to be pasted."""
     measured: bool = True
     """Whether the gain is by a profile of the program; else it is the forward's, by estimates."""
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the gain is more than nothing: half a percent."""
+        return self.gain >= _LEAST_GAIN
 
     def __str__(self) -> str:
         """One line."""
@@ -374,7 +380,7 @@ def render(result: Report) -> str:
         _variants(result),
         _candidates(result),
         _calls(result),
-        _undeclared(result),
+        what_to_declare(result.undeclared),
         _passes(result),
         _parts(result),
         _diffs(result),
@@ -479,14 +485,15 @@ def _ahead(call: CallReport) -> str:
     return f"{text} ({call.ahead_remedy})" if call.ahead_remedy else text
 
 
-def _undeclared(result: Report) -> list[str]:
-    """Say what missing declarations are worth."""
-    if not result.undeclared:
-        return []
-    return [
-        "remote functions that declare nothing; what reads= would be worth by the cost model, if it is true of them",
-        *(f"  {each}" for each in result.undeclared),
-    ]
+def what_to_declare(undeclared: Sequence[Undeclared]) -> list[str]:
+    """Say what missing declarations are worth, in lines; a declaration that is worth nothing is not asked for."""
+    worth = [each for each in undeclared if each.is_worth_it]
+    if worth:
+        head = (
+            "remote functions that declare nothing; what reads= would be worth by the cost model, if it is true of them"
+        )
+        return [head, *(f"  {each}" for each in worth)]
+    return ["remote functions declare nothing, and by the cost model reads= would gain nothing"] if undeclared else []
 
 
 def _limit(call: CallReport) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor, nn, zeros
 from torch.nn import functional as F
 
 import fxlib
@@ -58,6 +58,17 @@ def reuses_a_fresh_tensor_of_zeros(x: torch.Tensor) -> Any:
     total += x.sum(0)
     total[0] = 1
     return total, torch.full((2,), 3.0).add_(1), torch.arange(4) + 1
+
+
+def makes_tensors_of_sizes(x: torch.Tensor) -> Any:
+    rows, columns = x.size()
+    shape = [rows, columns]
+    ahead = torch.triu(torch.ones([columns, columns]), diagonal=1) == 1
+    state = torch.zeros(1, x.size(0), 3).to(x.device)
+    state[0] += torch.full(size=shape, fill_value=2.0, dtype=x.dtype)
+    places = zeros(x.size()) + torch.arange(columns).unsqueeze(0) * torch.tensor([rows, 1, columns])
+    kept = torch.rand((x.shape[0],) + (1,) * 1) > 0.5
+    return (x + state[0] + places) @ ahead.float() * kept, x[torch.randperm(rows)]
 
 
 def decides_on_numbers_in_fresh_tensors(x: torch.Tensor) -> Any:
@@ -157,6 +168,17 @@ PROGRAMS: list[Callable[..., Any]] = [
 @pytest.mark.parametrize("forward", PROGRAMS, ids=lambda forward: forward.__name__)
 def test_a_captured_program_is_the_program(forward: Callable[..., Any]) -> None:
     same(forward, X)
+
+
+def test_tensors_made_of_sizes_follow_the_sizes_of_each_run() -> None:
+    captured = fxlib.capture(makes_tensors_of_sizes)
+    for rows in (1, 4, 7):
+        x = torch.randn(rows, 3)
+        torch.manual_seed(rows)
+        expected = makes_tensors_of_sizes(x)
+        torch.manual_seed(rows)
+        assert_same(captured(x), expected)
+    assert fxlib.usage(captured).original == {}
 
 
 class Counter(nn.Module):

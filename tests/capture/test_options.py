@@ -10,7 +10,7 @@ from torch.distributed.rpc import rpc_async, rpc_sync
 from torch.fx import Node, Proxy, Tracer
 
 import fxlib
-from fxlib.errors import CaptureError
+from fxlib.errors import CaptureError, FxlibWarning
 from fxlib.runtime import CapturedModule
 from fxlib.spec.contract import PURE, Contract
 from tests.capture import servers
@@ -49,6 +49,23 @@ def test_concrete_args_fix_an_argument() -> None:
     captured = fxlib.capture(Outer(), concrete_args={"flag": False})
     x = torch.randn(2, 3)
     assert torch.equal(captured(x, False), captured._fxlib.original(x, False))  # type: ignore[misc]
+
+
+class Masked(nn.Module):
+    def forward(self, x: torch.Tensor, mask: Any = None, doubled: bool = False) -> torch.Tensor:
+        if mask is not None:
+            x = x * mask.float()
+        return x * 2 if doubled else x
+
+
+def test_arguments_that_samples_leave_out_keep_their_defaults() -> None:
+    model, x = Masked(), torch.randn(2, 3)
+    captured = fxlib.capture(model, sample_inputs=[x], how="auto")
+    assert torch.equal(captured(x), x)
+    assert fxlib.usage(captured).original == {}
+    with pytest.warns(FxlibWarning, match="mask"):
+        assert torch.equal(captured(x, torch.zeros(3)), torch.zeros(2, 3))
+    assert torch.equal(captured(x, doubled=True), 2 * x)
 
 
 def leaf(x: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from fxlib.v1 import jobs_pb2
 from tests.capture import feature_store
 from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
+from tests.shared.rpc_world import rpc_world
 
 
 def feature(ids: Tensor) -> Tensor:
@@ -239,6 +240,23 @@ def test_code_that_may_call_servers_is_not_run_by_the_sample(monkeypatch: pytest
     monkeypatch.setattr(rpc.api, "_is_current_rpc_agent_set", lambda: is_rpc_up)
     assert run_sample(model, Workload(batches=[torch.ones(2)])) is not is_rpc_up
     assert ([] if is_rpc_up else [2]) == RAN
+
+
+class WritesToAnAnswer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = rpc.rpc_sync("ps0", torch.mul, args=(self.weight, x))
+        return answer.masked_fill_(x > 1, 0.0)
+
+
+@pytest.mark.slow
+def test_a_sample_of_a_distributed_step_runs_in_its_context() -> None:
+    with rpc_world():
+        model = fxlib.capture(WritesToAnAnswer())
+        assert run_sample(model, Workload(batches=[torch.ones(2)], mode="distributed"))
 
 
 class Fetches(nn.Module):

@@ -116,6 +116,13 @@ def test_what_missing_declarations_are_worth_is_shown() -> None:
     assert Report.to_dict(replace(REPORT, undeclared=(missing,)))["undeclared"][0]["gain"] == 0.482
 
 
+def test_declarations_that_are_worth_nothing_are_not_asked_for() -> None:
+    missing = Undeclared(functions=("my.ps:lookup",), calls=26, gain=0.004, remedy="declare it")
+    shown = render(replace(REPORT, undeclared=(missing,)))
+    assert "\nremote functions declare nothing, and by the cost model reads= would gain nothing\n" in shown
+    assert "declare it" not in shown
+
+
 def test_diffs_are_shown_where_there_are_any() -> None:
     diff = "--- before hoist\n+++ after hoist"
     shown = render(replace(REPORT, passes=(replace(REPORT.passes[0], diff=diff),)))

@@ -42,6 +42,14 @@ def test_a_range_that_is_given_is_told_in_place_of_the_values_own() -> None:
     assert [(each.low, each.high) for each in workload.spec.inputs] == [(-1, 1), (0, 1000)]
 
 
+def test_a_step_may_take_no_input() -> None:
+    workload = Workload(batches=[Batch(), Batch()])
+    assert workload.samples_per_step == 1
+    described = Workload.describe([()])
+    assert [batch.leaves for batch in described.samples] == [{}]
+    assert Workload(batches=described.samples).samples_per_step == 1
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "Pass [batch, ...], at least one.": {"batches": []},
     "Workload.batches: a sequence": {"batches": X},
@@ -49,7 +57,6 @@ WRONG: dict[str, dict[str, Any]] = {
     "batches[0] input.1: an input of type object cannot be sent": {"batches": [(X, object())]},
     "batches[0] input.0: only dense": {"batches": [X.to_sparse()]},
     "batches[1]: has input.0, input.1, and the first batch input.0": {"batches": [X, (X, X)]},
-    "batches[0]: no input": {"batches": [Batch()]},
     "2 targets for 1 batches": {"batches": [X], "targets": [X, X]},
     "unknown loss 'huber'": {"loss": "huber"},
     "the loss 'mse' needs a target": {"loss": "mse"},

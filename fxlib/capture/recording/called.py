@@ -85,6 +85,12 @@ _QUESTIONS = ("is_", "_is_", "get_", "_get_", "has_", "_has_", "are_", "device_c
 """Prefixes of the names of torch functions that return a setting."""
 _TRACING = frozenset({"is_compiling", "is_dynamo_compiling", "is_exporting", "is_fx_tracing", "is_fx_symbolic_tracing"})
 """Torch functions that tell whether a graph is being made; in a run they return False."""
+_MAKES_TENSORS = frozenset(
+    {torch.arange, torch.as_tensor, torch.empty, torch.empty_strided, torch.eye, torch.full, torch.linspace}
+    | {torch.logspace, torch.ones, torch.rand, torch.randint, torch.randn, torch.randperm, torch.scalar_tensor}
+    | {torch.tensor, torch.tril_indices, torch.triu_indices, torch.zeros}
+)
+"""Functions in C that take sizes and numbers: unlike those that take tensors, they do not ask a stand-in to act."""
 _OTHER_AT_EACH_RUN = frozenset(
     {"time", "os", "posix", "socket", "_socket", "secrets", "uuid", "datetime", "select", "io", "_io"}
     | {"subprocess", "tempfile", "signal", "multiprocessing", "queue", "_queue", "getpass"}
@@ -397,6 +403,8 @@ class Calls:
         return function
 
     def _torchs(self, function: Any, name: str, operands: tuple[Any, ...]) -> Any:
+        if function in _MAKES_TENSORS and (number := _traced_among(operands)) is not None:
+            return lambda *args, **kwargs: number.tracer.create_proxy("call_function", function, args, kwargs)
         if name in GRAD_MODE:
             self.asked_grad_mode = True
         elif name in _TRACING:
@@ -411,6 +419,12 @@ class Calls:
                 if is_a(each, (*CONTAINERS, tuple)):
                     self._observations.deep(each)
         return function
+
+
+def _traced_among(operands: tuple[Any, ...]) -> Proxy | None:
+    """Return a traced value that a call is given, on its own or in a sequence of sizes."""
+    flat = (each for one in operands for each in (one if type(one) in (list, tuple) else (one,)))
+    return next((each for each in flat if is_a(each, Proxy)), None)
 
 
 def _hashable(function: Any) -> bool:

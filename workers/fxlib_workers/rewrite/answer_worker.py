@@ -109,7 +109,7 @@ def rewrite(folder: JobFolder) -> None:
     calls = any(is_call(node) or is_issue(node) for node in original.graph.nodes)
     reason = Reason.NOTHING_TO_GAIN if candidates else Reason.NOTHING_CHANGED if calls else Reason.NO_CALLS
     explanation = reason.sentence(f"{max(found.headroom or 0.0, 0.0):.1%}" if candidates else "")
-    if found.recipe.undeclared and (best := found.recipe.undeclared[0]).gain > 0.0:
+    if found.recipe.undeclared and (best := found.recipe.undeclared[0]).is_worth_it:
         explanation = f"{explanation}; {best}"
     folder.write_rewrite(replace(found.recipe, reason=reason, explanation=explanation, phase_seconds=phase_seconds))
 
