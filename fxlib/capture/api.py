@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import operator
@@ -113,7 +114,8 @@ def capture(
             warning for a name that no call has.
         sample_inputs: arguments of one call: by position, by name, or a `Batch`, which has both. What they leave at a
             default of None, True or False is fixed at that while tracing. A graph that `torch.export` makes is for
-            inputs of their structure, dtypes and sizes. With others, the original forward runs.
+            inputs of their structure, dtypes and sizes. What cannot be exported either is traced for those sizes by
+            which it decides. With others, the original forward runs.
         dynamic_shapes: the sizes that may differ from the samples', as `torch.export.export` takes them.
         how: "trace", "export", or "auto": trace, and export what cannot be traced.
 
@@ -146,18 +148,28 @@ def _captured(
         return _exported(model, options, sample_inputs, dynamic_shapes)
     forward = model.forward if isinstance(model, nn.Module) else model
     fixed = {} if sample_inputs is None else left_at_defaults(forward, sample_inputs)
+    fixing = options._replace(concrete_args={**fixed, **(options.concrete_args or {})} or None)
     try:
-        return _traced(model, options._replace(concrete_args={**fixed, **(options.concrete_args or {})} or None))
+        return _traced(model, fixing)
     except CaptureError as error:
-        if how == "trace" or sample_inputs is None:
+        if sample_inputs is None:
             raise
         refused = error
-    _LOG.debug("%s is exported, since it cannot be traced: %s", _name(model), refused)
+    if how != "trace":
+        _LOG.debug("%s is exported, since it cannot be traced: %s", _name(model), refused)
+        try:
+            return _exported(model, options, sample_inputs, dynamic_shapes)
+        except CaptureError as error:
+            told = f"neither capture takes the forward. Tracing: {refused}\nExport: {error}"
+            refused = CaptureError(told, where=error.where or refused.where)
+    if dynamic_shapes is not None:
+        raise refused
+    _LOG.debug("%s is traced for the sizes of the samples: %s", _name(model), refused)
+    samples = bind(forward, sample_inputs, options.concrete_args or {})
     try:
-        return _exported(model, options, sample_inputs, dynamic_shapes)
-    except CaptureError as error:
-        told = f"neither capture takes the forward. Tracing: {refused}\nExport: {error}"
-        raise CaptureError(told, where=error.where or refused.where) from error
+        return _traced(model, fixing, dict(zip(samples.names, (*samples.args, *samples.kwargs.values()), strict=True)))
+    except CaptureError:
+        raise refused from None
 
 
 def _name(model: Model) -> str:
@@ -175,11 +187,12 @@ def _check_call(model: Model) -> None:
         )
 
 
-def _traced(model: Model, options: Options) -> CapturedModule:
+def _traced(model: Model, options: Options, samples: Mapping[str, Any] | None = None) -> CapturedModule:
+    """Return the graph of a trace; where `samples` are given, for arguments of their sizes if it decides by these."""
     traced_through = TracedThrough()
     while True:
         try:
-            return _traced_through(model, options, traced_through)
+            return _traced_through(model, options, traced_through, samples)
         except CaptureError as error:
             if not traced_through.keep_whole(error):
                 raise
@@ -188,10 +201,13 @@ def _traced(model: Model, options: Options) -> CapturedModule:
             )
 
 
-def _traced_through(model: Model, options: Options, traced_through: TracedThrough) -> CapturedModule:
+def _traced_through(
+    model: Model, options: Options, traced_through: TracedThrough, samples: Mapping[str, Any] | None
+) -> CapturedModule:
     forward = type(model).forward if isinstance(model, nn.Module) else model
     declarations = Declarations(options.contracts or {}, forward)
-    return _seen_whole(model, lambda recorder: _traced_once(model, options, declarations, recorder, traced_through))
+    once = functools.partial(_traced_once, model, options, declarations, traced_through=traced_through, samples=samples)
+    return _seen_whole(model, once)
 
 
 def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> CapturedModule:
@@ -240,7 +256,13 @@ def _collecting_nothing() -> Iterator[None]:
 
 
 def _traced_once(
-    model: Model, options: Options, declarations: Declarations, recorder: Recorder, traced_through: TracedThrough
+    model: Model,
+    options: Options,
+    declarations: Declarations,
+    recorder: Recorder,
+    *,
+    traced_through: TracedThrough,
+    samples: Mapping[str, Any] | None,
 ) -> CapturedModule:
     tracer = tracer_for(options.tracer_class)
     module = model if isinstance(model, nn.Module) else None
@@ -254,6 +276,7 @@ def _traced_once(
         recorder=recorder,
         traced_through=traced_through,
         changed=options.changed or {},
+        samples=samples,
     )
     try:
         graph = _trace(tracer, model, dict(options.concrete_args) if options.concrete_args else None, options.wrap)

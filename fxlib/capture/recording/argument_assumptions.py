@@ -169,6 +169,10 @@ class ArgumentAssumptions:
             self._asked.append((path, "lacks", name, None))
         return has
 
+    def decided_by(self, place: _Path, value: Any) -> None:
+        """Note that a size of an argument, or of a tensor of the model, decided which way the program goes."""
+        self._asked.append((place, "equals", value, None))
+
     def facts(self, graph: Graph) -> Iterator[ArgumentFact]:
         """Yield what each run has to find of its arguments.
 
@@ -225,10 +229,11 @@ def _path_of(proxy: Proxy) -> _Path | None:
     if isinstance(proxy, Attribute):
         found = _path_of(proxy.root)
         return None if found is None else (found[0], (*found[1], ("getattr", proxy.attr)), found[2])
-    return _path_of_node(proxy.node)
+    return path_of_node(proxy.node)
 
 
-def _path_of_node(node: Node) -> _Path | None:
+def path_of_node(node: Node) -> _Path | None:
+    """Return the path to an argument, a part of one, or state of the model; None for what a node computes."""
     if node.op == "placeholder":
         return str(node.target).lstrip("*"), (), node
     if node.op == "get_attr":
@@ -237,7 +242,7 @@ def _path_of_node(node: Node) -> _Path | None:
     step = "get" if node.op == "call_method" and node.target == "get" and not node.kwargs else step
     if step is None or len(node.all_input_nodes) != 1 or not isinstance(node.args[0], Node):
         return None
-    found = _path_of_node(node.args[0])
+    found = path_of_node(node.args[0])
     key: Any = node.args[1:] if step == "get" else node.args[1]
     return None if found is None else (found[0], (*found[1], (step, key)), found[2])
 

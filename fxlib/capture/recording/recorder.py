@@ -189,6 +189,10 @@ class Recorder:
         """Note that an argument was taken to be of a class."""
         self._arguments.rely_on_class(node, kind)
 
+    def decided_by(self, place: tuple[str, tuple[tuple[str, Any], ...], Node | None], value: Any) -> None:
+        """Note that a size decided which way the program goes."""
+        self._arguments.decided_by(place, value)
+
     # The result.
 
     @property

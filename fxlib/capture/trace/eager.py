@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from typing_extensions import override
 
 from fxlib.capture.intercept import is_capturing
+from fxlib.capture.trace.decided_sizes import SizedValue
 from fxlib.capture.trace.tracer import RemoteTracer
 from fxlib.capture.trace.values import TracedValue, value_of
 from fxlib.capture.unswallowed import capture_error
@@ -88,7 +89,7 @@ class EagerCalls(TorchFunctionMode):
             return tracer.create_proxy("call_method", func.__name__, args, kwargs)
         name = tracer.graph._target_to_str(func)
         result = tracer.create_proxy("call_function", func, args, kwargs, name=name)
-        known = name in FACTORIES and not result.node.all_input_nodes and type(result) is TracedValue
+        known = name in FACTORIES and not result.node.all_input_nodes and type(result) in (TracedValue, SizedValue)
         return KnownTensor(result, lambda: func(*args, **kwargs)) if known else result
 
     def _attribute(self, getter: Any, tensor: torch.Tensor) -> Any:

@@ -25,6 +25,7 @@ from fxlib.capture.intercept import is_capturing, suspended
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace import isinstance_rules
+from fxlib.capture.trace.decided_sizes import UNKNOWN, DecidedSizes, SizedValue, known_iterator
 from fxlib.capture.trace.parameter_metadata import ParameterMetadata
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.traced_through import TracedThrough
@@ -67,6 +68,8 @@ class RemoteTracer(Tracer):
     """The frame at which the user's frames end."""
     answered = False
     """Whether the forward was told metadata of a tensor, which is a constant in the graph."""
+    sizes: DecidedSizes | None = None
+    """What samples say of sizes; None where the graph is to be for all."""
     asked_gradients = False
     """Whether the forward was told which tensors take a gradient."""
 
@@ -80,6 +83,7 @@ class RemoteTracer(Tracer):
         recorder: Recorder,
         traced_through: TracedThrough,
         changed: Mapping[str, Sequence[Change]],
+        samples: Mapping[str, Any] | None,
     ) -> None:
         """Set up one capture.
 
@@ -91,9 +95,11 @@ class RemoteTracer(Tracer):
             recorder: records what Python is asked.
             traced_through: the modules of torch's that are traced through.
             changed: changes that code of the program's own has made, by the nodes that ran it, in their order.
+            samples: arguments of which the forward may ask sizes; None where the graph is to be for all.
         """
         self._changed = dict(changed)
         self.recorder = recorder
+        self.sizes = None if samples is None else DecidedSizes(samples, recorder.decided_by)
         recorder.use(self)
         self.tensor_attrs = {}
         self.calls, self.places, self.leaves, self.end, self.traced_through = calls, places, leaves, end, traced_through
@@ -189,6 +195,8 @@ class RemoteTracer(Tracer):
 
     @override
     def create_args_for_root(self, *args: Any, **kwargs: Any) -> Any:
+        if self.sizes is not None:
+            self.sizes.root = self.root
         made = super().create_args_for_root(*args, **kwargs)
         self.recorder.forward_begins()
         return made
@@ -232,7 +240,7 @@ class RemoteTracer(Tracer):
     @override
     def proxy(self, node: Node) -> Proxy:
         made = super().proxy(node)
-        made = TracedValue(node, self) if type(made) is Proxy else made
+        made = (TracedValue if self.sizes is None else SizedValue)(node, self) if type(made) is Proxy else made
         self.recorder.note_made(made, str(node.meta.get("source", "")))
         return made
 
@@ -323,10 +331,14 @@ class RemoteTracer(Tracer):
 
     @override
     def to_bool(self, obj: Proxy) -> bool:
+        if self.sizes is not None and (known := self.sizes.of(obj.node)) is not UNKNOWN:
+            return bool(known)
         return self._decide(super().to_bool, obj, "a traced value decides which way the program goes")
 
     @override
     def iter(self, obj: Proxy) -> Iterator[Any]:
+        if self.sizes is not None and (known := known_iterator(self.sizes, obj)) is not None:
+            return known
         return self._decide(super().iter, obj, "a traced value is iterated, and only a run knows its length")
 
     def _decide(self, stock: Callable[[Proxy], Any], proxy: Proxy, problem: str) -> Any:

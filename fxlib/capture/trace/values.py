@@ -102,10 +102,13 @@ class TracedValue(_InPlace, Proxy):
     def __getattr__(self, name: str) -> Any:
         if name in ANSWERED and (known := self.tracer.metadata_of(self, name)) is not None:
             return known
-        found = TracedAttribute(self, name)
+        found = self._attribute(name)
         if name in _VIEWS:
             found.node  # noqa: B018 - makes it where the program does: what follows may write in place, or be a use, too
         return found
+
+    def _attribute(self, name: str) -> TracedAttribute:
+        return TracedAttribute(self, name)
 
     def _answer(self) -> type:
         return self._class() if isinstance_rules.asked_by_the_program(sys._getframe(1)) else type(self)

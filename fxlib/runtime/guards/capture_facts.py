@@ -182,8 +182,8 @@ class ArgumentFact:
         name: the argument; empty for the captured module itself.
         steps: how to get from it to the part: attributes ("getattr", name), elements ("getitem", key), and calls of
             methods that only read ("get", arguments).
-        test: "is not", "isinstance", "type is", or "lacks" (an attribute).
-        value: what the argument is held to: one object, or a class.
+        test: "is not", "isinstance", "type is", "lacks" (an attribute), or "equals".
+        value: what the argument is held to: one object, a class, or a size.
         other: for "is not", another argument with its steps, in place of `value`.
     """
 
@@ -196,10 +196,12 @@ class ArgumentFact:
     def broken(self, arguments: Mapping[str, Any]) -> str:
         """Return what about the argument is otherwise, in words; empty if nothing is."""
         try:
-            found = _follow(arguments[self.name], self.steps)
-            value = self.value if self.other is None else _follow(arguments[self.other[0]], self.other[1])
+            found = follow(arguments[self.name], self.steps)
+            value = self.value if self.other is None else follow(arguments[self.other[0]], self.other[1])
         except Exception:  # noqa: BLE001 - whatever an argument raises, the forward itself shall meet it
             return f"{self._place()} is not there"
+        if self.test == "equals" and found != value:
+            return f"{self._place()} is {found!r}, and was {value!r} at capture"
         if self.test == "lacks" and hasattr(found, value):
             return f"{self._place()} has an attribute {value}, and was taken for a tensor at capture"
         if self.test == "is not" and found is value:
@@ -220,7 +222,8 @@ class ArgumentFact:
         return f"the argument {path}" if self.name else f"the model's {path[1:]}"
 
 
-def _follow(value: Any, steps: Iterable[tuple[str, Any]]) -> Any:
+def follow(value: Any, steps: Iterable[tuple[str, Any]]) -> Any:
+    """Return the part of a value that steps, as of an `ArgumentFact`, lead to."""
     for step, key in steps:
         if step == "getattr":
             value = getattr(value, key)

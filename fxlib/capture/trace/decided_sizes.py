@@ -1,0 +1,163 @@
+"""Sizes of arguments by which a forward decides: known from samples, and held to in each run.
+
+A loop over a dimension (`for t in range(x.size(1))`), a branch by the number of dimensions and an assertion about a
+shape cannot be traced for all sizes. Where samples are given, they are traced for the samples' own; each size that was
+asked for becomes a fact, and with others the original forward runs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node, Proxy
+from torch.fx.node import map_arg
+from typing_extensions import override
+
+from fxlib.capture.intercept import suspended
+from fxlib.capture.recording.argument_assumptions import path_of_node
+from fxlib.capture.trace.values import TracedAttribute, TracedValue
+from fxlib.runtime.guards.capture_facts import follow
+
+UNKNOWN: Final = object()
+_METHODS: Final[Mapping[Any, str]] = {"size": "shape", "dim": "ndim", "ndimension": "ndim"}
+_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "is_cuda"})
+_OF_NUMBERS = frozenset({"_operator", "math", "builtins"})
+_RESHAPES = frozenset(
+    {"unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "set_"}
+    | {"as_strided_", "sparse_resize_", "sparse_resize_and_clear_"}
+)
+"""Operations in place after which a tensor has another shape."""
+Place = tuple[str, tuple[tuple[str, Any], ...], Node | None]
+"""The argument (empty: the model), the steps from there to what is read, and the node of an argument that has parts."""
+
+
+class DecidedSizes:
+    """Answers what a traced value is, where it is computed from sizes of arguments and of the model's tensors."""
+
+    def __init__(self, samples: Mapping[str, Any], note: Callable[[Place, Any], None]) -> None:
+        self._samples, self._note = samples, note
+        self.root: nn.Module | None = None  # the model, whose tensors have sizes, too
+
+    def of(self, node: Node) -> Any:
+        """Return the value, and note on which sizes it depends; `UNKNOWN` where it depends on anything else."""
+        with suspended():
+            used: dict[Place, Any] = {}
+            found = UNKNOWN if _is_reshaping(node.graph) else self._of(node, used)
+            for place, value in used.items() if found is not UNKNOWN else ():
+                self._note(place, value)
+        return found
+
+    def length(self, node: Node) -> Any:
+        """Return the length of a tensor that is an argument, or of its shape; `UNKNOWN` of anything else."""
+        with suspended():
+            place = self._of_tensor(node, ("getattr", "shape"), ("getitem", 0))
+            if place is not None and not _is_reshaping(node.graph) and (size := self._follow(place)) is not UNKNOWN:
+                self._note(place, size)
+                return size
+        shape = self.of(node)
+        return len(shape) if isinstance(shape, tuple) else UNKNOWN
+
+    def _of(self, node: Node, used: dict[Place, Any]) -> Any:
+        if (place := self._read(node)) is not None:
+            found = self._follow(place)
+            used[place] = found
+            return found
+        inputs = node.all_input_nodes
+        own = node.op == "call_function" and getattr(node.target, "__module__", None) in _OF_NUMBERS
+        if not own or not inputs:
+            return UNKNOWN
+        values = {each: self._of(each, used) for each in inputs}
+        if any(each is UNKNOWN for each in values.values()):
+            return UNKNOWN
+        target: Any = node.target
+        try:
+            return target(*map_arg(node.args, values.__getitem__), **map_arg(node.kwargs, values.__getitem__))
+        except Exception:  # noqa: BLE001 - the forward itself shall meet it
+            return UNKNOWN
+
+    def _read(self, node: Node) -> Place | None:
+        """Return the place of what a node reads of a tensor besides its elements; None if it does something else."""
+        of, keys = (node.args[0], node.args[1:]) if node.args else (None, ())
+        if not isinstance(of, Node) or node.kwargs or any(isinstance(each, Node) for each in keys):
+            return None
+        if node.op == "call_method" and node.target in _METHODS:
+            return self._of_tensor(of, ("getattr", _METHODS[node.target]), *(("getitem", each) for each in keys))
+        if node.target is getattr and keys[0] in _ATTRIBUTES:
+            return self._of_tensor(of, ("getattr", keys[0]))
+        if node.target is operator.getitem and (inner := self._read(of)) is not None:
+            return inner[0], (*inner[1], ("getitem", keys[0])), inner[2]
+        return None
+
+    def _of_tensor(self, node: Node, *steps: tuple[str, Any]) -> Place | None:
+        """Return the place that `steps` lead to from a tensor that is an argument, a part of one, or the model's."""
+        found = path_of_node(node)
+        if found is None or not isinstance(self._follow(found), torch.Tensor):
+            return None
+        name, to_tensor, argument = found
+        return name, (*to_tensor, *steps), argument if to_tensor else None
+
+    def _follow(self, place: Place) -> Any:
+        try:
+            return follow(self._samples[place[0]] if place[0] else self.root, place[1])
+        except Exception:  # noqa: BLE001 - the forward itself shall meet it
+            return UNKNOWN
+
+
+def _is_reshaping(graph: Graph) -> bool:
+    """Whether the graph gives some tensor another shape in place: a sample's may not be what the forward finds."""
+    return any(node.target in _RESHAPES for node in graph.nodes if node.op == "call_method")
+
+
+class _Decides:
+    """What Python asks of a number, answered where it depends on sizes alone."""
+
+    node: Node
+    tracer: Any
+
+    def _number(self, convert: Callable[[Any], Any]) -> Any:
+        found = self.tracer.sizes.of(self.node)
+        if found is UNKNOWN:
+            raise TypeError(f"{type(self).__name__!r} object cannot be interpreted as a number")
+        return convert(found)
+
+    def __index__(self) -> int:
+        return int(self._number(operator.index))
+
+    def __int__(self) -> int:
+        return int(self._number(int))
+
+    def __float__(self) -> float:
+        return float(self._number(float))
+
+
+class SizedValue(_Decides, TracedValue):
+    """A traced value of which sizes may be asked."""
+
+    @override
+    def __len__(self) -> int:
+        found = self.tracer.sizes.length(self.node)
+        return super().__len__() if found is UNKNOWN else int(found)
+
+    @override
+    def _attribute(self, name: str) -> TracedAttribute:
+        return SizedAttribute(self, name)
+
+
+class SizedAttribute(_Decides, TracedAttribute):
+    """An attribute of a traced value: `x.ndim`, `x.shape`."""
+
+    def __len__(self) -> int:
+        found = self.tracer.sizes.length(self.node)
+        if found is UNKNOWN:
+            raise TypeError("the length of a traced value is asked for, and only a run knows it")
+        return int(found)
+
+
+def known_iterator(sizes: DecidedSizes, proxy: Proxy) -> Iterator[Any] | None:
+    """Return an iterator over a shape; None over anything else."""
+    found = sizes.of(proxy.node)
+    return iter(found) if isinstance(found, tuple) else None
