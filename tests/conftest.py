@@ -7,6 +7,8 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.shared import forked
+
 # Where gRPC was used, it starts its threads again in each process that a test forks; a process with threads cannot be
 # contained. It reads this when it is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -27,3 +29,9 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have the process that others are forked from import all that they need while the first tests run."""
+    if session.items and hasattr(session.config, "workerinput"):
+        forked.begin()

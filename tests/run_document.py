@@ -1,6 +1,6 @@
 """Run the Python examples of a document, in order, in one process that is its own parameter server.
 
-python run_document.py DOCUMENT ADDRESS
+python -m tests.run_document DOCUMENT ADDRESS
 """
 
 import os

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fxlib.cli.main import _parser
+from tests.shared.forked import Module
 from tests.shared.real_service import adopt, real_service, scripted_worker
 
 ROOT = Path(__file__).parent.parent
@@ -41,9 +42,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("document", EXAMPLES, ids=name)
 def test_the_examples_run(document: Path, address: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "tests" / "run_document.py"), str(document), address]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=280)
-    assert ran.returncode == 0, ran.stderr
+    log = tmp_path / "log"
+    ran = Module("tests.run_document", str(document), address, log=log, out=tmp_path / "out", folder=tmp_path)
+    assert ran.wait(280) == 0, log.read_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+
+from tests.shared.forked import Module
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("first", [1, 14, 27])
-def test_programs_whose_server_dies_end_alike(first: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.random_programs.mortal_world", str(first), str(first + 13)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=380,
-    )
-    found = json.loads(done.stdout)
+def test_programs_whose_server_dies_end_alike(first: int, tmp_path: Path) -> None:
+    log, out = tmp_path / "log", tmp_path / "out"
+    world = Module("tests.random_programs.mortal_world", str(first), str(first + 13), log=log, out=out)
+    assert world.wait(380) == 0, log.read_text()
+    found = json.loads(out.read_text())
     assert len(found) >= 8
     assert sum(each["moved"] for each in found) > 20
     assert sum(each["after"] == each["before"][0] for each in found) >= len(found) - 1  # at the very call, but for one

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import signal
 import ssl
-import subprocess
-import sys
 import time
 import urllib.request
 import uuid
@@ -17,6 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from torch import nn
 from torch.fx import symbolic_trace
@@ -33,6 +31,7 @@ from fxlib_service.reserve import Reserve
 from fxlib_service.stores.base import JobStore
 from tests.service.memory_blob_store import MemoryBlobStore
 from tests.service.memory_job_store import MemoryJobStore
+from tests.shared.forked import Module
 
 TORCH = "2.13.0"
 
@@ -188,19 +187,17 @@ class Process:
 
     def __init__(self, data: Path, *options: str) -> None:
         self.data = data
-        command = [sys.executable, "-m", "fxlib_service", "--data", str(data), "--shutdown-grace-seconds", "1"]
+        log, out = (data.parent / f"{data.name}.{kind}" for kind in ("log", "out"))
+        out.unlink(missing_ok=True)
+        arguments = ["--data", str(data), "--shutdown-grace-seconds", "1", "--metrics", "127.0.0.1:0"]
         if "--listen" not in options:
-            command += ["--listen", "127.0.0.1:0"]
-        self._log = (data.parent / f"{data.name}.log").open("ab")
-        self._process = subprocess.Popen(
-            [*command, "--metrics", "127.0.0.1:0", *options], stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
+            arguments += ["--listen", "127.0.0.1:0"]
+        self._process = Module("fxlib_service", *arguments, *options, log=log, out=out)
+        try:
+            self.ready = json.loads(self._process.until_written(out))
+        except AssertionError as error:
             self.kill()
-            raise AssertionError((data.parent / f"{data.name}.log").read_text())
-        self.ready = json.loads(line)
+            raise AssertionError(log.read_text()) from error
         self.listen: str = self.ready["listen"]
         self.metrics: str = self.ready["metrics"]
 
@@ -209,20 +206,11 @@ class Process:
         return self._process.pid
 
     def kill(self) -> None:
-        self._end(signal.SIGKILL)
+        self._process.end(signal.SIGKILL)
 
     def stop(self) -> int:
         """Ask it to end, and return its exit status."""
-        return self._end(signal.SIGTERM)
-
-    def _end(self, number: int) -> int:
-        if self._process.poll() is None:
-            os.kill(self._process.pid, number)
-        status = self._process.wait(200)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._log.close()
-        return status
+        return self._process.end()
 
 
 def local(listen: object) -> str:
@@ -234,10 +222,9 @@ def local(listen: object) -> str:
 
 def refused(*options: str) -> str:
     """Start a service that will not start, and return what it says."""
-    command = [sys.executable, "-m", "fxlib_service", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    return done.stderr
+    with NamedTemporaryFile() as log:
+        assert Module("fxlib_service", *options, log=Path(log.name)).wait(120) == 2
+        return Path(log.name).read_text()
 
 
 def fetch(url: str, context: ssl.SSLContext | None = None) -> str:

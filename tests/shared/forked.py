@@ -13,10 +13,18 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from unittest import mock
 
-_IMPORTED = ["fxlib_service.server", "fxlib.ps.local", "tests.shared.rpc_world", "tests.collectives.world"]
+_IMPORTED = [
+    "fxlib_service.server",
+    "fxlib.client.client",
+    "fxlib.ps.local",
+    "tests.shared.rpc_world",
+    "tests.collectives.world",
+]
 
 
 def forks() -> ForkServerContext:
@@ -26,12 +34,28 @@ def forks() -> ForkServerContext:
     return context
 
 
-class Module:
-    """`python -m module arguments`, in this process's environment."""
+def begin() -> None:
+    """Start the process that these are forked from. It imports while this one goes on."""
+    forks()
+    forkserver.ensure_running()
 
-    def __init__(self, module: str, *arguments: str, log: Path) -> None:
+
+class Module:
+    """`python -m module arguments`, in this process's environment.
+
+    Args:
+        module: its name.
+        arguments: those of its command line.
+        log: the file to which its errors are written, and its output if that has no other one.
+        out: the file to which its output is written.
+        folder: the one that it works in; this process's own if none is given.
+    """
+
+    def __init__(
+        self, module: str, *arguments: str, log: Path, out: Path | None = None, folder: Path | None = None
+    ) -> None:
         self._process: ForkServerProcess = forks().Process(
-            target=_run, args=(module, arguments, dict(os.environ), Path.cwd(), log)
+            target=_run, args=(module, arguments, dict(os.environ), folder or Path.cwd(), (out or log, log))
         )
         self._process.start()
 
@@ -49,26 +73,33 @@ class Module:
         """Send it a signal, unless it has ended; wait until it has, and return its status."""
         if self._process.is_alive():
             os.kill(self.pid, number)
+        return self.wait(within_s)
+
+    def wait(self, within_s: float = 200.0) -> int:
+        """Wait until it has ended, and return its status."""
         self._process.join(within_s)
         assert self._process.exitcode is not None, "it does not end"
         return self._process.exitcode
 
     def until_written(self, ready: Path, within_s: float = 200.0) -> str:
-        """Wait for a file that it writes as a whole, and return what is in it."""
+        """Wait for the lines that it writes to a file, and return them."""
         limit = time.monotonic() + within_s
-        while not ready.exists():
+        while not ready.exists() or not ready.read_text().endswith("\n"):
             assert self.is_running(), "it ended"
             assert time.monotonic() < limit, "it does not come up"
             time.sleep(0.02)
         return ready.read_text()
 
 
-def _run(module: str, arguments: tuple[str, ...], environment: Mapping[str, str], folder: Path, log: Path) -> None:
+def _run(
+    module: str, arguments: tuple[str, ...], environment: Mapping[str, str], folder: Path, files: tuple[Path, Path]
+) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(written, stream)
+    for stream, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    # Its own processes are forked from where it is, and not from a process that imports all of it once more.
+    mock.patch.object(forkserver._forkserver, "ensure_running").start()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

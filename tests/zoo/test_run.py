@@ -2,12 +2,16 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import IO
+from unittest import mock
 
 import psutil
 import pytest
@@ -15,6 +19,7 @@ import pytest
 from fxlib import connect
 from fxlib.cli import main
 from fxlib.zoo import Row, Run, Runs
+from tests.shared.forked import forks
 from tests.shared.real_service import adopt, real_service, scripted_worker
 
 pytestmark = pytest.mark.slow
@@ -54,8 +59,53 @@ def of(function: str, more: str = "") -> str:
     return f'factory = "tests.zoo.models:{function}"\n{more}'
 
 
-def run(path: Path, service: str, *options: str) -> tuple[int, dict[str, Row]]:
-    code = main(["zoo", "run", str(path), "--service", service, *options])
+class Forked:
+    """The process of a model as `subprocess.Popen` starts it, but that it has torch imported when it begins."""
+
+    def __init__(
+        self, command: Sequence[str], *, stdout: IO[bytes], pass_fds: Sequence[int], env: Mapping[str, str], **_: object
+    ) -> None:
+        reading, writing = os.pipe()
+        ends = [Connection(reading), *(Connection(os.dup(each)) for each in (stdout.fileno(), *pass_fds))]
+        self._process = forks().Process(target=model_process, args=(env, *ends))
+        self._process.start()
+        for end in ends:
+            end.close()
+        self.stdin = os.fdopen(writing, "wb")
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if (status := self._process.exitcode) is None:
+            raise subprocess.TimeoutExpired("a model", timeout or 0.0)
+        return status
+
+
+def model_process(env: Mapping[str, str], questions: Connection, log: Connection, answers: Connection) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(env)
+    for stream, end in enumerate((questions, log, log)):
+        os.dup2(end.fileno(), stream)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.argv = ["fxlib.zoo.model_process", str(answers.fileno())]
+    runpy.run_module("fxlib.zoo.model_process", run_name="__main__", alter_sys=True)
+
+
+def run(path: Path, service: str, *options: str, start: type = Forked) -> tuple[int, dict[str, Row]]:
+    with mock.patch.object(subprocess, "Popen", start):
+        code = main(["zoo", "run", str(path), "--service", service, *options])
     return code, rows(path)
 
 
@@ -76,7 +126,7 @@ def jobs(service: str, folder: Path) -> list[str]:
 
 def test_hostile_models_are_rows_and_the_others_are_measured(tmp_path: Path, service: str) -> None:
     capped = 'capture_s = {}\nmemory_gib = 6\nexpect = "failed"'
-    hostile = [of(each, capped.format(30 if each == "hangs" else 120)) for each in HOSTILE]
+    hostile = [of(each, capped.format(15 if each == "hangs" else 120)) for each in HOSTILE]
     path = manifest(tmp_path, of("clicks"), *hostile, of("prints_and_forks"))
     code, found = run(path, service, "--max-parallel", "3")
     assert code == 0
@@ -90,7 +140,7 @@ def test_hostile_models_are_rows_and_the_others_are_measured(tmp_path: Path, ser
 
 
 def test_nothing_of_a_hostile_model_is_left_running(tmp_path: Path, service: str) -> None:
-    run(manifest(tmp_path, of("hangs", "capture_s = 8")), service)
+    run(manifest(tmp_path, of("hangs", "capture_s = 8")), service, start=subprocess.Popen)
     named = [
         each for each in psutil.process_iter(["cmdline"]) if "fxlib.zoo.model_process" in (each.info["cmdline"] or ())
     ]
@@ -121,7 +171,7 @@ def test_an_installed_package_offers_its_models(tmp_path: Path, service: str, mo
     (installed / "entry_points.txt").write_text("[fxlib.models]\nranker = tests.zoo.models:clicks\n")
     monkeypatch.setenv("PYTHONPATH", str(installed.parent), prepend=os.pathsep)
     path = manifest(tmp_path, 'entry_point = "ranker"', 'entry_point = "rankr"\nexpect = "failed"')
-    code, found = run(path, service)
+    code, found = run(path, service, start=subprocess.Popen)
     assert code == 0
     assert found["ranker"].outcome == "adopted"
     assert found["rankr"].failure == "ENTRY_POINT"
@@ -193,7 +243,7 @@ def test_files_and_descriptions_of_workloads(tmp_path: Path, service: str) -> No
 def test_a_job_that_nobody_measures_ends_at_its_deadline_and_is_cancelled(tmp_path: Path) -> None:
     (tmp_path / "service").mkdir()
     with real_service(tmp_path / "service") as address:  # and no worker
-        code, found = run(manifest(tmp_path, of("clicks", "deadline_s = 30")), address)
+        code, found = run(manifest(tmp_path, of("clicks", "deadline_s = 10")), address)
         assert code == 1
         assert found["clicks"].failure == "DEADLINE"
         with connect(address) as client:
@@ -213,10 +263,10 @@ def test_a_run_that_was_ended_goes_on_and_asks_nothing_twice(
     (tmp_path / "service").mkdir()
     path = manifest(
         tmp_path,
-        *(of("clicks", f'name = "clicks{n}"\nlabels = {{n = "{n}", test = "{tmp_path.name}"}}') for n in range(3)),
+        *(of("clicks", f'name = "clicks{n}"\nlabels = {{n = "{n}", test = "{tmp_path.name}"}}') for n in range(2)),
     )
     with real_service(tmp_path / "service") as address:
-        asked = ["zoo", "run", str(path), "--service", address, "--max-parallel", "3", *more]
+        asked = ["zoo", "run", str(path), "--service", address, "--max-parallel", "2", *more]
         command = [sys.executable, "-c", PROGRAM, *asked]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             limit = time.monotonic() + 120
@@ -231,9 +281,9 @@ def test_a_run_that_was_ended_goes_on_and_asks_nothing_twice(
         with scripted_worker(address, adopt):
             code, found = run(path, address, *more)
         assert code == 0
-        assert [each.outcome for each in found.values()] == ["adopted"] * 3
+        assert [each.outcome for each in found.values()] == ["adopted"] * 2
         assert len(list(Runs(tmp_path / "zoo.runs"))) == 1
-        assert len(jobs(address, tmp_path)) == 3
+        assert len(jobs(address, tmp_path)) == 2
 
 
 def test_wrong_manifests_and_unknown_runs_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
