@@ -59,7 +59,7 @@ fast: $(INSTALLED)
 test: $(INSTALLED) system ## every test: first those that can share the machine, then those that cannot
 	@status=0; \
 	$(PARALLEL) -m "not cluster" || status=$$?; \
-	$(PYTEST) -n 1 -m cluster || status=$$?; \
+	$(PYTEST) -n 1 -m cluster $$(grep -rl mark.cluster --include='test_*.py' tests) || status=$$?; \
 	exit $$status
 
 fuzz: $(INSTALLED) ## every parser, with inputs that coverage guides, for FUZZ_SECONDS (180), and long sequences of calls

@@ -16,6 +16,7 @@ from fxlib.reasons import Reason
 from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workload_pb2
 from tests.client.models import workload
 from tests.protocol import strategies as some
+from tests.shared.many import MANY
 
 READERS: dict[Any, Callable[[Any], object]] = {
     workload_pb2.Workload: lambda message: protocol.workload_from_proto(message, {}),
@@ -44,7 +45,7 @@ def test_mutated_messages_are_read_or_refused(kind: Any, data: st.DataObject) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind.DESCRIPTOR.name)
-@settings(max_examples=400)
+@settings(max_examples=MANY)
 @given(data=st.data())
 def test_many_mutated_messages_are_read_or_refused(kind: Any, data: st.DataObject) -> None:
     mutate_and_read(kind, data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -20,8 +19,6 @@ from tests.random_programs import programs, simulation
 from tests.random_programs.programs import Program
 
 Outcome = Mapping[str, object]
-MANY = int(os.environ.get("FXLIB_PROGRAMS", "500"))
-"""Number of programs that each suite of many runs."""
 
 
 class Servers(Protocol):

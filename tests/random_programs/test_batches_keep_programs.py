@@ -21,6 +21,7 @@ from fxlib.spec.contract import PURE
 from tests.random_programs.programs import random_program
 from tests.random_programs.running import differences, outcome
 from tests.random_programs.simulation import simulated
+from tests.shared.many import MANY
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +56,7 @@ def test_programs_with_batches_and_merged_reads_do_what_they_did(recipe: str | R
 
 @pytest.mark.timeout(600)
 def test_many_programs_with_batches_and_merged_reads_do_what_they_did() -> None:
-    assert sum((check(seed, TOGETHER) for seed in range(400)), Counter[str]())["merged"] > 30
+    assert sum((check(seed, TOGETHER) for seed in range(MANY)), Counter[str]())["merged"] > MANY // 16
 
 
 def _first_result(self: BatchInFlight, index: int) -> Any:
@@ -90,7 +91,7 @@ RARE = {
 
 
 def _seeds_that_notice(bug: str) -> Iterator[int]:
-    for seed in (RARE.get(bug, 0), *range(400)):
+    for seed in (RARE.get(bug, 0), *range(MANY)):
         try:
             check(seed)
         except (AssertionError, PassError, RuntimeError):

@@ -23,9 +23,9 @@ from fxlib.pipeline.by_keys import Rows
 from fxlib.pipeline.module_ahead import ModuleAhead
 from fxlib.recipes import recipes
 from fxlib.runtime.ahead import Rider
-from tests.random_programs.running import MANY
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import IN_THE_LOOP, Given, Loop, Training, World, random_training, run
+from tests.shared.many import MANY
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def test_many_trainings_under_a_pipeline_do_what_the_trainings_do(first: int) ->
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(0, 100, 50))
 def test_many_trainings_by_keys_under_a_pipeline_do_what_the_trainings_do(first: int) -> None:
     for seed in range(first, first + 50):
         check(seed, by_keys=True)
@@ -185,7 +185,7 @@ PLANTED_BY_KEYS: dict[str, Callable[[], AbstractContextManager[object]]] = {
 
 
 def _seeds_that_notice(*, by_keys: bool = False) -> Iterator[int]:
-    for seed in range(300):
+    for seed in range(MANY):
         try:
             check(seed, by_keys=by_keys)
         except (AssertionError, RuntimeError):

@@ -16,9 +16,9 @@ from fxlib.errors import FxlibWarning
 from fxlib.recipes import recipes
 from fxlib.runtime.gradients import pushes
 from fxlib.runtime.tracking import autograd_node
-from tests.random_programs.running import MANY
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import Training, World, random_training, run
+from tests.shared.many import MANY
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +128,7 @@ RARE = {"what a backward that raised has brought": 146}
 
 
 def _seeds_that_notice(bug: str) -> Iterator[int]:
-    for seed in (RARE.get(bug, 0), *range(400)):
+    for seed in (RARE.get(bug, 0), *range(MANY)):
         try:
             check(seed)
         except (AssertionError, RuntimeError):

@@ -19,8 +19,9 @@ from fxlib.client.answer_policy import screen
 from fxlib.errors import PassError, WireError
 from fxlib.recipes import recipes
 from tests.random_programs.programs import random_program
-from tests.random_programs.running import MANY, differences, outcome
+from tests.random_programs.running import differences, outcome
 from tests.random_programs.simulation import simulated
+from tests.shared.many import MANY
 
 ADVERSARIES = range(3)
 
@@ -96,7 +97,7 @@ RARE = {"no MEMORY edges": 56, "no aliases": 61}
 
 
 def _seeds_that_notice(bug: str) -> Iterator[int]:
-    for seed in (RARE.get(bug, 0), *range(400)):
+    for seed in (RARE.get(bug, 0), *range(MANY)):
         try:
             check(seed)
         except (AssertionError, PassError, WireError):  # the launcher refuses some of them unseen

@@ -16,6 +16,7 @@ import fxlib
 from fxlib import Rule
 from fxlib.errors import PassError
 from tests.rules.rule_programs import X, Y, ruled
+from tests.shared.many import MANY
 
 BITWISE = (
     Rule(lambda x, y: x + y, lambda x, y: y + x, name="swap"),
@@ -104,7 +105,7 @@ def test_random_programs_keep_gradients(graph: Graph) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # a busy machine takes several times as long
 @given(graph=_programs())
-@settings(deadline=None, max_examples=2000)
+@settings(deadline=None, max_examples=2 * MANY)
 def test_many_random_programs_keep_outputs_and_mutations(graph: Graph) -> None:
     with torch.no_grad():
         _check(graph, WITHOUT_GRADIENTS, grad=False)
@@ -113,6 +114,6 @@ def test_many_random_programs_keep_outputs_and_mutations(graph: Graph) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # a busy machine takes several times as long
 @given(graph=_programs())
-@settings(deadline=None, max_examples=2000)
+@settings(deadline=None, max_examples=2 * MANY)
 def test_many_random_programs_keep_gradients(graph: Graph) -> None:
     _check(graph, BITWISE, grad=True)

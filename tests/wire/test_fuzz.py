@@ -16,6 +16,7 @@ from fxlib import wire
 from fxlib.errors import WireError
 from fxlib.runtime.ops import issue_call, wait
 from fxlib.spec.contract import Contract
+from tests.shared.many import MANY
 
 LIMITS = wire.Limits(weights_bytes=1 << 20)
 NUMBERS = [0, 1, 2, 3, 5, 17, 127, 255, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, -1, -(1 << 63)]
@@ -148,7 +149,7 @@ def scalar(field: FieldDescriptor, rng: random.Random) -> Any:
     return rng.choice(kinds.get(field.type, NUMBERS))
 
 
-@pytest.mark.parametrize("rounds", [60, pytest.param(4000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("rounds", [60, pytest.param(4 * MANY, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_damaged_bytes_decode_or_are_refused(rounds: int) -> None:
     rng = random.Random(1)
     for encoded in seeds():
@@ -159,7 +160,7 @@ def test_damaged_bytes_decode_or_are_refused(rounds: int) -> None:
             attempt(damage_bytes(data, rng), encoded)
 
 
-@pytest.mark.parametrize("rounds", [60, pytest.param(4000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("rounds", [60, pytest.param(4 * MANY, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_damaged_fields_decode_or_are_refused(rounds: int) -> None:
     rng = random.Random(2)
     for encoded in seeds():

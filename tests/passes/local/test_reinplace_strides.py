@@ -15,6 +15,7 @@ from typing_extensions import override
 from fxlib.reasons import Reason
 from tests.passes.aten_graphs import aten, built, reasons, reinplaced, same, written
 from tests.passes.aten_programs import Program
+from tests.shared.many import MANY
 
 WIDE = (3, 12, 20)
 W = torch.randn(WIDE, generator=torch.Generator().manual_seed(5))
@@ -199,7 +200,7 @@ def test_a_program_of_turned_parts_gives_the_same_bits_in_the_same_strides(modul
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2 * MANY, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs())
 def test_many_programs_of_turned_parts_give_the_same_bits_in_the_same_strides(module: GraphModule) -> None:
     check(module)
