@@ -10,6 +10,7 @@ What checks is a copy of the graph with a node behind each piece of such code. G
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import operator
@@ -323,15 +324,18 @@ def _captured_again(
 def _not_put_back(module: Any, changes: Sequence[Change]) -> str:
     """Return which condition stays broken where all changes are undone, in words; empty if none does."""
     conditions = module._fxlib.conditions
+    undone: list[Change] = []
     try:
         for each in reversed(changes):
+            undone.insert(0, each)
             each.undo()
         return str(conditions.broken(grad_enabled=conditions.grad_enabled))
-    except (AttributeError, TypeError, ValueError) as error:  # what is computed cannot be set
-        return str(error)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # a class that refuses to be set
+        return f"it cannot be set ({error}), and so what the forward reads is not what it was"
     finally:
-        for each in changes:
-            each.redo()
+        for each in undone:
+            with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+                each.redo()
 
 
 def go_on(program: GraphModule, last: str, values: Mapping[str, Any], forward: ForwardContext, *, objects: bool) -> Any:

@@ -6,6 +6,7 @@ themselves, checked by identity, a program that found all of them unchanged woul
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -163,7 +164,15 @@ def _change(fact: Fact) -> Change:
         tensors = {key: value for key, value in dict.items(fact.owner) if isinstance(value, torch.Tensor)}
         was = [(key, tensors.get(key, value) if value is Mark.TENSOR else value) for key, value in fact.value]
         undo = functools.partial(_refill, fact.owner, was)
-    return Change(undo, Fact(fact.kind, fact.owner, fact.key, now).restore)
+    redo = Fact(fact.kind, fact.owner, fact.key, now).restore
+    if fact.kind is Kind.GETTER:  # what is computed may follow from other facts, and cannot be set
+        return Change(functools.partial(_if_possible, undo), functools.partial(_if_possible, redo))
+    return Change(undo, redo)
+
+
+def _if_possible(put: Callable[[], object]) -> None:
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
+        put()
 
 
 def _of_length(held: Any, length: int, kind: type) -> Any:
