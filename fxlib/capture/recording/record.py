@@ -215,6 +215,11 @@ class Record:
         if id(tensor) not in self._state and (self.knows(tensor) or self.path_in_graph(tensor) is not None):
             self._only[id(tensor)] = tensor
 
+    def history_asked(self, tensor: torch.Tensor, name: str) -> None:
+        """Note what a tensor has become, as its attribute tells."""
+        self._only[id(tensor)] = tensor
+        self.fact(Kind.GETTER, tensor, name, getattr(tensor, name))
+
     def attribute_asked(self, tensor: torch.Tensor, name: str) -> None:
         """Note that a tensor was asked for an attribute that its class has not."""
         real = tensor if self.stand_ins is None else self.stand_ins.real(tensor, name)

@@ -181,6 +181,11 @@ class Recorder:
         with self.unobserved(), suspended(), _disable_current_modes():
             self._record.value_asked(tensor)
 
+    def history_asked(self, tensor: torch.Tensor, name: str) -> None:
+        """Note that a tensor was asked what became of it: for its gradient, say, which it did not have."""
+        with self.unobserved(), suspended(), _disable_current_modes():
+            self._record.history_asked(tensor, name)
+
     def note_made(self, stand_in: Any, where: str) -> None:
         """Note a stand-in for a value, which nothing may keep when the capture is over, and the statement."""
         self._record.note_made(stand_in, where)

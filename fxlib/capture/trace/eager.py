@@ -94,11 +94,14 @@ class EagerCalls(TorchFunctionMode):
 
     def _attribute(self, getter: Any, tensor: torch.Tensor) -> Any:
         value = getter(tensor)
-        if not isinstance(value, torch.Tensor):
-            self._tracer.answered = True
-            self._tracer.asked_gradients |= getter.__self__.__name__ == "requires_grad"
-            return value
-        return self._tracer.create_proxy("call_function", getattr, (tensor, getter.__self__.__name__), {})
+        name = getter.__self__.__name__
+        if isinstance(value, torch.Tensor):
+            return self._tracer.create_proxy("call_function", getattr, (tensor, name), {})
+        self._tracer.answered = True
+        self._tracer.asked_gradients |= name == "requires_grad"
+        if name in _HISTORY:
+            self._tracer.recorder.history_asked(tensor, name)
+        return value
 
     def _set_grad_enabled(self, mode: bool) -> None:
         if not self._tracer.depth and is_capturing() and mode is not torch.is_grad_enabled():
@@ -109,6 +112,10 @@ class EagerCalls(TorchFunctionMode):
 FACTORIES = frozenset({"arange", "eye", "full", "linspace", "logspace", "ones", "tensor", "zeros", "as_tensor"})
 """Names of torch functions whose results depend on their arguments alone."""
 
+_HISTORY = frozenset(
+    {"grad", "grad_fn", "is_leaf", "retains_grad", "_backward_hooks", "_base", "_version", "output_nr"}
+)
+"""Attributes of a tensor that tell what became of it, and not what it is like."""
 _METADATA = frozenset({"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda"})
 
 

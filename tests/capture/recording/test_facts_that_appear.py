@@ -128,3 +128,20 @@ def test_an_answer_that_depends_on_the_rest_of_the_program_is_refused(run: Run) 
     with pytest.raises(CaptureError, match="may be another at each run") as refused:
         fxlib.capture(Model(run))
     assert __file__ in refused.value.where
+
+
+def test_a_gradient_that_appears_is_noticed_where_the_forward_asked_whether_there_is_one() -> None:
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (2 if next(self.parameters()).grad is None else 1)
+
+    model = Asks()
+    captured, x = fxlib.capture(model), torch.ones(3)
+    assert torch.equal(captured(x), x * 2)
+    assert not fxlib.usage(captured).original
+    model.weight.grad = torch.ones(3)
+    assert torch.equal(captured(x), x)
