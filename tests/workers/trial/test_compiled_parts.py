@@ -34,7 +34,7 @@ class Uneven:
 
         def run(*values: Tensor) -> tuple[Tensor, ...]:
             if "cos" in names:
-                time.sleep(0.02)
+                time.sleep(0.1)  # more than a busy machine keeps others waiting
                 return tuple(part(*values))
             return known if not torch.is_grad_enabled() else tuple(part(*values))
 
@@ -104,5 +104,5 @@ def test_a_compiler_that_takes_too_long_is_interrupted(monkeypatch: pytest.Monke
     monkeypatch.setattr(Uneven, "compile", lambda *_: time.sleep(30.0))
     with torch.no_grad():
         module, x = lowered(), torch.rand(10)
-        parts = time_parts(module, lambda: module(x), limit_s=0.2)
-    assert [("compiling took more than 0.2 s" in each.why, each.compiled) for each in parts] == [(True, False)] * 3
+        parts = time_parts(module, lambda: module(x), limit_s=1.5)
+    assert [("compiling took more than 1.5 s" in each.why, each.compiled) for each in parts] == [(True, False)] * 3
