@@ -78,9 +78,7 @@ class Options(NamedTuple):
         options = self._replace(changed=changed)
         with _one_at_a_time, warnings.catch_warnings():
             warnings.simplefilter("ignore", FxlibWarning)  # it was told when the model was captured
-            captured = _traced(written, options)
-        captured._fxlib.captured_with = options
-        return captured
+            return _traced(written, options)
 
 
 def capture(
@@ -126,7 +124,7 @@ def capture(
     options = Options(tracer_class, leaf_modules, wrap, concrete_args, contracts)
     with _one_at_a_time:
         captured = _captured(model, options, sample_inputs, dynamic_shapes, how)
-    captured._fxlib.captured_with = options
+    captured._fxlib.captured_with = captured._fxlib.captured_with or options
     if _LOG.isEnabledFor(logging.DEBUG):
         nodes = list(captured.graph.nodes)
         _LOG.debug(
@@ -192,7 +190,9 @@ def _traced(model: Model, options: Options, samples: Mapping[str, Any] | None = 
     traced_through = TracedThrough()
     while True:
         try:
-            return _traced_through(model, options, traced_through, samples)
+            captured = _traced_through(model, options, traced_through, samples)
+            captured._fxlib.captured_with = options
+            return captured
         except CaptureError as error:
             if not traced_through.keep_whole(error):
                 raise

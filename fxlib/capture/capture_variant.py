@@ -11,7 +11,7 @@ from torch import nn
 
 from fxlib.capture.api import Options, capture
 from fxlib.capture.coerce import sizes_that_differ
-from fxlib.capture.samples import left_at_defaults
+from fxlib.capture.samples import arguments_given, left_at_defaults
 from fxlib.errors import CaptureError, FxlibWarning
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
@@ -36,7 +36,8 @@ def capture_variant(main: CapturedModule, variant: Variant, workload: Workload) 
         raise CaptureError("there is no model to capture, but its graph alone", where=where)
     samples, options = workload.of(variant).samples, main._fxlib.captured_with or Options()
     batch = samples[0]
-    fixed = {name: each for name, each in (options.concrete_args or {}).items() if name not in batch.kwargs}
+    given = arguments_given(original.forward, batch)
+    fixed = {name: each for name, each in (options.concrete_args or {}).items() if name not in given}
     exported = isinstance(main.graph._codegen, GuardedCodeGen)
     with mode_of(main, variant), warnings.catch_warnings():
         warnings.simplefilter("ignore", FxlibWarning)  # of contracts that this variant has no call for

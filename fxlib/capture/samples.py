@@ -68,15 +68,18 @@ def bind(forward: Callable[..., Any], given: Given, fixed: Mapping[str, Any]) ->
     return Samples(args=tuple(args), kwargs=kwargs, names=(*names, *kwargs))
 
 
+def arguments_given(forward: Callable[..., Any], given: Given) -> frozenset[str]:
+    """Return the names of the arguments that samples have."""
+    positional, named = _split(given)
+    return frozenset([*list(inspect.signature(forward).parameters)[: len(positional)], *named])
+
+
 def left_at_defaults(forward: Callable[..., Any], given: Given) -> dict[str, Any]:
     """Return the arguments that samples leave at their defaults, where these are None, True or False."""
-    positional, named = _split(given)
+    names = arguments_given(forward, given)
     parameters = inspect.signature(forward).parameters.values()
-    return {
-        each.name: each.default
-        for index, each in enumerate(parameters)
-        if index >= len(positional) and each.name not in named and any(each.default is one for one in _SINGLETONS)
-    }
+    left = (each for each in parameters if each.name not in names)
+    return {each.name: each.default for each in left if any(each.default is one for one in _SINGLETONS)}
 
 
 def _split(given: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:

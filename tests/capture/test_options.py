@@ -66,6 +66,9 @@ def test_arguments_that_samples_leave_out_keep_their_defaults() -> None:
     with pytest.warns(FxlibWarning, match="mask"):
         assert torch.equal(captured(x, torch.zeros(3)), torch.zeros(2, 3))
     assert torch.equal(captured(x, doubled=True), 2 * x)
+    again = captured._fxlib.captured_with
+    assert again is not None
+    assert again.concrete_args == {"mask": None, "doubled": False}
 
 
 def leaf(x: torch.Tensor) -> torch.Tensor:
