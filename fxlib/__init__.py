@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fxlib.capture import capture
     from fxlib.client import Client, Handle, Tls, connect
+    from fxlib.client.result import Result
     from fxlib.equivalence.bisect import Culprit, bisect
     from fxlib.equivalence.verify import verify
     from fxlib.errors import FxlibError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fxlib.serialization.package import to_folder
     from fxlib.spec.contract import Contract, Exactly, remote
     from fxlib.spec.profile import Profile
-    from fxlib.spec.report import Result, Usage
+    from fxlib.spec.report import Usage
     from fxlib.spec.trial import TrialOptions
     from fxlib.spec.workload import (
         Batch,
@@ -117,7 +118,8 @@ _HOMES = {
     "fxlib.reasons": ("Reason",),
     "fxlib.render": ("write_report",),
     "fxlib.recipes.recipes": ("optimize",),
-    "fxlib.spec.report": ("Result", "Usage"),
+    "fxlib.client.result": ("Result",),
+    "fxlib.spec.report": ("Usage",),
     "fxlib.rules": ("Rule", "register_guard"),
     "fxlib.runtime.ops.clients": ("register_call",),
     "fxlib.runtime.graph_set": ("usage",),

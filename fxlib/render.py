@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 
 from fxlib.serialization.files import write_whole
-from fxlib.spec.report import Report, Span, Timeline, render
+from fxlib.spec.report import Report, Span, Timeline
 
 IN_FLIGHT = "in_flight"
 COLOURS = {
@@ -211,5 +211,5 @@ def write_report(result: Report, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    text = page(timelines_of(result), title=_TITLES[result.decision], text=render(result))
+    text = page(timelines_of(result), title=_TITLES[result.decision], text=str(result))
     write_whole(Path(path), [text.encode()])

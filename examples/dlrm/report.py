@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from fxlib.client.result import Result
 from fxlib.render import chrome_trace, figure, svg, timelines_of
-from fxlib.spec.report import Result
 
 CURVE_WIDTH, CURVE_HEIGHT = 1100, 220
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fxlib.cli.options import Commands
+    from fxlib.client.result import Result
     from fxlib.spec.profile import Profile
-    from fxlib.spec.report import Result
     from fxlib.spec.workload import Workload
 
 _FACTORY_HINT = "Write pkg.mod:factory, for a function that takes nothing and returns (model, workload)."

@@ -27,6 +27,7 @@ from fxlib.client.handle import Handle
 from fxlib.client.live_watch import StepWatch
 from fxlib.client.preflight import UnservedError, check_measurable, run_sample
 from fxlib.client.request import Prepared, Question, RequestOptions, captured_of, prepare
+from fxlib.client.result import Result, WatchOptions
 from fxlib.client.session import Inquiry, Outcome, ask, kept
 from fxlib.client.watch_job import Progress, Silent, display, follow, get_job
 from fxlib.config import DISABLE, TORCH_VERSIONS, disabled, service_address
@@ -35,7 +36,7 @@ from fxlib.protocol import job_from_proto, live_to_proto, state_to_proto
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.plain_forward import train_as_written
 from fxlib.spec.job import Event, Job, JobFilter, JobPage, State
-from fxlib.spec.report import LiveFigures, Result, WatchOptions
+from fxlib.spec.report import LiveFigures
 from fxlib.spec.workload import Workload
 from fxlib.utils.local_service import is_token
 from fxlib.v1 import jobs_pb2

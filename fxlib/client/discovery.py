@@ -17,6 +17,7 @@ from torch import nn
 
 from fxlib.capture.capture_variant import capture_variant
 from fxlib.client.request import Prepared, Question, prepare
+from fxlib.client.result import Result
 from fxlib.client.session import Outcome
 from fxlib.client.variant_exchange import collectives_of, profile_of
 from fxlib.errors import FxlibError
@@ -24,7 +25,6 @@ from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.submodules import local_modules
 from fxlib.spec.inputs import Batch, BatchSpec, describe
-from fxlib.spec.report import Result
 from fxlib.spec.variant import MAX_VARIANTS, Variant
 from fxlib.spec.workload import Workload
 

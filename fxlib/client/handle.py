@@ -12,9 +12,9 @@ from torch import nn
 
 from fxlib.client.discovery import Discovery
 from fxlib.client.group_consensus import Turn
+from fxlib.client.result import Result
 from fxlib.client.session import Outcome, kept
 from fxlib.errors import FxlibWarning
-from fxlib.spec.report import Result
 
 _LOG = logging.getLogger(__name__)
 

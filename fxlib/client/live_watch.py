@@ -26,10 +26,11 @@ from typing_extensions import override
 
 from fxlib.client.connection import Deadline
 from fxlib.client.group_consensus import Rendezvous, Turn
+from fxlib.client.result import LiveWatch, WatchOptions
 from fxlib.errors import FxlibError, FxlibWarning, RemoteError, WorkloadError
 from fxlib.profiling.statistics import ConfidenceSequence
 from fxlib.runtime import CapturedModule
-from fxlib.spec.report import Estimate, LiveFigures, LiveWatch, WatchOptions, interval
+from fxlib.spec.report import Estimate, LiveFigures, interval
 
 _LOG = logging.getLogger(__name__)
 

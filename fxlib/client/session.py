@@ -18,6 +18,7 @@ from fxlib.client.blobs import BLOB_CORRUPT, download, upload
 from fxlib.client.connection import Connection, Deadline
 from fxlib.client.preflight import UnservedError, check_served
 from fxlib.client.request import Prepared
+from fxlib.client.result import Result
 from fxlib.client.variant_exchange import bind_variants
 from fxlib.client.watch_job import Progress, follow, get_job
 from fxlib.errors import FxlibError, JobFailedError, LimitError, RejectedError, RemoteError, WireError
@@ -25,7 +26,7 @@ from fxlib.reasons import Reason
 from fxlib.recipes.recipes import with_variants
 from fxlib.runtime import CapturedModule
 from fxlib.spec.job import Blob, Job
-from fxlib.spec.report import Report, Result
+from fxlib.spec.report import Report
 from fxlib.v1 import jobs_pb2
 
 _LOG = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from typing_extensions import Unpack
 
 from fxlib.client import connect
 from fxlib.client.request import RequestOptions
+from fxlib.client.result import Result
 from fxlib.errors import WorkloadError
 from fxlib.runtime.push_gradients import drop_gradients, push_gradients
-from fxlib.spec.report import Result
 from fxlib.spec.workload import Workload
 
 

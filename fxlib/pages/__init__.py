@@ -1,6 +1,7 @@
 """What all sites of fxlib share: the environment that makes their pages of templates, their style, and their tables.
 
-The pages themselves, and what they show, are those of `fxlib.zoo` and `fxlib.dashboard`.
+Of these it makes what a notebook shows of a result. Pages, and what they show, are those of `fxlib.zoo` and
+`fxlib.dashboard`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from markupsafe import Markup
 
 from fxlib.reasons import Reason
 from fxlib.render import figure
-from fxlib.spec.report import Span, Timeline, interval
-from fxlib.utils.text import seconds
+from fxlib.spec.report import TITLES, Span, Timeline, interval
+from fxlib.utils.text import plain, seconds
 
 _TIMELINES: Final = {
     "original": "timeline_original",
     "optimized": "timeline_optimized",
     "at the bound (by the cost model)": "timeline_bound",
 }
+_CALLS: Final = 100
+"""The most remote calls that a notebook shows."""
+_SPANS: Final = 2_000
+"""The most spans of timelines that a notebook draws."""
 
 
 def environment(package: str) -> Environment:
@@ -50,6 +55,26 @@ def environment(package: str) -> Environment:
 def style() -> str:
     """Return the style sheet of all pages."""
     return (files("fxlib.pages") / "style.css").read_text(encoding="utf-8")
+
+
+def fragment(result: Mapping[str, Any]) -> str:
+    """Return a result, as `Result.to_dict` tells it, as HTML for a notebook: no script, and style for itself alone.
+
+    Text in it is plain: nothing of it is markup, steers, or turns the direction of what is around it.
+    """
+    told = _plain(result)
+    spans = sum(len(timeline["spans"]) for key in _TIMELINES.values() if (timeline := told.get(key)))
+    shown = {"told": told, "title": TITLES[told["decision"]], "calls": _CALLS, "drawn": spans <= _SPANS}
+    return environment("fxlib").get_template("result.html").render(shown)
+
+
+def _plain(value: Any) -> Any:
+    """Return plain data with every text in it plain."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, Mapping):
+        return {plain(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def _sentence(told: Mapping[str, Any]) -> str:

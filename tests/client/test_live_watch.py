@@ -22,9 +22,10 @@ from typing_extensions import Unpack
 import fxlib
 from fxlib import wire
 from fxlib.client.live_watch import BLOCK_STEPS, COLD_STEPS, WINDOW, Comparison, StepWatch, Turns
+from fxlib.client.result import Result, WatchOptions
 from fxlib.errors import FxlibError, FxlibWarning, WorkloadError
 from fxlib.runtime import CapturedModule
-from fxlib.spec.report import LiveFigures, Result, WatchOptions
+from fxlib.spec.report import LiveFigures
 from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
 from tests.collectives.world import on_all_ranks

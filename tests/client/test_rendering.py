@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import fields, replace
+from html.parser import HTMLParser
 
 from torch import nn
 
+from fxlib.client.result import Result
 from fxlib.reasons import Declined, Reason
 from fxlib.spec.report import (
     CallReport,
@@ -12,7 +14,7 @@ from fxlib.spec.report import (
     Estimate,
     PassReport,
     Report,
-    Result,
+    Span,
     Timeline,
     Undeclared,
     render,
@@ -147,3 +149,59 @@ def test_a_result_is_plain_data_under_its_own_names() -> None:
     assert (told["decision"], told["reason"], told["job_id"]) == ("adopt", "FASTER", "job-1")
     assert (told["gain"]["low"], told["calls"][0]["reason"], told["qps_original"]) == (0.4, "MOVED", None)
     assert told.keys() == {each.name for each in fields(Result)} - {"module", "watcher"}
+
+
+def test_a_notebook_shows_the_decision_the_figures_the_calls_and_the_step() -> None:
+    shown = Result.of(REPORT, module=nn.Identity(), job_id="17", cached=True)._repr_html_()
+    words = " ".join(_Words.of(shown).said)
+    for part in (
+        "ADOPT the rewritten module : measured faster",
+        "job 17",
+        "+90.0%",
+        "+85.0% to +95.1%",
+        "12.5 ms a step",
+    ):
+        assert part in words
+    assert "my.ps:push ps1 left alone - - the call writes tables" in words
+
+
+def test_what_a_notebook_shows_is_a_bounded_page() -> None:
+    many = replace(REPORT, calls=REPORT.calls * 5_000)
+    shown = Result.of(many, module=nn.Identity(), job_id="17", cached=True)._repr_html_()
+    assert len(shown) < 100_000
+    assert "and 9900 more calls" in shown
+
+
+def test_names_in_a_notebook_are_text() -> None:
+    evil = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'\u202eright\x1b[31m\nred"
+    call = replace(REPORT.calls[1], node=evil, function=evil, to=evil, detail=evil, remedy=evil)
+    timeline = Timeline(spans=(Span(kind=evil, name=evil, to=evil, start_s=0.0, end_s=1.0),), step_s=1.0)
+    inner = replace(REPORT, explanation=evil)
+    report = replace(inner, calls=(call,), notes=(evil,), timeline_original=timeline, variants={evil: inner})
+    shown = Result.of(report, module=nn.Identity(), job_id=evil, cached=False)._repr_html_()
+    seen = _Words.of(shown)
+    assert not seen.tags & {"script", "img"}
+    assert [name for name in seen.attributes if name.startswith(("on", "href", "src"))] == []
+    assert [each for each in shown if not each.isprintable() and each != "\n"] == []
+    assert "alert(1)" in " ".join(seen.said)
+
+
+class _Words(HTMLParser):
+    """What a page says, and what it is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said, self.tags, self.attributes = list[str](), set[str](), set[str]()
+
+    @classmethod
+    def of(cls, page: str) -> "_Words":
+        words = cls()
+        words.feed(page)
+        return words
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.said += data.split()

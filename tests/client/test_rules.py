@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import fxlib
 from fxlib import Client, Rule, Workload
+from fxlib.client.result import Result
 from fxlib.errors import FxlibWarning
-from fxlib.spec.report import Result
 from tests.cli.gates import Gates, any_rules
 from tests.client.asked import as_asked
 from tests.shared.real_service import real_service, scripted_worker

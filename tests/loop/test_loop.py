@@ -14,8 +14,8 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib.client import Client
+from fxlib.client.result import Result
 from fxlib.reasons import Reason
-from fxlib.spec.report import Result
 from fxlib.spec.workload import Server, Workload
 from fxlib.utils.compare import relative_error
 from tests.loop.processes import Service, Worker, submit, until
