@@ -130,6 +130,14 @@ class Limits:
             COUNT,
         ),
     )
+    live_reports_per_minute: int = field(
+        default=6_000,
+        metadata=option(
+            "max-live-reports",
+            "live reports of one namespace a minute; more are refused with QUOTA_EXCEEDED and when to come back",
+            COUNT,
+        ),
+    )
     trial_s: float = field(
         default=3600.0,
         metadata=option("max-trial-seconds", "longest measurement that a job may ask for", SECONDS),

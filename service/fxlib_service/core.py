@@ -127,7 +127,9 @@ async def make_core(
         )
     )
     return Core(
-        optimizer=OptimizerServicer(ledger, broker, submit, workers, config.limits, clock=clock, on_live=metrics.live),
+        optimizer=OptimizerServicer(
+            ledger, broker, submit, workers, config.limits, quotas=quotas, clock=clock, on_live=metrics.live
+        ),
         blobs=BlobServicer(blobs, holdings, StorageQuota(quotas), config.limits, leases=leases, reserve=reserve),
         workers=WorkerServicer(dispatcher, admission, holdings, config.limits),
         dispatcher=dispatcher,

@@ -1,7 +1,8 @@
-"""Quotas of a namespace: queued jobs, stored bytes, requests in flight, and the size of a trial."""
+"""Quotas of a namespace: queued jobs, stored bytes, requests in flight, live reports, and the size of a trial."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from fxlib_service.errors import Code, ServiceError, Violation
 
 _SOON_S: Final = 1.0
 _LATER_S: Final = 60.0
+_MINUTE_S: Final = 60.0
+_REMEMBERED_TENANTS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,7 @@ class Quota:
         queued_jobs: number of jobs that may wait for a worker.
         stored_bytes: size of its blobs and of its unfinished uploads together, in bytes.
         requests_in_flight: number of calls that may be open at once, streams included.
+        live_reports_per_minute: number of live reports in a minute, which may come at once.
         trial_seconds: longest measurement that a job may ask for, in seconds.
         trial_processes: number of trainers and servers together that a job may ask for.
     """
@@ -33,6 +37,7 @@ class Quota:
     queued_jobs: int | None = None
     stored_bytes: int | None = None
     requests_in_flight: int | None = None
+    live_reports_per_minute: int | None = None
     trial_seconds: float | None = None
     trial_processes: int | None = None
 
@@ -49,6 +54,8 @@ class Quotas:
     general: Quota = Quota()
     own: Mapping[str, Quota] = field(default_factory=dict)
     _in_flight: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
+    _live_due_s: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """When the live reports of each tenant that has made some of late would be over, evenly spread."""
 
     def take(self, newer: Quotas) -> None:
         """Use newer quotas from now on; what is in flight goes on counting."""
@@ -83,6 +90,24 @@ class Quotas:
             self._in_flight[namespace] -= 1
             if not self._in_flight[namespace]:
                 del self._in_flight[namespace]
+
+    def live_report(self, namespace: str | None, tenant: str, limits: Limits) -> None:
+        """Count a live report of a tenant; as many as a minute allows may come at once.
+
+        Source: the generic cell rate algorithm, by virtual scheduling; ITU-T I.371, annex A.
+
+        Raises:
+            ServiceError: QUOTA_EXCEEDED; `retry_after_s` later the next one fits.
+        """
+        own, now_s = self.of(namespace).live_reports_per_minute, time.monotonic()
+        allowed = min(own or limits.live_reports_per_minute, limits.live_reports_per_minute)
+        due_s = max(now_s, self._live_due_s.get(tenant, 0.0)) + _MINUTE_S / allowed
+        if due_s > now_s + _MINUTE_S:
+            wait_s = due_s - now_s - _MINUTE_S
+            raise exceeded(tenant, "live_reports_per_minute", allowed, retry_after_s=max(wait_s, _SOON_S))
+        if len(self._live_due_s) >= _REMEMBERED_TENANTS:
+            self._live_due_s = {name: at_s for name, at_s in self._live_due_s.items() if at_s > now_s}
+        self._live_due_s[tenant] = due_s
 
     def check_trial(self, request: jobs_pb2.OptimizeRequest, limits: Limits) -> None:
         """Refuse a job that asks for a longer or larger trial than its namespace may have.
@@ -143,8 +168,8 @@ class StorageQuota:
 
 
 def exceeded(namespace: str, quota: str, allowed: float, *, retry_after_s: float) -> ServiceError:
-    """Return the refusal for a namespace that has reached a quota."""
-    message = f"namespace {namespace!r} has reached its quota {quota} = {allowed:g}"
+    """Return the refusal for a namespace, or whoever counts as one, that has reached a quota."""
+    message = f"{namespace!r} has reached its quota {quota} = {allowed:g}"
     return ServiceError(
         Code.QUOTA_EXCEEDED, message, metadata={"namespace": namespace, "quota": quota}, retry_after_s=retry_after_s
     )

@@ -21,7 +21,7 @@ def test_every_option_reaches_the_configuration() -> None:
         "--tls-cert c --tls-key k --client-ca a --insecure --policy p --token-file t --ready-file r "
         "--lease-seconds 3 --max-queued 4 --max-blob-bytes 5 --max-graph-nodes 6 --abandon-uploads-seconds 7 "
         "--keep-days 10 --reserve-bytes 11 --shutdown-grace-seconds 8 --model-labels 9 --audit-log l --tcp-only "
-        "--max-in-flight-bytes 100000000"
+        "--max-in-flight-bytes 100000000 --max-live-reports 12"
     )
     config = parse(options.split())
     assert config.listen == Address(host="10.0.0.1", port=1)
@@ -31,7 +31,7 @@ def test_every_option_reaches_the_configuration() -> None:
     assert all(getattr(config, each.name) != getattr(defaults, each.name) for each in fields(Config))
     limits = config.limits
     assert (limits.queued_per_namespace, limits.blob_bytes, limits.graph_nodes) == (4, 5, 6)
-    assert limits.in_flight_bytes == 100_000_000
+    assert (limits.in_flight_bytes, limits.live_reports_per_minute) == (100_000_000, 12)
 
 
 @pytest.mark.parametrize(

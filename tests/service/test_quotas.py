@@ -101,6 +101,38 @@ async def test_queued_jobs_are_bounded_by_namespace(tmp_path: Path) -> None:
         await service.submit("web", fresh=True)
 
 
+async def test_live_reports_are_bounded_by_namespace(tmp_path: Path) -> None:
+    async with guarded(tmp_path, "[namespaces.ads]\nlive_reports_per_minute = 2") as service:
+
+        async def report(who: str) -> None:  # of a job that there is not: that is told only within the quota
+            asked = jobs_pb2.ReportLiveRequest(job_id="none", live=jobs_pb2.LiveFigures(qps_original=1.0))
+            with pytest.raises(grpc.aio.AioRpcError, match="no job none"):
+                await service.jobs.ReportLive(asked, metadata=bearer(who))
+
+        asked = jobs_pb2.ReportLiveRequest(job_id="none")
+        await report("ads")
+        await report("ads")
+        *said, retry_s = await refused(service.jobs.ReportLive(asked, metadata=bearer("ads")))
+        assert said == [FULL, "QUOTA_EXCEEDED", "live_reports_per_minute"]
+        assert 25.0 < retry_s <= 30.0
+        for _ in range(5):
+            await report("web")
+
+
+def test_live_reports_may_come_again_once_a_minute_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, refusals, quotas = 1_000.0, list[float | None](), Quotas()
+    monkeypatch.setattr("fxlib_service.quotas.time.monotonic", lambda: now_s)
+    for _ in range(40):  # four a second, of which 60 a minute fit beyond the first 60
+        for _ in range(4):
+            try:
+                quotas.live_report(None, "principal owner", Limits(live_reports_per_minute=60))
+            except ServiceError as refusal:
+                refusals.append(refusal.retry_after_s)
+        now_s += 1.0
+    assert 160 - len(refusals) == 60 + 39
+    assert set(refusals) == {1.0}
+
+
 async def test_a_trial_larger_than_the_quota_is_refused_by_its_fields(tmp_path: Path) -> None:
     async with guarded(tmp_path, "[quota]\ntrial_seconds = 90.5\ntrial_processes = 1") as service:
         await service.submit("ads", fresh=True)

@@ -21,6 +21,7 @@ from fxlib_service.field_checks import check_listing, check_live
 from fxlib_service.job import Event, Job, State
 from fxlib_service.ledger import Ledger, job_not_found
 from fxlib_service.lifecycle import Cancelled
+from fxlib_service.quotas import Quotas
 from fxlib_service.servicers.context import Context, caller_of
 from fxlib_service.stores.base import Filter
 from fxlib_service.submit import Submit
@@ -42,6 +43,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         workers: Workers,
         limits: Limits,
         *,
+        quotas: Quotas,
         clock: Clock,
         on_live: Callable[[tuple[str, str], jobs_pb2.LiveFigures, bool], None],
     ) -> None:
@@ -51,6 +53,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         self._submit = submit
         self._workers = workers
         self._limits = limits
+        self._quotas = quotas
         self._clock = clock
         self._on_live = on_live
 
@@ -112,6 +115,8 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     async def ReportLive(self, request: jobs_pb2.ReportLiveRequest, context: Context) -> jobs_pb2.ReportLiveResponse:
         """Keep what a launcher measures of its own steps, in place of what it told before."""
         check_live(request.live)
+        caller = caller_of(context)
+        self._quotas.live_report(caller.namespace, caller.tenant, self._limits)
         live = jobs_pb2.LiveFigures()
         live.CopyFrom(request.live)
         live.at.FromMicroseconds(round(self._clock.now() * 1e6))
