@@ -72,14 +72,14 @@ def text_of(profile: Profile) -> str:
     parts = [("forward's local work", local_s), ("loss", profile.loss_s), ("backward", profile.backward_s)]
     words = ", ".join(f"{seconds(value)} {name}" for name, value in (*parts, ("rest", profile.rest_s)))
     lines = [f"{len(profile.calls)} remote calls, {len(profile.nodes)} local nodes; {words}"]
-    lines.append(f"of {profile.steps} steps on {profile.hardware}, torch {profile.torch_version}")
+    lines.append(plain(f"of {profile.steps} steps on {profile.hardware}, torch {profile.torch_version}"))
     if profile.calls:
         rows = [_call(each) for each in profile.calls]
         lines += ["", "remote calls, alone in flight", *table([_CALL, *rows], right=(3, 4, 5, 6, 7))]
     if profile.servers:
         rows = [
             [
-                plain(each.name),
+                each.name,
                 seconds(each.round_trip_s),
                 str(each.concurrency),
                 f"{_size(round(each.bytes_per_s))}/s",
@@ -92,10 +92,10 @@ def text_of(profile: Profile) -> str:
         lines += ["", "servers", *table([heads, *rows], right=(1, 2, 3, 4, 5))]
     longest = sorted(profile.nodes, key=lambda node: node.seconds, reverse=True)[:_LONGEST]
     if longest:
-        rows = [[plain(each.node), seconds(each.seconds), _size(each.output_bytes)] for each in longest]
+        rows = [[each.node, seconds(each.seconds), _size(each.output_bytes)] for each in longest]
         lines += ["", "the longest local work", *table([["node", "takes", "output"], *rows], right=(1, 2))]
     if profile.notes:
-        lines += ["", "notes", *(f"  {note}" for note in profile.notes)]
+        lines += ["", "notes", *(f"  {plain(note)}" for note in profile.notes)]
     return "\n".join(lines)
 
 
@@ -104,12 +104,11 @@ _LONGEST = 10
 
 
 def _call(call: CallProfile) -> list[str]:
-    from fxlib.utils.text import plain, seconds
+    from fxlib.utils.text import seconds
 
     push = "-" if call.push is None else seconds(call.push.issue_s + call.push.service_s.median)
     sizes = [_size(call.request_bytes), _size(call.response_bytes)]
-    names = map(plain, (call.call, call.function, call.to))
-    return [*names, *sizes, seconds(call.issue_s), seconds(call.service_s.median), push]
+    return [call.call, call.function, call.to, *sizes, seconds(call.issue_s), seconds(call.service_s.median), push]
 
 
 def _size(value: float) -> str:

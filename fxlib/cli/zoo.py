@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from fxlib.cli.options import add_service, endpoint_of
 from fxlib.cli.printing import say, say_json, warn
+from fxlib.utils.text import plain
 
 if TYPE_CHECKING:
     from fxlib.cli.options import Commands
@@ -210,7 +211,7 @@ class _Lines:
         if row.over and row.name not in self._over:
             self._over.add(row.name)
             took = "" if row.seconds is None or row.reused else f" ({row.seconds:.0f} s)"
-            warn(f"fxlib: {len(self._over)}/{self._count} {_line(row)}{took}")
+            warn(plain(f"fxlib: {len(self._over)}/{self._count} {_line(row)}{took}"))
 
 
 def _line(row: Row) -> str:

@@ -27,7 +27,7 @@ from fxlib.recipes.recipes import PlanningRequest
 from fxlib.recipes.undeclared import undeclared
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Undeclared, what_to_declare
-from fxlib.utils.text import seconds, table
+from fxlib.utils.text import plain, seconds, table
 
 META = "figures"
 """Key of a node's `meta` under which `Analysis.annotate` leaves what is known of it. No pass reads it."""
@@ -315,7 +315,7 @@ def render(analysis: Analysis) -> str:
         lines += ["", *what_to_declare(analysis.undeclared)]
     if analysis.ahead:
         lines += ["", "calls ahead of their step, by fxlib.pipeline", *(f"  {each}" for each in analysis.ahead)]
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))
 
 
 def cells(figures: NodeFigures) -> list[str]:

@@ -32,7 +32,14 @@ def plain_lines(text: str) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats log lines of which nothing steers a terminal, whatever strangers have put into their arguments."""
+    """Formats log lines of which nothing steers a terminal, whatever strangers have put into their arguments.
+
+    A message is one line, and a traceback below it has lines of its own.
+    """
+
+    @override
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return plain(super().formatMessage(record))
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -40,10 +47,14 @@ class PlainFormatter(logging.Formatter):
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: str = "  ") -> list[str]:
-    """Align rows in columns two spaces apart; `right` names the columns that hold figures."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    """Align rows in columns two spaces apart; `right` names the columns that hold figures.
+
+    Cells become plain, so that each row is one line, whatever strangers have put into it.
+    """
+    shown = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(rows[0]))]
     lines = []
-    for row in rows:
+    for row in shown:
         cells = [
             cell.rjust(width) if column in right else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))

@@ -22,15 +22,16 @@ from tests.cli.conftest import Run
 from tests.client.models import made
 from tests.client.scripted import SUCCEEDED, Context, Scripted, serving
 
-EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\r\u202eright to left\u2066\x9b1A\x08\x7f\u2028end[red]\\[/"
-"""It names the window, clears the screen, turns the text red and around, and goes up a line."""
+EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\r\u202eright to left\u2066\x9b1A\x08\x7f\u2028end[red]\\[/\nforged"
+"""It names the window, clears the screen, turns the text red and around, goes up a line, and begins one."""
 
 DIGEST = hashlib.sha256(b"x").hexdigest()
 
 
 def harmless(text: str) -> str:
-    """Check that what was written is nothing but printable characters and line ends, and return it."""
+    """Check that what was written is nothing but printable characters and line ends of our own, and return it."""
     assert [each for each in text if not each.isprintable() and each != "\n"] == []
+    assert [line for line in text.splitlines() if line.startswith("forged")] == []
     return text
 
 
@@ -64,7 +65,7 @@ class Hostile(Scripted):
             result.calls.add(
                 node=EVIL, function=EVIL, to=EVIL, action="moved", reason_code=EVIL, reason=EVIL, source=EVIL
             )
-            result.passes.add(name=EVIL, diff=EVIL)
+            result.passes.add(name=EVIL, diff=EVIL.replace("\n", " "))  # which has lines of its own
             result.candidates.add(name=EVIL)
             result.reason = result.hardware = EVIL
             result.notes.append(EVIL)
@@ -119,6 +120,7 @@ COMMANDS = (
     ["jobs", "watch", "job-1"],
     ["jobs", "cancel", "job-1"],
     ["passes"],
+    ["capabilities"],
     ["optimize", "tests.client.models:made"],
 )
 
@@ -149,7 +151,7 @@ def test_json_of_it_is_json(fxlib: Run, command: list[str]) -> None:
         assert json.loads(harmless(told.out))
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each != ["capabilities"]], ids=" ".join)
 def test_what_a_service_refuses_with_steers_no_terminal(fxlib: Run, command: list[str]) -> None:
     with hostile(refuses=True) as address:
         told = fxlib(*command, "--service", address, "--patience", "60")
@@ -170,7 +172,7 @@ def test_text_of_strangers_becomes_blank_where_it_steers() -> None:
     assert plain(EVIL).isprintable()
     assert len(plain(EVIL)) == len(EVIL)
     assert plain("naïve 中文 🙂") == "naïve 中文 🙂"
-    assert plain_lines(f"one\n{EVIL}\nthree").split("\n")[::2] == ["one", "three"]
+    assert plain_lines(f"one\n{EVIL}\nthree").split("\n")[::3] == ["one", "three"]
 
 
 def test_log_lines_steer_no_terminal() -> None:

@@ -16,6 +16,7 @@ from fxlib import Workload
 from fxlib.ps.local import local
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from tests.cli.conftest import Run
+from tests.cli.test_hostile_service import harmless
 from tests.client.models import Clicks, workload
 
 PROFILE = Profile(
@@ -23,7 +24,7 @@ PROFILE = Profile(
         CallProfile(
             call="lookup",
             function="my.ps:lookup",
-            to="ps\x1b[2J0",
+            to="ps\x1b[2J0\nforged",
             request_bytes=2048,
             response_bytes=3 << 20,
             returns=Opaque(),
@@ -35,7 +36,7 @@ PROFILE = Profile(
     nodes=(NodeProfile(node="bottom", seconds=3e-3, output_bytes=128),),
     servers=(ServerProfile(name="ps0", round_trip_s=3e-4, concurrency=4, bytes_per_s=1e9),),
     steps=10,
-    notes=("something was not measured",),
+    notes=("something was not measured\nforged",),
 )
 
 
@@ -66,7 +67,7 @@ def test_a_profile_is_shown_with_calls_servers_and_local_work(fxlib: Run, file: 
 
 
 def test_what_is_shown_steers_no_terminal(fxlib: Run, file: str) -> None:
-    assert "\x1b" not in fxlib("show", file).out
+    harmless(fxlib("show", file).out)
 
 
 def test_the_same_for_programs(fxlib: Run, file: str) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 import fxlib as library
+from fxlib.runtime import is_call
 from tests.cli.conftest import Run
+from tests.cli.test_hostile_service import EVIL, harmless
 from tests.client.models import Clicks
 
 
@@ -29,6 +31,17 @@ def test_nodes_and_remote_calls_with_their_contracts(fxlib: Run, file: str) -> N
 
 def test_its_code(fxlib: Run, file: str) -> None:
     assert fxlib("show", file, "--code").out.startswith("def forward(self, x")
+
+
+@pytest.mark.parametrize("command", ["show", "analyze"])
+def test_a_file_of_a_stranger_steers_no_terminal(fxlib: Run, tmp_path: Path, command: str) -> None:
+    module, path = library.capture(Clicks()), str(tmp_path / "evil.fxg")
+    call = next(node for node in module.graph.nodes if is_call(node))
+    call.meta["source"] = EVIL
+    call.args = (EVIL, *call.args[1:])
+    library.save(module, path)
+    inputs = ("--input", "4x8", "--input", "4:int64") if command == "analyze" else ()
+    assert "owned" in harmless(fxlib(command, path, *inputs).out)
 
 
 def test_what_each_pass_of_a_recipe_does_to_it(fxlib: Run, file: str) -> None:
