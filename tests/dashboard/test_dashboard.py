@@ -87,6 +87,10 @@ def test_jobs_are_filtered_and_say_why_in_a_line(service: Served, browser: TestC
     assert (waiting["id"], waiting["why"]) == (labelled.id, "waits for a worker")
     assert [each["id"] for each in browser.get(f"/jobs.json?id={kept}").json()["jobs"]] == [kept]
     service.owner.complete(service.claim())
+    service.owner.submit(name="nowhere", where={"rack": "3"})
+    (nowhere,) = browser.get("/jobs.json?name=nowhere").json()["jobs"]
+    assert nowhere["why"] == "no live worker has rack=3 yet; none has the label rack"
+    service.owner.jobs.CancelJob(jobs_pb2.CancelJobRequest(job_id=nowhere["id"]))
 
 
 @pytest.mark.parametrize("query", ["state=busy", "label=team", "size=0", "size=x", "page=no-token", "id=%25"])
