@@ -192,6 +192,7 @@ def _add_calibrate(commands: Commands) -> None:
     parser.add_argument(
         "--seconds", type=float, default=8.0, metavar="S", help="how long to measure in all (default: %(default)s)"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_calibrate)
 
 
@@ -204,6 +205,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     import torch
 
     from fxlib.inspection import calibrate, save_device
+    from fxlib.spec.report import plain
 
     if options.threads is not None:
         if options.threads < 1:
@@ -214,5 +216,8 @@ def _calibrate(options: argparse.Namespace) -> int:
         save_device(device, options.output)
     except OSError as error:
         raise FxlibError(error.strerror or str(error), where=options.output) from error
-    say(f"{device.name}: written to {options.output}")
+    if options.json:
+        say_json({"output": options.output, **plain(device)})
+    else:
+        say(f"{device.name}: written to {options.output}")
     return 0

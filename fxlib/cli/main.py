@@ -8,7 +8,20 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fxlib.cli import capabilities, catalogue, dashboard, inspection, jobs, optimize, profile, serve, show, worker, zoo
+from fxlib.cli import (
+    capabilities,
+    catalogue,
+    completion,
+    dashboard,
+    inspection,
+    jobs,
+    optimize,
+    profile,
+    serve,
+    show,
+    worker,
+    zoo,
+)
 from fxlib.cli.printing import warn
 from fxlib.errors import FxlibError, of_system
 
@@ -46,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (serve, worker, optimize, jobs, capabilities, dashboard, zoo, catalogue, profile, show, inspection):
         command.add_to(commands)
+    completion.add_to(parser, commands)
     return parser
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fxlib.cli.factory import called
 from fxlib.cli.options import output
-from fxlib.cli.printing import say
+from fxlib.cli.printing import say, say_json
 from fxlib.errors import FxlibError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--pushes", action="store_true", help="push gradients to the servers, for good, to measure what that takes"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
@@ -60,8 +61,20 @@ def run(options: argparse.Namespace) -> int:
         fxlib.save_profile(profile, options.output)
     except OSError as error:
         raise FxlibError(error.strerror or str(error), where=options.output) from error
-    say(text_of(profile))
+    show(profile, as_json=options.json)
     return 0
+
+
+def show(profile: Profile, *, as_json: bool) -> None:
+    """Print a profile."""
+    if not as_json:
+        say(text_of(profile))
+        return
+    from google.protobuf.json_format import MessageToDict
+
+    from fxlib.protocol import profile_to_proto
+
+    say_json(MessageToDict(profile_to_proto(profile), preserving_proto_field_name=True))
 
 
 def text_of(profile: Profile) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from fxlib.cli.applications import Child, command, require, started_as
-from fxlib.cli.printing import say, warn
+from fxlib.cli.printing import say, say_json, warn
 from fxlib.errors import FxlibError
 from fxlib.utils.locked_folder import LockedFolder
 
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         FxlibError: an application is not installed, the service does not start, or the options contradict each other.
     """
-    options, given = _parser().parse_known_args(arguments)
+    options, given = options_parser().parse_known_args(arguments)
     require("fxlib-service", "service")
     if not options.no_worker:
         require("fxlib-workers", "workers")
@@ -104,14 +104,19 @@ def run(arguments: Sequence[str]) -> int:
         if addresses is None:
             return 0
         scheme = "https" if settled["tls-cert"] else "http"
-        say(f"fxlib: the service is at {addresses['listen']}, its metrics at {scheme}://{addresses['metrics']}/metrics")
+        metrics = f"{scheme}://{addresses['metrics']}/metrics"
+        if options.json:
+            say_json({"service": addresses["listen"], "metrics": metrics}, indent=None)
+        else:
+            say(f"fxlib: the service is at {addresses['listen']}, its metrics at {metrics}")
         if options.no_worker:
             return _attend(service, stop)
         met = ["--service", _reached(addresses["listen"]), *_shown(addresses, settled, own)]
         return _attend_with_worker(service, [*met, *_worker_arguments(options, settled)], stop)
 
 
-def _parser() -> argparse.ArgumentParser:
+def options_parser() -> argparse.ArgumentParser:
+    """Return what reads the options of this command, and leaves those of the service."""
     parser = argparse.ArgumentParser(
         prog=f"fxlib {NAME}",
         description=_DESCRIPTION,
@@ -121,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this, and the options of the service")
     parser.add_argument("--config", metavar="FILE", help="TOML file with options of the service and of the worker")
+    parser.add_argument("--json", action="store_true", help="print as JSON where the service is")
     parser.add_argument("--no-worker", action="store_true", help="start no worker here; see fxlib worker")
     parser.add_argument(
         "--allow-module",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxlib.cli.printing import say, say_json
-from fxlib.cli.profile import text_of
+from fxlib.cli.profile import show
 from fxlib.errors import FxlibError
 
 if TYPE_CHECKING:
@@ -69,14 +69,7 @@ def _show_profile(profile: Profile, options: argparse.Namespace) -> int:
     if options.code or options.diff:
         hint = f"Leave --{'code' if options.code else 'diff'} out."
         raise FxlibError("a profile holds no code", where=str(options.file), hint=hint)
-    if options.json:
-        from google.protobuf.json_format import MessageToDict
-
-        from fxlib.protocol import profile_to_proto
-
-        say_json(MessageToDict(profile_to_proto(profile), preserving_proto_field_name=True))
-    else:
-        say(text_of(profile))
+    show(profile, as_json=options.json)
     return 0
 
 

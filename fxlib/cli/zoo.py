@@ -58,7 +58,7 @@ def add_to(commands: Commands) -> None:
     check.add_argument(
         "--run", dest="chosen", default="latest", metavar="RUN", help="name of the run (default: the newest)"
     )
-    for each in (diff, check):
+    for each in (report, diff, check):
         each.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -164,7 +164,11 @@ def _report(options: argparse.Namespace) -> int:
     runs = _runs_of(options)
     run = runs.named(options.chosen)
     written = write_site(run, runs.before(run), options.output)
-    say(f"{written[0]}: {len(written)} files, {sum(each.stat().st_size for each in written):,} bytes")
+    size = sum(each.stat().st_size for each in written)
+    if options.json:
+        say_json({"index": str(written[0]), "files": len(written), "bytes": size})
+    else:
+        say(f"{written[0]}: {len(written)} files, {size:,} bytes")
     return 0
 
 

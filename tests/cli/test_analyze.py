@@ -60,7 +60,8 @@ def test_what_missing_declarations_are_worth(fxlib: Run, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_this_processor(fxlib: Run, file: str, tmp_path: Path) -> None:
     path = str(tmp_path / "here.toml")
-    assert fxlib("calibrate", "-o", path, "--seconds", "0").code == 0
+    told = json.loads(fxlib("calibrate", "-o", path, "--seconds", "0", "--json").out)
+    assert (told["output"], told["asynchronous"]) == (path, False)
     assert "one forward on" in fxlib("analyze", file, "--input", "16x8", "--device", path).out
 
 

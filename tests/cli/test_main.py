@@ -1,12 +1,14 @@
 """Help, exit codes, and errors as one line."""
 
+import argparse
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from fxlib.cli import applications
+from fxlib.cli import applications, serve
+from fxlib.cli.main import _parser
 from tests.cli.conftest import Run
 
 COMMANDS = [
@@ -38,6 +40,24 @@ def test_every_command_explains_itself(fxlib: Run, command: str) -> None:
 def test_the_list_of_commands_is_complete(fxlib: Run) -> None:
     out = fxlib("--help").out
     assert all(f"    {name} " in out for name in ("serve", "worker", "optimize", "jobs", "passes", "profile", "show"))
+
+
+def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parsers of commands that have no further commands."""
+    nested = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    for each in nested:
+        for inner in each.choices.values():
+            yield from leaves(inner)
+    if not nested:
+        yield parser
+
+
+def test_every_command_that_prints_prints_json_where_it_is_asked_to() -> None:
+    elsewhere = {f"fxlib {each}" for each in ("serve", "worker", "dashboard", "draw", "completion")}
+    asked = [each for each in leaves(_parser()) if each.prog not in elsewhere]
+    assert len(asked) > 15
+    for parser in (*asked, serve.options_parser()):
+        assert "--json" in parser._option_string_actions, parser.prog
 
 
 @pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["jobs", "show"], ["serve", "--no-such-option"]])

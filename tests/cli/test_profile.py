@@ -108,9 +108,10 @@ def test_a_world_that_is_none_is_one_line(fxlib: Run, tmp_path: Path, name: str,
 def test_a_model_is_measured_in_its_world(tmp_path: Path) -> None:
     path = tmp_path / "clicks.fxp"
     command = [sys.executable, "-m", "fxlib.cli", "profile", "tests.cli.test_profile:world", "-o", str(path)]
+    command.append("--json")
     ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stderr
     (call,) = library.load_profile(path).calls
     assert (call.function, call.to) == ("fxlib.ps:lookup", "ps0")
     assert torch.Size([4, 8]) == call.returns.shape  # type: ignore[union-attr]
-    assert "fxlib.ps:lookup" in ran.stdout
+    assert json.loads(ran.stdout)["calls"][0]["function"] == "fxlib.ps:lookup"
