@@ -205,11 +205,15 @@ h1 {{ font-size: 20px; }} h2 {{ font-size: 15px; margin: 1.4em 0 .3em; }} pre {{
 _TITLES = {"adopt": "fxlib: the rewritten module, measured faster", "keep_original": "fxlib: the original module, kept"}
 
 
+def report_page(result: Report) -> str:
+    """Return a result as an HTML page that needs nothing else."""
+    return page(timelines_of(result), title=_TITLES[result.decision], text=str(result))
+
+
 def write_report(result: Report, path: str | os.PathLike[str]) -> None:
     """Write a result as an HTML page that needs nothing else. The file appears whole, or not at all.
 
     Raises:
         OSError: the file cannot be written.
     """
-    text = page(timelines_of(result), title=_TITLES[result.decision], text=str(result))
-    write_whole(Path(path), [text.encode()])
+    write_whole(Path(path), [report_page(result).encode()])

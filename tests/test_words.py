@@ -33,8 +33,8 @@ SOURCES = [
 
 
 def words(text: str) -> set[str]:
-    """Return the words of a text, and those that make its identifiers up, in small letters."""
-    return {each.lower() for each in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text)}
+    """Return the words of a text, and those that make its identifiers up, in small letters; not others' own names."""
+    return {each.lower() for each in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text.replace("TensorBoard", ""))}
 
 
 def identifiers(path: Path) -> Iterator[str]:
