@@ -59,7 +59,7 @@ def test_mlflow_has_metrics_parameters_and_the_report(tmp_path: Path, monkeypatc
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri(tmp_path.as_uri())
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
     with mlflow.start_run() as run:
         log_result(result())
         log_live(LIVE)
