@@ -243,7 +243,7 @@ def test_files_and_descriptions_of_workloads(tmp_path: Path, service: str) -> No
 def test_a_job_that_nobody_measures_ends_at_its_deadline_and_is_cancelled(tmp_path: Path) -> None:
     (tmp_path / "service").mkdir()
     with real_service(tmp_path / "service") as address:  # and no worker
-        code, found = run(manifest(tmp_path, of("clicks", "deadline_s = 10")), address)
+        code, found = run(manifest(tmp_path, of("clicks", "deadline_s = 20")), address)
         assert code == 1
         assert found["clicks"].failure == "DEADLINE"
         with connect(address) as client:
