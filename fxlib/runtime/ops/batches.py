@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -77,7 +78,8 @@ class BatchInFlight:
         self._to = to
         self._calls = calls
         self._timeout_s = timeout_s
-        self._outcomes: list[Any] = []
+        self.outcomes: list[Any] = []
+        """What came, once it has; the last stands for all after it."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -89,11 +91,11 @@ class BatchInFlight:
 
     def result(self, index: int) -> Any:
         """Return one result, or raise what the single call would have raised."""
-        if not self._outcomes:
-            self._outcomes = self._receive()
+        if not self.outcomes:
+            self.outcomes = self._receive()
             if (forward := THREAD.forward) is not None and forward.shares_nodes:
-                forward.came_with |= dict.fromkeys(map(id, self._outcomes), self._outcomes)
-        outcome = self._outcomes[index if index < len(self._outcomes) else -1]
+                forward.came_with |= dict.fromkeys(map(id, self.outcomes), weakref.ref(self))
+        outcome = self.outcomes[index if index < len(self.outcomes) else -1]
         if type(outcome) is torch.Tensor:  # most are, and this is asked for each lookup
             return outcome
         if isinstance(outcome, _Raised):

@@ -6,7 +6,8 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+from weakref import ReferenceType
 
 import torch
 
@@ -52,6 +53,17 @@ class Tracked:
 
 def _gradient(each: Any) -> torch.Tensor | None:
     return each.gradient if isinstance(each, Slot) else None
+
+
+Made: TypeAlias = tuple[ReferenceType[torch.Tensor], torch.Tensor, Slot]
+"""What stands for a result, and where its gradient arrives. It goes with the result, to which it refers: whatever has
+that one's id later is another one, and memory is held no longer than the graph holds it."""
+
+
+class Message(Protocol):
+    """A message whose results came together."""
+
+    outcomes: list[Any]
 
 
 class Check(Protocol):
@@ -102,10 +114,10 @@ class ForwardContext:
     """The limits on what the forward may have in flight; None if there are none."""
     shares_nodes: bool = False
     """Whether results that came in one message may share a node: the program sees no hook of theirs."""
-    came_with: dict[int, Sequence[Any]] = field(default_factory=dict)
-    """The results of the message in which a result came, by its id."""
-    made: dict[int, tuple[torch.Tensor, Slot]] = field(default_factory=dict)
-    """What stands for results that are still to be tracked, by their ids, and where their gradients arrive."""
+    came_with: dict[int, Callable[[], Message | None]] = field(default_factory=dict)
+    """The message in which a result came, by its id; None once the graph has taken all results out of it."""
+    made: dict[int, Made] = field(default_factory=dict)
+    """What stands for results that may still be tracked, by their ids."""
 
     @functools.cached_property
     def in_distributed_autograd(self) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from fxlib.errors import ContractError
 from fxlib.runtime.tracking.autograd_node import Slot, is_tracked, tracked
-from fxlib.runtime.tracking.forward_context import ForwardContext, Tracked, current_forward
+from fxlib.runtime.tracking.forward_context import ForwardContext, Made, Tracked, current_forward
 from fxlib.runtime.tracking.ownership import as_it_is
 from fxlib.runtime.tracking.result_structure import mapped
 from fxlib.utils.pytree import leaves
@@ -31,8 +32,7 @@ def track(result: Any, push: Destination, *, together: bool) -> Any:
     if type(result) is torch.Tensor:
         if not _may_take_a_gradient(result):
             return result
-        made = forward.made
-        output, slot = made.pop(id(result)) if id(result) in made else _made(result, forward)
+        output, slot = _made(result, forward)
         _note(forward, slot, (slot,), push, together=together)
         return output
     found = _tensors(result, where=push[1])
@@ -48,14 +48,27 @@ def track(result: Any, push: Destination, *, together: bool) -> Any:
 
 def _made(result: torch.Tensor, forward: ForwardContext) -> tuple[torch.Tensor, Slot]:
     """Return what stands for a result, and where its gradient arrives; make it for all results that came with it."""
-    came = {id(each): each for each in forward.came_with.get(id(result), ())}
-    for key in came:  # the forward holds them no longer than the graph does
-        forward.came_with.pop(key, None)
-    together = [each for each in came.values() if type(each) is torch.Tensor and _may_take_a_gradient(each)]
-    if len(together) < 2:
-        return _tracked(forward, [result])[0]
-    forward.made |= dict(zip(map(id, together), _tracked(forward, together), strict=True))
-    return forward.made.pop(id(result))
+    made, key = forward.made, id(result)
+    if key not in made:
+        message = forward.came_with.pop(key, _no_message)()
+        came = {} if message is None else {id(each): each for each in message.outcomes}
+        together = [each for each in came.values() if type(each) is torch.Tensor and _may_take_a_gradient(each)]
+        for other in came:
+            forward.came_with.pop(other, None)
+        if len(together) < 2:
+            return _tracked(forward, [result])[0]
+        for each, (output, slot) in zip(together, _tracked(forward, together), strict=True):
+            made[id(each)] = weakref.ref(each, _forgetting(made, id(each))), output, slot
+    _, output, slot = made.pop(key)
+    return output, slot
+
+
+def _forgetting(made: dict[int, Made], key: int) -> Callable[[object], object]:
+    return lambda _: made.pop(key, None)
+
+
+def _no_message() -> None:
+    """Stands for the message of results that came by themselves."""
 
 
 def _tracked(forward: ForwardContext, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, Slot]]:

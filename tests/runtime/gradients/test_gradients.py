@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +28,9 @@ from fxlib.runtime.ops import remote_call, send_gradient, track_gradient
 from fxlib.runtime.push_gradients import push_gradients
 from fxlib.runtime.tracking.autograd_node import Backward
 from fxlib.runtime.tracking.autograd_node import tracked as taking
+from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.ownership import as_it_is, owned
+from fxlib.runtime.tracking.track import track
 from tests.runtime.gradients.pushing import model
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME, read
@@ -265,6 +268,18 @@ def test_tensors_that_share_a_node_take_the_gradients_that_each_takes_alone() ->
         assert gradients_of_a_random_program(seed, in_one_node=True) == alone, seed
         arrived += sum(each is not None for each in alone)
     assert arrived > 100
+
+
+def test_what_stands_for_a_result_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    came = [torch.ones(2), torch.ones(2), torch.ones(2)]
+    forward = ForwardContext(shares_nodes=True)
+    forward.came_with |= dict.fromkeys(map(id, came), lambda: Namespace(outcomes=came))
+    monkeypatch.setattr(THREAD, "forward", forward)
+    first = track(came[0], ("ps0", NAME, (), {}, None, 0), together=False)
+    assert first.grad_fn is track(came[1], ("ps0", NAME, (), {}, None, 1), together=False).grad_fn
+    assert [*forward.made] == [id(came[2])]  # which nobody tracks
+    came.clear()
+    assert forward.made == {}  # so a later result at the same place in memory is tracked as itself
 
 
 def test_only_a_gradient_whose_memory_somebody_else_refers_to_is_copied() -> None:
