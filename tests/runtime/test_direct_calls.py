@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import fxlib
+from fxlib.errors import FxlibWarning
 
 X = torch.linspace(-1, 1, 6).view(2, 3)
 
@@ -66,6 +67,7 @@ CHANGES: dict[str, Callable[[Net, pytest.MonkeyPatch], Any]] = {
 def test_a_module_that_is_called_otherwise_after_the_capture_is_called_so(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    torch.manual_seed(0)  # some weights give the second layer nothing but zeros
     model = Net()
     captured = fxlib.capture(model)
     before = model(X)
@@ -97,7 +99,8 @@ def test_a_leaf_that_gives_a_module_a_hook_while_the_forward_runs_is_heard() -> 
     plain.load_state_dict(model.state_dict())
     MODELS[:] = [model]
 
-    assert torch.equal(captured(X), plain(X) * 2)
+    with pytest.warns(FxlibWarning, match="hooks of its modules are not those at capture any more"):
+        assert torch.equal(captured(X), plain(X) * 2)
 
 
 def test_where_another_tracer_runs_modules_are_seen_as_modules() -> None:
