@@ -17,7 +17,7 @@ LINES = {
     "jobs list --state ca": {"cancelled"},
     "optimize --rec": {"--recipe"},
     "optimize --recipe in": {"inference", "int8"},
-    "optimize --pass spl": {"split_calls"},
+    "optimize --pass split_c": {"split_calls"},
     "show --diff sch": {"schedule"},
     "show zoo-m": {"zoo-manifest.toml"},
     "zoo run zoo-m": {"zoo-manifest.toml"},
