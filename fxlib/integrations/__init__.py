@@ -1,6 +1,7 @@
-"""Callbacks for training loops of others: the model asks the service when training begins, and pushes after each step.
+"""Callbacks for training loops of others, and results for trackers of experiments.
 
-Neither `lightning` nor `transformers` is needed to import what is here, and neither is installed with fxlib.
+With a callback, the model asks the service when training begins, and pushes after each step. Neither `lightning` nor
+`transformers` is needed to import it; MLflow is needed by `mlflow` alone. None of them is installed with fxlib.
 """
 
 from __future__ import annotations
