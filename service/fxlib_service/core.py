@@ -32,6 +32,7 @@ from fxlib_service.servicers.blobs import BlobServicer
 from fxlib_service.servicers.optimizer import OptimizerServicer
 from fxlib_service.servicers.workers import WorkerServicer
 from fxlib_service.sharing import Sharing, StoredLeases
+from fxlib_service.store_probe import StoreProbe
 from fxlib_service.stores.base import JobStore
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.submit import EqualJobs, Submit
@@ -57,6 +58,7 @@ class Core:
     in_flight: InFlight
     checks: CheckPool
     metrics: Metrics
+    probe: StoreProbe
     registry: CollectorRegistry
     clock: Clock
 
@@ -64,6 +66,7 @@ class Core:
         """End the calls that wait, finish the work under way, and close the store."""
         self.dispatcher.close()
         self.broker.close()
+        self.probe.close()
         await self.ledger.close()
         self.checks.close()
 
@@ -114,9 +117,10 @@ async def make_core(
     await workers.recall()
     await dispatcher.recover()
     await _recall_figures(models, ledger, _REMEMBERED_PER_LABEL * config.model_labels)
+    probe = StoreProbe(store)
     registry.register(
         Gauges(
-            store,
+            probe,
             workers,
             broker=broker,
             models=models,
@@ -141,6 +145,7 @@ async def make_core(
         in_flight=in_flight,
         checks=admission.checks,
         metrics=metrics,
+        probe=probe,
         registry=registry,
         clock=clock,
     )

@@ -1,7 +1,8 @@
 """What Prometheus reads: counters, histograms, and gauges. Every label has a bounded set of values.
 
-Each scrape takes the gauges from the store, so that a restart changes nothing. The latest figures of each model, as
-measured in trials and as seen in training, are kept for a bounded number of models.
+Each scrape takes the gauges from the store, so that a restart changes nothing; while the database is away, those of
+jobs are left out, and one says so. The latest figures of each model, as measured in trials and as seen in training, are
+kept for a bounded number of models.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fxlib_service.in_flight import InFlight
 from fxlib_service.job import Job, State
 from fxlib_service.lifecycle import Transition
 from fxlib_service.retention import Forgotten
-from fxlib_service.stores.base import JobStore
+from fxlib_service.store_probe import StoreProbe
 from fxlib_service.workers import Workers
 
 _OTHER: Final = "other"
@@ -262,7 +263,7 @@ class Gauges(Collector):
 
     def __init__(
         self,
-        store: JobStore,
+        probe: StoreProbe,
         workers: Workers,
         *,
         broker: EventBroker,
@@ -272,7 +273,7 @@ class Gauges(Collector):
         checks: CheckPool,
         folder: Path,
     ) -> None:
-        self._store = store
+        self._probe = probe
         self._workers = workers
         self._broker = broker
         self._models = models
@@ -310,7 +311,15 @@ class Gauges(Collector):
         )
 
     def _queue(self) -> Iterator[Metric]:
-        stats = self._store.stats()
+        found = self._probe.ask(lambda store: (store.stats(), store.waiting()))
+        yield GaugeMetricFamily(
+            "fxlib_database_up",
+            "1 if the database answers; otherwise the gauges of jobs are missing",
+            value=float(found is not None),
+        )
+        if found is None:
+            return
+        stats, waiting = found
         jobs = GaugeMetricFamily("fxlib_jobs", "Jobs that there are", labels=["state"])
         for state, count in stats.by_state.items():
             jobs.add_metric([state.value], count)

@@ -20,15 +20,15 @@ _SCHEME: Final = "bearer "
 _PLAIN: Final = ("Content-Type", "text/plain; charset=utf-8")
 
 
-def pages(metrics: App, ready: Callable[[], bool]) -> App:
+def pages(metrics: App, not_ready: Callable[[], str]) -> App:
     """Return the WSGI application that serves `/metrics`, `/healthz` and `/readyz`, and nothing else.
 
-    `/healthz` answers 200 as long as the process does; `/readyz` answers 200 while it accepts calls, else 503. Neither
-    says anything more, and neither asks for a token, as probes have none.
+    `/healthz` answers 200 as long as the process does: to restart it would not bring a database back. `/readyz` answers
+    200 while it can serve calls, else 503 with the reason. Neither asks for a token, as probes have none.
 
     Args:
         metrics: serves the metrics; see `metrics_app`.
-        ready: says whether the service accepts calls.
+        not_ready: says why the service cannot serve calls now; "" if it can.
     """
 
     def routed(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -41,9 +41,9 @@ def pages(metrics: App, ready: Callable[[], bool]) -> App:
             return [b""]
         if path == "/metrics":
             return metrics(environ, start_response)
-        well = path == "/healthz" or ready()
-        start_response("200 OK" if well else "503 Service Unavailable", [_PLAIN])
-        return [b"ok\n" if well else b"not ready\n"]
+        why = "" if path == "/healthz" else not_ready()
+        start_response("503 Service Unavailable" if why else "200 OK", [_PLAIN])
+        return [f"not ready: {why}\n".encode() if why else b"ok\n"]
 
     return routed
 

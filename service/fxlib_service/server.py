@@ -214,8 +214,13 @@ class Server:
         certified = tls is not None and tls.client_ca is not None
         asks = self._authenticator.policy is not None or not (address.loopback or certified)
         metrics = metrics_app(core.registry, self._authenticator if asks else None)
-        self._metrics[0].set_app(pages(metrics, lambda: self._accepts))
+        self._metrics[0].set_app(pages(metrics, partial(self._not_ready, core)))
         return Address(host=address.host, port=self._metrics[0].server_port)
+
+    def _not_ready(self, core: Core) -> str:
+        if not self._accepts:
+            return "the service starts, or shuts down"
+        return "" if core.probe.answers() else "the database does not answer"
 
     async def _tidy(self, core: Core) -> None:
         while True:

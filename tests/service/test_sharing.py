@@ -172,12 +172,16 @@ async def test_a_database_that_goes_away_for_a_while_costs_no_job_its_worker(
                 assert refusal.value.code is Code.STORAGE_UNAVAILABLE
                 assert refusal.value.retry_after_s is not None
                 assert str(postgres.folder) not in str(refusal.value)
+            assert not await asyncio.to_thread(core.probe.answers)
+            assert await asyncio.to_thread(core.registry.get_sample_value, "fxlib_database_up") == 0.0
         finally:
             await asyncio.to_thread(postgres.start)
         assert await asyncio.to_thread(lambda: any("the database is back" in caplog.text for _ in eventually()))
         await report(core, lease)
         await complete(core, lease)
         assert await watcher == [1, 2, 3, 4]
+        assert await asyncio.to_thread(lambda: any(core.probe.answers() for _ in eventually()))
+        assert await asyncio.to_thread(core.registry.get_sample_value, "fxlib_jobs", {"state": "succeeded"}) == 1.0
         assert (await get(core, job.id)).attempts == 1
     assert "the database is away" in caplog.text
     assert "s3cret" not in caplog.text

@@ -202,5 +202,9 @@ class JobStore(ABC):
         """Count the jobs by state."""
 
     @abstractmethod
+    def ping(self) -> None:
+        """Raise STORAGE_UNAVAILABLE if the store cannot be read now."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close files and connections."""

@@ -323,6 +323,11 @@ class SqlJobStore(JobStore):
         return Stats(by_state={state: counts.get(state.value, 0) for state in State}, oldest_queued_at=at)
 
     @override
+    def ping(self) -> None:
+        with self._reading() as db:
+            db.execute(sa.select(schema.about.c.schema_version)).first()
+
+    @override
     def close(self) -> None:
         self._write.dispose()
 
