@@ -1,11 +1,11 @@
-"""Tasks that go on when the call that started them is cancelled; an orderly shutdown waits for them."""
+"""Work that goes on when the call that started it is cancelled; an orderly shutdown waits for it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -13,16 +13,21 @@ logger = logging.getLogger(__name__)
 
 
 class Background:
-    """The background tasks of one service. It holds a reference to each until the task ends."""
+    """The background work of one service. It holds a reference to each task until the task ends."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    def keep(self, work: asyncio.Future[T]) -> asyncio.Future[T]:
+        """Count work as under way until it ends, and return it; its failure is for whoever awaits it, if anybody."""
+        self._tasks.add(work)
+        work.add_done_callback(self._ended)
+        return work
 
     def spawn(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
         """Start a task whose caller awaits it; when the caller is cancelled, the task goes on."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        self.keep(task)
         return task
 
     def entrust(self, work: Coroutine[object, object, object], what: str) -> None:
@@ -39,7 +44,7 @@ class Background:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _ended(self, task: asyncio.Task[object]) -> None:
+    def _ended(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # an awaiting caller gets it; asyncio would log it for one that was cancelled

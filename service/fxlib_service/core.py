@@ -113,7 +113,8 @@ async def make_core(
         reserve=reserve,
     )
     quotas = Quotas() if policy is None else policy.quotas
-    ledger.listeners += [metrics.heard, dispatcher.heard, EqualJobs(ledger, holdings, background).heard]
+    equal = EqualJobs(ledger, holdings, background)
+    ledger.listeners += [metrics.heard, dispatcher.heard, submit.heard, equal.heard]
     await workers.recall()
     await dispatcher.recover()
     await _recall_figures(models, ledger, _REMEMBERED_PER_LABEL * config.model_labels)

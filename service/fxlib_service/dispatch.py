@@ -131,7 +131,7 @@ class Dispatcher:
     def heard(self, transition: Transition) -> None:
         """Wake a worker whenever a job may have become claimable: this one, or an equal one that waited for it."""
         job = transition.job
-        if job.state is not State.RUNNING:
+        if job.state is not State.RUNNING and not transition.at_once:
             self.leases.end(job.id)
             self.wake(job)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from fxlib_service.errors import Code, ServiceError
 
@@ -21,7 +19,7 @@ class _Waiter:
 
 
 class Held:
-    """An amount that is held until the block ends. It can be made smaller meanwhile.
+    """An amount that is held for the length of a block. It can be made smaller meanwhile.
 
     Attributes:
         amount: how much is held.
@@ -29,11 +27,22 @@ class Held:
             any time of that length.
     """
 
-    def __init__(self, budget: FairBudget, tenant: str, amount: int) -> None:
+    def __init__(self, budget: FairBudget, tenant: str, amount: int, wait_s: float | None) -> None:
         self._budget = budget
         self._tenant = tenant
+        self._wait_s = wait_s
         self.amount = amount
         self.linger_s = 0.0
+
+    async def __aenter__(self) -> Self:
+        await self._budget.take(self._tenant, self.amount, self._wait_s)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.linger_s:
+            asyncio.get_running_loop().call_later(self.linger_s, self._budget.give, self._tenant, self.amount)
+        else:
+            self._budget.give(self._tenant, self.amount)
 
     def shrink(self, amount: int) -> None:
         """Give back what exceeds `amount`."""
@@ -69,8 +78,7 @@ class FairBudget:
         """The number of callers that wait."""
         return sum(map(len, self._waiting.values()))
 
-    @asynccontextmanager
-    async def hold(self, tenant: str, amount: int, *, wait_s: float | None = None) -> AsyncIterator[Held]:
+    def hold(self, tenant: str, amount: int, *, wait_s: float | None = None) -> Held:
         """Hold an amount for the length of the block, once it is this caller's turn.
 
         An amount above the share of a tenant is held as that share, so that it can be admitted at all.
@@ -79,15 +87,7 @@ class FairBudget:
             ServiceError: SERVICE_BUSY, if too many callers of the tenant wait, or the turn did not come in `wait_s`
                 seconds.
         """
-        held = Held(self, tenant, min(amount, self._share))
-        await self._take(tenant, held.amount, wait_s)
-        try:
-            yield held
-        finally:
-            if held.linger_s:
-                asyncio.get_running_loop().call_later(held.linger_s, self.give, tenant, held.amount)
-            else:
-                self.give(tenant, held.amount)
+        return Held(self, tenant, min(amount, self._share), wait_s)
 
     def give(self, tenant: str, amount: int) -> None:
         """Give an amount back that a tenant holds, and admit those who can be admitted now."""
@@ -97,7 +97,8 @@ class FairBudget:
             del self._by_tenant[tenant]
         self._admit()
 
-    async def _take(self, tenant: str, amount: int, wait_s: float | None) -> None:
+    async def take(self, tenant: str, amount: int, wait_s: float | None) -> None:
+        """Take an amount within the tenant's share once it is this caller's turn; raises what `hold` says."""
         if tenant not in self._waiting and self._next() is None and self._fits(tenant, amount):
             self._count(tenant, amount)
             return

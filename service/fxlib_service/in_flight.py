@@ -95,8 +95,11 @@ class InFlight:
         """
         async with self.requests.hold(tenant, self._largest_bytes, wait_s=_TURN_S) as held:
             held.linger_s = _LINGER_S
-            async with _received(messages) as received:
+            received = aiter(messages)
+            try:
                 data = await self._arrived(method, received)
+            finally:
+                await _forgotten(received)
             held.shrink(len(data))
             if len(data) <= _SMALL_BYTES:
                 held.linger_s = 0.0
@@ -122,11 +125,12 @@ class InFlight:
                 self._check(method, len(data))
                 yield data
 
-        async with (
-            self.uploads.hold(tenant, self._largest_bytes, wait_s=_UPLOAD_TURN_S),
-            _received(messages) as received,
-        ):
-            yield checked(received)
+        async with self.uploads.hold(tenant, self._largest_bytes, wait_s=_UPLOAD_TURN_S):
+            received = aiter(messages)
+            try:
+                yield checked(received)
+            finally:
+                await _forgotten(received)
 
     async def send(self, tenant: str, data: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Send a message of an answer, and count its bytes until the client has taken it.
@@ -159,19 +163,14 @@ class InFlight:
             raise ServiceError(Code.MESSAGE_TOO_LARGE, problem, metadata={"limit": "message", "bytes": str(limit)})
 
 
-@asynccontextmanager
-async def _received(messages: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Read messages in a block, and have gRPC forget the last one afterwards.
+async def _forgotten(received: AsyncIterator[bytes]) -> None:
+    """Have gRPC forget the last message that was received.
 
     The generator of gRPC's that yields them holds it, and is part of a reference cycle: without this, each message
     stays until Python next looks for cycles among all of its objects, which may be gigabytes later.
     """
-    received = aiter(messages)
-    try:
-        yield received
-    finally:
-        if isinstance(received, AsyncGenerator):
-            await received.aclose()
+    if isinstance(received, AsyncGenerator):
+        await received.aclose()
 
 
 def _limit(method: str) -> int:

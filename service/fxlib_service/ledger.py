@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -15,12 +16,14 @@ from fxlib_service.events import EventBroker
 from fxlib_service.job import Job
 from fxlib_service.lifecycle import Claimed, Input, Transition, decide, observe
 from fxlib_service.reserve import Reserve
-from fxlib_service.stores.base import JobStore
+from fxlib_service.stores.base import JobStore, NewJob, QueueFullError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _READERS = 4
+_NEW_AT_ONCE = 100
+"""Number of new jobs that one transaction stores, since all other writes of the service wait for it."""
 
 
 class Ledger:
@@ -54,6 +57,8 @@ class Ledger:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="fxlib-store-write")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="fxlib-store-read")
         self._background = background
+        self._new = deque[tuple[NewJob, asyncio.Future[Job]]]()
+        self._new_are_due = False
 
     async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a reading method of the store."""
@@ -86,19 +91,19 @@ class Ledger:
     async def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
         """Store a new job, or return the one that has the same request id.
 
+        The job is durable by then. Those that come while others are stored are stored together, in one transaction: a
+        disk syncs some hundred times in a second.
+
         Raises:
             QueueFullError: the namespace has `queue_limit` queued jobs.
         """
-
-        async def act() -> Job:
-            # The reserve of the disk is not for new jobs.
-            store = partial(self.store.submit, entry, request, queue_limit=queue_limit)
-            job = await asyncio.get_running_loop().run_in_executor(self._writer, store)
-            if job.id == entry.job.id:
-                self._tell(entry)
-            return job
-
-        return await asyncio.shield(self._background.spawn(act()))
+        loop = asyncio.get_running_loop()
+        entered = self._background.keep(loop.create_future())
+        self._new.append((NewJob(transition=entry, request=request, queue_limit=queue_limit), entered))
+        if not self._new_are_due:
+            self._new_are_due = True
+            self._writer.submit(self._store_new, loop)
+        return await asyncio.shield(entered)
 
     async def apply(self, job_id: str, happened: Input) -> Transition:
         """Decide what follows for a job from what happened, store that, and announce it.
@@ -135,6 +140,38 @@ class Ledger:
             return told
 
         return await asyncio.shield(self._background.spawn(act()))
+
+    def _store_new(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Store the new jobs that have come; called on the writer's thread."""
+        self._new_are_due = False  # first, so that what comes from now on is due again
+        coming = [self._new.popleft() for _ in range(min(len(self._new), _NEW_AT_ONCE))]
+        if self._new:
+            self._new_are_due = True
+            self._writer.submit(self._store_new, loop)
+        if coming:
+            loop.call_soon_threadsafe(self._have_entered, coming, self._enter([new for new, _ in coming]))
+
+    def _enter(self, new: Sequence[NewJob]) -> Sequence[Job | Exception | None]:
+        """Store new jobs, and return what became of each. The reserve of the disk is not for them."""
+        try:
+            return self.store.enter(new)
+        except Exception as error:  # noqa: BLE001 - it is raised where the job was submitted
+            passes = isinstance(error, ServiceError) and error.retry_after_s is not None  # a fault of the storage
+            if len(new) == 1 or passes:
+                return [error] * len(new)
+            return [outcome for each in new for outcome in self._enter([each])]  # it may be one job's own fault
+
+    def _have_entered(
+        self, came: Sequence[tuple[NewJob, asyncio.Future[Job]]], outcomes: Sequence[Job | Exception | None]
+    ) -> None:
+        for (_, entered), outcome in zip(came, outcomes, strict=True):
+            if isinstance(outcome, Job):
+                entered.set_result(outcome)
+            else:
+                entered.set_exception(outcome or QueueFullError())
+        for (new, _), outcome in zip(came, outcomes, strict=True):
+            if isinstance(outcome, Job) and outcome.id == new.transition.job.id:
+                self._tell(new.transition)
 
     async def close(self) -> None:
         """Wait for the writes under way, and close the store."""

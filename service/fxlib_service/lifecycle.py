@@ -108,6 +108,11 @@ class Transition:
     result: bytes | None = None
     live: bytes | None = None
 
+    @property
+    def at_once(self) -> bool:
+        """Whether the job ended as it came, so that nobody can have waited for it, or watched it."""
+        return self.event is not None and self.event.sequence == 1 and self.job.state.finished
+
 
 def submit(job: Job, *, message: str = "queued") -> Transition:
     """Enter a new job into the queue."""
@@ -173,10 +178,17 @@ def _claim(job: Job, claim: Claimed, now: float) -> Transition:
 def _answer(job: Job, answer: Answered, now: float) -> Transition:
     if job.state is not State.QUEUED or job.fresh:
         return Transition(job=job)
-    ended = replace(job, cached=True, measured_by=answer.measured_by)
     if answer.failure is not None:
-        return _fail(ended, answer.failure, now)
-    done = replace(ended, state=State.SUCCEEDED, phase="done", finished_at=now)
+        return _fail(replace(job, cached=True, measured_by=answer.measured_by), answer.failure, now)
+    done = replace(
+        job,
+        state=State.SUCCEEDED,
+        phase="done",
+        started_at=job.started_at if job.last_sequence else now,  # one without a history never waited
+        finished_at=now,
+        cached=True,
+        measured_by=answer.measured_by,
+    )
     return _next(done, now, f"answered with the result of job {answer.job_id}, which was equal", result=answer.result)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -68,6 +69,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry, models: ModelFigures, passes: Collection[str]) -> None:
         self._models = models
         self._passes = frozenset(passes)
+        self._rpc_of = dict[tuple[str, str], Histogram]()
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="fxlib-count")
         self._rpc_s = Histogram(
             "fxlib_rpc_seconds", "Duration of calls, and their number as `_count`", ["method", "code"],
@@ -116,7 +118,10 @@ class Metrics:
 
     def rpc(self, method: str, code: str, seconds: float) -> None:
         """Count a call that ended, with its duration in seconds."""
-        self._rpc_s.labels(method, code).observe(seconds)
+        counted = self._rpc_of.get((method, code))
+        if counted is None:
+            counted = self._rpc_of[method, code] = self._rpc_s.labels(method, code)
+        counted.observe(seconds)
 
     def refused(self, refusal: ServiceError) -> None:
         """Count a refusal, if a limit was its reason."""
@@ -153,13 +158,14 @@ class Metrics:
             self._counting.submit(self._answered, job, transition.result)
 
     def _answered(self, job: Job, data: bytes) -> None:
-        result = jobs_pb2.JobResult.FromString(data)
         cached = str(job.cached).lower()
-        self._answers.labels(*_decided(result), cached).inc()
-        for variant in result.variants:
-            self._variant_answers.labels(*_decided(variant.result), cached).inc()
+        answer, *variants = _all_decided(data)
+        self._answers.labels(*answer, cached).inc()
+        for variant in variants:
+            self._variant_answers.labels(*variant, cached).inc()
         if job.cached:
             return
+        result = jobs_pb2.JobResult.FromString(data)
         self._models.record((job.namespace, job.name), Figures.of(result))
         for phase, seconds in result.phase_seconds.items():
             if phase in _PHASES:
@@ -171,6 +177,13 @@ class Metrics:
         for call in result.calls:
             action = call.action if call.action in _ACTIONS else _OTHER
             self._calls.labels(action, _reason(call.reason_code)).inc()
+
+
+@lru_cache(maxsize=64)
+def _all_decided(data: bytes) -> tuple[tuple[str, str], ...]:
+    """Return decision and reason of an answer, and of each of its variants; an answer from the cache comes again."""
+    result = jobs_pb2.JobResult.FromString(data)
+    return (_decided(result), *(_decided(variant.result) for variant in result.variants))
 
 
 def _decided(result: jobs_pb2.JobResult) -> tuple[str, str]:
@@ -326,9 +339,7 @@ class Gauges(Collector):
         yield jobs
         depth = stats.by_state[State.QUEUED]
         yield GaugeMetricFamily("fxlib_queue_depth", "Jobs that wait for a worker", value=depth)
-        stranded = sum(
-            each.jobs for each in self._store.waiting() if self._workers.missing(each.torch_version, each.where)
-        )
+        stranded = sum(each.jobs for each in waiting if self._workers.missing(each.torch_version, each.where))
         yield GaugeMetricFamily(
             "fxlib_queue_without_worker",
             "Queued jobs that no live worker could take: none has their torch version, or their labels",

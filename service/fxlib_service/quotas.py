@@ -19,6 +19,7 @@ _SOON_S: Final = 1.0
 _LATER_S: Final = 60.0
 _MINUTE_S: Final = 60.0
 _REMEMBERED_TENANTS: Final = 1_000
+_UNSAID: Final = TrialOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +120,11 @@ class Quotas:
         seconds = min(limits.trial_s, own.trial_seconds or limits.trial_s)
         processes = min(limits.trial_processes, own.trial_processes or limits.trial_processes)
         asked = request.workload.trainers + len(request.workload.servers)
-        budget_s = request.trial.budget_s if request.HasField("trial") else TrialOptions().budget_s
+        budget_s = request.trial.budget_s if request.HasField("trial") else _UNSAID.budget_s
         violations = []
         if budget_s > seconds:
             violations.append(Violation(field="trial.budget_s", problem=f"must be at most {seconds:g} seconds here"))
-        step_s = max(seconds, TrialOptions().step_timeout_s)  # a step that hangs holds the worker for so long
+        step_s = max(seconds, _UNSAID.step_timeout_s)  # a step that hangs holds the worker for so long
         if request.trial.step_timeout_s > step_s:
             problem = f"must be at most {step_s:g} seconds here"
             violations.append(Violation(field="trial.step_timeout_s", problem=problem))

@@ -35,6 +35,11 @@ class Reserve:
         self._lock = threading.Lock()
         self._whole = self._found()
 
+    @property
+    def whole(self) -> bool:
+        """Whether the file was whole when it was last looked at."""
+        return self._whole
+
     def check(self) -> None:
         """Refuse what is new while the disk has no room for the reserve.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +32,11 @@ _RETRY_AFTER_S: Final = 10.0
 _REMEMBERED: Final = 512
 _SMALL_BYTES: Final = 64 << 10
 _LOST_CODES: Final = frozenset(code.name for code in LOST)
+_WHOLE_S: Final = 1.0
+"""Seconds for which an answer that was found whole is given to equal requests without another look: at the database for
+the answer and for what the namespace has, and at the disk for the blobs. A blob may as well rot a second after it was
+looked at; whoever reads it finds out. What is stored of a job is not a matter of this: that is durable before each
+answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,16 @@ class _Given:
     result: bytes
     blobs: Mapping[str, int]
     graphs: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Whole:
+    """An answer that was found whole for a request, measured on one of these hardwares: until then, in seconds."""
+
+    answer: Answered
+    examined: Examined
+    hardware: frozenset[str]
+    until_s: float
 
 
 class Submit:
@@ -78,6 +94,12 @@ class Submit:
         self._limits = limits
         self._reserve = reserve
         self._given: OrderedDict[str, _Given] = OrderedDict()
+        self._whole: OrderedDict[tuple[str, str, str | None], _Whole] = OrderedDict()
+
+    def heard(self, transition: Transition) -> None:
+        """Look again for answers once there is a new one, which equal requests shall get."""
+        if transition.result is not None and not transition.job.cached:
+            self._whole.clear()
 
     async def accept(
         self, received: jobs_pb2.OptimizeRequest, caller: Caller, *, peer: str = ""
@@ -125,18 +147,34 @@ class Submit:
         except ServiceError:
             return None, None
         job = self._scoped(self._admission.job(request, digest, examined.key), caller, peer)
-        answer = await self._ledger.read(self._answer_again, job, examined, caller)
+        answer = await self._whole_answer(job, examined, caller)
         if answer is None:
             return None, None
         request.trial.ParseFromString(examined.trial)
         return await self._enter(job, request, answer)
 
-    def _answer_again(self, job: Job, examined: Examined, caller: Caller) -> Answered | None:
+    async def _whole_answer(self, job: Job, examined: Examined, caller: Caller) -> Answered | None:
+        """Return the answer to a job, if it was given before, and nothing was missing at most a second ago."""
+        hardware = frozenset(self._workers.hardware(job.torch_version, job.where))
+        asked, now_s = (job.cache_key, job.namespace, caller.namespace), time.monotonic()
+        seen, room = self._whole.get(asked), self._reserve is None or self._reserve.whole
+        if seen and seen.examined is examined and seen.hardware == hardware and now_s < seen.until_s and room:
+            return seen.answer
+        answer = await self._ledger.read(self._answer_again, job, examined, caller, hardware)
+        if answer is not None:
+            until_s = now_s + _WHOLE_S
+            self._whole[asked] = _Whole(answer=answer, examined=examined, hardware=hardware, until_s=until_s)
+            self._whole.move_to_end(asked)
+            while len(self._whole) > _REMEMBERED:
+                self._whole.popitem(last=False)
+        return answer
+
+    def _answer_again(self, job: Job, examined: Examined, caller: Caller, hardware: frozenset[str]) -> Answered | None:
         """Return the answer to a job, if it was given before and nothing is missing; blocks."""
         if self._reserve is not None and not self._reserve.refill():
             return None
         store = self._ledger.store
-        found = store.answer(job.cache_key, self._workers.hardware(job.torch_version, job.where))
+        found = store.answer(job.cache_key, hardware)
         given = self._given.get(found.id) if found is not None else None
         if found is None or given is None:
             return None
@@ -157,10 +195,8 @@ class Submit:
     async def _enter(
         self, job: Job, request: jobs_pb2.OptimizeRequest, answer: Answered | None
     ) -> tuple[Job, bytes | None]:
-        entry = submit(job, message=self._first_message(job))
-        if answer is not None:
-            cached = decide(job, answer, job.created_at)
-            entry = replace(cached, job=replace(cached.job, started_at=job.created_at))
+        now = job.created_at
+        entry = submit(job, message=self._first_message(job)) if answer is None else decide(job, answer, now)
         queue_limit = self._quotas.queued(job.namespace, self._limits)
         try:
             entered = await self._ledger.submit(entry, request.SerializeToString(), queue_limit=queue_limit)

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from fxlib_service.job import Event, Job, State
 from fxlib_service.lifecycle import Transition
-from fxlib_service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Waiting, Worker
+from fxlib_service.stores.base import Filter, Head, JobStore, NewJob, Payloads, Stats, Waiting, Worker
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,20 +37,23 @@ class MemoryJobStore(JobStore):
         self._numbers = itertools.count(1)
 
     @override
-    def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
-        job = entry.job
+    def enter(self, new: Sequence[NewJob]) -> Sequence[Job | None]:
         with self._lock:
-            known = self.find(job.namespace, job.request_id)
-            if known is not None:
-                return known
-            queued = sum(other.namespace == job.namespace for other in self._in(State.QUEUED))
-            if job.state is State.QUEUED and queued >= queue_limit:
-                raise QueueFullError
-            stored = _Entry(number=next(self._numbers), job=job, request=request, result=entry.result)
-            stored.events += [entry.event] if entry.event else []
-            self._entries[job.id] = stored
-            self._requests[job.namespace, job.request_id] = job.id
-            return job
+            return [self._enter(each) for each in new]
+
+    def _enter(self, new: NewJob) -> Job | None:
+        entry, job = new.transition, new.transition.job
+        known = self.find(job.namespace, job.request_id)
+        if known is not None:
+            return known
+        queued = sum(other.namespace == job.namespace for other in self._in(State.QUEUED))
+        if job.state is State.QUEUED and queued >= new.queue_limit:
+            return None
+        stored = _Entry(number=next(self._numbers), job=job, request=new.request, result=entry.result)
+        stored.events += [entry.event] if entry.event else []
+        self._entries[job.id] = stored
+        self._requests[job.namespace, job.request_id] = job.id
+        return job
 
     @override
     def update(self, job_id: str, decide: Callable[[Job], Transition]) -> Transition | None:

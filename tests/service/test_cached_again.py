@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from fxlib.v1 import jobs_pb2, workers_pb2
+from fxlib_service import submit
 from fxlib_service.submit import Submit
 from tests.service.principals import bearer
 from tests.service.support import answer, graph_bytes, ref, request
@@ -19,9 +20,10 @@ ASKED, ANSWERED = graph_bytes(3), graph_bytes(4)
 
 @asynccontextmanager
 async def answered(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, more: str = ""
+    folder: Path, monkeypatch: pytest.MonkeyPatch, more: str = "", *, whole_s: float = 0.0
 ) -> AsyncIterator[tuple[Any, list[bool]]]:
     """A service that has answered `ads` twice; a list says for each request whether it took the short way."""
+    monkeypatch.setattr(submit, "_WHOLE_S", whole_s)
     short = list[bool]()
     way = Submit._accept_again
 
@@ -32,18 +34,22 @@ async def answered(
 
     monkeypatch.setattr(Submit, "_accept_again", noted)
     async with guarded(folder, more) as service:
-        job = await service.submit("ads", ASKED)
-        lease = await service.claim()
-        await service.put("worker", ANSWERED)
-        result = answer()
-        result.graph.CopyFrom(ref(ANSWERED))
-        done = workers_pb2.CompleteRequest(job_id=job.id, token=lease.token, result=result)
-        await service.workers.Complete(done, metadata=bearer("worker"))
+        await measure(service)
         for _ in range(2):
             assert (await ask(service)).cached
         assert short == [False, False, True]
         short.clear()
         yield service, short
+
+
+async def measure(service: Guarded, gain: float = 0.5) -> None:
+    job = await service.submit("ads", ASKED, fresh=True)
+    lease = await service.claim()
+    await service.put("worker", ANSWERED)
+    result = answer(gain=gain)
+    result.graph.CopyFrom(ref(ANSWERED))
+    done = workers_pb2.CompleteRequest(job_id=job.id, token=lease.token, result=result)
+    await service.workers.Complete(done, metadata=bearer("worker"))
 
 
 async def ask(service: Guarded, who: str = "ads", **options: Any) -> jobs_pb2.Job:
@@ -89,6 +95,25 @@ async def test_an_answer_whose_graph_rots_is_measured_anew(tmp_path: Path, monke
         stored(tmp_path, ANSWERED).write_bytes(bytes(len(ANSWERED)))
         assert not (await ask(service)).cached
         assert short == [False]
+
+
+async def test_what_was_whole_a_moment_ago_is_not_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with answered(tmp_path, monkeypatch, whole_s=600.0) as (service, short):
+        stored(tmp_path, ASKED).write_bytes(bytes(len(ASKED)))
+        job = await ask(service)
+        assert (job.cached, job.result.gain.value, short) == (True, 0.5, [True])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:  # what one namespace has is not another one's
+            await ask(service, "web")
+        assert reason(caught.value) == "BLOB_MISSING"
+
+
+async def test_a_new_answer_is_given_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with answered(tmp_path, monkeypatch, whole_s=600.0) as (service, _):
+        await measure(service, gain=0.25)
+        job = await ask(service)
+        assert (job.cached, job.result.gain.value) == (True, 0.25)
 
 
 async def test_a_fresh_request_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

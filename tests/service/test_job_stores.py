@@ -8,8 +8,8 @@ import pytest
 
 from fxlib_service.errors import ServiceError
 from fxlib_service.job import Failure, State
-from fxlib_service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide, observe
-from fxlib_service.stores.base import Filter, JobStore, QueueFullError, Stats, Worker
+from fxlib_service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide, observe, submit
+from fxlib_service.stores.base import Filter, JobStore, NewJob, QueueFullError, Stats, Worker
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
@@ -77,6 +77,29 @@ def test_a_job_that_is_answered_at_once_needs_no_place_in_the_queue(store: JobSt
     done = store.submit(entry, b"request", queue_limit=1)
     assert store.result_of(done.id) == b"answer"
     assert [event.state for event in store.events(done.id, after=0, limit=5)] == [State.SUCCEEDED]
+
+
+def test_jobs_that_enter_together_fare_as_they_would_alone(store: JobStore) -> None:
+    known = add(store, namespace="b", request_id="r")
+    entering = [
+        NewJob(transition=submit(each), request=b"request", queue_limit=2)
+        for each in (
+            job(namespace="b", labels={"team": "ads"}),
+            job(namespace="b"),
+            job(namespace="a"),
+            job(namespace="b", request_id="r"),
+            job(namespace="a", request_id="twice"),
+            job(namespace="a", request_id="twice"),
+        )
+    ]
+    first, full, other, again, new, twice = store.enter(entering)
+    assert full is None, "its queue has two jobs"
+    assert again == known
+    assert twice == new == entering[4].transition.job
+    assert (first, other) == (entering[0].transition.job, entering[2].transition.job)
+    stored, _ = store.page(Filter(), beyond=None, limit=9)
+    assert {each.id for each in stored} == {each.id for each in (known, entering[0].transition.job, other, new) if each}
+    assert [each.labels for each in stored if each.id == entering[0].transition.job.id] == [{"team": "ads"}]
 
 
 def test_a_history_is_read_from_a_sequence_on(store: JobStore) -> None:

@@ -81,6 +81,18 @@ class QueueFullError(Exception):
     """A namespace has as many queued jobs as it may have."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """What is stored of a new job: what was decided for it, and its serialized request.
+
+    A job that is to be queued is not stored while its namespace has `queue_limit` queued jobs.
+    """
+
+    transition: Transition
+    request: bytes
+    queue_limit: int
+
+
 class JobStore(ABC):
     """Keeps jobs, their histories and payloads, the known workers, and which namespace has which blobs.
 
@@ -88,12 +100,22 @@ class JobStore(ABC):
     thread. One process owns a store, unless the store says that several may share it.
     """
 
-    @abstractmethod
     def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
         """Store a new job, or return the one that has its namespace and request id.
 
         Raises:
             QueueFullError: the job would be queued, and the namespace has `queue_limit` queued jobs.
+        """
+        (job,) = self.enter([NewJob(transition=entry, request=request, queue_limit=queue_limit)])
+        if job is None:
+            raise QueueFullError
+        return job
+
+    @abstractmethod
+    def enter(self, new: Sequence[NewJob]) -> Sequence[Job | None]:
+        """Store new jobs, all of them in one transaction, and return what `submit` would for each.
+
+        None stands for a QueueFullError, which concerns that job alone.
         """
 
     @abstractmethod
@@ -198,12 +220,12 @@ class JobStore(ABC):
         """Record that a blob was deleted, for all namespaces that had it."""
 
     @abstractmethod
-    def stats(self) -> Stats:
-        """Count the jobs by state."""
-
-    @abstractmethod
     def ping(self) -> None:
         """Raise STORAGE_UNAVAILABLE if the store cannot be read now."""
+
+    @abstractmethod
+    def stats(self) -> Stats:
+        """Count the jobs by state."""
 
     @abstractmethod
     def close(self) -> None:

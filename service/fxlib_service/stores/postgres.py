@@ -20,6 +20,7 @@ from fxlib_service.job import State
 from fxlib_service.leases import Lease
 from fxlib_service.lifecycle import Transition
 from fxlib_service.stores import schema
+from fxlib_service.stores.direct import Direct
 from fxlib_service.stores.sql import SqlJobStore
 
 _CHANNEL: Final = "fxlib_jobs"
@@ -123,13 +124,13 @@ class PostgresJobStore(SqlJobStore):
             return _renewed(db, _JOBS.c.id.in_(ended.with_for_update(skip_locked=True)), duration_s)
 
     @override
-    def _alone(self, db: sa.Connection, what: str) -> None:
+    def _alone(self, db: sa.Connection | Direct, what: str) -> None:
         db.execute(_LOCK, {"what": f"fxlib {what}"})
 
     @override
-    def _announce(self, db: sa.Connection, transition: Transition) -> None:
+    def _announce(self, db: sa.Connection | Direct, transition: Transition) -> None:
         job, event = transition.job, transition.event
-        if event is not None:
+        if event is not None and not transition.at_once:
             told = f"{self._origin} {job.id} {event.sequence} {job.state.value}"
             db.execute(_NOTIFY, {"channel": _CHANNEL, "told": told})
 

@@ -17,7 +17,8 @@ from fxlib_service.errors import ServiceError
 from fxlib_service.job import Event, Job, State
 from fxlib_service.lifecycle import Transition
 from fxlib_service.stores import schema
-from fxlib_service.stores.base import Filter, Head, JobStore, Payloads, QueueFullError, Stats, Waiting, Worker
+from fxlib_service.stores.base import Filter, Head, JobStore, NewJob, Payloads, Stats, Waiting, Worker
+from fxlib_service.stores.direct import Composer, Direct
 from fxlib_service.stores.schema import (
     event_from_row,
     event_to_row,
@@ -49,6 +50,7 @@ class SqlJobStore(JobStore):
         """
         self._write = self._engine(url)
         self._read = self._write.execution_options(read_only=True)
+        self._direct = Composer(self._write)
         try:
             self._prepare()
         except ServiceError as error:
@@ -89,10 +91,10 @@ class SqlJobStore(JobStore):
         with storage_faults.translated(), self._read.begin() as db:
             yield db
 
-    def _alone(self, db: sa.Connection, what: str) -> None:
+    def _alone(self, db: sa.Connection | Direct, what: str) -> None:
         """Keep others who write `what` out until the transaction ends; of one process's writers, there is only one."""
 
-    def _announce(self, db: sa.Connection, transition: Transition) -> None:
+    def _announce(self, db: sa.Connection | Direct, transition: Transition) -> None:
         """Tell other services what became of a job once the transaction ends; here there are none."""
 
     def _lease(self, db: sa.Connection, job_id: str, lease_s: float) -> None:
@@ -115,24 +117,36 @@ class SqlJobStore(JobStore):
                 )
 
     @override
-    def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
-        job = entry.job
-        with self._writing() as db:
-            self._alone(db, f"namespace {job.namespace}")
-            known = _first(db, _BY_REQUEST, namespace=job.namespace, request_id=job.request_id)
-            if known is not None:
-                return known
-            if job.state is State.QUEUED:
-                mine = sa.and_(_JOBS.c.state == State.QUEUED, _JOBS.c.namespace == job.namespace)
-                if _count(db, mine) >= queue_limit:
-                    raise QueueFullError
-            db.execute(_ADD_JOB, job_to_row(job))
-            if job.labels:
-                pairs = [{"job_id": job.id, "key": key, "value": value} for key, value in job.labels.items()]
-                db.execute(schema.labels.insert(), pairs)
-            db.execute(_ADD_PAYLOAD, {"job_id": job.id, "kind": "request", "body": request})
-            self._store_outcome(db, entry)
-            return job
+    def enter(self, new: Sequence[NewJob]) -> Sequence[Job | None]:
+        ids = dict[int, str | None]()
+        with storage_faults.translated(), self._direct.transaction() as db:
+            # By namespace, so that two services never wait for each other's locks in a circle.
+            for index in sorted(range(len(new)), key=lambda index: new[index].transition.job.namespace):
+                ids[index] = self._enter(db, new[index])
+        return [self._entered(each, ids[index]) for index, each in enumerate(new)]
+
+    def _enter(self, db: Direct, new: NewJob) -> str | None:
+        """Store a job and return its id, or that of the one that has its request id; None if the queue is full."""
+        job = new.transition.job
+        self._alone(db, f"namespace {job.namespace}")
+        if known := db.execute(_KNOWN, {"namespace": job.namespace, "request_id": job.request_id}).fetchone():
+            return str(known[0])
+        if job.state is State.QUEUED:
+            queued = db.execute(_QUEUED, {"namespace": job.namespace, "state": State.QUEUED.value}).fetchone()
+            if queued[0] >= new.queue_limit:
+                return None
+        db.execute(_ADD_JOB, job_to_row(job))
+        if job.labels:
+            pairs = [{"job_id": job.id, "key": key, "value": value} for key, value in job.labels.items()]
+            db.execute(_ADD_LABEL, pairs)
+        db.execute(_ADD_PAYLOAD, {"job_id": job.id, "kind": "request", "body": new.request})
+        self._store_outcome(db, new.transition)
+        return job.id
+
+    def _entered(self, new: NewJob, job_id: str | None) -> Job | None:
+        if job_id is None or job_id == new.transition.job.id:
+            return None if job_id is None else new.transition.job
+        return self.get(job_id) or self.enter([new])[0]  # it may just have been deleted, having ended long ago
 
     @override
     def update(self, job_id: str, decide: Callable[[Job], Transition]) -> Transition | None:
@@ -314,6 +328,11 @@ class SqlJobStore(JobStore):
             db.execute(schema.holdings.delete().where(schema.holdings.c.sha256 == sha256))
 
     @override
+    def ping(self) -> None:
+        with self._reading() as db:
+            db.execute(sa.select(schema.about.c.schema_version)).first()
+
+    @override
     def stats(self) -> Stats:
         by_state = sa.select(_JOBS.c.state, sa.func.count()).group_by(_JOBS.c.state)
         oldest = sa.select(sa.func.min(_JOBS.c.created_at)).where(_JOBS.c.state == State.QUEUED)
@@ -321,11 +340,6 @@ class SqlJobStore(JobStore):
             counts = {row[0]: row[1] for row in db.execute(by_state)}
             at = db.execute(oldest).scalar()
         return Stats(by_state={state: counts.get(state.value, 0) for state in State}, oldest_queued_at=at)
-
-    @override
-    def ping(self) -> None:
-        with self._reading() as db:
-            db.execute(sa.select(schema.about.c.schema_version)).first()
 
     @override
     def close(self) -> None:
@@ -341,7 +355,7 @@ class SqlJobStore(JobStore):
         self._store_outcome(db, transition)
         return transition
 
-    def _store_outcome(self, db: sa.Connection, transition: Transition) -> None:
+    def _store_outcome(self, db: sa.Connection | Direct, transition: Transition) -> None:
         job_id = transition.job.id
         if transition.event is not None:
             db.execute(_ADD_EVENT, event_to_row(job_id, transition.event))
@@ -349,8 +363,7 @@ class SqlJobStore(JobStore):
         if transition.result is not None:
             db.execute(_ADD_PAYLOAD, {"job_id": job_id, "kind": "result", "body": transition.result})
         if transition.live is not None:
-            table = schema.payloads
-            db.execute(table.delete().where(table.c.job_id == job_id, table.c.kind == "live"))
+            db.execute(_DROP_PAYLOAD, {"job_id": job_id, "kind": "live"})
             db.execute(_ADD_PAYLOAD, {"job_id": job_id, "kind": "live", "body": transition.live})
 
     def _payloads(self, job_ids: Collection[str], kind: str) -> Mapping[str, bytes]:
@@ -389,6 +402,18 @@ _HELD = sa.select(schema.holdings.c.sha256).where(
     schema.holdings.c.sha256.in_(sa.bindparam("sha256s", expanding=True)),
 )
 _ADD_JOB, _ADD_PAYLOAD, _ADD_EVENT = _JOBS.insert(), schema.payloads.insert(), schema.events.insert()
+_ADD_LABEL = schema.labels.insert()
+_DROP_PAYLOAD = schema.payloads.delete().where(
+    schema.payloads.c.job_id == sa.bindparam("job_id"), schema.payloads.c.kind == sa.bindparam("kind")
+)
+_KNOWN = sa.select(_JOBS.c.id).where(
+    _JOBS.c.namespace == sa.bindparam("namespace"), _JOBS.c.request_id == sa.bindparam("request_id")
+)
+_QUEUED = (
+    sa.select(sa.func.count())
+    .select_from(_JOBS)
+    .where(_JOBS.c.namespace == sa.bindparam("namespace"), _JOBS.c.state == sa.bindparam("state"))
+)
 
 
 _LOCKED = sa.select(_JOBS).where(_JOBS.c.id == sa.bindparam("job_id")).with_for_update()
@@ -450,10 +475,6 @@ def _first(db: sa.Connection, query: sa.Select[*tuple[object, ...]], **parameter
 
 def _all(db: sa.Connection, query: sa.Select[*tuple[object, ...]]) -> list[Job]:
     return [job_from_row(row) for row in db.execute(query).mappings()]
-
-
-def _count(db: sa.Connection, condition: sa.ColumnElement[bool]) -> int:
-    return db.execute(sa.select(sa.func.count()).select_from(_JOBS).where(condition)).scalar_one()
 
 
 def _configure_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
