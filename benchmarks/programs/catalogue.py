@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -289,6 +290,61 @@ def recommender_by_hand(model: Any) -> Callable[..., Any]:
     return forward
 
 
+def sentence_pairs() -> Batch:
+    """Sentences, and those that they are translated into, word by word."""
+    source = torch.tensor([[1, 2, 3, 4, 0], [1, 2, 3, 5, 0]] * 4)
+    target = torch.tensor([[6, 1, 2, 3, 4, 8, 7], [6, 1, 2, 3, 5, 8, 7]] * 4)
+    return Batch(inputs=(source, target[:, :-1]), target=target[:, 1:].flatten())
+
+
+def layers_of_a_transformer() -> None:
+    """Make, in each process, the layers that are one server's, as the program's launchers do."""
+    sys.modules["program_transformer"].initialize_layer_objects(32, 2, 4, 64, 8, 8, 1)
+
+
+def transformer_by_hand(model: Any) -> Callable[..., Any]:
+    """The first attention of the decoder is computed beside the encoder, of which it needs nothing."""
+    program: Any = sys.modules[type(model).__module__]
+    ask = functools.partial(rpc.rpc_async, "worker1", program.worker1_process_linear_layer)
+
+    def forward(source: Tensor, target: Tensor) -> Any:
+        encoder, decoder = model.encoder, model.decoder
+        x = decoder.positional_embedding(decoder.target_embedding(target).transpose(0, 1)).transpose(0, 1)
+        mask = program.get_attn_pad_mask(target, target) + program.get_attn_subsequent_mask(target) > 0
+        first, *others = decoder.layers
+        attention = first.decoder_self_attn
+        asked = ask(args=((x, x, x), "ll0"))
+        seen = encoder.positional_embedding(encoder.source_embedding(source).transpose(0, 1)).transpose(0, 1)
+        padded = program.get_attn_pad_mask(source, source)
+        of_encoder, of_decoder, across = [], [], []
+        for number, layer in enumerate(encoder.layers):
+            seen, weights = layer(seen, padded)
+            of_encoder.append(weights)
+            if number == 0:
+                scores, values = asked.wait()
+                of_decoder.append(attention.NoneLinear0inWorker0(scores, mask))
+                asked = ask(args=((of_decoder[0], values, x.size(0)), "ll1"))
+        x = attention.layer_norm(x + asked.wait())
+        hidden = program.get_attn_pad_mask(target, source)
+        x, weights = first.encoder_decoder_attn(x, seen, seen, hidden)
+        across.append(weights)
+        x = first.ffn(x)
+        for layer in others:
+            x, own, weights = layer(x, seen, mask, hidden)
+            of_decoder.append(own)
+            across.append(weights)
+        logits = model.projection(x)
+        return logits.view(-1, logits.size(-1)), of_encoder, of_decoder, across
+
+    return forward
+
+
+def on_processors() -> None:
+    """Let the layers of LeNet be where there is no accelerator."""
+    program: Any = sys.modules["program_lenet"]
+    program.d0 = program.d1 = program.d2 = "cpu"
+
+
 _READS: Final = frozenset({"parameters"})
 
 
@@ -386,6 +442,26 @@ PROGRAMS: Final = (
         servers=("ps0", "ps1"),
         make=stages,
         batch=tokens,
+    ),
+    Program(
+        name="transformer",
+        path=".py",
+        holds="worker1_process_linear_layer, args=((input_Q",
+        servers=("worker1",),
+        make=lambda module: module.Transformer(6, 9, 32, 2, 4, 64, 8, 8),
+        batch=sentence_pairs,
+        contracts={"program_transformer:worker1_process_linear_layer": fxlib.Contract(reads=frozenset({"layers"}))},
+        hand=transformer_by_hand,
+        prepare=layers_of_a_transformer,
+    ),
+    Program(
+        name="lenet",
+        path=".py",
+        holds="class ParallelNet",
+        servers=("worker1", "worker2"),
+        make=lambda module: module.ParallelNet(),
+        batch=images,
+        prepare=on_processors,
     ),
     Program(
         name="batch",
