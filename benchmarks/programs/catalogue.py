@@ -11,6 +11,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
@@ -85,7 +87,8 @@ class Program:
             spec = importlib.util.spec_from_file_location(name, found[0])
             if spec is None or spec.loader is None:
                 raise FileNotFoundError(f"{found[0]} is no Python file")
-            _stand_in_for_data_sets()
+            if not any(isinstance(each, _StandIns) for each in sys.meta_path):
+                sys.meta_path.append(_StandIns())  # behind those that find what is installed
             module = importlib.util.module_from_spec(spec)
             sys.modules[name] = module
             with _as_a_script(found[0]):
@@ -101,25 +104,43 @@ class Program:
 def _as_a_script(file: Path) -> Iterator[None]:
     """Let a file find its neighbours, no arguments, and a folder to write in."""
     arguments, sys.argv = sys.argv, [str(file)]
-    sys.path.insert(0, str(file.parent))
+    before = list(sys.path)
+    sys.path[:0] = [str(each) for each in file.parents[:3]]  # of a file in a package: the folder that the package is in
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             yield
     finally:
         sys.argv = arguments
-        sys.path.remove(str(file.parent))
+        sys.path[:] = before
 
 
-def _stand_in_for_data_sets() -> None:
-    """Let programs import torchvision where it is not installed: a step takes none of its data sets."""
-    if importlib.util.find_spec("torchvision") is None:
-        package = ModuleType("torchvision")
-        for part in ("datasets", "transforms", "models"):
-            name = f"torchvision.{part}"
-            sys.modules[name] = module = ModuleType(name)
-            setattr(package, part, module)
-        package.__spec__ = importlib.util.spec_from_loader("torchvision", None)
-        sys.modules["torchvision"] = package
+_UNUSED: Final = frozenset({"lightning", "pandas", "torchmetrics", "torchvision"})
+"""Packages that programs import, and of which a step takes nothing: data sets, metrics, loops around the model."""
+
+
+class _StandIns(MetaPathFinder, Loader):
+    """Lets programs import those of these packages that are not installed."""
+
+    @override
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] in _UNUSED else None
+
+    @override
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    @override
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave it empty."""
+
+
+class _StandIn(ModuleType):
+    """A module in which every name is a class that does nothing."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
 
 
 def _on_processors(module: nn.Module, device_ids: object = None) -> nn.Module:
@@ -339,6 +360,41 @@ def transformer_by_hand(model: Any) -> Callable[..., Any]:
     return forward
 
 
+def films() -> Batch:
+    """Users and the films that they rate, and how they do."""
+    generator = torch.Generator().manual_seed(0)
+    return Batch(
+        inputs=(torch.randint(0, 50, (64, 2), generator=generator),), target=torch.rand(64, generator=generator)
+    )
+
+
+def factorization(module: ModuleType) -> nn.Module:
+    """Embeddings on one server and the rest on another.
+
+    An expert would issue all micro-batches at once. In torch 2.13 a server that is given RRefs side by side may hang.
+    """
+    model: nn.Module = module.RPCDeepFactorizationMachineModel(
+        in_features=[50, 60],
+        devices=["cpu", "cpu"],
+        micro_batch_chunks=8,
+        worker_ids=["trainer_0", "trainer_1"],
+    )
+    return model
+
+
+def experts(module: ModuleType) -> nn.Module:
+    """A router over three experts, one to a server."""
+    made = [rpc.remote(f"worker{each}", module.RemoteExpert, (784, 64, 10)) for each in (1, 2, 3)]
+    model: nn.Module = module.RPCMoE(784, 64, 10, made)
+    return model
+
+
+def digits() -> Batch:
+    """Digits in one row of pixels."""
+    given = images()
+    return Batch(inputs=(given.inputs[0].flatten(1),), target=given.target)
+
+
 def on_processors() -> None:
     """Let the layers of LeNet be where there is no accelerator."""
     program: Any = sys.modules["program_lenet"]
@@ -462,6 +518,39 @@ PROGRAMS: Final = (
         make=lambda module: module.ParallelNet(),
         batch=images,
         prepare=on_processors,
+    ),
+    Program(
+        name="deepfm",
+        path="chapter_9/rpc_torch_pipeline_deepfm.py",
+        holds="class RPCDeepFactorizationMachineModel",
+        servers=("trainer_0", "trainer_1"),
+        make=factorization,
+        batch=films,
+        contracts={".forward": fxlib.Contract(reads=_READS)},
+    ),
+    Program(
+        name="rpc_centralized",
+        path="chapter_7/rpc_centralized.py",
+        holds="class ParameterServer",
+        servers=("parameter_server",),
+        make=lambda module: module.Worker(sync=True),
+        batch=images,
+    ),
+    Program(
+        name="stages",
+        path=".py",
+        holds="class DistMNIST",
+        servers=("worker1", "worker2", "worker3"),
+        make=lambda module: module.DistMNIST([f"worker{each}/cpu" for each in (1, 2, 3)], module.shards, 8),
+        batch=digits,
+    ),
+    Program(
+        name="experts",
+        path="moe_rpc_fashionmnist.py",
+        holds="class RPCMoE",
+        servers=("worker1", "worker2", "worker3"),
+        make=experts,
+        batch=images,
     ),
     Program(
         name="batch",

@@ -37,6 +37,7 @@ from fxlib.inspection.operations import Operation, Operations
 from fxlib.reasons import Reason
 from fxlib.runtime.ops.batches import is_item, item_of
 from fxlib.runtime.ops.calls import client_of, is_wait
+from fxlib.runtime.ops.operators import make_rref
 from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import CHECKS, TRACKERS
 from fxlib.spec.profile import Opaque, Profile, Result, TensorShape
@@ -151,7 +152,7 @@ class Propagation:
             return True, self._attribute(node)
         if node.target in TRACKERS:
             return True, self._values[node.args[0]]  # type: ignore[index]
-        if node.target in CHECKS:
+        if node.target in CHECKS or node.target is make_rref:
             return True, None
         if is_item(node) or behaviour.part is Part.CALL:
             return True, stand_in(node, self._values, self._profile)

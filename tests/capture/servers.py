@@ -96,6 +96,24 @@ class Table(nn.Module):
         return self.weight[rows] * scale
 
 
+class Stage(nn.Module):
+    """A stage of a pipeline, which fetches what it is given RRefs to, wherever that is."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        torch.manual_seed(features)
+        self.layer = nn.Linear(features, 4)
+
+    def forward(self, x_rref: Any, *more: Any) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x_rref.to_here().float())
+        for each in more:
+            found = found + each.to_here()
+        return found
+
+    def gradients(self, context: int) -> torch.Tensor:
+        return torch.distributed.autograd.get_gradients(context)[self.layer.weight]
+
+
 class Decoder(nn.Module):
     """The output layer of a language model, on a server."""
 

@@ -160,6 +160,66 @@ def test_the_pipeline_tutorial_is_refused_as_its_number_of_pieces_depends_on_the
         fxlib.capture(pipelined)
 
 
+class Stages(nn.Module):
+    """Micro-batches through two stages, of which each fetches from the others what it needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = rpc.remote("ps0", servers.Stage, args=(3,))
+        self.second = rpc.remote("ps1", servers.Stage, args=(3,))
+
+    def forward(self, xs: torch.Tensor) -> Any:
+        found = []
+        for x in iter(xs.split(2, dim=0)):
+            x_rref = rpc.RRef(x)
+            y_rref = self.first.remote().forward(x_rref)
+            found.append(self.second.rpc_sync().forward(x_rref, y_rref))
+        return torch.cat(found)
+
+
+STAGES: Any = {".forward": fxlib.Contract(reads=frozenset({"layer"}))}
+
+
+def test_micro_batches_through_stages_that_fetch_are_one_after_another_as_torch_may_hang_otherwise() -> None:
+    model, xs = Stages(), torch.randint(0, 5, (4, 3))
+    captured = fxlib.capture(model, sample_inputs=(xs,), contracts=STAGES)
+    rewritten = fxlib.optimize(captured)
+
+    assert targets(rewritten) == ["create", "remote_call"] * 2
+    expected = of_stages(model, model, xs)
+    assert of_stages(captured, model, xs) == expected
+    assert of_stages(rewritten, model, xs) == expected
+
+
+def of_stages(forward: Any, model: Stages, xs: torch.Tensor) -> list[Any]:
+    """Output and gradients on both servers, by distributed autograd."""
+    with autograd.context() as context:
+        output = forward(xs)
+        autograd.backward(context, [output.sum()])
+        held = [each.rpc_sync().gradients(context) for each in (model.first, model.second)]
+    return [each.tolist() for each in (output, *held)]
+
+
+class Beside(Stages):
+    """Another use of what a stage fetches, which gets a gradient from both, and a change of it."""
+
+    def forward(self, xs: torch.Tensor) -> Any:
+        x = xs * 2
+        found = self.second.rpc_sync().forward(rpc.RRef(x))
+        looked_up = rpc.rpc_sync("ps0", servers.lookup, args=("table", x))
+        return found.sum() + (x * 3).sum() + looked_up.sum() + x.mul_(5).sum()
+
+
+def test_what_a_server_fetches_from_here_is_neither_changed_nor_used_until_it_has_it() -> None:
+    rewritten = fxlib.optimize(fxlib.capture(Beside(), contracts=STAGES))
+
+    order = [getattr(node.target, "__name__", node.target) for node in rewritten.graph.nodes]
+    stage = max(order.index(name) for name in ("wait", "remote_call") if name in order[: order.index("mul_")])
+    assert order.index("make_rref") < stage < order.index("mul_")
+    xs = torch.randn(2, 3)
+    assert torch.equal(rewritten(xs.clone()), Beside()(xs.clone()))
+
+
 def branches_on_a_shape(x: torch.Tensor) -> Any:
     return rpc.rpc_sync("ps0", servers.double, args=(x if x.shape[0] > 2 else x + 1,))
 

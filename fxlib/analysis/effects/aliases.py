@@ -18,6 +18,7 @@ from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.operators.arguments import shared_arguments, written_arguments
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.schemas import Operator, facts_of
+from fxlib.runtime.ops.operators import create, make_rref
 from fxlib.runtime.ops.registry import CROSSING
 
 
@@ -48,6 +49,8 @@ class Aliases:
         self._explicit: dict[Node, list[Node]] = {}
         self._several: dict[Node, bool] = {}
         self._items: dict[tuple[Node, int], int] = {}
+        self.references: set[Node] = set()
+        """RRefs through which servers may read memory of this process while a call that was given one is under way."""
         for node, behaviour in zip(nodes, behaviours, strict=True):
             self._nodes[node] = self._new()
             self._place(module, node, behaviour)
@@ -85,6 +88,9 @@ class Aliases:
 
     def _place(self, module: GraphModule, node: Node, behaviour: Behaviour) -> None:
         own, operator = self._nodes[node], behaviour.operator
+        if node.target is make_rref or (node.target is create and not self.references.isdisjoint(node.all_input_nodes)):
+            self.references.add(node)
+            self._join_all(own, node.all_input_nodes)
         if behaviour.part is Part.INPUT:
             self._join(own, self._input(node) if self._distinct else self.OUTSIDE)
         elif behaviour.part is Part.STATE:

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.effects.gradients import GradientUses
+from fxlib.analysis.effects.gradients import FOLLOWED, GradientUses
 from fxlib.analysis.effects.model import Effects, NodeEffects
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.resources import (
@@ -195,7 +195,7 @@ class _Builder:
         for account in self._uses.accounts_used(node, self._effects.behaviours[place]):
             last = self._account.get(account, -1)
             if last >= 0 and last != place:
-                own.append(self._edge(last, Why.GRADIENT))
+                own.append(self._edge(last, Why.SERVER if account == FOLLOWED else Why.GRADIENT))
             self._account[account] = place
 
     @staticmethod

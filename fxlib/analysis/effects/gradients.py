@@ -14,6 +14,7 @@ from collections.abc import Hashable, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
@@ -22,12 +23,21 @@ from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.schemas import Operator
 from fxlib.runtime.guards.folded_weights import FOLDED
+from fxlib.runtime.ops.operators import create, make_rref
 from fxlib.runtime.ops.registry import FETCHES, TRACKERS
 from fxlib.wire import OpaqueAttribute, OpaqueRRef
 
 _USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})
+_RREFS = frozenset({create, make_rref})
 _HELD = "held"
 """The account of all parameters and of what this process fetches from itself, which may be one of them."""
+
+FOLLOWED = "followed"
+"""The account of all calls that are given RRefs which the forward made: one is over before the next begins.
+
+That is not for the sake of gradients alone. In torch 2.13 two threads of a server may wait for each other for ever when
+they let go of others' RRefs: one has the lock of RPC's context and wants Python's, the other has Python's.
+"""
 
 
 class GradientUses:
@@ -58,6 +68,8 @@ class GradientUses:
     def accounts_used(self, node: Node, behaviour: Behaviour) -> list[Hashable]:
         """Return the accounts to which the node's backward adds."""
         part, operator, takes = behaviour.part, behaviour.operator, self._takes
+        if part is Part.WAIT:  # what a server fetches from here is used while the call is under way
+            return self._followed(node.all_input_nodes[0])
         if part is Part.LOCAL:
             if not takes[node] and (operator is None or not operator.writes):
                 return []
@@ -68,6 +80,8 @@ class GradientUses:
         used = [self._accounts[value] for value in inputs if takes[value]]
         if operator is not None and operator.state:
             used.extend(self._accounts_of_module(operator))
+        if part is not Part.LOCAL:
+            used += self._followed(node)
         if self._held and not self._held.isdisjoint(used):
             used.append(_HELD)
         return list(map(self._root, used)) if self._joined else used
@@ -97,16 +111,35 @@ class GradientUses:
             return self._written[alias_class]
         if behaviour.part is Part.STATE:
             return self._account_of_state(attribute(self._module, str(node.target)))
-        if operator is None or not operator.same or not inputs:
+        if own := self._led_to(node, inputs, behaviour):
+            inputs = own
+        elif operator is None or not operator.same or not inputs:
             return node
-        if operator.name == "getitem" and _indexes_a_tensor(node):
+        if operator is not None and operator.name == "getitem" and _indexes_a_tensor(node):
             return node
         account = self._accounts[inputs[0]]
-        if len(inputs) > 1 and operator.name not in words.RETURN_FIRST:
+        if len(inputs) > 1 and (operator is None or operator.name not in words.RETURN_FIRST):
             for each in inputs[1:]:
                 if self._takes[each]:
                     self._join(account, self._accounts[each])
         return account
+
+    def _followed(self, call: Node) -> list[Hashable]:
+        """Return the accounts of what a server may fetch for a call, and the one of all such calls."""
+        given: list[Node] = []
+        map_arg(call.args[1:], lambda each: given.append(each) if each.target in _RREFS else None)
+        held = [self._root(self._accounts[each]) for each in given if self._takes[each]]
+        return [*held, FOLLOWED] if given else []
+
+    def _led_to(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour) -> list[Node]:
+        """Return what of this process's own a value is, or leads to: that to which the forward made an RRef."""
+        if node.target is make_rref:
+            return list(inputs)
+        if behaviour.part is Part.WAIT and inputs[0].target in FETCHES:
+            inputs = inputs[0].all_input_nodes
+        elif node not in self._effects.aliases.references and node.target not in FETCHES:
+            return []
+        return [each for each in inputs if each in self._effects.aliases.references]
 
     def _join(self, one: Hashable, other: Hashable) -> None:
         """Know that two accounts are one."""

@@ -163,6 +163,7 @@ _OPAQUE = Behaviour(part=Part.FENCE, fence=Reason.OPAQUE_NEIGHBOUR)
 _OUTSIDE_PAIR = Behaviour(part=Part.FENCE, fence=Reason.ALREADY_ASYNC)
 _MODE = Behaviour(part=Part.FENCE, fence=Reason.MODE_BLOCK)
 _TRACK = Behaviour(part=Part.LOCAL, operator=Operator(name="track_gradient", shares=True, raises=True))
+_REFERENCE = Behaviour(part=Part.LOCAL, operator=Operator(name="make_rref", shares=True, same=True, raises=True))
 _JOINED = Behaviour(part=Part.LOCAL, operator=facts_of(operator.concat))
 _PARTS = {"placeholder": Part.INPUT, "get_attr": Part.STATE, "output": Part.OUTPUT}
 
@@ -292,6 +293,8 @@ class Behaviours:
             return _FIXED[Part.ISSUE]
         if node.target is limit_in_flight:
             return _FIXED[Part.INPUT]
+        if node.target is ops.make_rref:
+            return _REFERENCE
         return _TRACK if node.target in TRACKERS else None
 
 

@@ -38,7 +38,8 @@ OPERATOR: Any = torch.ops.fxlib_export.call.default
 has_side_effect(OPERATOR)  # a call is made, whether its result is used or not
 _PLAIN = (int, float, bool, str, type(None), Exactly)
 _SYMBOLS = (torch.SymFloat, torch.SymBool)
-TOKENS = (ops.start_call, ops.issue_call, ops.create)
+RREFS = (ops.create, ops.make_rref)
+TOKENS = (ops.start_call, ops.issue_call, *RREFS)
 RECORDED = (ops.remote_call, ops.fetch, ops.wait, *TOKENS, *TRACKERS)
 """Operators whose calls the exporter sees as calls of `fxlib_export::call`."""
 TENSOR = object()
@@ -140,7 +141,7 @@ class ExportRecorder(Tracer):
             return ExportedFuture(self, made)
         if isinstance(made, Proxy):
             found = self.result(made.node)
-            return ExportedRRef(self, made) if made.node.target is ops.create else found
+            return ExportedRRef(self, made) if made.node.target in RREFS else found
         return made
 
     def parallel(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

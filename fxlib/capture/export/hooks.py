@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from fxlib.capture.export.calls import ExportRecorder
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.recording.observers import original_code
 from fxlib.capture.trace import refusals
-from fxlib.capture.trace.hooks import METHODS, STYLES, hide_remote_modules
+from fxlib.capture.trace.hooks import METHODS, STYLES, hide_remote_modules, rref_to
 from fxlib.capture.trace.remote import Style
 from fxlib.capture.trace.values import CollectedFutures
 from fxlib.capture.unswallowed import capture_error
@@ -62,6 +63,9 @@ def _install_rpc(interception: Interception, remote: ExportRecorder) -> None:
     def invoke(rref: Any, api: Call, method: str, timeout: Any, *args: Any, **kwargs: Any) -> Any:
         return value(calls.method_call(STYLES[api], rref, method, args, kwargs, timeout=timeout))
 
+    def own(held: Any) -> Any:
+        return value(calls.own(held))
+
     for function, style in STYLES.items():
         interception.function(function, call(style))
     interception.function(rref_proxy._invoke_rpc, lambda _: invoke)
@@ -70,6 +74,7 @@ def _install_rpc(interception: Interception, remote: ExportRecorder) -> None:
     for name, style in METHODS.items():
         interception.method(rpc.PyRRef, name, methods(style))
     hide_remote_modules(interception)
+    interception.method(rpc.RRef, "__new__", lambda original: functools.partial(rref_to, own, original))
     interception.method(rpc.PyRRef, "to_here", lambda _: lambda rref, timeout=None: value(calls.fetch(rref, timeout)))
 
 

@@ -1,15 +1,15 @@
 """Sizes of arguments by which a forward decides: known from samples, and held to in each run.
 
-A loop over a dimension (`for t in range(x.size(1))`), a branch by the number of dimensions and an assertion about a
-shape cannot be traced for all sizes. Where samples are given, they are traced for the samples' own; each size that was
-asked for becomes a fact, and with others the original forward runs.
+A loop over a dimension (`for t in range(x.size(1))`), one over micro-batches (`for part in x.split(8)`), a branch by
+the number of dimensions and an assertion about a shape cannot be traced for all sizes. Where samples are given, they
+are traced for the samples' own; each size that was asked for becomes a fact, and with others the original forward runs.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -31,6 +31,15 @@ _RESHAPES = frozenset(
     | {"as_strided_", "sparse_resize_", "sparse_resize_and_clear_"}
 )
 """Operations in place after which a tensor has another shape."""
+_PARTS: Final[Mapping[Any, str]] = {
+    "split": "split",
+    "chunk": "chunk",
+    "unbind": "unbind",
+    torch.split: "split",
+    torch.chunk: "chunk",
+    torch.unbind: "unbind",
+}
+"""Methods and functions that return a tensor in parts along a dimension."""
 Place = tuple[str, tuple[tuple[str, Any], ...], Node | None]
 """The argument (empty: the model), the steps from there to what is read, and the node of an argument that has parts."""
 
@@ -58,8 +67,29 @@ class DecidedSizes:
             if place is not None and not _is_reshaping(node.graph) and (size := self._follow(place)) is not UNKNOWN:
                 self._note(place, size)
                 return size
+        if (parts := self.parts(node)) is not None:
+            return parts
         shape = self.of(node)
         return len(shape) if isinstance(shape, tuple) else UNKNOWN
+
+    def parts(self, node: Node) -> int | None:
+        """Return into how many parts a node splits an argument, and note the size; None if it does something else."""
+        name = _PARTS.get(node.target)
+        of, *given = node.args
+        if name is None or not isinstance(of, Node) or len(node.all_input_nodes) > 1:
+            return None
+        with suspended():
+            if (place := self._of_tensor(of)) is None or _is_reshaping(node.graph):
+                return None
+            tensor = self._follow(place)
+            try:
+                found = len(getattr(tensor.detach(), name)(*given, **node.kwargs))
+                dim = node.kwargs.get("dim", (*given, 0)[0 if name == "unbind" else 1])
+                *_, size = read = ("getattr", "shape"), ("getitem", range(tensor.dim())[cast(int, dim)])
+            except Exception:  # noqa: BLE001 - the forward itself shall meet it
+                return None
+            self._note((place[0], (*place[1], *read), of if place[1] else None), tensor.shape[size[1]])
+        return found
 
     def _of(self, node: Node, used: dict[Place, Any]) -> Any:
         if (place := self._read(node)) is not None:
@@ -158,6 +188,9 @@ class SizedAttribute(_Decides, TracedAttribute):
 
 
 def known_iterator(sizes: DecidedSizes, proxy: Proxy) -> Iterator[Any] | None:
-    """Return an iterator over a shape; None over anything else."""
+    """Return an iterator over a shape, or over the parts of a tensor; None over anything else."""
+    if (parts := sizes.parts(proxy.node)) is not None:
+        several: Any = proxy
+        return iter([several[index] for index in range(parts)])
     found = sizes.of(proxy.node)
     return iter(found) if isinstance(found, tuple) else None

@@ -100,9 +100,17 @@ def _install_rrefs(interception: Interception, tracer: RemoteTracer) -> None:
         helper = functools.partial(calls.method_calls, style)
         interception.method(rpc.PyRRef, name, functools.partial(_in_place_of, helper))
     interception.method(rpc.PyRRef, "to_here", lambda _: calls.fetch)
+    interception.method(rpc.RRef, "__new__", lambda original: functools.partial(rref_to, calls.own, original))
     for name in ("local_value", "confirmed_by_owner"):
         interception.method(rpc.PyRRef, name, _on_node(tracer, name))
     hide_remote_modules(interception)
+
+
+def rref_to(own: Call, original: Call, kind: type, value: Any, type_hint: Any = None) -> Any:
+    """Record `rpc.RRef(x)` of a traced value, or of a tensor, with `own`."""
+    if isinstance(value, (Proxy, torch.Tensor)) and type_hint is None:
+        return own(value)
+    return original(kind, value, type_hint)
 
 
 def hide_remote_modules(interception: Interception) -> None:

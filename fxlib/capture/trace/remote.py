@@ -110,6 +110,10 @@ class RemoteCalls:
         result = self.emit(ops.fetch, (proxy, _seconds(timeout)), "fetch", contract)
         return value_of(result, contract.structure if contract is not None else None)
 
+    def own(self, value: Any) -> Proxy:
+        """Record `rpc.RRef(value)`, which leads to this very process."""
+        return self._tracer.create_proxy("call_function", ops.make_rref, (self._value(value),), {}, name="rref")
+
     def _record(
         self,
         style: Style,

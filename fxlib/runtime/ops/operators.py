@@ -120,6 +120,16 @@ def create(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | 
 
 
 @outside_of_dynamo
+def make_rref(value: Any) -> Any:
+    """Return an RRef to a value of this very process, which whoever gets it fetches from here: `rpc.RRef(value)`.
+
+    Raises:
+        Exception: whatever `rpc.RRef` raises: there is no RPC agent.
+    """
+    return rpc.RRef(value)
+
+
+@outside_of_dynamo
 def wait(future: Any) -> Any:
     """Block until an issued call is complete and return its result.
 

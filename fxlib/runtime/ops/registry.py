@@ -23,6 +23,7 @@ class Role(Enum):
     CALL = "blocks until a result is there"
     ISSUE = "begins a call, and is waited for"
     CREATE = "makes an object on a server, and is not waited for"
+    REFERENCE = "makes an RRef to a value of this process"
     WAIT = "returns the result of a call that was issued"
     TRACK = "returns a result that takes a gradient, and notes where this goes"
     CHECK = "raises where a result is not as its contract says"
@@ -71,6 +72,7 @@ OPERATORS: Final = (
     _row(operators.fetch, Role.CALL, 2, destination_at=0),
     _row(operators.issue_fetch, Role.ISSUE, 2, destination_at=0),
     _row(operators.create, Role.CREATE, 5, destination_at=0, function_at=1),
+    _row(operators.make_rref, Role.REFERENCE, 1),
     _row(operators.wait, Role.WAIT, 1),
     _row(operators.track_gradient, Role.TRACK, 7, destination_at=1, function_at=2),
     _row(operators.send_gradient, Role.TRACK, 7, destination_at=1, function_at=2),

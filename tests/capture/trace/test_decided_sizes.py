@@ -42,11 +42,19 @@ def reads_a_shape(x: Tensor) -> Any:
     return total, list(x.shape) if len(x.shape) == 2 else [x.size(1)]
 
 
+def loops_over_parts(x: Tensor) -> Any:
+    total = x.new_zeros(3)
+    for part in (*x.split(2), *torch.chunk(x, 3, dim=1)):
+        total = total * 2 + part.sum((0, 1))
+    return total if len(x.unbind(-1)) == 3 else -total
+
+
 PROGRAMS: list[Callable[..., Any]] = [
     loops_over_a_dimension,
     branches_by_dimensions,
     computes_with_lengths,
     reads_a_shape,
+    loops_over_parts,
 ]
 
 

@@ -83,10 +83,6 @@ def sends_arguments_of_unknown_number(x: torch.Tensor) -> Any:
     return rpc_sync("ps0", double, args=x.shape)  # HERE
 
 
-def makes_an_rref_to_a_traced_value(x: torch.Tensor) -> Any:
-    return rpc_sync("ps0", double, args=(rpc.RRef(x),))  # HERE
-
-
 def makes_an_rref_to_a_nest(x: torch.Tensor) -> Any:
     return rpc_sync("ps0", double, args=(rpc.RRef([x]),))  # HERE
 
