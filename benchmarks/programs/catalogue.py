@@ -401,6 +401,16 @@ def on_processors() -> None:
     program.d0 = program.d1 = program.d2 = "cpu"
 
 
+def on_servers_processors() -> None:
+    """Let modules be where there is no accelerator."""
+    move = nn.Module.to
+
+    def moved(module: nn.Module, *given: Any, **options: Any) -> nn.Module:
+        return module if given == ("cuda",) else move(module, *given, **options)
+
+    nn.Module.to = moved  # type: ignore[method-assign, assignment]
+
+
 _READS: Final = frozenset({"parameters"})
 
 
@@ -543,6 +553,15 @@ PROGRAMS: Final = (
         servers=("worker1", "worker2", "worker3"),
         make=lambda module: module.DistMNIST([f"worker{each}/cpu" for each in (1, 2, 3)], module.shards, 8),
         batch=digits,
+    ),
+    Program(
+        name="split_learning",
+        path="7-split-learning/model.py",
+        holds="class SplitModel",
+        servers=("worker1",),
+        make=lambda module: module.SplitModel("worker1"),
+        batch=images,
+        prepare=on_servers_processors,
     ),
     Program(
         name="experts",
