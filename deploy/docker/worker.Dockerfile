@@ -7,7 +7,7 @@ COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY fxlib fxlib
 COPY workers workers
 RUN python -m venv /opt/fxlib \
-    && /opt/fxlib/bin/pip install --no-cache-dir --constraint constraints.txt . ./workers
+    && /opt/fxlib/bin/pip install --no-cache-dir --constraint constraints.txt . "./workers[otel]"
 
 FROM python:3.11-slim
 # libseccomp: trials filter system calls with it.

@@ -38,6 +38,7 @@ from fxlib.runtime.gradients.plain_forward import train_as_written
 from fxlib.spec.job import Event, Job, JobFilter, JobPage, State
 from fxlib.spec.report import LiveFigures
 from fxlib.spec.workload import Workload
+from fxlib.utils import tracing
 from fxlib.utils.local_service import is_token
 from fxlib.v1 import jobs_pb2
 
@@ -237,6 +238,7 @@ class Client:
             None if disabled() else discovery,
         )
 
+    @tracing.span("client.hand_in")
     def hand_in(
         self, model: Model, workload: Workload, *, request_id: str = "", **asked: Unpack[RequestOptions]
     ) -> Job | Result:
@@ -272,7 +274,14 @@ class Client:
     def _asking(self, asked: RequestOptions) -> Callable[[Prepared], Outcome]:
         """Return a function that asks one further question, with the time limit of the first."""
         limit_s = Question(**asked).deadline_s
-        return lambda prepared: ask(self._connection, prepared, Deadline(limit_s), self._patience_s, Silent())
+
+        def ask_one(prepared: Prepared) -> Outcome:
+            with tracing.span("client.optimize") as span:
+                outcome = ask(self._connection, prepared, Deadline(limit_s), self._patience_s, Silent())
+                _note(span, prepared, outcome)
+            return outcome
+
+        return ask_one
 
     def job(self, job_id: str, *, timeout_s: float = 30.0) -> Job:
         """Return one job.
@@ -428,11 +437,15 @@ class Client:
 
         Return the module to train with meanwhile, and a function for everything else, which does not raise.
         """
+        span = tracing.begin("client.optimize")
         try:
             question = Question(**asked)
             deadline = Deadline(question.deadline_s)
-            own = _question_of(model, workload, question)
+            with tracing.span("client.capture", span.traceparent):
+                own = _question_of(model, workload, question)
         except Exception as error:
+            span.fail(error)
+            span.end()
             if rendezvous is not None:
                 withdraw(rendezvous, str(error))
             raise
@@ -447,7 +460,9 @@ class Client:
             return ask(self._connection, own, deadline, self._patience_s, progress)
 
         def watchable(progress: Progress) -> Outcome:
-            outcome = asked_for(progress)
+            with span.current():
+                outcome = asked_for(progress)
+                _note(span, own, outcome)
             watcher = partial(self._watch_steps, outcome.result, own, workload)
             return replace(outcome, result=replace(outcome.result, watcher=watcher))
 
@@ -482,6 +497,17 @@ class Client:
             )
         finally:
             connection.close()
+
+
+def _note(span: tracing.Span, own: Prepared | Outcome, outcome: Outcome) -> None:
+    """Add to the span of a question what was asked, and what was answered."""
+    if isinstance(own, Prepared):
+        span.note(model=own.request.name, recipe=own.request.recipe.name)
+    result = outcome.result
+    reason, gain = result.reason and result.reason.name, result.gain and result.gain.value
+    span.note(job_id=result.job_id, cached=result.cached, decision=result.decision, reason=reason, gain=gain)
+    if outcome.problem:
+        span.fail(outcome.problem)
 
 
 def _rendezvous_of(group: Group | None) -> Rendezvous | None:

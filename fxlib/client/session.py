@@ -27,6 +27,7 @@ from fxlib.recipes.recipes import with_variants
 from fxlib.runtime import CapturedModule
 from fxlib.spec.job import Blob, Job
 from fxlib.spec.report import Report
+from fxlib.utils import tracing
 from fxlib.v1 import jobs_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Inquiry:
         self._progress = progress
         self.job_id = ""
 
+    @tracing.span("client.send")
     def hand_in(self, prepared: Prepared) -> Job:
         """Send the question, and return the job as the service took it.
 
@@ -137,7 +139,8 @@ class Inquiry:
         connection, deadline = self._connection, self._deadline
         job = self.hand_in(prepared)
         if not job.done:
-            job = follow(connection, job.id, deadline, self._progress.show)
+            with tracing.span("client.wait"):
+                job = follow(connection, job.id, deadline, self._progress.show)
         elif job.report is None:
             job = get_job(connection, job.id, deadline)
         if job.report is None:
@@ -170,6 +173,7 @@ def _anew(prepared: Prepared) -> Prepared:
     return replace(prepared, request=request)
 
 
+@tracing.span("client.bind")
 def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -> Result:
     """Check an answer, and bind its graph to the caller's own module.
 
@@ -236,6 +240,7 @@ def _blamed(report: Report) -> Report:
 def _accepted(connection: Connection, prepared: Prepared, deadline: Deadline, progress: Progress) -> Job:
     """Upload what is missing, and hand the question in; the request id makes it safe to repeat."""
     progress.say("sending the graph")
+    prepared.request.traceparent = tracing.traceparent()
     upload(connection, prepared.blobs, deadline)
     for _ in prepared.blobs:
         try:

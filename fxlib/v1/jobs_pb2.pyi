@@ -38,7 +38,7 @@ DECISION_ADOPT: Decision
 DECISION_KEEP_ORIGINAL: Decision
 
 class OptimizeRequest(_message.Message):
-    __slots__ = ("request_id", "name", "namespace", "labels", "graph", "workload", "recipe", "trial", "torch_version", "fresh", "profile", "diffs", "variants", "where", "backends")
+    __slots__ = ("request_id", "name", "namespace", "labels", "graph", "workload", "recipe", "trial", "torch_version", "fresh", "profile", "diffs", "variants", "where", "backends", "traceparent")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class OptimizeRequest(_message.Message):
     VARIANTS_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
     BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     name: str
     namespace: str
@@ -83,7 +84,8 @@ class OptimizeRequest(_message.Message):
     variants: _containers.RepeatedCompositeFieldContainer[VariantRequest]
     where: _containers.ScalarMap[str, str]
     backends: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., trial: _Optional[_Union[TrialOptions, _Mapping]] = ..., torch_version: _Optional[str] = ..., fresh: _Optional[bool] = ..., profile: _Optional[_Union[_profile_pb2.Profile, _Mapping]] = ..., diffs: _Optional[bool] = ..., variants: _Optional[_Iterable[_Union[VariantRequest, _Mapping]]] = ..., where: _Optional[_Mapping[str, str]] = ..., backends: _Optional[_Iterable[str]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., trial: _Optional[_Union[TrialOptions, _Mapping]] = ..., torch_version: _Optional[str] = ..., fresh: _Optional[bool] = ..., profile: _Optional[_Union[_profile_pb2.Profile, _Mapping]] = ..., diffs: _Optional[bool] = ..., variants: _Optional[_Iterable[_Union[VariantRequest, _Mapping]]] = ..., where: _Optional[_Mapping[str, str]] = ..., backends: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class VariantRequest(_message.Message):
     __slots__ = ("name", "graph", "workload", "profile")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from fxlib.errors import FxlibError, of_system
-from fxlib.utils.text import PlainFormatter
+from fxlib.utils import tracing
 from fxlib_service import audit
 from fxlib_service.config import APPLICATION, MIB, Address, Config
 
@@ -27,11 +27,13 @@ def main() -> int:
     return_freed_memory()
     os.umask(0o077)  # weights, and the tokens of leases, are for this user's eyes, whatever folder they are put into
     handler = logging.StreamHandler()
-    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(tracing.TracedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         config = APPLICATION.read()
         audit.write_to(config.audit_log)
+        if told := tracing.begin_process("fxlib-service"):
+            logging.getLogger(__name__).info("%s", told)
         asyncio.run(_run(config))
     except FxlibError as error:
         sys.stderr.write(f"fxlib service: {error}\n")

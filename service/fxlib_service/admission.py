@@ -266,7 +266,7 @@ def _content(request: jobs_pb2.OptimizeRequest) -> bytes:
     """Return a request without what equal requests differ in."""
     content = jobs_pb2.OptimizeRequest()
     content.CopyFrom(request)
-    for field in ("request_id", "name", "namespace", "labels", "fresh"):
+    for field in ("request_id", "name", "namespace", "labels", "fresh", "traceparent"):
         content.ClearField(field)
     return content.SerializeToString(deterministic=True)
 

@@ -64,7 +64,7 @@ class Limiter:
 _unknown = Limiter(_UNKNOWN_PER_S)
 
 
-def write(*, method: str, code: str, caller: Caller | None, peer: str, about: str) -> None:
+def write(*, method: str, code: str, caller: Caller | None, peer: str, about: str, trace_id: str = "") -> None:
     """Write the line of one call.
 
     Args:
@@ -73,6 +73,7 @@ def write(*, method: str, code: str, caller: Caller | None, peer: str, about: st
         caller: the authenticated caller; None if it could not be authenticated.
         peer: where the call came from, as gRPC writes it.
         about: id of the job or SHA-256 of the blob that the call concerns; "" if there is none.
+        trace_id: id of the trace that the call is part of; "" if it is not traced.
     """
     refused = code in _REFUSALS
     level = logging.WARNING if refused else logging.INFO if method in _CHANGES else logging.DEBUG
@@ -91,6 +92,8 @@ def write(*, method: str, code: str, caller: Caller | None, peer: str, about: st
         "peer": peer,
         "about": about[:_MAX_OBJECT],
     }
+    if trace_id:
+        line["trace_id"] = trace_id
     if left_out:
         line["left_out"] = left_out
     logger.log(level, "%s", json.dumps(line))

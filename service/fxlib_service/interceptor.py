@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_status import rpc_status
 from typing_extensions import override
 
+from fxlib.utils import tracing
 from fxlib_service import audit
 from fxlib_service.authentication import Authenticator, Proof
 from fxlib_service.errors import Code, ServiceError
@@ -105,7 +106,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
                 self._in_flight.request(name, call.tenant, messages) as raw,
                 self._in_flight.turn(name, call.tenant),
             ):
-                answer: Message = await method(call.noted(parse(raw)), call.call)
+                message = call.noted(parse(raw))
+                with call.traced(name, message):
+                    answer: Message = await method(message, call.call)
             return answer
 
         async def serve(messages: AsyncIterator[bytes], context: Any) -> None:
@@ -204,7 +207,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         finally:
             self._running.discard(intercepted)
             self._metrics.rpc(name, status, time.monotonic() - began)
-            audit.write(method=name, code=code, caller=caller, peer=peer, about=intercepted.about)
+            about, trace_id = intercepted.about, intercepted.trace_id
+            audit.write(method=name, code=code, caller=caller, peer=peer, about=about, trace_id=trace_id)
 
 
 class _Intercepted:
@@ -216,6 +220,7 @@ class _Intercepted:
         call: the context that its method gets.
         tenant: whom it counts for.
         about: the job or blob that it concerns.
+        trace_id: the trace that it is part of, if it is traced.
         revoked: whether it was ended since its caller is no longer who it was.
     """
 
@@ -225,6 +230,7 @@ class _Intercepted:
         self.call: Call | None = None
         self.tenant = _ANYBODY
         self.about = ""
+        self.trace_id = ""
         self.revoked = False
         self._task = asyncio.current_task()
 
@@ -238,6 +244,16 @@ class _Intercepted:
         """Note the job or blob that a message names, unless one is noted already; return the message."""
         self.about = self.about or _object_of(message)
         return message
+
+    @contextmanager
+    def traced(self, name: str, message: Any) -> Iterator[None]:
+        """Make a span of the block, if the call hands a job in: it continues the caller's."""
+        if "traceparent" not in message.DESCRIPTOR.fields_by_name:
+            yield
+            return
+        with tracing.span(f"service.{name}", message.traceparent) as span:
+            self.trace_id = span.trace_id
+            yield
 
 
 async def _abort(context: Any, refusal: ServiceError) -> None:

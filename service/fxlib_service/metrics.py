@@ -147,9 +147,9 @@ class Metrics:
         """Count what a transition means: a job that started, ended, or got its answer."""
         job = transition.job
         if job.state is State.RUNNING and transition.event is not None and job.started_at == transition.event.at:
-            self._phase_s.labels("queued").observe(max(0.0, job.started_at - job.created_at))
+            self._phase_s.labels("queued").observe(max(0.0, job.started_at - job.created_at), _example(job))
         if job.state.finished:
-            self._finished.labels(job.state.value).inc()
+            self._finished.labels(job.state.value).inc(exemplar=_example(job))
         if transition.result is None:
             return
         if len(transition.result) <= _COUNTED_AT_ONCE:
@@ -160,7 +160,7 @@ class Metrics:
     def _answered(self, job: Job, data: bytes) -> None:
         cached = str(job.cached).lower()
         answer, *variants = _all_decided(data)
-        self._answers.labels(*answer, cached).inc()
+        self._answers.labels(*answer, cached).inc(exemplar=_example(job))
         for variant in variants:
             self._variant_answers.labels(*variant, cached).inc()
         if job.cached:
@@ -169,7 +169,7 @@ class Metrics:
         self._models.record((job.namespace, job.name), Figures.of(result))
         for phase, seconds in result.phase_seconds.items():
             if phase in _PHASES:
-                self._phase_s.labels(phase).observe(max(0.0, seconds))
+                self._phase_s.labels(phase).observe(max(0.0, seconds), _example(job))
         for each in result.passes:
             name = each.name if each.name in self._passes else _OTHER
             self._pass_s.labels(name).observe(max(0.0, each.seconds))
@@ -184,6 +184,11 @@ def _all_decided(data: bytes) -> tuple[tuple[str, str], ...]:
     """Return decision and reason of an answer, and of each of its variants; an answer from the cache comes again."""
     result = jobs_pb2.JobResult.FromString(data)
     return (_decided(result), *(_decided(variant.result) for variant in result.variants))
+
+
+def _example(job: Job) -> dict[str, str]:
+    """Return the exemplar that leads from a figure to a job; the exposition has it where OpenMetrics is asked for."""
+    return {"job_id": job.id}
 
 
 def _decided(result: jobs_pb2.JobResult) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fxlib.utils import tracing
 from fxlib.v1 import jobs_pb2
 from fxlib_service.admission import LOST, Admission, Examined, is_small
 from fxlib_service.background import Background
@@ -113,7 +114,9 @@ class Submit:
         request = jobs_pb2.OptimizeRequest()
         request.CopyFrom(received)  # a copy, since defaults are filled in below
         request.namespace = caller.namespace_asked(request.namespace, otherwise=DEFAULT_NAMESPACE)
+        request.ClearField("traceparent")  # which is no part of what is asked
         digest = self._admission.identify(request)
+        request.traceparent = tracing.traceparent() or tracing.valid(received.traceparent)
         async with self._turns.hold(caller.tenant, 1):
             known, answer = await self._accept_again(request, digest, caller, peer)
         if known is None:

@@ -10,6 +10,7 @@ import pytest
 import fxlib
 from fxlib.client import Client
 from tests.loop.processes import Service, Worker
+from tests.shared.collector import Collector, collecting
 
 
 @pytest.fixture(scope="package")
@@ -18,7 +19,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def service(folder: Path) -> Iterator[Service]:
+def collector() -> Iterator[Collector]:
+    """Where service, workers and launchers of these tests send their traces."""
+    with collecting() as made:
+        yield made
+
+
+@pytest.fixture(scope="package")
+def service(folder: Path, collector: Collector) -> Iterator[Service]:
     made = Service(folder)
     yield made
     made.end()

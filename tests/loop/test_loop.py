@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from fxlib.reasons import Reason
 from fxlib.spec.workload import Server, Workload
 from fxlib.utils.compare import relative_error
 from tests.loop.processes import Service, Worker, submit, until
+from tests.shared.collector import Collector, attributes
 from tests.workers import remote_code
 from tests.workers.cases import Lookups, Reducing, lookup_workload
 from tests.workers.convnet import ConvNet, images
@@ -66,6 +68,37 @@ def test_a_launcher_gets_its_own_module_back_faster_and_proven(answered: Answere
     assert dict(result.module.named_parameters())["bottom.weight"] is answered.model.get_parameter("bottom.weight")
     assert result.hardware
     assert {"fetch", "rewrite", "start", "sameness", "qps"} <= result.phase_seconds.keys()
+
+
+def test_a_job_is_one_trace_from_its_launcher_to_the_phases_of_its_trial(
+    answered: Answered, collector: Collector, folder: Path
+) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+    handed_in = "client.optimize/client.send/service.OptimizerService/Optimize"
+    job, trial = f"{handed_in}/worker.run_job", f"{handed_in}/worker.run_job/worker.trial"
+    wanted = {"client.optimize/client.capture", "client.optimize/client.wait", "client.optimize/client.bind"}
+    wanted |= {f"{handed_in}/service.queued", f"{job}/worker.fetch", f"{job}/worker.rewrite", f"{job}/worker.hand_in"}
+    wanted |= {f"{trial}/worker.trial.{phase}" for phase in ("sameness", "qps")}
+
+    def paths() -> dict[str, str]:
+        trace = collector.trace_of(answered.result.job_id)
+        spans = {span.span_id: (process, span) for process, span in trace}
+
+        def path(span: Any) -> str:
+            return span.name if not span.parent_span_id else f"{path(spans[span.parent_span_id][1])}/{span.name}"
+
+        known = [each for each in trace if all(one.parent_span_id in {b"", *spans} for _, one in trace)]
+        return {path(span): process for process, span in known}
+
+    collector.until(lambda: wanted <= paths().keys())
+    assert {paths()[each] for each in (handed_in, job)} == {"fxlib-service", "fxlib-worker"}
+    told = [attributes(span) for _, span in collector.spans if span.name in ("client.optimize", "worker.run_job")]
+    for each in (told for told in told if told["fxlib.job_id"] == answered.result.job_id):
+        assert (each["fxlib.model"], each["fxlib.recipe"], each["fxlib.decision"]) == ("demo", "schedule", "adopt")
+        assert answered.result.gain is not None
+        assert each["fxlib.gain"] == answered.result.gain.value
+    trace_id = collector.trace_of(answered.result.job_id)[0][1].trace_id.hex()
+    assert f"trace_id={trace_id}" in (folder / "first.log").read_text()
 
 
 def test_a_relaunch_is_answered_at_once(client: Client, answered: Answered) -> None:

@@ -66,6 +66,7 @@ def request(
     torch_version: str = TORCH,
     labels: dict[str, str] | None = None,
     where: dict[str, str] | None = None,
+    traceparent: str = "",
 ) -> jobs_pb2.OptimizeRequest:
     return jobs_pb2.OptimizeRequest(
         request_id=uuid.uuid4().hex if request_id is None else request_id,
@@ -78,6 +79,7 @@ def request(
         recipe=jobs_pb2.Recipe(name="schedule"),
         torch_version=torch_version,
         fresh=fresh,
+        traceparent=traceparent,
     )
 
 

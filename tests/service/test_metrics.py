@@ -5,6 +5,7 @@ import re
 
 import pytest
 from prometheus_client import generate_latest
+from prometheus_client.openmetrics import exposition
 
 from fxlib.v1 import jobs_pb2
 from fxlib_service.core import Core
@@ -87,6 +88,15 @@ async def test_gauges_are_as_they_were_after_a_restart() -> None:
     async with make_service(store, blobs) as core:
         assert told(core) == before
         assert before['fxlib_model_gain_ratio{bound="value",fxlib_namespace="default",model="dlrm"}'] == 0.4
+
+
+async def test_a_figure_leads_to_a_job() -> None:
+    async with make_service() as core:
+        await submit(core)
+        job_id = await work(core)
+        text = exposition.generate_latest(core.registry).decode()
+        for figure in ("job_phase_seconds_bucket", "answers_total", "jobs_finished_total"):
+            assert re.search(rf'^fxlib_{figure}\S+ 1.0 # \{{job_id="{job_id}"\}}', text, re.MULTILINE)
 
 
 async def test_no_client_makes_the_metrics_grow_without_bound() -> None:

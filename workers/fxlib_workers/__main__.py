@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fxlib.errors import FxlibError, of_system
+from fxlib.utils import tracing
 from fxlib_workers import logs
 from fxlib_workers.config import APPLICATION
 from fxlib_workers.process.probe import available
@@ -24,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for module in config.trial.allowed_modules:
             functions.allow_module(module)  # a wrong name is better reported now than in a trial
         logs.set_up()
+        if told := tracing.begin_process("fxlib-worker"):
+            logs.Log("fxlib_workers").info(told)
         host, cluster = available(), config.trial.ray_address
         nodes = allowed_on_nodes(cluster) if cluster else None
         level = check_containment(config, host, nodes)

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 
-from fxlib.utils.text import PlainFormatter
+from fxlib.utils.tracing import TracedFormatter
 
 _ROOT = logging.getLogger("fxlib_workers")
 
@@ -17,7 +17,7 @@ _ROOT = logging.getLogger("fxlib_workers")
 def set_up(level: int = logging.INFO) -> None:
     """Write the lines of all modules of this process to standard error, with time, level and module."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(TracedFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     _ROOT.addHandler(handler)
     _ROOT.setLevel(level)
     _ROOT.propagate = False

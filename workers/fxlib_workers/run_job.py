@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 import torch
 
@@ -20,10 +21,11 @@ from fxlib.protocol import blobs_of, report_to_proto
 from fxlib.spec.job import Blob
 from fxlib.spec.report import Report
 from fxlib.spec.variant import MAIN
+from fxlib.utils import tracing
 from fxlib.v1 import jobs_pb2
 from fxlib_workers import logs
 from fxlib_workers.config import Config
-from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.exchange.job_folder import JobFolder, ReportProgress
 from fxlib_workers.lease import ActiveLease
 from fxlib_workers.process.containment import Containment, unused_user
 from fxlib_workers.process.forking import Forker
@@ -41,6 +43,29 @@ _LOST: Final = frozenset({"BLOB_NOT_FOUND", "BLOB_CORRUPT"})
 
 _MISSING: Final = _LOST | {"BLOB_MISSING"}
 """The service's error codes for a graph of the answer that it has lost since it was uploaded."""
+
+
+class _Phases:
+    """Passes the progress of a trial on, and makes a span of each of its phases, from its first line to the next's."""
+
+    def __init__(self, report_progress: ReportProgress) -> None:
+        self._report_progress = report_progress
+        self._phase, self._span = "", tracing.Span()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            self._span.fail(error)
+        self._span.end()
+
+    def report_progress(self, phase: str, message: str, progress: float | None = None, /) -> None:
+        """Pass a line on."""
+        if phase != self._phase:
+            self._span.end()
+            self._phase, self._span = phase, tracing.begin(f"worker.trial.{phase}")
+        self._report_progress(phase, message, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +98,30 @@ class JobRunner:
             RemoteError: the service stayed away, or refuses the answer.
         """
         folder = JobFolder(Path(tempfile.mkdtemp(dir=self.root, prefix="job-")))
+        job, asked = lease.message, lease.message.request
         try:
-            found = self._find(folder, lease)
-            if isinstance(found, jobs_pb2.JobFailure):
-                self.service.complete(lease.message, found, lease.check)
-            else:
-                self._hand_in(found, folder, lease)
+            with tracing.span(
+                "worker.run_job",
+                asked.traceparent,
+                job_id=job.job_id,
+                attempt=job.attempt,
+                worker=self.service.info.worker_id,
+                model=asked.name,
+                namespace=asked.namespace,
+                recipe=asked.recipe.name,
+            ) as span:
+                found = self._find(folder, lease)
+                if isinstance(found, jobs_pb2.JobFailure):
+                    span.fail(f"{found.code}: {found.message}")
+                    self.service.complete(lease.message, found, lease.check)
+                else:
+                    reason, gain = found.reason and found.reason.name, found.gain and found.gain.value
+                    span.note(decision=found.decision, reason=reason, gain=gain)
+                    self._hand_in(found, folder, lease)
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
 
+    @tracing.span("worker.hand_in")
     def _hand_in(self, report: Report, folder: JobFolder, lease: ActiveLease) -> None:
         """Upload the graphs of the answer, and complete the job; upload them once more if the service has lost one."""
         for again in (True, False):
@@ -151,6 +191,7 @@ class JobRunner:
         self.service.store_all(lease.message, folder.values_in(graph), lease.check)
         return self.service.store(lease.message, graph, lease.check)
 
+    @tracing.span("worker.fetch")
     def _fetch(self, folder: JobFolder, lease: ActiveLease) -> None:
         request = lease.message.request
         original = self.service.fetch(request.graph)
@@ -161,6 +202,7 @@ class JobRunner:
         blobs = {sha256: self.service.fetch(ref) for sha256, ref in {ref.sha256: ref for ref in wanted}.items()}
         folder.fill(request, original, blobs, variants)
 
+    @tracing.span("worker.rewrite")
     def _rewrite(self, sandbox: RewriteSandbox, lease: ActiveLease) -> Report:
         start = time.monotonic()
         lease.report_progress("rewrite", "rewriting the graph")
@@ -193,8 +235,8 @@ class JobRunner:
         }
         start = time.monotonic()
         lease.report_progress("sameness", "waiting for the host")
-        with self.lock.measuring(lease.check):
-            report = self.driver.run(folder, lease.report_progress, lease.check, plans)
+        with tracing.span("worker.trial"), _Phases(lease.report_progress) as phases, self.lock.measuring(lease.check):
+            report = self.driver.run(folder, phases.report_progress, lease.check, plans)
         gain = f"{report.gain.value:+.1%}" if report.gain else "none"
         _LOG.info("tried", job=lease.job_id, seconds=time.monotonic() - start, gain=gain)
         return report

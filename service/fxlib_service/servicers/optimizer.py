@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from fxlib import __version__
 from fxlib.protocol import catalogue_to_proto
+from fxlib.utils import tracing
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc
 from fxlib_service.clock import Clock
 from fxlib_service.config import Limits
@@ -61,6 +62,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     async def Optimize(self, request: jobs_pb2.OptimizeRequest, context: Context) -> jobs_pb2.OptimizeResponse:
         """Accept a job, or return the one that has the request's id."""
         job, answer = await self._submit.accept(request, caller_of(context), peer=context.peer if context else "")
+        tracing.note(job_id=job.id, model=job.name, namespace=job.namespace, cached=job.cached)
         told = job_to_proto(job, answer) if answer is not None else await self._with_result(job)
         return jobs_pb2.OptimizeResponse(job=told)
 
@@ -107,7 +109,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         except KeyError:  # deleted meanwhile
             raise job_not_found(request.job_id) from None
         asked = jobs_pb2.OptimizeRequest.FromString(stored)
-        asked.request_id, asked.fresh = request.request_id, True
+        asked.request_id, asked.fresh, asked.traceparent = request.request_id, True, ""
         job, _ = await self._submit.accept(asked, caller_of(context), peer=context.peer if context else "")
         return jobs_pb2.RetryJobResponse(job=await self._with_result(job))
 

@@ -8,6 +8,7 @@ from typing import Final
 from typing_extensions import override
 
 from fxlib.reasons import Reason
+from fxlib.utils import tracing
 from fxlib.v1 import jobs_pb2, workers_pb2, workers_pb2_grpc
 from fxlib_service.admission import Admission
 from fxlib_service.config import Limits
@@ -115,12 +116,18 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     def _lease(self, grant: Grant) -> workers_pb2.Lease:
         request = jobs_pb2.OptimizeRequest()
         request.ParseFromString(grant.request)
+        job = grant.job
+        if request.traceparent:
+            waited = tracing.begin(
+                "service.queued", request.traceparent, at_s=job.created_at, job_id=job.id, attempt=job.attempts
+            )
+            waited.end(job.started_at)
         return workers_pb2.Lease(
-            job_id=grant.job.id,
-            token=grant.job.token,
+            job_id=job.id,
+            token=job.token,
             duration_s=self._dispatcher.leases.duration_s,
             request=request,
-            attempt=grant.job.attempts,
+            attempt=job.attempts,
         )
 
     async def _check_result(self, request: workers_pb2.CompleteRequest, data: bytes, caller: Caller) -> None:
