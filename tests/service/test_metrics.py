@@ -94,7 +94,7 @@ async def test_a_figure_leads_to_a_job() -> None:
     async with make_service() as core:
         await submit(core)
         job_id = await work(core)
-        text = exposition.generate_latest(core.registry).decode()
+        text = exposition.generate_latest(core.registry).decode()  # type: ignore[no-untyped-call]
         for figure in ("job_phase_seconds_bucket", "answers_total", "jobs_finished_total"):
             assert re.search(rf'^fxlib_{figure}\S+ 1.0 # \{{job_id="{job_id}"\}}', text, re.MULTILINE)
 
