@@ -10,19 +10,22 @@ from torch import Tensor, nn
 from torch.distributed import autograd as dist_autograd
 from torch.distributed.rpc import rpc_async, rpc_sync
 from torch.futures import wait_all
-from torch.fx import GraphModule
 
 import fxlib
 from benchmarks.grid import paper
-from benchmarks.grid.cells import BLOCKING, COMPUTE, FXLIB, PAPER, PIPELINE, Cell
+from benchmarks.grid.cells import BLOCKING, BOUND, COMPUTE, FXLIB, PAPER, PIPELINE, PIPELINE_BOUND, Cell
 from benchmarks.grid.expert import Expert, ExpertAcross, Way, ways
 from benchmarks.grid.recommender import BATCH, DENSE, ROWS, Blocking, Towers, interact, server_name
 from fxlib import ps
-from fxlib.analysis.cost.bound import bound
+from fxlib.analysis.cost.bound import bound, bound_pipelined
+from fxlib.analysis.cost.costs import Loop
+from fxlib.analysis.cost.pipelined import predict_pipelined
 from fxlib.analysis.cost.simulate import predict
+from fxlib.pipeline.conflicts import conflicts
 from fxlib.recipes import recipes
+from fxlib.runtime import CapturedModule
 from fxlib.spec.contract import contract_of
-from fxlib.spec.workload import Optimizer, Workload
+from fxlib.spec.workload import Batch, Optimizer, Workload
 
 CHECKED_STEPS = 6
 BATCHES = 6
@@ -90,6 +93,11 @@ class Job:
         for server in self.servers:
             rpc_sync(server, ps.reset, args=(0,))
             rpc_sync(server, ps.set_service_time, args=(self.cell.service_ms / 1e3, self.cell.per))
+
+    def conflicts(self, graph: CapturedModule) -> dict[str, float]:
+        """Return how many of each lookup's rows the pushes before it change."""
+        batches = [Batch(inputs=(self.dense, each)) for each in self.batches]
+        return conflicts(graph, batches, depth=self.cell.depth)
 
     @property
     def workload(self) -> Workload:
@@ -180,8 +188,8 @@ class Arms:
     """Those that the expert tries."""
     predicted_s: Mapping[str, float]
     """Seconds per step, by the cost model."""
-    bound_s: float
-    """Seconds per step that no schedule can beat, by the cost model."""
+    bound_s: Mapping[str, float]
+    """Seconds per step that no schedule can beat, and of a loop that knows its next batch, by the cost model."""
 
 
 def arms(job: Job) -> Arms:
@@ -192,6 +200,12 @@ def arms(job: Job) -> Arms:
         recipes.apply(graph, "schedule", profile=profile, workload=job.workload).module for _ in range(2)
     )
     knows_next = job.cell.mode != "distributed"
+    predicted = {arm: predict(each, profile).step_s for arm, each in ((BLOCKING, graph), (FXLIB, schedule))}
+    bounds = {BOUND: bound(graph, profile).step_s}
+    if knows_next:
+        loop = Loop(depth=job.cell.depth, conflicts=job.conflicts(graph))
+        predicted[PIPELINE] = predict_pipelined(schedule, profile, loop).step_s
+        bounds[PIPELINE_BOUND] = bound_pipelined(graph, profile, loop).step_s
     return Arms(
         steps={
             BLOCKING: blocking(job),
@@ -202,12 +216,12 @@ def arms(job: Job) -> Arms:
         tried={way: by_hand(job, way) for way in ways(job.cell)},
         across={PIPELINE: pipelined(job, ahead)} if knows_next else {},
         tried_across={way: by_hand_across(job, way) for way in ways(job.cell)} if knows_next else {},
-        predicted_s={arm: predict(each, profile).step_s for arm, each in ((BLOCKING, graph), (FXLIB, schedule))},
-        bound_s=bound(graph, profile).step_s,
+        predicted_s=predicted,
+        bound_s=bounds,
     )
 
 
-def captured(job: Job) -> GraphModule:
+def captured(job: Job) -> CapturedModule:
     """Return the graph of the blocking program. Gradients of lookups are known of only where they are pushed."""
     lookup = contract_of(ps.lookup)
     assert lookup is not None

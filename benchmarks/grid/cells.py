@@ -14,8 +14,8 @@ Per = Literal["item", "call"]
 
 BLOCKING, PAPER, FXLIB, HAND, COMPUTE, BOUND = "blocking", "paper", "fxlib", "hand", "compute", "bound"
 """The arms; the last is computed, not run."""
-PIPELINE, HAND_PIPELINE = "pipeline", "hand_pipeline"
-"""The arms that read for the next step during this one; there are none under distributed autograd."""
+PIPELINE, HAND_PIPELINE, PIPELINE_BOUND = "pipeline", "hand_pipeline", "pipeline_bound"
+"""The arms that read for the next step during this one, and their bound; there are none under distributed autograd."""
 
 MOST_LOOKUPS = 26
 HIDDEN = (256, 1024)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.grid.cells import BLOCKING, BOUND, COMPUTE, FXLIB, HAND, HAND_PIPELINE, PAPER, PIPELINE
+from benchmarks.grid.cells import BLOCKING, BOUND, COMPUTE, FXLIB, HAND, HAND_PIPELINE, PAPER, PIPELINE, PIPELINE_BOUND
 from benchmarks.grid.measure import Measured
 from benchmarks.report import RESAMPLES, Row, median_interval, ratio_interval, row
 
@@ -30,15 +30,16 @@ def rows(found: Measured) -> list[Row]:
         for arm in (BLOCKING, PAPER, FXLIB, HAND, PIPELINE, HAND_PIPELINE, COMPUTE)
         if arm in found.step_s
     ]
-    bound = figure(found, BOUND, "step_seconds", "s", found.bound_s, found.bound_s, found.bound_s)
+    bounds = [figure(found, arm, "step_seconds", "s", each, each, each) for arm, each in found.bound_s.items()]
     ratios = [ratio(found, "speedup", BLOCKING, FXLIB), ratio(found, "ratio_to_hand", FXLIB, HAND)]
     if PIPELINE in found.step_s:
         ratios += [
             ratio(found, "speedup", BLOCKING, PIPELINE, of=PIPELINE),
             ratio(found, "speedup_across_the_step", FXLIB, PIPELINE, of=PIPELINE),
             ratio(found, "ratio_to_hand_pipeline", PIPELINE, HAND_PIPELINE, of=PIPELINE),
+            figure(found, PIPELINE, "share_to_bound", "share", *interval(found, _to_bound(found), (FXLIB, PIPELINE))),
         ]
-    return [*steps, bound, *shares(found), *ratios, *predictions(found)]
+    return [*steps, *bounds, *shares(found), *ratios, *predictions(found)]
 
 
 def shares(found: Measured) -> list[Row]:
@@ -48,6 +49,12 @@ def shares(found: Measured) -> list[Row]:
         for arm in (PAPER, FXLIB, HAND, PIPELINE, HAND_PIPELINE)
         if arm in found.step_s
     ]
+
+
+def _to_bound(found: Measured) -> Callable[[Medians, Medians], Medians]:
+    """Return the share that a pipeline captures of what lies between the step by itself and the bound of a loop."""
+    least_s = found.bound_s[PIPELINE_BOUND]
+    return lambda within, across: (within - across) / (within - least_s)
 
 
 def headroom_share(blocking: Medians, arm: Medians, compute: Medians) -> Medians:
@@ -134,8 +141,9 @@ def _by_cell(rows: Sequence[Row]) -> list[Cell]:
 
 def _medians(cells: Sequence[Cell]) -> Iterator[Row]:
     shares = [(arm, "headroom_share") for arm in (PAPER, FXLIB, HAND, PIPELINE, HAND_PIPELINE)]
-    across = [(PIPELINE, "speedup_across_the_step"), (PIPELINE, "ratio_to_hand_pipeline")]
-    for arm, metric in (*shares, *across, (BLOCKING, "prediction_error"), (FXLIB, "prediction_error")):
+    across = [(PIPELINE, each) for each in ("speedup_across_the_step", "ratio_to_hand_pipeline", "share_to_bound")]
+    errors = [(arm, "prediction_error") for arm in (BLOCKING, FXLIB, PIPELINE)]
+    for arm, metric in (*shares, *across, *errors):
         if values := [cell[arm, metric].value for cell in cells if (arm, metric) in cell]:
             yield _over_cells(len(values), arm, f"median_{metric}", "share", median_interval(values))
 

@@ -31,8 +31,8 @@ Name = TypeVar("Name", bound=str)
 
 BLOCK_S = 0.1
 TRIED_ROUNDS = 5
-LEAST_AHEAD = 8
-"""Steps of a block in which each is to find what the one before has asked for: the first finds nothing."""
+AHEAD = frozenset({PIPELINE, HAND_PIPELINE})
+"""Arms in whose steps each finds what the one before has asked for: but the first, which is before the clock starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class Measured:
     """The fastest of an expert's programs."""
     predicted_s: Mapping[str, float]
     """Seconds per step by arm, as the cost model had it."""
-    bound_s: float
-    """Seconds of a step that no schedule can beat."""
+    bound_s: Mapping[str, float]
+    """Seconds of a step that no schedule can beat, and of a loop that knows its next batch."""
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Measured:
@@ -80,21 +80,23 @@ def fastest(programs: Mapping[Name, Steps]) -> Name:
 
 def interleaved(programs: Mapping[Name, Steps], *, rounds: int) -> dict[Name, list[float]]:
     """Run the programs in blocks, in a new random order each round; return seconds per step, round by round."""
-    least = {PIPELINE: LEAST_AHEAD, HAND_PIPELINE: LEAST_AHEAD}
-    lengths = {arm: max(least.get(arm, 1), round(BLOCK_S / block(steps, 2))) for arm, steps in programs.items()}
+    lengths = {arm: max(1, round(BLOCK_S / block(steps, 2))) for arm, steps in programs.items()}
     samples: dict[Name, list[float]] = {arm: [] for arm in programs}
     order, dice = list(programs), random.Random(0)
     for _ in range(rounds):
         dice.shuffle(order)
         for arm in order:
-            samples[arm].append(block(programs[arm], lengths[arm]))
+            samples[arm].append(block(programs[arm], lengths[arm], fills=arm in AHEAD))
     return samples
 
 
-def block(steps: Steps, length: int) -> float:
-    """Seconds per step over so many of them."""
+def block(steps: Steps, length: int, *, fills: bool = False) -> float:
+    """Seconds per step over so many of them; `fills`: behind one that fills a pipeline."""
+    loop = iter(steps(length + fills))
+    if fills:
+        next(loop)
     start = time.perf_counter()
-    deque(steps(length), maxlen=0)
+    deque(loop, maxlen=0)
     return (time.perf_counter() - start) / length
 
 
@@ -121,8 +123,9 @@ def progress(found: Measured) -> str:
     """Return one cell for a person who waits."""
     case = " ".join(f"{key}={value}" for key, value in found.cell.case.items())
     medians = "  ".join(f"{arm} {1e3 * sorted(each)[len(each) // 2]:.2f}" for arm, each in found.step_s.items())
+    least = "  ".join(f"{arm} {1e3 * each:.2f}" for arm, each in found.bound_s.items())
     said = "  ".join(f"{arm} {1e3 * each:.2f}" for arm, each in found.predicted_s.items())
-    return f"{case}: {medians} ms (by hand: {found.hand}); predicted {said}  bound {1e3 * found.bound_s:.2f} ms"
+    return f"{case}: {medians} ms (by hand: {found.hand}); predicted {said}; {least} ms"
 
 
 def end_with_parent() -> None:

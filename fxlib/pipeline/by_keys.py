@@ -65,7 +65,7 @@ class Rows:
         self._reads = reads
         self._calls = calls
         self._contracts = contracts
-        self._keys = [_keys(contract, *call) for contract, call in zip(contracts, calls, strict=True)]
+        self._keys = [keys_in(contract, *call) for contract, call in zip(contracts, calls, strict=True)]
         parts = [contract.part_of(*call) for contract, call in zip(contracts, calls, strict=True)]
         self._spaces = {part: place for place, part in enumerate(dict.fromkeys(parts))}
         self._of_calls = _Keys([self._spaces[part] for part in parts], self._keys)
@@ -217,7 +217,12 @@ class KeysBroken(Exception):  # noqa: N818 - becomes an error of the call, which
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
-def _keys(contract: Contract, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+def keys_in(contract: Contract, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """Return the keys of a call.
+
+    Raises:
+        NotByKeys: rows cannot be told apart by them.
+    """
     found = contract.keys_of(args, kwargs)
     if not isinstance(found, torch.Tensor) or found.layout is not torch.strided or found.device.type != "cpu":
         raise NotByKeys(f"its {contract.keys} is no tensor in this host's memory")
@@ -233,7 +238,7 @@ def _written(push: Push) -> tuple[str | int | None, torch.Tensor]:
     contract, call = push.contract, push.call
     if contract is None or contract.keys is None:
         raise NotByKeys(f"{call.gradient} does not say which keys it changes")
-    return contract.part_of(call.args, call.kwargs), _keys(contract, call.args, call.kwargs)
+    return contract.part_of(call.args, call.kwargs), keys_in(contract, call.args, call.kwargs)
 
 
 def _with_keys(contract: Contract, call: Arguments, keys: torch.Tensor) -> Arguments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Part
-from fxlib.analysis.effects.prologue import CallAhead, Way, calls_ahead
+from fxlib.analysis.effects.prologue import CallAhead, calls_ahead, ways
 from fxlib.analysis.effects.resources import may_run_here
 from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.pipeline.unchanged import Noted, note
@@ -60,7 +60,7 @@ class Program:
         self._inputs = list(module.graph.find_nodes(op="placeholder"))
         if any(str(node.target).startswith("*") for node in self._inputs):
             self.calls = ()
-        self.ways = _ways({each.way for each in self.calls if each.way is not None})
+        self.ways = ways({each.way for each in self.calls if each.way is not None})
         places: dict[Source, int] = {}
         self.needs = [[places.setdefault(each, len(places)) for each in self._sources_of(call)] for call in self.calls]
         self.sources = list(places)
@@ -149,13 +149,6 @@ class Program:
         code = graph.python_code(root_module="self")
         run: Callable[..., Any] = _forward_from_src(code.src, code.globals)
         return run
-
-
-def _ways(of_calls: Collection[Way]) -> tuple[Way, ...]:
-    """Return the ways to choose from: what may be read by keys can be read behind the push as well."""
-    if Way.BY_KEYS in of_calls:
-        return Way.BY_KEYS, Way.BEHIND_PUSH
-    return (Way.BEHIND_PUSH,) if Way.BEHIND_PUSH in of_calls else (Way.NOTHING_WRITTEN,)
 
 
 def _meets_others_code(module: CapturedModule) -> bool:

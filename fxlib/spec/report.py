@@ -179,6 +179,11 @@ class Report:
     """The step as it would run at the bound, by the cost model."""
     bound_s: float | None = None
     """Seconds per step that no schedule can beat, by the cost model."""
+    pipeline_bound_s: float | None = None
+    """Seconds per step that no program can beat under the launcher's pipeline, by the cost model."""
+    pipeline_limit: str = ""
+    """What takes so long: "compute", "server", "transfer", or "conflicts" (what must follow a push); empty where it is
+    unknown."""
     candidates: tuple[CandidateReport, ...] = ()
     undeclared: tuple[Undeclared, ...] = ()
     """Remote functions that declare nothing, and what the cost model expects of declaring them; most first."""
@@ -291,6 +296,14 @@ def _figures(result: Report) -> list[str]:
     return [*lines, *_step(result)]
 
 
+_LIMITS: Final = {
+    "compute": "the trainer's own work",
+    "server": "the servers' work",
+    "transfer": "what the links carry",
+    "conflicts": "what has to follow a push",
+}
+
+
 def _step(result: Report) -> list[str]:
     """One line: the recorded step before and after, and the shortest that any schedule could have."""
     known = [
@@ -300,6 +313,9 @@ def _step(result: Report) -> list[str]:
     ]
     if result.bound_s is not None:
         known.append((seconds(result.bound_s), "the least that any schedule could take, by the cost model"))
+    if result.pipeline_bound_s is not None:
+        limit = _LIMITS.get(result.pipeline_limit, result.pipeline_limit)
+        known.append((seconds(result.pipeline_bound_s), f"the least under a pipeline, by the cost model, for {limit}"))
     under = f"; measured under a pipeline of depth {result.pipeline}" if result.pipeline else ""
     return [f"one step: {', '.join(f'{took} {words}' for took, words in known)}{under}"] if known else []
 

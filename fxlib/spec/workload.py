@@ -203,6 +203,15 @@ class Workload:
         return () if isinstance(self.batches, BatchSpec) else normalize(self.batches, None)
 
     @property
+    def drawn_batches(self) -> tuple[Batch, ...]:
+        """The real batches, or those drawn from their description and the seed, alike in every process.
+
+        Raises:
+            WorkloadError: the description leaves open what to draw.
+        """
+        return self.real_batches if self.spec is None else draw(self.spec, self.seed)
+
+    @property
     def samples(self) -> tuple[Batch, ...]:
         """The real batches, or one drawn from their description.
 

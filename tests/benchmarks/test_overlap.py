@@ -39,7 +39,7 @@ def cell_of(steps_s: Mapping[str, float], cell: Cell = MIDDLE) -> Measured:
         step_s={arm: [each] * 5 for arm, each in {**STEPS_S, **steps_s}.items()},
         hand="single",
         predicted_s={},
-        bound_s=0.01,
+        bound_s={"bound": 0.01, "pipeline_bound": 0.012},
     )
 
 
@@ -57,13 +57,19 @@ def test_the_headroom_is_what_lies_between_blocking_and_compute() -> None:
     assert figure(found, "fxlib", "ratio_to_hand").value == pytest.approx(1.0)
 
 
+def test_across_the_step_the_share_is_of_what_lies_between_the_step_by_itself_and_the_bound_of_a_loop() -> None:
+    found = rows(cell_of({"fxlib": 0.020, "pipeline": 0.014}))
+    assert figure(found, "pipeline", "share_to_bound").value == pytest.approx(6 / 8)
+    assert figure(found, "pipeline_bound", "step_seconds").value == 0.012
+
+
 def test_an_interval_holds_the_share_of_noisy_rounds() -> None:
     noisy = Measured(
         cell=MIDDLE,
         step_s={arm: [each * (1 + 0.02 * place) for place in range(-3, 4)] for arm, each in STEPS_S.items()},
         hand="single",
         predicted_s={},
-        bound_s=0.01,
+        bound_s={"bound": 0.01, "pipeline_bound": 0.012},
     )
     share = figure(rows(noisy), "fxlib", "headroom_share")
     assert share.low <= share.value <= share.high
@@ -140,7 +146,7 @@ def test_the_arm_of_the_paper_moves_the_note_of_a_gradient_with_its_wait() -> No
 
 
 def test_where_the_bound_forbids_the_share_the_distance_to_it_is_told() -> None:
-    found = summary(rows(replace(cell_of({"fxlib": 0.052}), bound_s=0.05)))
+    found = summary(rows(replace(cell_of({"fxlib": 0.052}), bound_s={"bound": 0.05, "pipeline_bound": 0.012})))
     assert figure(found, "fxlib", "distance_to_bound").value == pytest.approx(0.04)
     assert figure(found, "fxlib", "cells_that_the_bound_keeps_below_0.90").value == 1
     assert not [each for each in summary(rows(cell_of({}))) if each.metric == "distance_to_bound"]

@@ -17,8 +17,10 @@ from fxlib import ps
 from fxlib.analysis.effects.prologue import Way, calls_ahead
 from fxlib.errors import ContractError, FxlibError, FxlibWarning
 from fxlib.pipeline.by_keys import NotByKeys, Rows
+from fxlib.pipeline.conflicts import conflicts
 from fxlib.runtime import CapturedModule
 from fxlib.spec.contract import contract_of
+from fxlib.spec.inputs import Batch
 from fxlib.spec.servers import Server, Table
 from tests.pipeline.test_pipeline import Sent
 from tests.random_programs import simulation
@@ -324,3 +326,13 @@ def test_functions_that_do_not_keep_their_keys_are_told_of(read: Any, push: Any,
 def test_a_setup_that_shows_too_little_is_refused(keys: torch.Tensor) -> None:
     with pytest.raises(ContractError, match="keys"):
         fxlib.check_keys(look_up_rows, push_rows, begin("users", keys))
+
+
+def test_how_often_keys_come_again_is_told_by_call_and_part_of_the_state() -> None:
+    batches = [Batch(inputs=(torch.tensor(keys),)) for keys in ([0, 1, 2, 3], [3, 2, 4, 5], [6, 7, 8, 9])]
+    alone, deeper, only = (
+        conflicts(captured(), each, depth=depth) for each, depth in ((batches, 1), (batches, 2), (batches[:1], 1))
+    )
+    assert list(alone.values()) == pytest.approx([0.5 / 3] * 2)
+    assert list(deeper.values()) == pytest.approx([1.0 / 3] * 2)
+    assert list(only.values()) == [1.0] * 2

@@ -115,6 +115,8 @@ workloads = st.builds(Workload, mode=st.sampled_from(["forward", "distributed"])
     clip_norm=st.none() | st.floats(0.1, 9),
     loss_scale=st.none() | st.floats(0.1, 9),
     pipeline=st.integers(0, 64),
+    pipeline_bound_s=st.none() | amount,
+    pipeline_limit=word,
     **_step,
 )
 

@@ -13,19 +13,27 @@ the program, its calls sent singly or coalesced:
 - *server*: a server's workers share its work evenly at best. Each call is at least the work that it adds to a batch,
   and a batch is at least the longest of its calls.
 - *transfer*: each link carries all bytes that cross it, one after another.
+
+In a loop under `fxlib.pipeline`, servers and links work beside the trainer, so their terms are what they do for one
+step, and no more. What is left of the critical path is the chain of *conflicts*: a read of rows that a push changes
+comes after that push, which comes after backward; and a read that runs ahead leaves no more steps before its own than
+the pipeline is deep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch.fx import GraphModule, Node
+from typing_extensions import override
 
-from fxlib.analysis.cost.costs import CallCost, Costs, issue_of, work_s
+from fxlib.analysis.cost.costs import CallCost, Costs, Loop, issue_of, work_s
 from fxlib.analysis.cost.simulate import gradients
 from fxlib.analysis.effects.dependencies import Dependencies, Why
 from fxlib.analysis.effects.node_kinds import Part
+from fxlib.analysis.effects.prologue import CallAhead, Way, may_run_ahead
 from fxlib.spec.profile import Profile, Push, Spread
 from fxlib.spec.report import Span, Timeline
 
@@ -33,6 +41,8 @@ _IN_TURN = frozenset({Why.SERVER, Why.COMMIT})
 """Causes for which a call has to come after another's answer, unless one message carries both, in program order."""
 _AT_ISSUE = frozenset({Why.GRADIENT, Why.RANDOM})
 """Causes for which a node has to come after a blocking call's issue, but not after its answer."""
+_HALVINGS = 16
+"""How often the interval is halved in which the length of a chain lies that depends on the length of steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +55,8 @@ class Bound:
     server_s: float
     transfer_s: float
     limiting: str
-    """The term that is the largest: "compute", "critical path", "server" or "transfer"."""
+    """The term that is the largest: "compute", "critical path", "server" or "transfer"; in a loop under a pipeline,
+    "conflicts" stands for the critical path."""
     timeline: Timeline = field(repr=False)
     """A step of that length, for a picture: the calls of the critical path in flight, and the work on the thread."""
 
@@ -59,6 +70,13 @@ def bound(module: GraphModule, profile: Profile | None, *, typical: bool = False
     costs = Costs.of(module, profile if profile is None or typical else fastest(profile))
     dependencies = Dependencies.of(module)
     return _Terms(dependencies, costs).bound()
+
+
+def bound_pipelined(module: GraphModule, profile: Profile | None, loop: Loop, *, typical: bool = False) -> Bound:
+    """Bound the steady step of a loop under `fxlib.pipeline`, as `bound` does a step by itself."""
+    costs = Costs.of(module, profile if profile is None or typical else fastest(profile))
+    ahead = may_run_ahead(module, several_trainers=loop.several_trainers)
+    return _PipelinedTerms(Dependencies.of(module), costs, ahead, loop).bound()
 
 
 def fastest(profile: Profile) -> Profile:
@@ -98,6 +116,8 @@ def fastest(profile: Profile) -> Profile:
 class _Terms:
     """What all terms are made of."""
 
+    path = "critical path"
+
     def __init__(self, dependencies: Dependencies, costs: Costs) -> None:
         self._dependencies = dependencies
         self._costs = costs
@@ -109,9 +129,10 @@ class _Terms:
         self._work_s = sum(costs.seconds[node] for node in self._nodes if not self._is_call(node))
 
     def bound(self) -> Bound:
+        """Return the bound."""
         terms = {
             "compute": self._compute_s(),
-            "critical path": self._critical_path_s(),
+            self.path: self._critical_path_s(),
             "server": self._server_s(),
             "transfer": self._transfer_s(),
         }
@@ -119,7 +140,7 @@ class _Terms:
         return Bound(
             step_s=terms[limiting],
             compute_s=terms["compute"],
-            critical_path_s=terms["critical path"],
+            critical_path_s=terms[self.path],
             server_s=terms["server"],
             transfer_s=terms["transfer"],
             limiting=limiting,
@@ -130,12 +151,21 @@ class _Terms:
         return node in self._costs.messages or node in self._costs.results
 
     def _compute_s(self) -> float:
-        handling_s = sum(sum(each) for each in self._fewest(lambda call: call.issue_s + call.wait_s).values())
+        handling_s = sum(sum(each) for each in self._fewest(self._handling_s).values())
         pushes_s = sum(max(issues) for issues in self._push_issues().values())
         return self._work_s + handling_s + self._after_s + pushes_s
 
+    def _handling_s(self, call: CallCost) -> float:
+        """Return how long the trainer's thread is busy with a call that travels by itself."""
+        return call.issue_s + call.wait_s
+
     def _critical_path_s(self) -> float:
         """Return the longest path through the dependencies, and what must come after it."""
+        pushes = [each.push.issue_s + each.push.service_s.median for each in self._pushes]
+        return self._forward_s() + self._after_s + max(pushes, default=0.0)
+
+    def _forward_s(self) -> float:
+        """Return the longest path through the forward."""
         costs, effects = self._costs, self._dependencies.effects
         issued: list[float] = []
         ends: list[float] = []
@@ -155,12 +185,10 @@ class _Terms:
             ends.append(out_s + self._answer_s(node))
             is_wait = effects.per_node[place].part is Part.WAIT
             sent.append(sent[effects.index[issue_of(node)]] if is_wait else issued[-1])
-        forward_s = max(
+        return max(
             (end if self._is_joined(node) else out for node, out, end in zip(self._nodes, issued, ends, strict=True)),
             default=0.0,
         )
-        pushes = [each.push.issue_s + each.push.service_s.median for each in self._pushes]
-        return forward_s + self._after_s + max(pushes, default=0.0)
 
     def _may_follow(self, node: Node, other: Node) -> bool:
         """Whether a call may share the message of an earlier one, and so need not wait for the answer to that."""
@@ -194,32 +222,43 @@ class _Terms:
 
     def _server_s(self) -> float:
         """Return the longest that one server is busy with the step, and what must come after that."""
-        costs = self._costs
-        busy: list[float] = [0.0]
-        for calls in self._by_destination().values():
-            server = costs.servers[calls[0].to]
-            works = [work_s(call, server) for call in calls]
-            further = [each for each in (server.per_item_s, server.per_turn_s) if each is not None]
-            added = [min(each, *further) if further else each for each in works]
-            fixed = [each for each, call in zip(works, calls, strict=True) if not _may_coalesce(call)]
-            least = sum(fixed) + sum(each for each, call in zip(added, calls, strict=True) if _may_coalesce(call))
-            busy.append(max(*works, least / server.concurrency) + min(call.issue_s for call in calls))
+        busy = [0.0]
+        for to, calls in self._by_destination().items():
+            longest_s = max(work_s(call, self._costs.servers[to]) for call in calls)
+            busy.append(max(longest_s, self._work_of(to, calls)) + min(call.issue_s for call in calls))
         return max(busy) + self._after_s
+
+    def _work_of(self, to: str, calls: Sequence[CallCost]) -> float:
+        """Return how long a server is busy with calls at least, all of its workers side by side."""
+        server = self._costs.servers[to]
+        works = [work_s(call, server) for call in calls]
+        added = [self._added_s(call) for call in calls]
+        pairs = zip(calls, works, added, strict=True)
+        return sum(least if _may_coalesce(call) else work for call, work, least in pairs) / server.concurrency
+
+    def _added_s(self, call: CallCost) -> float:
+        """Return what a call adds at least to its server's work on a batch."""
+        server = self._costs.servers[call.to]
+        further = (each for each in (server.per_item_s, server.per_turn_s) if each is not None)
+        return min((work_s(call, server), *further))
 
     def _transfer_s(self) -> float:
         """Return how long the links carry what the step sends and receives."""
-        costs = self._costs
-        best = max((server.bytes_per_s for server in costs.servers.values()), default=1.0)
+        return self._carried_s(self._by_destination()) + self._after_s
+
+    def _carried_s(self, by_destination: Mapping[str, Sequence[CallCost]]) -> float:
+        servers = self._costs.servers
+        best = max((server.bytes_per_s for server in servers.values()), default=1.0)
         ways = [0.0]
         for direction in ("request_bytes", "response_bytes"):
             total_s = 0.0
-            for to, calls in self._by_destination().items():
+            for to, calls in by_destination.items():
                 # No call has its bytes on the way for longer than it takes, however slow its link was found to be.
                 sizes = [(getattr(call, direction), call.service_s) for call in calls]
-                ways.append(sum(min(size / costs.servers[to].bytes_per_s, least_s) for size, least_s in sizes))
+                ways.append(sum(min(size / servers[to].bytes_per_s, least_s) for size, least_s in sizes))
                 total_s += sum(min(size / best, least_s) for size, least_s in sizes)
             ways.append(total_s)
-        return max(ways) + self._after_s
+        return max(ways)
 
     def _by_destination(self) -> dict[str, list[CallCost]]:
         found: dict[str, list[CallCost]] = {}
@@ -258,6 +297,78 @@ class _Terms:
             end -= seconds
         spans.append(Span(kind="forward", name="", to="", start_s=0.0, end_s=end))
         return Timeline(spans=tuple(sorted(spans, key=lambda span: span.start_s)), step_s=step_s)
+
+
+class _PipelinedTerms(_Terms):
+    """The same of a loop whose reads run ahead of their step."""
+
+    path = "conflicts"
+
+    def __init__(
+        self,
+        dependencies: Dependencies,
+        costs: Costs,
+        ahead: Mapping[Node, CallAhead],
+        loop: Loop,
+    ) -> None:
+        super().__init__(dependencies, costs)
+        self._ahead, self._depth, self._conflicts = ahead, loop.depth, loop.conflicts
+        self._step_s = math.inf
+        """The length of the steps that a read has before its own."""
+        behind = (costs.messages[node] for node, each in ahead.items() if each.way is not Way.NOTHING_WRITTEN)
+        self._riding = {call.call for message in behind for call in message.calls if _may_coalesce(call)}
+        """The calls that may travel in a push's message."""
+
+    @override
+    def _handling_s(self, call: CallCost) -> float:
+        return call.wait_s if call.call in self._riding else super()._handling_s(call)
+
+    @override
+    def _critical_path_s(self) -> float:
+        """Return the shortest step that is as long as its chain: the longer steps are, the earlier reads leave."""
+        shortest_s = super()._critical_path_s()
+        self._step_s = 0.0
+        longest_s = super()._critical_path_s()
+        for _ in range(_HALVINGS if shortest_s < longest_s else 0):
+            self._step_s = (shortest_s + longest_s) / 2
+            if super()._critical_path_s() > self._step_s:
+                shortest_s = self._step_s
+            else:
+                longest_s = self._step_s
+        return shortest_s
+
+    @override
+    def _issue_s(self, node: Node) -> float:
+        return 0.0 if node in self._ahead else super()._issue_s(node)
+
+    @override
+    def _answer_s(self, node: Node) -> float:
+        """Return how long it takes from where a node issues to its answer; of a read that ran ahead, what is left."""
+        ahead, result = self._ahead.get(node), self._costs.results.get(node)
+        if ahead is None:
+            return super()._answer_s(node)
+        left_s = min(self._left_s(call, ahead.way) for call in self._costs.messages[node].calls)
+        return left_s + (0.0 if result is None else min(result.wait_s, self._costs.seconds[node]))
+
+    def _left_s(self, call: CallCost, way: Way | None) -> float:
+        """Return how long after the last push a read is answered: behind that, it is made of what this changes."""
+        share = 0.0 if way is Way.NOTHING_WRITTEN else self._conflicts.get(call.call, 1.0)
+        again_s = share * min(self._added_s(call), call.service_s)
+        return max(call.service_s - self._depth * self._step_s, again_s, 0.0)
+
+    @override
+    def _server_s(self) -> float:
+        return max((self._work_of(to, calls) for to, calls in self._with_pushes().items()), default=0.0)
+
+    @override
+    def _transfer_s(self) -> float:
+        return self._carried_s(self._with_pushes())
+
+    def _with_pushes(self) -> dict[str, list[CallCost]]:
+        found = self._by_destination()
+        for each in self._pushes:
+            found.setdefault(each.call.to, []).append(each.cost)
+        return found
 
 
 def _may_coalesce(call: CallCost) -> bool:

@@ -9,7 +9,7 @@ what comes first; a step's length in seconds is only predicted from a profile.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,6 +61,19 @@ _PRODUCTS = frozenset(
 )
 _VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten)
 _HEAVY_MODULES = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """The loop under `fxlib.pipeline` that a step is one of."""
+
+    depth: int
+    """Number of batches that are pulled before their step."""
+    conflicts: Mapping[str, float] = field(default_factory=dict)
+    """The share of each call's rows that the pushes of the steps before it change, by the call's name; where it is not
+    there, all are."""
+    several_trainers: bool = False
+    """Whether other trainers push, too: reads of what pushes write stay in their step then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,9 +203,8 @@ class _Ledger:
     def _send(self, node: Node) -> None:
         waits = (waits_of(node) if is_batch(node) else None) or (node,)
         calls = tuple(self._call(each) for each in waits)
-        serial = is_batch(node) and len(node.args) > 3 and node.args[3] is not None
         servers = [self.server(call.to) for call in calls]  # of which a profile of another graph may know several
-        message = message_of(calls, servers[0], serial=serial)
+        message = message_of(calls, servers[0], serial=is_serial(node))
         self._messages[node] = message
         self._seconds[node], self._bytes[node] = message.issue_s, 0
         if is_call(node):
@@ -230,9 +242,24 @@ def issue_of(node: Node) -> Node:
     return node.all_input_nodes[0] if is_wait(node) else node
 
 
-def message_of(calls: tuple[CallCost, ...], server: ServerProfile, *, serial: bool) -> Message:
-    """Return what calls to one server cost as one message; `serial`: the server works them off one after another."""
-    alone = [work_s(call, server) for call in calls]
+def is_serial(node: Node) -> bool:
+    """Whether a node issues a batch whose calls its server works off one after another."""
+    return is_batch(node) and len(node.args) > 3 and node.args[3] is not None
+
+
+def message_of(
+    calls: tuple[CallCost, ...], server: ServerProfile, *, serial: bool, chains: Sequence[Sequence[CallCost]] = ()
+) -> Message:
+    """Return what calls to one server cost as one message.
+
+    Args:
+        calls: the calls.
+        server: their server.
+        serial: whether the server works them off one after another.
+        chains: the calls in lists, each of which it works off one after another; the lists side by side. Without any,
+            each call is a list of its own.
+    """
+    alone = [sum(work_s(call, server) for call in chain) for chain in chains or [[call] for call in calls]]
     sent, returned = sum(call.request_bytes for call in calls), sum(call.response_bytes for call in calls)
     first_s = max(_intake_s(call, server) for call in calls)
     work = batch_work_s(alone, server, serial=serial)
@@ -247,6 +274,23 @@ def message_of(calls: tuple[CallCost, ...], server: ServerProfile, *, serial: bo
         latency_s=max(max(_overhead_s(call, server) for call in calls) - first_s, 0.0),
         intake_s=first_s + further_s,
         transfer_s=(sent + returned) / server.bytes_per_s,
+    )
+
+
+def behind(first: Message, second: Message) -> Message:
+    """Return what two messages to one server cost as one, in which the second's calls come behind the first's."""
+    calls = first.calls + second.calls
+    further_s = min(ITEM_INTAKE_SHARE * first.intake_s * len(second.calls), second.work_s)
+    return Message(
+        calls=calls,
+        to=first.to,
+        issue_s=first.issue_s + ITEM_S * len(second.calls),
+        request_bytes=first.request_bytes + second.request_bytes,
+        response_bytes=first.response_bytes + second.response_bytes,
+        work_s=first.work_s + second.work_s - further_s,
+        latency_s=max(first.latency_s, second.latency_s),
+        intake_s=first.intake_s + further_s,
+        transfer_s=first.transfer_s + second.transfer_s,
     )
 
 

@@ -23,13 +23,13 @@ from typing import TypeVar
 
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.cost.costs import ITEM_S, CallCost, Costs, batch_work_s, issue_of, work_s
+from fxlib.analysis.cost.costs import CallCost, Costs, Message, issue_of, message_of
 from fxlib.analysis.cost.network import Network, Trip
 from fxlib.errors import ContractError
 from fxlib.runtime import functions, ops
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.spec.contract import Contract, contract_of
-from fxlib.spec.profile import Profile, Push, ServerProfile
+from fxlib.spec.profile import Profile, Push
 from fxlib.spec.report import Span, Timeline
 
 STOLEN_SHARE = 0.35
@@ -87,7 +87,7 @@ def predict(module: GraphModule, profile: Profile | None) -> Simulation:
 
 def simulate(order: Sequence[Node], costs: Costs) -> Simulation:
     """Simulate one step in which the forward runs its nodes in `order`, in time linear but for the servers' queues."""
-    step = _Step(costs)
+    step = Step(costs)
     step.forward(order)
     step.backward(order)
     spans = tuple(sorted(step.spans, key=lambda span: span.start_s))
@@ -97,7 +97,7 @@ def simulate(order: Sequence[Node], costs: Costs) -> Simulation:
     )
 
 
-class _Step:
+class Step:
     """The trainer's clock, and what has happened so far."""
 
     def __init__(self, costs: Costs) -> None:
@@ -109,6 +109,8 @@ class _Step:
         self.spans: list[Span] = []
 
     def forward(self, order: Sequence[Node]) -> None:
+        """Run the forward."""
+        start_s = self.now_s
         seconds, messages, results = self._costs.seconds, self._costs.messages, self._costs.results
         for node in order:
             if node in messages:
@@ -118,7 +120,7 @@ class _Step:
             else:
                 self.now_s += seconds[node]
         self._steal()
-        self._span("forward", 0.0)
+        self._span("forward", start_s)
 
     def backward(self, order: Sequence[Node]) -> None:
         """Run the rest of the step."""
@@ -137,8 +139,7 @@ class _Step:
     def _issue(self, node: Node) -> None:
         self._steal()
         message, start = self._costs.messages[node], self.now_s
-        self.now_s += message.issue_s
-        trip = self._network.send(message, self.now_s)
+        trip = self._send(message)
         if node in self._costs.results:
             self._block(node, trip, start, blocking=True)
         else:
@@ -182,43 +183,51 @@ class _Step:
         for trip in self._network.answered_by(self.now_s):
             self.now_s += STOLEN_SHARE * trip.message.intake_s
 
-    def _push_side_by_side(self, group: Sequence[_Gradient]) -> None:
+    def _push_side_by_side(self, group: Sequence[Gradient]) -> None:
         """Send each server its messages, one when the one before has been answered, as `gradients.pushes` does."""
-        start, servers = self.now_s, self._costs.servers
-        by_server: dict[str, list[_Gradient]] = {}
+        start = self.now_s
+        by_server: dict[str, list[Gradient]] = {}
         for each in group:
             by_server.setdefault(each.call.to, []).append(each)
         to_come = {to: deque(_grouped_in_messages(each)) for to, each in by_server.items()}
-        in_flight: deque[tuple[str, float]] = deque()
-        link_free_s = 0.0
-        fastest = max(servers[to].bytes_per_s for to in by_server)
+        in_flight: deque[tuple[Trip, Sequence[Gradient]]] = deque()
 
         def send(to: str) -> None:
-            nonlocal link_free_s
-            message, server = to_come[to].popleft(), servers[to]
-            self.now_s += _issue_s(message)
-            carried_s = _transfer_s(message, server)
-            link_free_s = max(self.now_s, link_free_s) + carried_s * server.bytes_per_s / fastest
-            arrives_s = max(self.now_s, link_free_s - carried_s) + _service_s(message, server)
-            in_flight.append((to, arrives_s))
-            self.spans.extend(
-                Span(kind="in_flight", name=each.call.call, to=to, start_s=self.now_s, end_s=arrives_s)
-                for each in message
-            )
+            gradients = to_come[to].popleft()
+            in_flight.append((self._send_pushes(gradients, is_last=not to_come[to]), gradients))
 
         for to in to_come:
             send(to)
         while in_flight:
-            to, arrives_s = in_flight.popleft()
-            call = by_server[to][0].call
-            self.now_s = max(self.now_s, arrives_s + call.wake_s) + call.wait_s
+            trip, gradients = in_flight.popleft()
+            to, call, arrived_s = trip.message.to, gradients[0].call, self._network.arrival_s(trip)
+            self.now_s = max(self.now_s, arrived_s + call.wake_s) + call.wait_s
+            self.spans.extend(
+                Span(kind="in_flight", name=each.call.call, to=to, start_s=trip.issued_s, end_s=arrived_s)
+                for each in gradients
+            )
             if to_come[to]:
                 send(to)
         self._span("push", start)
 
+    def _send_pushes(self, group: Sequence[Gradient], *, is_last: bool) -> Trip:
+        """Send gradients to one server in one message; `is_last` of a step's tells whether no other goes there."""
+        chains: dict[Hashable, list[CallCost]] = {}
+        in_order = any(each.part is None for each in group)
+        for each in group:
+            chains.setdefault(None if in_order else each.part, []).append(each.cost)
+        costs, server = tuple(each.cost for each in group), self._costs.servers[group[0].call.to]
+        return self._send(message_of(costs, server, serial=False, chains=list(chains.values())))
+
+    def _send(self, message: Message) -> Trip:
+        self._steal()
+        self.now_s += message.issue_s
+        return self._network.send(message, self.now_s)
+
     def _phase(self, kind: str, seconds: float) -> None:
         start = self.now_s
         self.now_s += seconds
+        self._steal()
         if seconds:
             self._span(kind, start)
 
@@ -231,17 +240,23 @@ def _name(trip: Trip) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Gradient:
+class Gradient:
     """The gradient of one remote result."""
 
     call: CallCost
     """The call whose result has the gradient."""
     push: Push
-    batchable: bool
+    contract: Contract | None
+    """Of the function that takes it."""
     part: Hashable
     """The part of its server's state that it touches; None: it may touch all."""
     travels: bool
     """Whether it may be in flight while others are."""
+
+    @property
+    def batchable(self) -> bool:
+        """Whether it may share a message with others."""
+        return self.contract is not None and self.contract.batchable
 
     @property
     def cost(self) -> CallCost:
@@ -254,19 +269,20 @@ class _Gradient:
             service_s=push.service_s.median,
             request_bytes=push.request_bytes,
             response_bytes=0,
+            contract=self.contract,
         )
 
 
-def gradients(order: Iterable[Node], costs: Costs) -> list[_Gradient]:
+def gradients(order: Iterable[Node], costs: Costs) -> list[Gradient]:
     """Return the gradients that are pushed, in program order."""
-    found: list[tuple[object, _Gradient]] = []
+    found: list[tuple[object, Gradient]] = []
     for node in order:
         if node.target in TRACKERS and (call := _result_in(node, costs)) is not None and call.push is not None:
             contract = _contract(call.push.function)
-            gradient = _Gradient(
+            gradient = Gradient(
                 call=call,
                 push=call.push,
-                batchable=contract is not None and contract.batchable,
+                contract=contract,
                 part=_part(node, contract),
                 travels=contract is not None and node.target is ops.send_gradient,
             )
@@ -274,9 +290,9 @@ def gradients(order: Iterable[Node], costs: Costs) -> list[_Gradient]:
     return [gradient for _, gradient in sorted(found, key=_place)]
 
 
-def _grouped_in_messages(group: Iterable[_Gradient]) -> list[list[_Gradient]]:
+def _grouped_in_messages(group: Iterable[Gradient]) -> list[list[Gradient]]:
     """Put neighbours that travel in one message into one list each; all are for one server."""
-    messages: list[list[_Gradient]] = []
+    messages: list[list[Gradient]] = []
     is_open = False
     for gradient in group:
         if gradient.batchable and is_open:
@@ -287,32 +303,7 @@ def _grouped_in_messages(group: Iterable[_Gradient]) -> list[list[_Gradient]]:
     return messages
 
 
-def _issue_s(message: Sequence[_Gradient]) -> float:
-    """Return what sending a message takes."""
-    return max(each.push.issue_s for each in message) + ITEM_S * (len(message) - 1)
-
-
-def _service_s(message: Sequence[_Gradient], server: ServerProfile) -> float:
-    """Return what passes from there to its answer: one round trip, all bytes, and the work on the server."""
-    chains: dict[Hashable, list[float]] = {}
-    in_order = any(each.part is None for each in message)
-    costs = [each.cost for each in message]
-    works = [work_s(cost, server) for cost in costs]
-    for gradient, seconds in zip(message, works, strict=True):
-        chains.setdefault(None if in_order else gradient.part, []).append(seconds)
-    transfers = [_transfer_s([each], server) for each in message]
-    ways = [
-        max(cost.service_s - transfer - work, 0.0) for cost, transfer, work in zip(costs, transfers, works, strict=True)
-    ]
-    return max(ways) + sum(transfers) + batch_work_s([sum(each) for each in chains.values()], server, serial=False)
-
-
-def _transfer_s(message: Iterable[_Gradient], server: ServerProfile) -> float:
-    """Return what of that the bytes spend on the server's link."""
-    return sum(each.push.request_bytes for each in message) / server.bytes_per_s
-
-
-def _place(found: tuple[object, _Gradient]) -> int:
+def _place(found: tuple[object, Gradient]) -> int:
     return found[0] if isinstance(found[0], int) else 0
 
 

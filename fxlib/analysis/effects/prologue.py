@@ -8,7 +8,7 @@ itself does between two forwards is no part of a graph: it is seen at run time (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -51,6 +51,13 @@ class Way(Enum):
     """Pushes write rows of what it reads, and say which: it may leave at once, and those rows are read again."""
 
 
+def ways(of_calls: Collection[Way]) -> tuple[Way, ...]:
+    """Return the ways to choose from: what may be read by keys can be read behind the push as well."""
+    if Way.BY_KEYS in of_calls:
+        return Way.BY_KEYS, Way.BEHIND_PUSH
+    return (Way.BEHIND_PUSH,) if Way.BEHIND_PUSH in of_calls else (Way.NOTHING_WRITTEN,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAhead:
     """Whether one call of a graph may run ahead of its step."""
@@ -80,6 +87,15 @@ class CallAhead:
 def calls_ahead(module: GraphModule) -> tuple[CallAhead, ...]:
     """Return, for each call of a module's graph, whether it may run ahead, in the order of the graph."""
     return tuple(_Analyst(module).of_calls())
+
+
+def may_run_ahead(module: GraphModule, *, several_trainers: bool = False) -> dict[Node, CallAhead]:
+    """Return the calls that may run ahead; with several trainers, reads of what pushes write stay in their step."""
+    return {
+        each.node: each
+        for each in calls_ahead(module)
+        if each.way is Way.NOTHING_WRITTEN or (each.way is not None and not several_trainers)
+    }
 
 
 def pushed(module: GraphModule) -> dict[str, frozenset[ServerState]]:

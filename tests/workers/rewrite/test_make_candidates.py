@@ -55,6 +55,17 @@ def test_under_a_launchers_pipeline_each_program_is_tried_with_it_and_without(lo
     assert {call.ahead for each in made for call in each.report.calls} == {Reason.RUNS_BY_KEYS}
 
 
+def test_what_is_expected_of_a_loop_is_a_step_of_it_and_not_one_by_itself(lookups: GraphModule) -> None:
+    batches = [(torch.randn(16, 13), torch.arange(64).reshape(16, 4) + 64 * place) for place in range(2)]
+    workload = Workload(batches=batches, pipeline=1, mode="forward")
+    made = make_candidates(lookups, recipes.get("schedule"), workload, PROFILE).ranked
+    expected = {each.name: each.row.predicted_step_s or 0.0 for each in made}
+    assert 0.0 < expected["schedule, pipeline"] < expected["schedule, pipeline off"]
+    for each in made:
+        assert 0.0 < (each.report.pipeline_bound_s or 0.0) <= expected["schedule, pipeline"]
+        assert "the least under a pipeline, by the cost model, for" in str(each.report)
+
+
 def test_a_model_none_of_whose_calls_may_run_ahead_is_not_tried_under_a_pipeline() -> None:
     class Chained(nn.Module):
         def forward(self, keys: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from fxlib.spec.optimizers import build
 from fxlib.spec.workload import Batch, BatchSpec, Optimizer, Tensors, Workload
 from fxlib_workers.trial.objects import BoundModule
 from fxlib_workers.trial.state import ModuleSnapshot
-from fxlib_workers.trial.step import Step, batches_of, copy_of, optimizer_of
+from fxlib_workers.trial.step import Step, copy_of, optimizer_of
 
 
 def spec(**inputs: Tensors) -> BatchSpec:
@@ -23,7 +23,7 @@ def spec(**inputs: Tensors) -> BatchSpec:
 
 def test_described_batches_are_the_same_in_every_process() -> None:
     workload = Workload(batches=spec(x=Tensors(shape=(3, 2), dtype=torch.float32)), seed=5, mode="forward")
-    one, other = batches_of(workload), batches_of(workload)
+    one, other = workload.drawn_batches, workload.drawn_batches
     assert len(one) == 2
     assert torch.equal(one[0].kwargs["x"], other[0].kwargs["x"])
     assert not torch.equal(one[0].kwargs["x"], one[1].kwargs["x"])
@@ -34,7 +34,7 @@ def test_described_batches_are_the_same_in_every_process() -> None:
 )
 def test_batches_are_drawn_in_their_range(dtype: torch.dtype) -> None:
     described = Tensors(shape=(100,), dtype=dtype, low=0, high=2)
-    drawn = batches_of(Workload(batches=spec(x=described), mode="forward"))[0].kwargs["x"]
+    drawn = Workload(batches=spec(x=described), mode="forward").drawn_batches[0].kwargs["x"]
     assert drawn.dtype == dtype
     assert drawn.min() >= 0
     assert drawn.float().max() <= 2
@@ -42,7 +42,7 @@ def test_batches_are_drawn_in_their_range(dtype: torch.dtype) -> None:
 
 def test_integers_without_a_range_are_refused() -> None:
     with pytest.raises(WorkloadError, match="range"):
-        batches_of(Workload(batches=spec(x=Tensors(shape=(1,), dtype=torch.int64)), mode="forward"))
+        _ = Workload(batches=spec(x=Tensors(shape=(1,), dtype=torch.int64)), mode="forward").drawn_batches
 
 
 def test_samples_are_counted_by_the_first_dimension() -> None:

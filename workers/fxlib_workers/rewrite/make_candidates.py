@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -11,14 +12,17 @@ from typing import Final
 from torch.fx import GraphModule
 
 from fxlib import wire
-from fxlib.analysis.cost.bound import Bound, bound
-from fxlib.analysis.cost.costs import Costs
+from fxlib.analysis.cost.bound import Bound, bound, bound_pipelined
+from fxlib.analysis.cost.costs import Costs, Loop
+from fxlib.analysis.cost.pipelined import predict_pipelined
 from fxlib.analysis.cost.simulate import predict
 from fxlib.analysis.effects.prologue import CallAhead, calls_ahead
 from fxlib.errors import FxlibError
 from fxlib.passes import DeadCode, MergeReads, SplitCalls
+from fxlib.pipeline.conflicts import conflicts
 from fxlib.recipes import alternatives, recipes
 from fxlib.recipes.undeclared import undeclared
+from fxlib.runtime import CapturedModule
 from fxlib.runtime.backends import installed
 from fxlib.runtime.lowering import BACKEND
 from fxlib.runtime.ops.operators import limit_in_flight
@@ -33,6 +37,9 @@ _LOG: Final = logs.Log(__name__)
 
 _ALTERNATIVES_S: Final = 30.0
 """The time after which no further alternative is begun, since a large graph takes long to plan."""
+
+_MOST_BATCHES: Final = 8
+"""Number of batches, besides those of a pipeline's depth, in which keys are looked at."""
 
 _ROUNDING: Final = TrialOptions().max_relative_error
 """The bound up to which lossy passes are no use: rounding alone keeps to it."""
@@ -90,7 +97,9 @@ def make_candidates(
     missing = undeclared(original, recipe, request)
     ahead = {each.name: each for each in calls_ahead(original)} if workload.pipeline else {}
     depth = workload.pipeline if any(each.way for each in ahead.values()) else 0
-    report = partial(_report, limit=limit, missing=missing, ahead=ahead)
+    loop = _loop(original, workload, depth) if depth and profile else None
+    across = None if split is None or loop is None else bound_pipelined(split, profile, loop)
+    report = partial(_report, limit=limit, across=across, missing=missing, ahead=ahead)
     found: dict[tuple[str, int], Candidate] = {}
     tried = _Tried(original, request, check, untried, diffs)
     auto = recipe == alternatives.AUTO
@@ -98,14 +107,17 @@ def make_candidates(
     for name, rewrite in [(first.name, done), *rewrites]:
         if rewrite.changed:
             encoded = wire.encode(rewrite.module, beside=original)
-            expected_s = predict(rewrite.module, profile).step_s if profile else None
+            within_s = predict(rewrite.module, profile).step_s if profile else None
             graph = wire.serialize(encoded.graph)
             for pipeline in dict.fromkeys((depth, 0)):
+                expected_s = within_s
+                if pipeline and loop is not None:
+                    expected_s = predict_pipelined(rewrite.module, profile, loop).step_s
                 row = CandidateReport(name=_named(name, pipeline, depth), predicted_step_s=expected_s)
                 described = replace(report(rewrite, row), pipeline=pipeline)
                 candidate = Candidate(graph=graph, report=described, values=encoded.blobs)
                 found.setdefault((_program(rewrite.module), pipeline), candidate)
-            _LOG.debug("candidate", name=name, expected_s=expected_s)
+            _LOG.debug("candidate", name=name, expected_s=within_s)
     ranked = [
         replace(each, report=replace(each.report, candidates=(each.row, *untried)))
         for each in sorted(found.values(), key=lambda each: each.row.predicted_step_s or 0.0)
@@ -120,6 +132,15 @@ def _named(name: str, pipeline: int, depth: int) -> str:
     if pipeline:
         return f"{name}, pipeline"
     return f"{name}, pipeline off" if depth else name
+
+
+def _loop(original: GraphModule, workload: Workload, depth: int) -> Loop:
+    """Return the loop that a workload describes. Where nobody can tell how often keys come again, all do."""
+    shares: dict[str, float] = {}
+    with suppress(Exception):  # whatever the work raises that makes the keys: the trial shows it
+        if isinstance(original, CapturedModule):
+            shares = conflicts(original, workload.drawn_batches[: depth + _MOST_BATCHES], depth=depth)
+    return Loop(depth=depth, conflicts=shares, several_trainers=workload.trainers > 1)
 
 
 def _headroom(
@@ -204,6 +225,7 @@ def _report(
     rewrite: recipes.Rewrite,
     *candidates: CandidateReport,
     limit: Bound | None,
+    across: Bound | None,
     missing: tuple[Undeclared, ...],
     ahead: Mapping[str, CallAhead],
 ) -> Report:
@@ -217,6 +239,8 @@ def _report(
         assumptions=rewrite.assumptions,
         timeline_bound=limit.timeline if limit else None,
         bound_s=limit.step_s if limit else None,
+        pipeline_bound_s=across.step_s if across else None,
+        pipeline_limit=across.limiting if across else "",
         candidates=candidates,
         undeclared=missing,
     )

@@ -16,7 +16,6 @@ from torch.distributed import rpc
 from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.push_gradients import push_gradients
-from fxlib.spec.inputs import draw
 from fxlib.spec.losses import scalar
 from fxlib.spec.optimizers import build
 from fxlib.spec.workload import Batch, Workload
@@ -25,17 +24,6 @@ from fxlib_workers.trial import servers
 from fxlib_workers.trial.objects import BoundModule
 
 _DRAIN_PAUSE_S: Final = 50e-6
-
-
-def batches_of(workload: Workload) -> tuple[Batch, ...]:
-    """Return the workload's batches; described ones are drawn from its seed, alike in every process.
-
-    Raises:
-        WorkloadError: a description leaves open what to draw.
-    """
-    if workload.spec is None:
-        return workload.real_batches
-    return draw(workload.spec, workload.seed)
 
 
 def copy_of(batch: Batch) -> Batch:

@@ -40,7 +40,7 @@ from fxlib_workers.trial.replay.call_ids import as_captured, stand_in
 from fxlib_workers.trial.replay.clients import make_remote_calls
 from fxlib_workers.trial.replay.plan import ReplayPlan
 from fxlib_workers.trial.state import ModuleSnapshot
-from fxlib_workers.trial.step import Step, StepResult, batches_of, copy_of, drain, optimizer_of
+from fxlib_workers.trial.step import Step, StepResult, copy_of, drain, optimizer_of
 from fxlib_workers.trial.tolerance_check import ToleranceCheck
 
 _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
@@ -80,7 +80,7 @@ class Trainer(TrialActor):
         program = self._program
         message = workload_pb2.Workload.FromString(program.workload)
         self._workload = workload_from_proto(message, program.blobs)
-        self._batches = batches_of(self._workload)
+        self._batches = self._workload.drawn_batches
         self._writes_inputs = False
         original = wire.decode(wire.parse(program.original), blobs=program.blobs, seed=self._workload.seed)
         self._clients = wire.client_functions(original)

@@ -1,0 +1,201 @@
+"""The steady step of a loop under `fxlib.pipeline`, as the cost model sees it.
+
+The thread's clock, the servers and the links go on from step to step. A step begins with the reads of the batch that
+was pulled last, as far as these need not wait for a push; the others, and the rows that pushes change of those that
+were read by keys, travel behind the step's pushes. The loop itself measures which way is fastest: so is the one
+predicted that is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from torch.fx import GraphModule, Node
+from typing_extensions import override
+
+from fxlib.analysis.cost.costs import CallCost, Costs, Loop, Message, behind, is_serial, message_of
+from fxlib.analysis.cost.network import Trip
+from fxlib.analysis.cost.simulate import Gradient, Step, predict
+from fxlib.analysis.effects.prologue import CallAhead, Way, may_run_ahead, ways
+from fxlib.spec.profile import Profile
+from fxlib.spec.report import Timeline
+
+_MESSAGE_S = 4e-5
+"""Seconds of the trainer's thread for each message that runs ahead, besides its issue: its arguments are computed
+twice, and its tensors looked at."""
+_CALL_S = 4e-6
+"""Seconds for each call in it."""
+_KEYS_S = 1.5e-5
+"""Seconds for each call whose keys are compared with those that a push changes."""
+_STEADY = 4
+"""Steps over which a steady step is measured, behind those that fill the pipeline."""
+_MOST_DEPTH = 8
+"""Depth from which on more of it is taken to change nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The steady step of a loop.
+
+    Attributes:
+        step_s: its seconds.
+        by_way: the seconds by the way in which reads run ahead; under None each forward makes its own.
+        timeline: of two steps of the fastest way, one after another.
+    """
+
+    step_s: float
+    by_way: Mapping[Way | None, float]
+    timeline: Timeline
+
+
+def predict_pipelined(module: GraphModule, profile: Profile | None, loop: Loop) -> Prediction:
+    """Simulate a loop over a captured or rewritten module, by what the program was measured to take."""
+    costs, order = Costs.of(module, profile), list(module.graph.nodes)
+    ahead = may_run_ahead(module, several_trainers=loop.several_trainers)
+    within = predict(module, profile)
+    found: dict[Way | None, tuple[float, Timeline]] = {None: (within.step_s, within.timeline)}
+    for way in ways({each.way for each in ahead.values() if each.way is not None}) if ahead else ():
+        found[way] = _Steps(order, costs, ahead, loop, way).steady()
+    by_way = {way: step_s for way, (step_s, _) in found.items()}
+    fastest = min(by_way, key=by_way.__getitem__)
+    return Prediction(step_s=by_way[fastest], by_way=by_way, timeline=found[fastest][1])
+
+
+class _Read:
+    """One message of reads for a later step.
+
+    Attributes:
+        trips: what was sent of it, in that order; nothing while it is to travel behind a push.
+    """
+
+    def __init__(self, node: Node, message: Message) -> None:
+        self.node = node
+        self.message = message
+        self.trips: list[Trip] = []
+
+
+class _Steps(Step):
+    """The trainer's clock over the steps of a loop."""
+
+    def __init__(
+        self,
+        order: Sequence[Node],
+        costs: Costs,
+        ahead: Mapping[Node, CallAhead],
+        loop: Loop,
+        way: Way,
+    ) -> None:
+        super().__init__(costs)
+        self._order, self._ahead, self._way = order, ahead, way
+        self._depth, self._conflicts = min(loop.depth, _MOST_DEPTH), loop.conflicts
+        self._to_come: deque[list[_Read]] = deque()
+        """The reads for each of the next steps."""
+        self._taken: dict[Node, _Read] = {}
+        """Those of this step."""
+        self._behind: dict[str, list[tuple[_Read, Message]]] = {}
+        """What is still to be read behind this step's pushes, by server."""
+        self._riding: list[Message] = []
+        """What travels in the message that is sent next."""
+
+    def steady(self) -> tuple[float, Timeline]:
+        """Return the seconds of a steady step, and two of them, one after another."""
+        ends_s = [0.0]
+        for _ in range(self._depth + 1 + _STEADY):
+            self._run_step()
+            ends_s.append(self.now_s)
+        begin_s, end_s = ends_s[-3], ends_s[-1]
+        spans = (
+            replace(each, start_s=max(each.start_s, begin_s) - begin_s, end_s=min(each.end_s, end_s) - begin_s)
+            for each in self.spans
+            if begin_s < each.end_s and each.start_s < end_s
+        )
+        timeline = Timeline(spans=tuple(sorted(spans, key=lambda span: span.start_s)), step_s=end_s - begin_s)
+        return (ends_s[-1] - ends_s[-1 - _STEADY]) / _STEADY, timeline
+
+    def _run_step(self) -> None:
+        reads = self._to_come.popleft() if self._to_come else []
+        self._taken = {each.node: each for each in reads}
+        while len(self._to_come) < self._depth:
+            self._to_come.append([self._fetch(node, call) for node, call in self._ahead.items()])
+        self.forward(self._order)
+        self._behind = self._to_be_read_behind()
+        self.backward(self._order)
+        for read, message in (each for found in self._behind.values() for each in found):
+            read.trips.append(self._send(message))
+
+    def _fetch(self, node: Node, call: CallAhead) -> _Read:
+        """Make a read for a later step, or get ready to."""
+        message, seconds = self._costs.messages[node], self._costs.seconds
+        read = _Read(node, message)
+        self.now_s += _MESSAGE_S + _CALL_S * len(message.calls) + sum(seconds[each] for each in call.prologue)
+        if call.way is Way.NOTHING_WRITTEN or call.way is self._way is Way.BY_KEYS:
+            read.trips.append(self._send(message))
+        return read
+
+    @override
+    def _issue(self, node: Node) -> None:
+        read = self._taken.get(node)
+        if read is None:
+            super()._issue(node)
+            return
+        *others, last = read.trips
+        if node in self._costs.results:
+            self._arrived(others)
+            self._block(node, last, self.now_s, blocking=True)
+        else:
+            self._trips[node] = last, read.trips[0].issued_s
+
+    @override
+    def _wait(self, node: Node, issue: Node) -> None:
+        if issue in self._taken:
+            self._arrived(self._taken[issue].trips[:-1])
+        super()._wait(node, issue)
+
+    def _arrived(self, trips: Iterable[Trip]) -> None:
+        for each in trips:
+            self.now_s = max(self.now_s, self._network.arrival_s(each))
+
+    def _to_be_read_behind(self) -> dict[str, list[tuple[_Read, Message]]]:
+        """Return what the next step needs that is read behind this one's pushes, by server."""
+        found: dict[str, list[tuple[_Read, Message]]] = {}
+        for read in self._to_come[0]:
+            call, message = self._ahead[read.node], read.message
+            if call.way is Way.NOTHING_WRITTEN:
+                continue
+            if read.trips:
+                self.now_s += _KEYS_S * len(message.calls)
+                if not all(each is not None and each.concurrent for each in call.contracts):
+                    self._arrived(read.trips)
+                shares = ((each, self._conflicts.get(each.call, 1.0)) for each in message.calls)
+                changed = tuple(_part_of(each, share) for each, share in shares if share)
+                if not changed:
+                    continue
+                message = message_of(changed, self._costs.servers[message.to], serial=is_serial(read.node))
+            found.setdefault(message.to, []).append((read, message))
+        return found
+
+    @override
+    def _send_pushes(self, group: Sequence[Gradient], *, is_last: bool) -> Trip:
+        if not (is_last and all(each.batchable for each in group)):
+            return super()._send_pushes(group, is_last=is_last)
+        riders = self._behind.pop(group[0].call.to, [])
+        self._riding = [message for _, message in riders]
+        trip = super()._send_pushes(group, is_last=is_last)
+        for read, _ in riders:
+            read.trips.append(trip)
+        return trip
+
+    @override
+    def _send(self, message: Message) -> Trip:
+        riding, self._riding = self._riding, []
+        return super()._send(reduce(behind, riding, message))
+
+
+def _part_of(call: CallCost, share: float) -> CallCost:
+    """Return what reading a share of a call's rows costs: a server may charge by the call, so all of its work."""
+    return replace(
+        call, request_bytes=round(share * call.request_bytes), response_bytes=round(share * call.response_bytes)
+    )
