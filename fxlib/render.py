@@ -20,11 +20,16 @@ IN_FLIGHT = "in_flight"
 COLOURS = {
     "forward": "#c7d7ee", "loss": "#aebfd8", "backward": "#9fc5b0", "optimizer": "#b7a9d6",
     "call": "#d1495b", "wait": "#d1495b", "push": "#e08e45", "issue": "#2d6a9f", IN_FLIGHT: "#e9c46a",
+    "nothing_written": "#8ab17d", "by_keys": "#2a9d8f", "behind_push": "#bc8a5f",
 }  # fmt: skip
 MEANINGS = {
     "forward": "compute: forward", "backward": "compute: backward", "optimizer": "optimizer", "issue": "issue",
     "call": "blocked by a call", "push": "pushing gradients", IN_FLIGHT: "call in flight",
 }  # fmt: skip
+AHEAD = {
+    "nothing_written": "in flight ahead of its step", "by_keys": "ahead by keys", "behind_push": "behind the push",
+}  # fmt: skip
+"""Kinds of calls in flight for a later step, and what they mean."""
 WIDTH, MARGIN, ROW, GAP = 1100, 130, 14, 3
 
 
@@ -38,11 +43,12 @@ class Lane:
 
 def lanes(timeline: Timeline) -> list[Lane]:
     """Lay a timeline out: the trainer's thread on one row per depth, then for each server its calls in flight."""
-    thread = [span for span in timeline.spans if span.kind != IN_FLIGHT]
+    thread = [span for span in timeline.spans if span.kind != IN_FLIGHT and span.kind not in AHEAD]
     outer = [span for span in thread if span.kind in {"forward", "loss", "backward", "optimizer"}]
     inner = [span for span in thread if span.kind not in {"forward", "loss", "backward", "optimizer"}]
     # A blocking call is in flight for as long as it blocks.
-    in_flight = [replace(span, kind=IN_FLIGHT) for span in timeline.spans if span.kind in {IN_FLIGHT, "call"}]
+    shown = {"call": IN_FLIGHT, IN_FLIGHT: IN_FLIGHT, **dict(zip(AHEAD, AHEAD, strict=True))}
+    in_flight = [replace(span, kind=shown[span.kind]) for span in timeline.spans if span.kind in shown]
     remote = {to: pack([span for span in in_flight if span.to == to]) for to in sorted({span.to for span in in_flight})}
     return [
         Lane(name="trainer", rows=[row for row in (outer, inner) if row]),
@@ -87,7 +93,7 @@ def page(timelines: Mapping[str, Timeline], *, title: str, text: str = "") -> st
 def figure(timelines: Mapping[str, Timeline]) -> str:
     """Return the timelines and their legend as an HTML fragment, for a page of one's own."""
     longest_s = _longest(timelines)
-    parts = [_frame(_legend(), 16)]
+    parts = [_frame(*_legend(timelines))]
     for name, timeline in timelines.items():
         parts += [f"<h2>{_heading(name, timeline)}</h2>", _frame(*_drawn(timeline, longest_s))]
     return "\n".join(parts)
@@ -95,7 +101,8 @@ def figure(timelines: Mapping[str, Timeline]) -> str:
 
 def svg(timelines: Mapping[str, Timeline]) -> str:
     """Return the timelines and their legend as one SVG, for places that show a picture and no page."""
-    longest_s, parts, top = _longest(timelines), [_legend()], 16.0
+    longest_s, (legend, top) = _longest(timelines), _legend(timelines)
+    parts = [legend]
     for name, timeline in timelines.items():
         body, height = _drawn(timeline, longest_s)
         parts.append(f'<text y="{top + 22:.0f}" font-size="14">{_heading(name, timeline)}</text>')
@@ -132,23 +139,29 @@ def _event(span: Span, process: int, thread: int) -> dict[str, object]:
 
 
 def _longest(timelines: Mapping[str, Timeline]) -> float:
-    return max((timeline.step_s for timeline in timelines.values()), default=0.0) or 1.0
+    return max((timeline.step_s * timeline.steps for timeline in timelines.values()), default=0.0) or 1.0
 
 
 def _heading(name: str, timeline: Timeline) -> str:
-    return f"{escape(name)}: {timeline.step_s * 1e3:.1f} ms a step"
+    several = f", {timeline.steps} steps" if timeline.steps > 1 else ""
+    return f"{escape(name)}: {timeline.step_s * 1e3:.1f} ms a step{several}"
 
 
 def _frame(body: str, height: float) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" width="100%" font-size="11" fill="#444">{body}</svg>'
 
 
-def _legend() -> str:
-    return "".join(
-        f'<rect x="{90 + index * 145}" y="2" width="12" height="10" fill="{COLOURS[kind]}"/>'
-        f'<text x="{106 + index * 145}" y="11">{escape(text)}</text>'
-        for index, (kind, text) in enumerate(MEANINGS.items())
+def _legend(timelines: Mapping[str, Timeline]) -> tuple[str, float]:
+    """Return the legend, and how high it is: calls ahead of their step have a row where there are any."""
+    kinds = {span.kind for timeline in timelines.values() for span in timeline.spans}
+    rows = [MEANINGS, *([AHEAD] if kinds & AHEAD.keys() else [])]
+    marks = (
+        f'<rect x="{90 + index * 145}" y="{2 + 16 * row}" width="12" height="10" fill="{COLOURS[kind]}"/>'
+        f'<text x="{106 + index * 145}" y="{11 + 16 * row}">{escape(text)}</text>'
+        for row, meanings in enumerate(rows)
+        for index, (kind, text) in enumerate(meanings.items())
     )
+    return "".join(marks), 16.0 * len(rows)
 
 
 def _drawn(timeline: Timeline, longest_s: float) -> tuple[str, float]:
@@ -162,8 +175,16 @@ def _drawn(timeline: Timeline, longest_s: float) -> tuple[str, float]:
             parts += [_bar(span, top, scale) for span in row]
             top += ROW + GAP
         top += 2 * GAP
+    parts += _ends(timeline, scale, top)
     parts += _axis(longest_s, scale, top)
     return "".join(parts), top + 18
+
+
+def _ends(timeline: Timeline, scale: float, top: float) -> Iterator[str]:
+    """Yield a line where each step but the last one ends."""
+    for place in range(1, timeline.steps):
+        x = MARGIN + place * timeline.step_s * scale
+        yield f'<line x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{top}" stroke="#444" stroke-dasharray="3 3"/>'
 
 
 def _bar(span: Span, top: float, scale: float) -> str:

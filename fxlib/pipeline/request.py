@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -26,6 +26,7 @@ from fxlib.runtime.gradients.pushes import Push
 from fxlib.runtime.ops.batches import IN_ORDER, BatchInFlight, NamedCall, issue_batch
 from fxlib.runtime.ops.deadlines import DEADLINES, NO_LIMIT, own_timeout
 from fxlib.runtime.ops.operators import is_this_process, server_name
+from fxlib.runtime.ops.record import calls_in, current_recording
 from fxlib.runtime.tracking.flow_control import tensor_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -59,7 +60,17 @@ class Request:
         why_not_by_keys: why what it read can no longer be put right by rows; empty where it can.
     """
 
-    __slots__ = ("_arguments", "_future", "_read_again", "call", "rides", "rows", "state", "why_not_by_keys")
+    __slots__ = (
+        "_arguments",
+        "_end_flights",
+        "_future",
+        "_read_again",
+        "call",
+        "rides",
+        "rows",
+        "state",
+        "why_not_by_keys",
+    )
 
     def __init__(self, call: CallAhead, arguments: tuple[Any, ...], *, by_keys: bool = True) -> None:
         self.call = call
@@ -68,6 +79,8 @@ class Request:
         self.why_not_by_keys = ""
         self._arguments = arguments
         self._future: Any = None
+        self._end_flights: list[Callable[[], None]] = []
+        """What ends its spans in flight while it travels behind a push."""
         self._read_again: list[Any] = []
         """Messages of their own that read rows again."""
         self.rows: Rows | None = None
@@ -104,7 +117,23 @@ class Request:
             self.drop()
             return
         issue: Callable[..., Any] = issue_batch if self.is_batch else ops.issue_call
+        end_flights = self.begin_flights(self.way)
         self._future = issue(*self._arguments)
+        _ended_by(self._future, end_flights)
+
+    @property
+    def way(self) -> Way | None:
+        """How it runs ahead: of one that may be read by keys, whether this batch has such."""
+        return Way.BEHIND_PUSH if self.is_behind_push and self.rows is None else self.call.way
+
+    def begin_flights(self, way: Way | None, places: Iterable[int] | None = None) -> list[Callable[[], None]]:
+        """Tell a recording, if there is one, that its calls are in flight, or some of them; return what ends that."""
+        recording = current_recording()
+        if recording is None or way is None:
+            return []
+        names = calls_in(self.call.node)
+        chosen = names if places is None else [names[place] for place in places]
+        return [recording.begin_flight(name, self.server, way.value) for name in chosen]
 
     def written(self, states: frozenset[ServerState]) -> bool:
         """Drop the result if a write may change what was read, and return whether that is so."""
@@ -142,6 +171,7 @@ class Request:
         """Return what of it may travel with the pushes that are made next: all, some rows again, or nothing."""
         if self.state is State.PARKED:
             self.rides = True
+            self._end_flights = self.begin_flights(Way.BEHIND_PUSH)
             return [self]
         again = self.repair()
         return [] if again is None else [again]
@@ -258,6 +288,8 @@ class Request:
         """Take what a message brought for the call."""
         if self.state is not State.PARKED:
             return
+        for end_flight in self._end_flights:
+            end_flight()
         self.state = State.IN_FLIGHT
         if outcome is None or batch.failed(outcome) or WATCH.is_being_written(self.call.reads):
             self.drop()
@@ -279,6 +311,7 @@ class Reread:
         self._repair = repair
         self._sent: list[NamedCall] = [(request._calls[place][0], *arguments) for place, arguments in calls]
         self.server, self.timeout_s, self.reads = request.server, request.timeout_s, request.call.reads
+        self._end_flights = request.begin_flights(Way.BEHIND_PUSH, (place for place, _ in calls))
 
     def as_call(self) -> batch.Call | None:
         """Return it as one call of a message; None where it cannot travel in one."""
@@ -287,6 +320,8 @@ class Reread:
     def deliver(self, outcome: Any) -> None:
         """Take what a message brought for it."""
         request = self._request
+        for end_flight in self._end_flights:
+            end_flight()
         if request.state is not State.IN_FLIGHT or request.rows is None:
             return
         if outcome is None or batch.failed(outcome) or WATCH.is_being_written(self.reads):
@@ -305,11 +340,22 @@ class Reread:
         if request.is_batch:
             flying: Any = issue_batch(to, tuple(self._sent), timeout, request._arguments[3])
             request._read_again.append(flying)
+            _ended_by(flying, self._end_flights)
             request.rows.read_again(self._repair, lambda: [flying.result(place) for place in range(len(flying))])
         else:
             future = ops.issue_call(to, *self._sent[0], timeout)
             request._read_again.append(future)
+            _ended_by(future, self._end_flights)
             request.rows.read_again(self._repair, lambda: [future.wait()])
+
+
+def _ended_by(future: Any, end_flights: Sequence[Callable[[], None]]) -> None:
+    """Have spans in flight end when a call or a batch is answered."""
+    flying = future.future if isinstance(future, BatchInFlight) else future
+    if flying is None:
+        return
+    for end_flight in end_flights:
+        flying.add_done_callback(lambda _, end_flight=end_flight: end_flight())
 
 
 def _succeeded(outcomes: Sequence[Any]) -> Sequence[Any]:
@@ -367,6 +413,9 @@ class _Taken:
 
     __slots__ = ("_again", "_future", "_merged")
 
+    ran_ahead = True
+    """Tells a recording that it was not issued here."""
+
     def __init__(self, future: Any, again: Callable[[], Any], merged: Merge | None) -> None:
         self._future, self._again, self._merged = future, again, merged
 
@@ -393,6 +442,8 @@ class _Taken:
 
 class _TakenBatch(BatchInFlight):
     """Calls that were made ahead in one message; if one failed, all are made again, as the program makes them."""
+
+    ran_ahead = True
 
     def __init__(self, flying: BatchInFlight, arguments: tuple[Any, ...], merged: Merge | None) -> None:
         super().__init__(*arguments[:3], in_order=False)

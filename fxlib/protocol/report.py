@@ -12,6 +12,7 @@ from fxlib.protocol.converter import Bijection, Converter, Rule, each_by, finite
 from fxlib.reasons import Declined, Reason
 from fxlib.spec.job import Blob
 from fxlib.spec.report import (
+    MAX_STEPS,
     Action,
     CallReport,
     CandidateReport,
@@ -122,6 +123,12 @@ def _action(text: str) -> Action:
     raise Fault(f"{text[:80]!r} is no action")
 
 
+def _steps(count: int) -> int:
+    if not 0 <= count <= MAX_STEPS:
+        raise Fault(f"{count} is no number of steps")
+    return count or 1
+
+
 def _functions(names: Sequence[str]) -> tuple[str, ...]:
     if not names:
         raise Fault("names no function")
@@ -212,7 +219,7 @@ _CANDIDATE = Converter(CandidateReport, jobs_pb2.Candidate, rules={"gain": GAIN}
 _PART = Converter(CompiledPart, jobs_pb2.CompiledPart)
 _UNDECLARED = Converter(Undeclared, jobs_pb2.Undeclared, number=finite, rules={"functions": Rule(read=_functions)})
 _SPAN = Converter(Span, jobs_pb2.Span, number=finite)
-_TIMELINE = Converter(Timeline, jobs_pb2.Timeline, rules={"spans": _SPAN.many})
+_TIMELINE = Converter(Timeline, jobs_pb2.Timeline, rules={"spans": _SPAN.many, "steps": Rule(read=_steps)})
 _REPORT = Converter(
     Report,
     jobs_pb2.JobResult,

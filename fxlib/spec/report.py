@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -14,6 +14,8 @@ from fxlib.utils.text import seconds, table
 Decision = Literal["adopt", "keep_original"]
 Action = Literal["moved", "merged", "left_alone"]
 _LEAST_GAIN = 0.005
+MAX_STEPS = 64
+"""Steps of one timeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +40,23 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One step of one trainer."""
+    """One step of one trainer, or several steps of a loop, one after another."""
 
     spans: tuple[Span, ...]
+    """Seconds are from the first step's start."""
     step_s: float
+    """The length of a step, in seconds; of several, the mean."""
+    steps: int = 1
+
+    def between(self, begin_s: float, end_s: float, *, steps: int) -> Timeline:
+        """Return so many steps of it, which are between two moments of it."""
+        spans = (
+            replace(each, start_s=max(each.start_s, begin_s) - begin_s, end_s=min(each.end_s, end_s) - begin_s)
+            for each in self.spans
+            if begin_s < each.end_s and each.start_s < end_s
+        )
+        in_order = tuple(sorted(spans, key=lambda span: span.start_s))
+        return Timeline(spans=in_order, step_s=(end_s - begin_s) / steps, steps=steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +81,9 @@ class CallReport:
     ahead_detail: str = ""
     ahead_remedy: str = ""
     """The declaration or change that would let it run ahead; empty where there is none."""
+    way: str = ""
+    """How it did run ahead in the steps that were recorded: "nothing_written" (as soon as its batch was known),
+    "behind_push" or "by_keys"; empty where it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +314,12 @@ def _figures(result: Report) -> list[str]:
     return [*lines, *_step(result)]
 
 
+WAYS: Final = {
+    "nothing_written": "read ahead, as nothing writes what they read",
+    "behind_push": "read behind the push before",
+    "by_keys": "read ahead by keys",
+}
+"""The ways of running ahead, and what a call that does so is."""
 _LIMITS: Final = {
     "compute": "the trainer's own work",
     "server": "the servers' work",
@@ -361,7 +385,18 @@ def _calls(result: Report) -> list[str]:
     return [
         f"remote calls ({counted}); exposed: time per step that the trainer stood blocked",
         *table([header, *rows], right=(4, 5)),
+        *_hidden(result.calls),
     ]
+
+
+def _hidden(calls: Sequence[CallReport]) -> Iterator[str]:
+    """Say what each way of running ahead has hidden, in a line each."""
+    for way, words in WAYS.items():
+        found = [call for call in calls if call.way == way]
+        if found:
+            before = seconds(sum(call.exposed_before_s or 0.0 for call in found))
+            after = seconds(sum(call.exposed_after_s or 0.0 for call in found))
+            yield f"{len(found)} call{'s' * (len(found) != 1)} {words}: exposed {before} as written, and {after} now"
 
 
 def _call(call: CallReport) -> list[str]:

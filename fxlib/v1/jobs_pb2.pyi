@@ -563,7 +563,7 @@ class Candidate(_message.Message):
     def __init__(self, name: _Optional[str] = ..., predicted_step_s: _Optional[float] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., verdict: _Optional[str] = ...) -> None: ...
 
 class CallReport(_message.Message):
-    __slots__ = ("node", "function", "to", "action", "reason_code", "reason", "remedy", "exposed_before_s", "exposed_after_s", "source", "detail", "limited_by_code", "limited_by", "limit_detail", "ahead_code", "ahead", "ahead_detail", "ahead_remedy")
+    __slots__ = ("node", "function", "to", "action", "reason_code", "reason", "remedy", "exposed_before_s", "exposed_after_s", "source", "detail", "limited_by_code", "limited_by", "limit_detail", "ahead_code", "ahead", "ahead_detail", "ahead_remedy", "way")
     NODE_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
@@ -582,6 +582,7 @@ class CallReport(_message.Message):
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     AHEAD_DETAIL_FIELD_NUMBER: _ClassVar[int]
     AHEAD_REMEDY_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
     node: str
     function: str
     to: str
@@ -600,7 +601,8 @@ class CallReport(_message.Message):
     ahead: str
     ahead_detail: str
     ahead_remedy: str
-    def __init__(self, node: _Optional[str] = ..., function: _Optional[str] = ..., to: _Optional[str] = ..., action: _Optional[str] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., remedy: _Optional[str] = ..., exposed_before_s: _Optional[float] = ..., exposed_after_s: _Optional[float] = ..., source: _Optional[str] = ..., detail: _Optional[str] = ..., limited_by_code: _Optional[str] = ..., limited_by: _Optional[str] = ..., limit_detail: _Optional[str] = ..., ahead_code: _Optional[str] = ..., ahead: _Optional[str] = ..., ahead_detail: _Optional[str] = ..., ahead_remedy: _Optional[str] = ...) -> None: ...
+    way: str
+    def __init__(self, node: _Optional[str] = ..., function: _Optional[str] = ..., to: _Optional[str] = ..., action: _Optional[str] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., remedy: _Optional[str] = ..., exposed_before_s: _Optional[float] = ..., exposed_after_s: _Optional[float] = ..., source: _Optional[str] = ..., detail: _Optional[str] = ..., limited_by_code: _Optional[str] = ..., limited_by: _Optional[str] = ..., limit_detail: _Optional[str] = ..., ahead_code: _Optional[str] = ..., ahead: _Optional[str] = ..., ahead_detail: _Optional[str] = ..., ahead_remedy: _Optional[str] = ..., way: _Optional[str] = ...) -> None: ...
 
 class PassReport(_message.Message):
     __slots__ = ("name", "changes", "seconds", "declined", "diff")
@@ -631,12 +633,14 @@ class Declined(_message.Message):
     def __init__(self, node: _Optional[str] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., remedy: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Timeline(_message.Message):
-    __slots__ = ("spans", "step_s")
+    __slots__ = ("spans", "step_s", "steps")
     SPANS_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     step_s: float
-    def __init__(self, spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., step_s: _Optional[float] = ...) -> None: ...
+    steps: int
+    def __init__(self, spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., step_s: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("kind", "name", "to", "start_s", "end_s")

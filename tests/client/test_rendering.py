@@ -111,6 +111,13 @@ def test_a_full_result() -> None:
     assert str(Result.of(REPORT, module=nn.Identity(), job_id="17", cached=True)) == EXPECTED
 
 
+def test_what_each_way_of_running_ahead_hid_is_told() -> None:
+    by_keys = replace(REPORT.calls[0], way="by_keys", exposed_after_s=0.0001)
+    shown = render(replace(REPORT, calls=(by_keys, replace(by_keys, way="behind_push"), by_keys)))
+    assert "\n2 calls read ahead by keys: exposed 24.6 ms as written, and 200 us now\n" in shown
+    assert "\n1 call read behind the push before: exposed 12.3 ms as written, and 100 us now\n" in shown
+
+
 def test_what_missing_declarations_are_worth_is_shown() -> None:
     missing = Undeclared(functions=("my.ps:lookup",), calls=26, gain=0.482, remedy="declare it")
     shown = render(replace(REPORT, undeclared=(missing,)))

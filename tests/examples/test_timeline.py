@@ -46,6 +46,18 @@ def test_each_server_has_its_lane() -> None:
     assert found == {"trainer": 0, "ps0": 2, "ps1": 2}
 
 
+def test_two_steps_of_a_loop_have_a_line_between_them_and_reads_ahead_a_row_in_the_legend() -> None:
+    read = Span(kind="by_keys", name="lookup", to="ps0", start_s=0.5, end_s=1.5)
+    one, two = Timeline(spans=(), step_s=2.0), Timeline(spans=(read,), step_s=1.0, steps=2)
+    assert {lane.name for lane in lanes(two)} == {"trainer", "ps0"}
+    drawn, plain = svg({"one": one, "two": two}), svg({"one": one})
+    assert drawn.count("stroke-dasharray") == 1
+    assert "two: 1000.0 ms a step, 2 steps" in drawn
+    assert "ahead by keys" in drawn
+    assert "ahead by keys" not in plain
+    assert "stroke-dasharray" not in plain
+
+
 def test_names_are_text_not_markup() -> None:
     span = Span(kind="call", name="<script>", to="&", start_s=0.0, end_s=1.0)
     drawn = page({"<b>": Timeline(spans=(span,), step_s=1.0)}, title="<i>")

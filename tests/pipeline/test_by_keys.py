@@ -18,9 +18,10 @@ from fxlib.analysis.effects.prologue import Way, calls_ahead
 from fxlib.errors import ContractError, FxlibError, FxlibWarning
 from fxlib.pipeline.by_keys import NotByKeys, Rows
 from fxlib.pipeline.conflicts import conflicts
-from fxlib.runtime import CapturedModule
+from fxlib.runtime import CapturedModule, record
 from fxlib.spec.contract import contract_of
 from fxlib.spec.inputs import Batch
+from fxlib.spec.report import WAYS
 from fxlib.spec.servers import Server, Table
 from tests.pipeline.test_pipeline import Sent
 from tests.random_programs import simulation
@@ -336,3 +337,22 @@ def test_how_often_keys_come_again_is_told_by_call_and_part_of_the_state() -> No
     assert list(alone.values()) == pytest.approx([0.5 / 3] * 2)
     assert list(deeper.values()) == pytest.approx([1.0 / 3] * 2)
     assert list(only.values()) == [1.0] * 2
+
+
+def test_a_recording_of_several_steps_shows_what_is_in_flight_for_a_later_one_and_in_which_way() -> None:
+    module, batches = captured(), [torch.tensor([place, place + 1]) for place in range(4)]
+    with simulated(5), record() as recording:
+        ends = []
+        for keys in fxlib.pipeline(batches, module):
+            step(module, keys)
+            ends.append(recording.now_s)
+    found = recording.timeline.between(ends[1], ends[3], steps=2)
+    ahead = [each for each in found.spans if each.kind in WAYS]
+    assert {(each.kind, each.name) for each in ahead} == {
+        ("by_keys", "look_up_rows"),
+        ("by_keys", "look_up_rows_1"),
+        ("behind_push", "look_up_rows"),  # one of two rows, again
+        ("behind_push", "look_up_rows_1"),
+    }
+    assert all(each.to == "ps0" and 0.0 <= each.start_s <= each.end_s <= 2 * found.step_s + 1e-9 for each in ahead)
+    assert len([each for each in found.spans if each.kind == "push"]) >= 2

@@ -115,8 +115,6 @@ workloads = st.builds(Workload, mode=st.sampled_from(["forward", "distributed"])
     clip_norm=st.none() | st.floats(0.1, 9),
     loss_scale=st.none() | st.floats(0.1, 9),
     pipeline=st.integers(0, 64),
-    pipeline_bound_s=st.none() | amount,
-    pipeline_limit=word,
     **_step,
 )
 
@@ -135,7 +133,7 @@ gains = st.lists(st.floats(-1, 1e9), min_size=3, max_size=3).map(
     lambda ends: Estimate(**dict(zip(("low", "value", "high"), sorted(ends), strict=True)))
 )
 spans = st.builds(Span, kind=word, name=line, to=line, start_s=amount, end_s=amount)
-timelines = st.builds(Timeline, spans=st.lists(spans, max_size=3).map(tuple), step_s=amount)
+timelines = st.builds(Timeline, spans=st.lists(spans, max_size=3).map(tuple), step_s=amount, steps=st.integers(1, 4))
 calls = st.builds(
     CallReport,
     node=word,
@@ -153,6 +151,7 @@ calls = st.builds(
     ahead=st.none() | reasons,
     ahead_detail=line,
     ahead_remedy=line,
+    way=word,
 )
 candidates = st.builds(
     CandidateReport, name=line, predicted_step_s=st.none() | amount, gain=st.none() | gains, verdict=line
@@ -196,6 +195,8 @@ reports = st.builds(
     candidates=st.lists(candidates, max_size=3).map(tuple),
     undeclared=st.lists(undeclared, max_size=2).map(tuple),
     pipeline=st.integers(0, 64),
+    pipeline_bound_s=st.none() | amount,
+    pipeline_limit=word,
     blocks=size,
     phase_seconds=st.dictionaries(word, amount, max_size=3),
     hardware=line,

@@ -106,13 +106,7 @@ class _Steps(Step):
         for _ in range(self._depth + 1 + _STEADY):
             self._run_step()
             ends_s.append(self.now_s)
-        begin_s, end_s = ends_s[-3], ends_s[-1]
-        spans = (
-            replace(each, start_s=max(each.start_s, begin_s) - begin_s, end_s=min(each.end_s, end_s) - begin_s)
-            for each in self.spans
-            if begin_s < each.end_s and each.start_s < end_s
-        )
-        timeline = Timeline(spans=tuple(sorted(spans, key=lambda span: span.start_s)), step_s=end_s - begin_s)
+        timeline = Timeline(spans=tuple(self.spans), step_s=self.now_s).between(ends_s[-3], ends_s[-1], steps=2)
         return (ends_s[-1] - ends_s[-1 - _STEADY]) / _STEADY, timeline
 
     def _run_step(self) -> None:

@@ -66,10 +66,15 @@ class Recording:
             if self._step_s is None:
                 self._spans.append(Span(kind=kind, name=name, to=to, start_s=start_s, end_s=end))
 
-    def begin_flight(self, name: str, to: str) -> Callable[[], None]:
+    def begin_flight(self, name: str, to: str, kind: str = "in_flight") -> Callable[[], None]:
         """Begin a span in flight; the function that is returned ends it, and may be called on any thread."""
         start = self._now()
-        return lambda: self.note("in_flight", name, to, start)
+        return lambda: self.note(kind, name, to, start)
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the recording's start."""
+        return self._now()
 
     def finish(self) -> None:
         """Fix the length of the step."""
@@ -98,8 +103,8 @@ class Recording:
             start = self._now()
             with self.span(role, name, to):
                 result = run(*args, **kwargs)
-            if role == "issue":
-                self._note_issued(result, _InFlight(names=_calls_in(node), to=to, start_s=start))
+            if role == "issue" and not getattr(result, "ran_ahead", False):
+                self._note_issued(result, _InFlight(names=calls_in(node), to=to, start_s=start))
             elif role == "wait" and args:
                 self._note_answered(id(args[0]))
             return result
@@ -153,11 +158,11 @@ def record(recording: Recording | None = None) -> Iterator[Recording]:
 
 
 def exposed_s(timeline: Timeline) -> dict[str, float]:
-    """Seconds for which the trainer's thread stood still in each call, by the call's name."""
+    """Seconds of a step for which the trainer's thread stood still in each call, by the call's name."""
     exposed: dict[str, float] = {}
     for span in timeline.spans:
         if span.kind in BLOCKED:
-            exposed[span.name] = exposed.get(span.name, 0.0) + span.end_s - span.start_s
+            exposed[span.name] = exposed.get(span.name, 0.0) + (span.end_s - span.start_s) / timeline.steps
     return exposed
 
 
@@ -170,8 +175,8 @@ def call_name(node: Node) -> str:
     return call_name(issue) if isinstance(issue, Node) else node.name
 
 
-def _calls_in(issue: Node) -> tuple[str, ...]:
-    """Return the name of each call that an issue starts."""
+def calls_in(issue: Node) -> tuple[str, ...]:
+    """Return the name of each call that an issue, or a call in its blocking form, starts."""
     waits = waits_of(issue) if is_batch(issue) else None
     return (call_name(issue),) if waits is None else tuple(map(call_name, waits))
 

@@ -21,7 +21,7 @@ from fxlib.errors import FxlibError
 from fxlib.protocol import contract_from_proto, contract_to_proto, profile_from_proto, profile_to_proto
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import CompiledPart, Span, Timeline
+from fxlib.spec.report import MAX_STEPS, CompiledPart, Span, Timeline
 from fxlib.v1 import graph_pb2, profile_pb2
 from fxlib_workers.process.exceptions import Raised, shorten
 from fxlib_workers.trial.actor import StoreAddress
@@ -238,6 +238,7 @@ def _write_timelines(timelines: Sequence[Timeline]) -> Sequence[object]:
     return [
         {
             "step_s": each.step_s,
+            "steps": each.steps,
             "spans": [[span.kind, span.name, span.to, span.start_s, span.end_s] for span in each.spans],
         }
         for each in timelines
@@ -245,8 +246,11 @@ def _write_timelines(timelines: Sequence[Timeline]) -> Sequence[object]:
 
 
 def _read_timeline(value: object) -> Timeline:
-    told = _fields(value, "step_s", "spans")
-    return Timeline(spans=tuple(_each(_read_span)(told["spans"])), step_s=_amount(told["step_s"]))
+    told = _fields(value, "step_s", "steps", "spans")
+    spans, steps = tuple(_each(_read_span)(told["spans"])), _count(told["steps"])
+    if not 1 <= steps <= MAX_STEPS:
+        raise MalformedAnswerError(f"a timeline is of {steps} steps")
+    return Timeline(spans=spans, step_s=_amount(told["step_s"]), steps=steps)
 
 
 def _read_span(value: object) -> Span:

@@ -12,7 +12,7 @@ from typing import Final
 from fxlib.reasons import Reason
 from fxlib.runtime import exposed_s
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import CallReport, Report, Timeline
+from fxlib.spec.report import WAYS, CallReport, Report, Timeline
 from fxlib.spec.trial import TrialOptions
 from fxlib.spec.variant import MAIN
 from fxlib.spec.workload import Workload
@@ -26,7 +26,7 @@ from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.screening import Screening
 from fxlib_workers.trial.selection.select import Selection
 from fxlib_workers.trial.selection.speed import Speed
-from fxlib_workers.trial.trainer import EncodedProgram
+from fxlib_workers.trial.trainer import MOST_LEAD, EncodedProgram
 
 _LOG: Final = logs.Log(__name__)
 
@@ -289,7 +289,7 @@ class _Trial:
 
     def _timelines(self, cluster: ClusterRun, speed: Speed) -> tuple[list[Timeline], list[Timeline]]:
         steps = _recorded_steps(speed, self._options.budget_s)
-        limit_s = self._options.step_timeout_s * steps
+        limit_s = self._options.step_timeout_s * (steps + MOST_LEAD + 1)
         original, candidate = (
             cluster.ask_of(arm, cluster.step_trainers, "timelines", steps, timeout_s=limit_s)[0]
             for arm in (ORIGINAL, speed.candidate)
@@ -338,6 +338,7 @@ def _typical(timelines: Sequence[Timeline]) -> Timeline:
 def _with_exposure(
     calls: Sequence[CallReport], before: Sequence[Timeline], after: Sequence[Timeline]
 ) -> tuple[CallReport, ...]:
+    way_of = {span.name: way for way in WAYS for each in after for span in each.spans if span.kind == way}
     exposed_before, exposed_after = [exposed_s(each) for each in before], [exposed_s(each) for each in after]
     step_s = fmean(each.step_s for each in after)
     return tuple(
@@ -346,6 +347,7 @@ def _with_exposure(
                 call,
                 exposed_before_s=fmean(each.get(call.node, 0.0) for each in exposed_before),
                 exposed_after_s=fmean(each.get(call.node, 0.0) for each in exposed_after),
+                way=way_of.get(call.node, ""),
             ),
             step_s,
         )

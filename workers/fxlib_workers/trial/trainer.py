@@ -43,6 +43,9 @@ from fxlib_workers.trial.state import ModuleSnapshot
 from fxlib_workers.trial.step import Step, StepResult, copy_of, drain, optimizer_of
 from fxlib_workers.trial.tolerance_check import ToleranceCheck
 
+MOST_LEAD: Final = 4
+"""The most steps of a loop that are recorded before those that are shown, whose reads they make."""
+
 _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
 StepDigests = Mapping[str, str]
@@ -252,16 +255,30 @@ class Trainer(TrialActor):
 
     @returns_exceptions
     def timelines(self, arm: Arm, steps: int) -> list[Timeline]:
-        """Run steps, and return their timelines."""
+        """Run steps, and return the timeline of each; of a loop under a pipeline, of each with the one behind it."""
+        if self._depths.get(arm):
+            return self._timelines_of_loop(arm, steps)
         recorded = []
         for index in range(steps):
-            batch = None if self._depths.get(arm) else self._input(index)
             with record() as recording:
-                self._steps[arm](batch or self._pulled(arm, MeasuredChoice))
+                self._steps[arm](self._input(index))
             drain()
             recorded.append(as_captured(recording.timeline))
-        self._end_loops()
         return recorded
+
+    def _timelines_of_loop(self, arm: Arm, steps: int) -> list[Timeline]:
+        lead = min(self._depths[arm], MOST_LEAD)
+        moments = []
+        with record() as recording:
+            for _ in range(lead + steps + 1):
+                moments.append(recording.now_s)
+                self._steps[arm](self._pulled(arm, MeasuredChoice))
+            moments.append(recording.now_s)
+        self._end_loops()
+        drain()
+        whole = recording.timeline
+        pairs = zip(moments[lead:], moments[lead + 2 :], strict=False)
+        return [as_captured(whole.between(begin_s, end_s, steps=2)) for begin_s, end_s in pairs]
 
     @property
     def _is_first(self) -> bool:
