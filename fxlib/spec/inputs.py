@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fxlib.errors import WorkloadError
+from fxlib.spec.repeated_keys import MAX_SKEW, draw_keys, repeats_in, skew_of
 from fxlib.utils import pytree
 
 Range = tuple[float, float]
@@ -33,16 +34,21 @@ MAX_ELEMENTS = 1 << 36
 class Tensors:
     """Description of one tensor of a batch.
 
-    Floats are drawn from N(0, 1), or uniformly from [low, high) when bounds are given; integers from [low, high).
+    Floats are drawn from N(0, 1), or uniformly from [low, high) when bounds are given; integers from [low, high), with
+    as many that come again, and as unevenly, as `fxlib.spec.repeated_keys` says.
 
     Raises:
-        WorkloadError: a size is negative, only one bound is given, or the range is empty.
+        WorkloadError: a size is negative, only one bound is given, the range is empty, or a figure is out of its range.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     low: float | None = None
     high: float | None = None
+    repeats: float | None = None
+    """Share of integers that are among those of the batch before, in the same column; None: it is left to chance."""
+    skew: float = 0.0
+    """Exponent of the distribution of integers; 0: it is uniform."""
 
     def __post_init__(self) -> None:
         """Check sizes and bounds."""
@@ -52,6 +58,10 @@ class Tensors:
             raise WorkloadError("one bound without the other", where="Tensors.low", hint="Give low= and high=.")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise WorkloadError(f"[{self.low}, {self.high}) is empty", where="Tensors.high", hint="high is exclusive.")
+        if self.repeats is not None and not 0 <= self.repeats <= 1:
+            raise WorkloadError(f"{self.repeats} is no share", where="Tensors.repeats")
+        if not 0 <= self.skew <= MAX_SKEW:
+            raise WorkloadError(f"{self.skew} is not in 0 to {MAX_SKEW:g}", where="Tensors.skew")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +181,10 @@ def draw(spec: BatchSpec, seed: int) -> tuple[Batch, ...]:
         WorkloadError: a description leaves open what to draw.
     """
     generator = torch.Generator().manual_seed(seed)
-    return tuple(_draw_batch(spec, generator) for _ in range(spec.count))
+    drawn: list[Batch] = []
+    for _ in range(spec.count):
+        drawn.append(_draw_batch(spec, generator, drawn[-1].named if drawn else {}))
+    return tuple(drawn)
 
 
 def _as_batch(batch: object, where: str) -> Batch:
@@ -255,21 +268,30 @@ def _describe(name: str, tensors: Sequence[torch.Tensor], bounds: Range | None) 
             raise WorkloadError("is empty, so its range is unknown", where=name, hint="Give it in ranges=.")
         bounds = (min(int(t.min()) for t in filled), max(int(t.max()) for t in filled) + 1)
     low, high = (None, None) if bounds is None else (float(bounds[0]), float(bounds[1]))
-    return Tensors(shape=tuple(first.shape), dtype=first.dtype, low=low, high=high)
+    if low is None or high is None or first.is_floating_point() or first.is_complex() or name == "target":
+        return Tensors(shape=tuple(first.shape), dtype=first.dtype, low=low, high=high)
+    repeats, skew = repeats_in(tensors), skew_of(tensors, int(high) - int(low))
+    return Tensors(shape=tuple(first.shape), dtype=first.dtype, low=low, high=high, repeats=repeats, skew=skew)
 
 
-def _draw_batch(spec: BatchSpec, generator: torch.Generator) -> Batch:
+def _draw_batch(spec: BatchSpec, generator: torch.Generator, before: Mapping[str, torch.Tensor]) -> Batch:
     names = iter(spec.named)
     inputs, kwargs = pytree.mapped(
-        lambda leaf: _draw(next(names), leaf, generator) if isinstance(leaf, Tensors) else leaf,
+        lambda leaf: (
+            _draw(name := next(names), leaf, generator, before.get(name), spec.count)
+            if isinstance(leaf, Tensors)
+            else leaf
+        ),
         (spec.inputs, dict(spec.kwargs)),
         is_leaf=_is_description,
     )
-    target = None if spec.target is None else _draw("target", spec.target, generator)
+    target = None if spec.target is None else _draw("target", spec.target, generator, None, spec.count)
     return Batch(inputs=inputs, kwargs=kwargs, target=target)
 
 
-def _draw(name: str, described: Tensors, generator: torch.Generator) -> torch.Tensor:
+def _draw(
+    name: str, described: Tensors, generator: torch.Generator, before: torch.Tensor | None, count: int
+) -> torch.Tensor:
     shape, dtype = described.shape, described.dtype
     if dtype.is_floating_point or dtype.is_complex:
         if described.low is None or described.high is None:
@@ -280,7 +302,19 @@ def _draw(name: str, described: Tensors, generator: torch.Generator) -> torch.Te
         return torch.randint(0, 2, shape, generator=generator).bool()
     if described.low is None or described.high is None:
         raise WorkloadError("integers without a range", where=f"BatchSpec {name}", hint="Give low= and high=.")
-    return torch.randint(int(described.low), int(described.high), shape, generator=generator).to(dtype)
+    low, size = int(described.low), int(described.high) - int(described.low)
+    if described.repeats is None and not described.skew:
+        return torch.randint(low, low + size, shape, generator=generator).to(dtype)
+    keys = draw_keys(
+        shape,
+        size,
+        skew=described.skew,
+        repeats=described.repeats,
+        before=None if before is None else before.to(torch.int64) - low,
+        count=count,
+        generator=generator,
+    )
+    return (keys + low).to(dtype)
 
 
 def _drawable(dtype: torch.dtype) -> torch.dtype:

@@ -178,6 +178,9 @@ class Workload:
     ) -> Workload:
         """Make a workload that describes its batches by shape, dtype and index range: no value leaves the job.
 
+        Of integers, the share that come again from batch to batch is told, too, and how unevenly they are named, so
+        that a trial's made-up batches do the same: pass batches that follow one another.
+
         Args:
             batches: real batches, as for `Workload`; shapes are the first one's.
             count: how many different batches a trial draws.

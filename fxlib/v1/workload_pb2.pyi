@@ -98,16 +98,20 @@ class NestedInputs(_message.Message):
     def __init__(self, structure: _Optional[_Union[_graph_pb2.Value, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
-    __slots__ = ("shape", "dtype", "low", "high")
+    __slots__ = ("shape", "dtype", "low", "high", "repeats", "skew")
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     LOW_FIELD_NUMBER: _ClassVar[int]
     HIGH_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
+    SKEW_FIELD_NUMBER: _ClassVar[int]
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
     low: float
     high: float
-    def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
+    repeats: float
+    skew: float
+    def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., repeats: _Optional[float] = ..., skew: _Optional[float] = ...) -> None: ...
 
 class Loss(_message.Message):
     __slots__ = ("name", "graph")
