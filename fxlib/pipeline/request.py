@@ -62,7 +62,7 @@ class Request:
 
     __slots__ = (
         "_arguments",
-        "_end_flights",
+        "_end_spans",
         "_future",
         "_read_again",
         "call",
@@ -79,7 +79,7 @@ class Request:
         self.why_not_by_keys = ""
         self._arguments = arguments
         self._future: Any = None
-        self._end_flights: list[Callable[[], None]] = []
+        self._end_spans: list[Callable[[], None]] = []
         """What ends its spans in flight while it travels behind a push."""
         self._read_again: list[Any] = []
         """Messages of their own that read rows again."""
@@ -117,16 +117,16 @@ class Request:
             self.drop()
             return
         issue: Callable[..., Any] = issue_batch if self.is_batch else ops.issue_call
-        end_flights = self.begin_flights(self.way)
+        end_spans = self.begin_spans(self.way)
         self._future = issue(*self._arguments)
-        _ended_by(self._future, end_flights)
+        _ended_by(self._future, end_spans)
 
     @property
     def way(self) -> Way | None:
         """How it runs ahead: of one that may be read by keys, whether this batch has such."""
         return Way.BEHIND_PUSH if self.is_behind_push and self.rows is None else self.call.way
 
-    def begin_flights(self, way: Way | None, places: Iterable[int] | None = None) -> list[Callable[[], None]]:
+    def begin_spans(self, way: Way | None, places: Iterable[int] | None = None) -> list[Callable[[], None]]:
         """Tell a recording, if there is one, that its calls are in flight, or some of them; return what ends that."""
         recording = current_recording()
         if recording is None or way is None:
@@ -171,7 +171,7 @@ class Request:
         """Return what of it may travel with the pushes that are made next: all, some rows again, or nothing."""
         if self.state is State.PARKED:
             self.rides = True
-            self._end_flights = self.begin_flights(Way.BEHIND_PUSH)
+            self._end_spans = self.begin_spans(Way.BEHIND_PUSH)
             return [self]
         again = self.repair()
         return [] if again is None else [again]
@@ -288,8 +288,8 @@ class Request:
         """Take what a message brought for the call."""
         if self.state is not State.PARKED:
             return
-        for end_flight in self._end_flights:
-            end_flight()
+        for end_span in self._end_spans:
+            end_span()
         self.state = State.IN_FLIGHT
         if outcome is None or batch.failed(outcome) or WATCH.is_being_written(self.call.reads):
             self.drop()
@@ -311,7 +311,7 @@ class Reread:
         self._repair = repair
         self._sent: list[NamedCall] = [(request._calls[place][0], *arguments) for place, arguments in calls]
         self.server, self.timeout_s, self.reads = request.server, request.timeout_s, request.call.reads
-        self._end_flights = request.begin_flights(Way.BEHIND_PUSH, (place for place, _ in calls))
+        self._end_spans = request.begin_spans(Way.BEHIND_PUSH, (place for place, _ in calls))
 
     def as_call(self) -> batch.Call | None:
         """Return it as one call of a message; None where it cannot travel in one."""
@@ -320,8 +320,8 @@ class Reread:
     def deliver(self, outcome: Any) -> None:
         """Take what a message brought for it."""
         request = self._request
-        for end_flight in self._end_flights:
-            end_flight()
+        for end_span in self._end_spans:
+            end_span()
         if request.state is not State.IN_FLIGHT or request.rows is None:
             return
         if outcome is None or batch.failed(outcome) or WATCH.is_being_written(self.reads):
@@ -340,22 +340,22 @@ class Reread:
         if request.is_batch:
             flying: Any = issue_batch(to, tuple(self._sent), timeout, request._arguments[3])
             request._read_again.append(flying)
-            _ended_by(flying, self._end_flights)
+            _ended_by(flying, self._end_spans)
             request.rows.read_again(self._repair, lambda: [flying.result(place) for place in range(len(flying))])
         else:
             future = ops.issue_call(to, *self._sent[0], timeout)
             request._read_again.append(future)
-            _ended_by(future, self._end_flights)
+            _ended_by(future, self._end_spans)
             request.rows.read_again(self._repair, lambda: [future.wait()])
 
 
-def _ended_by(future: Any, end_flights: Sequence[Callable[[], None]]) -> None:
+def _ended_by(future: Any, end_spans: Sequence[Callable[[], None]]) -> None:
     """Have spans in flight end when a call or a batch is answered."""
     flying = future.future if isinstance(future, BatchInFlight) else future
     if flying is None:
         return
-    for end_flight in end_flights:
-        flying.add_done_callback(lambda _, end_flight=end_flight: end_flight())
+    for end_span in end_spans:
+        flying.add_done_callback(lambda _, end_span=end_span: end_span())
 
 
 def _succeeded(outcomes: Sequence[Any]) -> Sequence[Any]:
