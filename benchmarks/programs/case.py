@@ -184,7 +184,7 @@ def _rrefs(model: nn.Module) -> list[Any]:
     found: list[Any] = []
     for each in (vars(model), model._modules):
         for value in each.values():
-            held = value if isinstance(value, list) else [getattr(value, "module_rref", value)]
+            held = (getattr(each, "module_rref", each) for each in (value if isinstance(value, list) else [value]))
             found += [rref for rref in held if isinstance(rref, rpc.PyRRef)]
     return found
 

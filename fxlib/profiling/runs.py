@@ -229,6 +229,8 @@ class Instrumented:
                 replacement.target = timed(node, self._forward, self.made)
             elif node.target in TRACKERS:
                 replacement.target = self._tracking(node)
+            elif node.target is ops.create:
+                replacement.target = self._creating(node)
             if is_remote:
                 graph.call_function(self._clock.reset)
             elif node.op not in {"placeholder", "output"}:
@@ -247,6 +249,14 @@ class Instrumented:
             return result
 
         return call
+
+    def _creating(self, node: Node) -> Callable[..., Any]:
+        def create(*args: Any) -> Any:
+            if not self.replays:
+                self._kept[node.name] = ops.create(*args), False
+            return self._kept[node.name][0]
+
+        return create
 
     def _tracking(self, node: Node) -> Callable[..., Any]:
         origin = node.args[0]
