@@ -1,13 +1,17 @@
 """Measured, random programs do what they do unmeasured, bit for bit, and raise what they raise."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import rpc
 from torch.fx import GraphModule
 
+import fxlib
 from fxlib.profiling.runs import Instrumented, Stopwatch
 from fxlib.recipes import recipes
 from fxlib.runtime.ops.record import record
+from tests.profiling import remote_functions as far
 from tests.random_programs.programs import Program, differentiable_program, random_program
 from tests.random_programs.running import Outcome, differences, outcome, real_servers
 from tests.shared.many import MANY
@@ -29,6 +33,20 @@ def check(program: Program) -> None:
         return  # which of a scheduled program's calls came before it is told by the lines of its own code
     scheduled = recipes.apply(program.module, SCHEDULED).module
     assert differences(expected, measured(program, scheduled)) == []
+
+
+def test_what_is_made_on_a_server_is_made_in_steps_with_calls_alone() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = rpc.remote("ps0", far.nap_in_turn, args=(x, 0.0)).to_here()
+        return made
+
+    module, x = fxlib.capture(forward), torch.ones(2)
+    counted, instrumented = rpc.rpc_sync("ps0", far.naps), Instrumented(module)
+    with record(Stopwatch(module, instrumented)):
+        made = module(x)
+        instrumented.replays = True
+        assert torch.equal(module(x), made)
+    assert rpc.rpc_sync("ps0", far.naps) == counted + 1
 
 
 @pytest.mark.slow
