@@ -13,16 +13,16 @@ PYTEST := $(BIN)/python -m pytest -raR --reruns 1 --rerun-show-tracebacks --reru
 # What hangs, be it where no signal ends it (a lock in C++), ends its process with a dump of all threads, and runs once more
 # in another one. That is before pytest-timeout's own limit, whose signal Python handles only where it goes on.
 PYTEST += -o faulthandler_timeout=280 -o faulthandler_exit_on_timeout=true
-# Some tests wait for other processes, so one more than the cores; tensors are small: threads would be in each other's way.
-# Each begins with a third of them, in their order, so that most fixtures of a module are made once; who is done takes more.
-PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n 3 --dist worksteal
+# Tensors are small: threads would be in each other's way. Each process begins with its share of the tests, in their
+# order, so that most fixtures of a module are made once; who is done takes more.
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist worksteal
 # Tests start hundreds of processes: none should compile again what the first one did.
 unexport PYTHONDONTWRITEBYTECODE
 # What runs beside the tests says at its end, and at once, what it has to say: of what is right, the last line.
 IN_ONE_PIECE = said=$$($(1) 2>&1) && echo "$$said" | tail -n 1 || { echo "$$said"; exit 1; }
 SYSTEM_PACKAGES := chromium:chromium chromedriver:chromium-driver prometheus:prometheus dot:graphviz ip:iproute2 pg_ctlcluster:postgresql
 
-.PHONY: help install check lint types arrows protos-lint fast test fuzz system demo bench docs reference protos format clean
+.PHONY: help install check lint types arrows protos-lint fast test others cluster fuzz system demo bench docs reference protos format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -53,14 +53,20 @@ arrows: $(INSTALLED)
 protos-lint: $(INSTALLED)
 	$(BIN)/buf lint protos
 
+# Some tests wait for other processes, so one more than the cores.
 fast: $(INSTALLED)
-	$(PARALLEL) -m "not slow and not cluster"
+	$(PARALLEL) -n 3 -m "not slow and not cluster"
 
-test: $(INSTALLED) system ## every test: first those that can share the machine, then those that cannot
-	@status=0; \
-	$(PARALLEL) -m "not cluster" || status=$$?; \
-	$(PYTEST) -n 1 -m cluster $$(grep -rl mark.cluster --include='test_*.py' tests) || status=$$?; \
-	exit $$status
+test: $(INSTALLED) system ## every test
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going cluster others
+
+others: $(INSTALLED)
+	$(PARALLEL) -n 2 -m "not cluster"
+
+# One after another, in a process of their own: half of the time they wait for Ray. What they say comes when all are done.
+cluster: $(INSTALLED)
+	@said=$$($(PARALLEL) -n 1 -m cluster $$(grep -rl mark.cluster --include='test_*.py' tests) 2>&1); \
+	status=$$?; echo "$$said"; exit $$status
 
 fuzz: $(INSTALLED) ## every parser, with inputs that coverage guides, for FUZZ_SECONDS (180), and long sequences of calls
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --only-binary atheris \

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
@@ -19,8 +20,10 @@ from fxlib.errors import OpaqueError, WireError
 from fxlib.recipes import recipes
 from fxlib.runtime import is_call, is_issue, is_wait
 from fxlib.runtime.ops.calls import ClientFunction
+from fxlib_workers.trial.nodes import connected
 from tests.capture import grpc_store
 from tests.capture.grpc_store import StoreStub
+from tests.workers.trial_settings import SETTINGS
 
 ROWS = torch.tensor([3.0, 1.0, 4.0, 1.0])
 
@@ -126,17 +129,9 @@ def test_an_error_of_a_stub_is_raised_at_the_wait() -> None:
 
 @pytest.mark.cluster
 def test_calls_of_a_ray_actor_are_in_flight_together_with_the_same_results() -> None:
-    import ray
-
     from tests.capture import ray_tables
 
-    ray.init(
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": ":".join(sys.path)}},
-    )
-    try:
+    with TemporaryDirectory(prefix="fxlib-test-", dir="/tmp") as folder, connected(SETTINGS, Path(folder)):
         kind: Any = ray_tables.Table
         actors = [kind.options(num_cpus=0.1).remote() for _ in range(2)]
         model = ray_tables.Sums(*actors)
@@ -148,5 +143,3 @@ def test_calls_of_a_ray_actor_are_in_flight_together_with_the_same_results() -> 
         assert sum(map(is_issue, faster.graph.nodes)) == 2
         assert torch.equal(faster(x), expected)
         assert all(call.service_s.median >= ray_tables.SERVICE_S for call in profile.calls)
-    finally:
-        ray.shutdown()

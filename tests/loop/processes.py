@@ -6,11 +6,10 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import psutil
 from torch import nn
@@ -23,9 +22,11 @@ from fxlib.errors import RemoteError
 from fxlib.spec.job import Event
 from fxlib.spec.workload import Workload
 from fxlib_workers.process.child import FOLDER
+from tests.shared.forked import Module
 from tests.workers.cases import alive
 
 ALLOWED = "tests.workers.remote_code"
+MARK = "FXLIB_TEST_MARK"
 _BUDGET_S = 6.0
 """Long enough for whoever wants to interfere with a trial, and with no time for a profile."""
 
@@ -35,36 +36,26 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._listen = "127.0.0.1:0"
-        self._process: subprocess.Popen[bytes] | None = None
-        self.start()
-
-    @property
-    def address(self) -> str:
+        self.address = "127.0.0.1:0"
         """Where it listens."""
-        return self._listen
+        self.start()
 
     def start(self) -> None:
         """Start it where it was before, and wait until it is ready."""
         ready = self._folder / "ready"
         ready.unlink(missing_ok=True)
-        options = ["--listen", self._listen, "--metrics", "127.0.0.1:0", "--data", str(self._folder / "data")]
+        options = ["--listen", self.address, "--metrics", "127.0.0.1:0", "--data", str(self._folder / "data")]
         options += ["--ready-file", str(ready), "--lease-seconds", "6"]
-        with (self._folder / "service.log").open("ab") as log:
-            self._process = subprocess.Popen([sys.executable, "-m", "fxlib_service", *options], stdout=log, stderr=log)
-        deadline = time.monotonic() + 200
-        while not ready.exists() or not ready.read_text().endswith("\n"):
-            assert time.monotonic() < deadline, "the service does not come up"
-            time.sleep(0.05)
-        self._listen = json.loads(ready.read_text())["listen"]
+        self._process = Module("fxlib_service", *options, log=self._folder / "service.log")
+        self.address = json.loads(self._process.until_written(ready))["listen"]
 
     def kill(self) -> None:
         """Kill it, as a machine that loses its power does."""
-        _end(self._process, signal.SIGKILL)
+        self._process.end(signal.SIGKILL)
 
     def end(self) -> None:
         """End it in order."""
-        _end(self._process, signal.SIGTERM)
+        self._process.end()
 
 
 class Worker:
@@ -74,23 +65,14 @@ class Worker:
         self.name = name
         self.log = folder / f"{name}.log"
         options = ["--service", service.address, "--name", name, "--allow-module", ALLOWED]
-        options += [
-            "--keep-env",
-            "FXLIB_TEST_MARK",
-            "--trial-memory-gib",
-            "2",
-            "--host-lock",
-            str(folder / "host.lock"),
-        ]
+        options += ["--keep-env", MARK, "--trial-memory-gib", "2", "--host-lock", str(folder / "host.lock")]
         # A mark in the environment of all that it starts, by which leftovers are found.
-        environment = {**os.environ, "FXLIB_TEST_MARK": self.mark}
-        with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "fxlib_workers", *options]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        with mock.patch.dict(os.environ, {MARK: self.mark}):
+            self._process = Module("fxlib_workers", *options, log=self.log)
 
     @property
     def mark(self) -> str:
-        """What all processes of this worker carry in their environment."""
+        """What all processes that this worker starts carry in their environment."""
         return f"worker-{self.name}-of-{os.getpid()}"
 
     def folder(self) -> Path:
@@ -100,11 +82,11 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the worker itself; what it started must notice."""
-        _end(self._process, signal.SIGKILL)
+        self._process.end(signal.SIGKILL)
 
     def end(self) -> None:
         """End it in order."""
-        _end(self._process, signal.SIGTERM)
+        self._process.end()
 
     def left(self, deadline_s: float = 60.0) -> list[int]:
         """Return the processes that are still there, once none is or after a while."""
@@ -112,13 +94,6 @@ class Worker:
         while (found := alive(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.1)
         return found
-
-
-def _end(process: subprocess.Popen[bytes] | None, number: int) -> None:
-    if process is not None and process.poll() is None:
-        process.send_signal(number)
-    if process is not None:
-        process.wait(60)
 
 
 def submit(client: Client, model: nn.Module, workload: Workload, step_timeout_s: float = 60.0) -> str:

@@ -20,6 +20,7 @@ from unittest import mock
 
 _IMPORTED = [
     "fxlib_service.server",
+    "fxlib_workers.agent",
     "fxlib.client.client",
     "fxlib.ps.local",
     "tests.shared.rpc_world",

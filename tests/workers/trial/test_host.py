@@ -13,8 +13,8 @@ import pytest
 
 from fxlib_workers.process.containment import Part
 from fxlib_workers.trial.actor import ActorConfig
-from fxlib_workers.trial.answer_calls import MAKE
 from fxlib_workers.trial.answers import read_answer
+from fxlib_workers.trial.frames import MAKE
 from fxlib_workers.trial.host import Ended, Host, environment
 from tests.workers.process.contained import host as allowed
 

@@ -12,8 +12,8 @@ import pytest
 from fxlib.reasons import Reason
 from fxlib.spec.workload import Optimizer, Server, Table
 from fxlib_workers.process.containment import Containment, Part
-from fxlib_workers.trial.answer_calls import MAKE
 from fxlib_workers.trial.driver import TrialDriver
+from fxlib_workers.trial.frames import MAKE
 from fxlib_workers.trial.host import Ended, Host
 from tests.workers import remote_code
 from tests.workers.cases import fill

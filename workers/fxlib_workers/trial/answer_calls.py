@@ -17,11 +17,8 @@ from fxlib_workers.process.containment import Containment, ContainmentError, con
 from fxlib_workers.process.exceptions import shorten
 from fxlib_workers.trial.actor import ServerActor
 from fxlib_workers.trial.answers import write_answer, write_failure
-from fxlib_workers.trial.frames import HEADER, framed
+from fxlib_workers.trial.frames import HEADER, MAKE, framed
 from fxlib_workers.trial.trainer import Trainer
-
-MAKE: Final = "make"
-"""The first call, which makes the object that answers the others: a server, or a trainer."""
 
 _ROLES: Final = {"server": ServerActor, "trainer": Trainer}
 

@@ -23,9 +23,9 @@ from fxlib_workers.config import LOOPBACK
 from fxlib_workers.exchange.candidate import ORIGINAL, Arm
 from fxlib_workers.process.exceptions import Raised, shorten
 from fxlib_workers.trial.actor import ActorConfig
-from fxlib_workers.trial.answer_calls import MAKE
 from fxlib_workers.trial.answers import MalformedAnswerError, ProcessFailureError, read_answer
 from fxlib_workers.trial.failures import CandidateError, InterruptedTrialError, TrialError, failure_reason
+from fxlib_workers.trial.frames import MAKE
 from fxlib_workers.trial.host import Ended
 from fxlib_workers.trial.nodes import Nodes
 from fxlib_workers.trial.serving import Serving, concurrent_calls, with_undescribed_servers

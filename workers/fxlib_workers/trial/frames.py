@@ -7,6 +7,9 @@ from typing import Final
 
 HEADER: Final = struct.Struct("!Q")
 
+MAKE: Final = "make"
+"""The method of the first call, which makes the object that answers the others: a server, or a trainer."""
+
 LONGEST_ANSWER: Final = 64 << 20
 """The longest answer that a host takes from a process of a trial, in bytes."""
 

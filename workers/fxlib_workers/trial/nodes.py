@@ -16,8 +16,8 @@ from fxlib_workers.config import TrialSettings
 from fxlib_workers.trial.host import Host
 
 _OBJECT_STORE_BYTES: Final = 256 << 20
-_MOST_CPUS: Final = 8
-"""The most CPUs that Ray is told of: it starts an idle process for each, and a trial asks for hundredths of one."""
+_SYSTEM: Final = {"prestart_worker_first_driver": False}
+"""Ray's own options: no idle process is started for each CPU, since hosts are all that runs in it."""
 
 _LONGEST_FOLDER: Final = 43
 """The most bytes of the path of a Ray's folder: Linux takes 107 for a socket's path, of which Ray needs 64."""
@@ -82,13 +82,13 @@ def connected(settings: TrialSettings, folder: Path) -> Iterator[Nodes]:
     else:
         ray.init(
             address="local",
-            num_cpus=min(os.cpu_count() or 1, _MOST_CPUS),
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.WARNING,
             object_store_memory=_OBJECT_STORE_BYTES,
             _node_ip_address="127.0.0.1",
             _temp_dir=str(folder),
+            _system_config=_SYSTEM,
         )
     try:
         yield nodes
