@@ -105,6 +105,7 @@ def test_the_request_carries_the_profile_that_was_given(service: Scripted, clien
     assert not none.HasField("profile")
 
 
+@pytest.mark.slow
 def test_a_profile_of_very_many_nodes_fits_into_the_request(
     service: Scripted, client: Client, graph: GraphModule
 ) -> None:

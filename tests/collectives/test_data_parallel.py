@@ -22,6 +22,7 @@ def check(seeds: range) -> None:
     assert kinds == {"Layers", "Counting", "Linear"}
 
 
+@pytest.mark.slow
 def test_programs_do_the_same_whichever_ranks_run_them_rewritten() -> None:
     check(range(10))
 

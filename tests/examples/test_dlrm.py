@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import torch
 from torch import Tensor
 from torch.distributed.rpc import rpc_sync
@@ -41,6 +42,7 @@ def test_tables_are_spread_over_the_servers() -> None:
     assert [len(server.tables) for server in SERVERS] == [13, 13]
 
 
+@pytest.mark.slow
 def test_original_and_rewritten_train_the_same_bits_on_trainer_and_servers() -> None:
     dlrm, data = model(), batches()
     graph = fxlib.capture(dlrm)

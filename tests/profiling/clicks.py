@@ -34,7 +34,7 @@ class Clicks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.light = nn.Linear(4, 4)
-        self.heavy = nn.Sequential(nn.Linear(4, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 4))
+        self.heavy = nn.Sequential(nn.Linear(4, 512), nn.Linear(512, 512), nn.Linear(512, 4))
         self.norm = nn.BatchNorm1d(4)
         self.drop = nn.Dropout(0.5)
 

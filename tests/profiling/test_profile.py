@@ -62,7 +62,7 @@ def test_what_travels_is_told_by_shape_and_size(profiled: Profile) -> None:
 def test_local_work_is_told_node_by_node(profiled: Profile) -> None:
     seconds = {node.node: node.seconds for node in profiled.nodes}
     assert is_told_apart(profiled)
-    assert profiled.node_by_name["heavy_1"].output_bytes == 256 * 1024 * 4
+    assert profiled.node_by_name["heavy_1"].output_bytes == 256 * 512 * 4
     assert not {"lookup", "lookup_1", "x", "output"} & seconds.keys()
     assert all(value > 0 for value in (profiled.loss_s, profiled.backward_s, profiled.rest_s))
 

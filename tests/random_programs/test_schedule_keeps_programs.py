@@ -57,6 +57,7 @@ def test_many_scheduled_programs_do_what_the_programs_do(first: int) -> None:
         check(seed)
 
 
+@pytest.mark.slow
 def test_random_programs_mean_the_same_whatever_the_adversary() -> None:
     """Else a difference would say nothing about the schedule."""
     for seed in range(60):

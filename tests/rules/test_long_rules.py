@@ -55,6 +55,7 @@ def _silu(graph: Graph, x: Node, value: Node) -> Node:
     return graph.call_function(operator.add, (graph.call_function(operator.mul, (value, gate)), x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step,rule", [(_sum, SUM), (_both, BOTH)], ids=["a sum", "several results"])
 def test_as_many_steps_as_the_program_has_nodes(
     step: Callable[[Graph, Node, Node], Node], rule: Rule, monkeypatch: pytest.MonkeyPatch

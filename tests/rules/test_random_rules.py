@@ -89,6 +89,7 @@ def _check(graph: Graph, rules: tuple[Rule, ...], *, grad: bool) -> None:
     assert not apart, f"{same}\n{model.code}\n{rewritten.code}"
 
 
+@pytest.mark.slow
 @given(graph=_programs())
 @settings(deadline=None, max_examples=60)
 def test_random_programs_keep_outputs_and_mutations(graph: Graph) -> None:
@@ -96,6 +97,7 @@ def test_random_programs_keep_outputs_and_mutations(graph: Graph) -> None:
         _check(graph, WITHOUT_GRADIENTS, grad=False)
 
 
+@pytest.mark.slow
 @given(graph=_programs())
 @settings(deadline=None, max_examples=40)
 def test_random_programs_keep_gradients(graph: Graph) -> None:

@@ -117,6 +117,7 @@ def outcome(module: CapturedModule) -> tuple[object, list[int]]:
     return result, list(_WRITES)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_reordered_program_fails_as_the_program_does(data: st.DataObject) -> None:
     lines = data.draw(programs())

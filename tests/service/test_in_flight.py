@@ -158,6 +158,7 @@ def resident_mib() -> int:
     return psutil.Process().memory_info().rss // MIB
 
 
+@pytest.mark.slow
 async def test_nothing_of_a_large_request_stays_when_its_call_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -110,6 +110,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(STEPS)
 def test_both_stores_answer_alike_whatever_happens(

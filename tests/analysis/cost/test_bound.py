@@ -116,6 +116,7 @@ def check(seed: int) -> None:
         assert least_s <= bound(rewritten, known).step_s + 1e-12 or recipe is TOGETHER
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_no_legal_order_beats_the_bound(seed: int) -> None:

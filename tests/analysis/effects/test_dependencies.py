@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fxlib.analysis import Dependencies
@@ -35,6 +36,7 @@ def edges(size: int) -> int:
     return sum(map(len, Dependencies.of(everything(size)).edges))
 
 
+@pytest.mark.slow
 def test_edges_grow_in_proportion_to_nodes() -> None:
     small, large = edges(2_000), edges(8_000)
     assert large < 4.2 * small

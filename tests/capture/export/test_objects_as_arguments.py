@@ -56,6 +56,7 @@ def make_decoder() -> nn.Module:
     return decoder.eval()
 
 
+@pytest.mark.slow
 def test_a_cache_as_an_argument_is_refused_with_the_way_out(decoder: nn.Module, dynamic_cache: type[Any]) -> None:
     cache = dynamic_cache()
     with torch.no_grad():
@@ -65,6 +66,7 @@ def test_a_cache_as_an_argument_is_refused_with_the_way_out(decoder: nn.Module, 
             fxlib.capture(decoder, how="export", sample_inputs=given)
 
 
+@pytest.mark.slow
 def test_a_decoders_step_with_its_cache_as_tensors_is_one_graph_bit_for_bit(
     decoder: nn.Module, dynamic_cache: type[Any]
 ) -> None:

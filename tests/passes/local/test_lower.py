@@ -167,6 +167,7 @@ def check(seed: int) -> int:
     return len(list(parts_of(module.graph)))
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_program_whose_parts_have_results_of_their_own_does_what_it_did(seed: int) -> None:
@@ -175,6 +176,7 @@ def test_a_program_whose_parts_have_results_of_their_own_does_what_it_did(seed: 
         check(seed)
 
 
+@pytest.mark.slow
 def test_random_programs_have_parts(copies: Copies) -> None:
     assert sum(map(check, range(40))) > 40
     assert copies.runs > 40

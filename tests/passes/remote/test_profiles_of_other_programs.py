@@ -83,6 +83,7 @@ profiles = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(profiles)
 def test_a_profile_of_whatever_program_is_planned_by(profile: Profile) -> None:

@@ -116,6 +116,7 @@ def test_a_wrapper_of_a_captured_module_is_accepted() -> None:
     assert len(pushed()) == 2
 
 
+@pytest.mark.slow
 def test_forwards_without_backward_leave_nothing_on_the_tape() -> None:
     module = two_reads()
     for _ in range(20):

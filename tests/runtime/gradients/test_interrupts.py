@@ -61,6 +61,7 @@ def interrupted_at(line: int, run: Callable[[], None]) -> bool:
     return seen >= line
 
 
+@pytest.mark.slow
 def test_wherever_ctrl_c_comes_within_the_push_servers_have_taken_all_or_nothing() -> None:
     module = model(*BOTH)
     found, line, reached = [], 0, True

@@ -99,6 +99,7 @@ def programs() -> dict[str, tuple[nn.Module, Callable[[], None], Callable[[], No
     }
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_at_any_point_leaves_servers_and_weights_as_by_hand() -> None:
     outcomes, arms = [], programs()
     for at in range(POINTS + 1):  # at 0 none raises, and the step is skipped since its gradients are not finite

@@ -28,6 +28,7 @@ def start_threads(count: int) -> None:
         threading.Thread(target=done.wait, daemon=True).start()
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_for_all_processes_together() -> None:
     with job_cgroup(256 * MIB, 512) as group:
         policy = everything(cgroup=group.joins)
