@@ -101,7 +101,8 @@ def test_a_trial_whose_trainer_is_killed_from_outside_is_run_again_a_few_times(
     def tell(phase: str, message: str, progress: float | None = None) -> None:
         nonlocal kills
         again.extend([message] * ("run again" in message))
-        if phase == "choice" and kills == len(again) and kills < times:  # once in each run
+        measures = phase in ("choice", "qps")  # on a busy machine there may be no time to choose
+        if measures and kills == len(again) and kills < times:  # once in each run
             kills += 1
             for each in descendants(driver.pid):
                 with contextlib.suppress(psutil.NoSuchProcess):  # it ended with the first that was killed
