@@ -16,7 +16,7 @@ from fxlib.spec.workload import Workload
 from fxlib_workers.trial.driver import TrialDriver
 from fxlib_workers.trial.nodes import Nodes, connected
 from tests.workers.cases import fill
-from tests.workers.trial_settings import ALLOWED, QUICK, SETTINGS, Try
+from tests.workers.trial_settings import ALLOWED, BACKENDS, QUICK, SETTINGS, Try
 
 
 @pytest.fixture(scope="package")
@@ -27,7 +27,7 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture(scope="package")
 def trials(root: Path) -> Iterator[TrialDriver]:
-    made = TrialDriver(replace(SETTINGS, allowed_modules=(ALLOWED,)), root)
+    made = TrialDriver(replace(SETTINGS, allowed_modules=(ALLOWED, BACKENDS)), root)
     yield made
     made.end()
 

@@ -16,6 +16,7 @@ from fxlib.spec.workload import Server, Workload
 from fxlib_workers.config import TrialSettings
 
 ALLOWED: Final = "tests.workers.remote_code"
+BACKENDS: Final = "tests.workers.bad_backends"
 SETTINGS: Final = TrialSettings(process_memory_bytes=1 << 30)
 QUICK: Final = TrialOptions(budget_s=3, step_timeout_s=20, sameness_steps=2)
 PATIENT: Final = TrialOptions(budget_s=40)

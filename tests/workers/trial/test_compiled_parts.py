@@ -1,9 +1,10 @@
-"""Parts that a backend makes no faster stay as they are."""
+"""Parts that a backend makes no faster stay as they are, and one that fails costs its own candidate alone."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxlib
-from fxlib import wire
+from fxlib import TrialOptions, Workload, wire
 from fxlib.errors import FxlibWarning
 from fxlib.passes import Lower
+from fxlib.reasons import Reason
 from fxlib.recipes.recipes import Recipe
 from fxlib.runtime import CapturedModule, backends
 from fxlib.runtime.lowering import parts_of
+from fxlib.utils.hardware import instructions
 from fxlib_workers.trial.compiled_parts import leave_parts, time_parts, without_parts
+from fxlib_workers.trial.driver import TrialDriver
+from tests.workers.cases import candidate_of, request
 
 
 class Uneven:
@@ -106,3 +111,38 @@ def test_a_compiler_that_takes_too_long_is_interrupted(monkeypatch: pytest.Monke
         module, x = lowered(), torch.rand(10)
         parts = time_parts(module, lambda: module(x), limit_s=1.5)
     assert [("compiling took more than 1.5 s" in each.why, each.compiled) for each in parts] == [(True, False)] * 3
+
+
+class Slow(nn.Module):
+    """Sines, which are worth compiling."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(40):
+            x = x.sin()
+        return x
+
+
+@pytest.mark.cluster
+def test_a_compiler_that_crashes_hangs_or_returns_other_shapes_costs_its_candidate_alone(
+    trials: TrialDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = TrialOptions(budget_s=15, step_timeout_s=4)
+    with torch.no_grad():
+        captured = fxlib.capture(Slow().eval())
+    workload = Workload.describe([torch.rand(100_000)], mode="forward")
+    folder, candidates = request(tmp_path / "job", captured, workload, options), []
+    for name in ("openvino", "onnxruntime", "inductor", "inductor_freezing"):
+        monkeypatch.setitem(backends.BACKENDS, name, Uneven())
+        monkeypatch.setattr(backends.BACKENDS[name], "name", name, raising=False)
+        done = Recipe(name=name, passes=(Lower(backend=name),)).run(captured)
+        candidates.append(candidate_of(name, done.module, passes=done.passes, preserves="tolerance"))
+    folder.write_rewrite(candidates[0].report, candidates)
+    report = trials.run(folder, lambda *_: None, lambda: None)  # whose processes have the backends of `bad_backends`
+    assert (report.decision, report.reason) == ("adopt", Reason.FASTER), report.explanation
+    crashes, hangs, reshapes, good = (each.verdict for each in report.candidates)
+    assert "a process of the trial died: trainer 'trainer0' ended: Segmentation fault (signal 11)" in crashes
+    assert "time_parts of 'onnxruntime' took more than" in hangs
+    assert "inductor==" in reshapes
+    assert "returned a result of another form than (100000,)" in reshapes
+    assert Reason.FASTER.sentence() in good
+    assert report.instructions == instructions()

@@ -1,11 +1,118 @@
-"""What a trial says of its own figures."""
+"""What a trial does when a candidate ends its processes, in a cluster of none, and what it says of its figures."""
 
 from __future__ import annotations
 
-from fxlib_workers.trial.run_trial import shared_cores_note
+import random
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Self
+
+import pytest
+import torch
+
+from fxlib import TrialOptions, Workload
+from fxlib.reasons import Reason
+from fxlib.spec.report import Timeline
+from fxlib.spec.variant import MAIN
+from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
+from fxlib_workers.trial.failures import LostCandidateError, TrialError
+from fxlib_workers.trial.run_trial import TrialRequest, TrialResult, run_trial, shared_cores_note
+from fxlib_workers.trial.trainer import EncodedProgram
+from tests.workers.trial.selection.test_screening import FakeCluster
+from tests.workers.trial.selection.test_select import report_of
 
 
 def test_it_is_told_from_a_tenth_on() -> None:
     assert shared_cores_note(0.05) == ()
     (note,) = shared_cores_note(0.31)
     assert "cores were shared: a trainer waited for one in 31% of the measured time" in note
+
+
+class MortalCluster(FakeCluster):
+    """A cluster whose candidates take the times that they are given; one ends the processes where it is told to."""
+
+    made: ClassVar[list[MortalCluster]] = []
+    step_seconds: ClassVar[Mapping[Arm, float]] = {}
+    deadly: ClassVar[Mapping[Arm, str]] = {}
+
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+        self.trainers = self.step_trainers
+        self.made.append(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.trainers = []
+
+    def prepare(self) -> None:
+        assert self.trainers
+
+    def settle_buckets(self, _: float) -> None:
+        pass
+
+    def switch_program(self, *_: object) -> None:
+        pass
+
+    def ask(self, _: object, method: str, *args: object, timeout_s: float) -> list[Any]:
+        return [{"samples_per_step": 1.0, "run_delay_share": 0.0}[method]]
+
+    def ask_of(self, arm: Arm, processes: object, method: str, *args: Any, timeout_s: float) -> list[Any]:
+        if self.deadly.get(arm) == method:
+            raise LostCandidateError(arm, TrialError(Reason.TRIAL_DIED, "trainer0: Segmentation fault (signal 11)"))
+        if method == "block":
+            return [args[0] * self.step_seconds[arm] * random.uniform(0.99, 1.01)]
+        if method == "timelines":
+            return [[Timeline(spans=(), step_s=self.step_seconds[arm])]]
+        return super().ask_of(arm, processes, method, *args, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> type[MortalCluster]:
+    monkeypatch.setattr("fxlib_workers.trial.run_trial.ClusterRun", MortalCluster)
+    monkeypatch.setattr(MortalCluster, "made", [])
+    monkeypatch.setattr(MortalCluster, "step_seconds", {ORIGINAL: 0.02, "slow": 0.015, "fast": 0.01, "deadly": 0.001})
+    return MortalCluster
+
+
+def run(*names: str, programs: Collection[str] = (MAIN,)) -> dict[str, TrialResult]:
+    workload, options = Workload.describe([torch.ones(1)], mode="forward"), TrialOptions()
+    program = EncodedProgram(original=b"", workload=b"", blobs={})
+    candidates = [Candidate(graph=b"", report=report_of(name)) for name in names]
+    asked = {
+        name: TrialRequest(workload=workload, options=options, program=program, candidates=candidates)
+        for name in programs
+    }
+    return run_trial(asked, Any, lambda *_: None, lambda: False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["digest_step", "block", "timelines"])
+def test_a_candidate_that_ends_the_processes_is_named_and_the_others_are_tried_in_new_ones(
+    cluster: type[MortalCluster], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(cluster, "deadly", {"deadly": method})
+    (result,) = run("slow", "deadly", "fast").values()
+    assert (result.report.decision, result.chosen.name) == ("adopt", "fast")
+    assert len(cluster.made) == 2
+    slow, deadly, fast = result.report.candidates
+    assert "trainer0: Segmentation fault (signal 11)" in deadly.verdict
+    assert slow.gain is not None
+    assert fast.gain == result.report.gain
+
+
+def test_a_program_whose_candidates_all_end_the_processes_keeps_its_original_and_the_next_one_goes_on(
+    cluster: type[MortalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "deadly", {"deadly": "block"})
+    found = run("deadly", programs=(MAIN, "eval"))
+    assert [(each.report.decision, each.report.reason) for each in found.values()] == [
+        ("keep_original", Reason.TRIAL_DIED)
+    ] * 2
+    assert len(cluster.made) == 2
+
+
+def test_processes_are_not_started_anew_for_ever(cluster: type[MortalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"deadly {index}" for index in range(9)]
+    monkeypatch.setattr(cluster, "deadly", dict.fromkeys(names, "digest_step"))
+    (result,) = run(*names).values()
+    assert (result.report.reason, len(cluster.made)) == (Reason.TRIAL_DIED, 4)

@@ -316,6 +316,7 @@ FORMS: Final[Mapping[str, Form]] = {
     "digest_step": Form(dict, _by_name(_text)),
     "errors": Form(dict, _by_name(_number)),
     "block": Form(float, _duration),
+    "instructions": _NAMES,
     "run_delay_share": Form(float, _amount),
     "timelines": Form(_write_timelines, _each(_read_timeline, least=1)),
 }

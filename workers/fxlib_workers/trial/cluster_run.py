@@ -20,11 +20,18 @@ from fxlib.reasons import Reason
 from fxlib.spec.profile import Profile
 from fxlib.spec.workload import Workload
 from fxlib_workers.config import LOOPBACK
-from fxlib_workers.exchange.candidate import ORIGINAL, Arm
+from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
 from fxlib_workers.process.exceptions import Raised, shorten
 from fxlib_workers.trial.actor import ActorConfig
 from fxlib_workers.trial.answers import MalformedAnswerError, ProcessFailureError, read_answer
-from fxlib_workers.trial.failures import CandidateError, InterruptedTrialError, TrialError, failure_reason
+from fxlib_workers.trial.failures import (
+    CandidateError,
+    InterruptedTrialError,
+    LostCandidateError,
+    TrialError,
+    came_from_outside,
+    failure_reason,
+)
 from fxlib_workers.trial.frames import MAKE
 from fxlib_workers.trial.host import Ended
 from fxlib_workers.trial.nodes import Nodes
@@ -198,6 +205,7 @@ class ClusterRun:
 
         Raises:
             CandidateError: it cannot be built, or it needs something that no server has.
+            LostCandidateError: a process died or hung meanwhile.
             TrialError, InterruptedTrialError: as `ask` does.
         """
         limit_s = self._settings.start_timeout_s
@@ -210,6 +218,7 @@ class ClusterRun:
 
         Raises:
             CandidateError: a candidate raised, and the processes can go on.
+            LostCandidateError: a process died or hung while a candidate ran.
             TrialError, InterruptedTrialError: as `ask` does.
         """
         with _blame_candidate(arm):
@@ -440,10 +449,14 @@ def _timeout_detail(what: str, timeout_s: float) -> str:
 
 @contextmanager
 def _blame_candidate(arm: Arm) -> Iterator[None]:
-    """Turn an error of a candidate's own, after which the processes can go on, into a `CandidateError`."""
+    """Turn an error of a candidate's own into a `CandidateError`, or a `LostCandidateError` if no process can go on."""
     try:
         yield
     except TrialError as error:
-        if arm == ORIGINAL or not error.survived:
+        if arm == ORIGINAL:
             raise
-        raise CandidateError(arm, error.reason, error.detail) from error
+        if error.survived:
+            raise CandidateError(arm, error.reason, error.detail) from error
+        if arm == REALIGNED or came_from_outside(error.reason, str(error)):
+            raise
+        raise LostCandidateError(arm, error) from error

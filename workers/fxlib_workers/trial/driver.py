@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -20,6 +18,7 @@ from fxlib_workers import logs
 from fxlib_workers.config import TRIAL_SETTINGS, TrialSettings
 from fxlib_workers.exchange.job_folder import JobFolder, ReportProgress
 from fxlib_workers.process.child import COMPILER_CACHE, Child, ChildEndedError, Message
+from fxlib_workers.trial.failures import came_from_outside
 
 _LOG: Final = logs.Log(__name__)
 
@@ -39,9 +38,6 @@ _SILENCE_S: Final = 90.0
 _STOP_TIMEOUT_S: Final = 5.0
 _ATTEMPTS: Final = 3
 """The number of times that a trial is run whose processes are killed, or whose driver fails, through others."""
-
-_KILLED: Final = re.compile(rf"\(signal ({int(signal.SIGKILL)}|{int(signal.SIGTERM)})\)|node (died|was terminated)")
-"""What the explanation of a death says that came from outside. A program's own limits and crashes end it otherwise."""
 
 
 class DriverError(Exception):
@@ -189,7 +185,7 @@ class TrialDriver:
 def killed_from_outside(report: Report) -> bool:
     """Whether a trial ended because a process of it was killed: by an operator, the kernel, or with its node."""
     reports = (report, *report.variants.values())
-    return any(each.reason is Reason.TRIAL_DIED and _KILLED.search(each.explanation) for each in reports)
+    return any(came_from_outside(each.reason, each.explanation) for each in reports)
 
 
 def _keep_original(report: Report, reason: Reason, detail: str) -> Report:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import signal
+from typing import Final
+
 from fxlib.reasons import Reason
 from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
+
+_KILLED: Final = re.compile(rf"\(signal ({int(signal.SIGKILL)}|{int(signal.SIGTERM)})\)|node (died|was terminated)")
+"""What the explanation of a death says that came from outside. A program's own limits and crashes end it otherwise."""
 
 
 class TrialError(Exception):
@@ -34,6 +41,18 @@ class CandidateError(TrialError):
         self.candidate = candidate
 
 
+class LostCandidateError(TrialError):
+    """One candidate failed, and processes of the trial with it: the others can be tried in new ones.
+
+    Attributes:
+        candidate: the candidate's name.
+    """
+
+    def __init__(self, candidate: str, error: TrialError) -> None:
+        super().__init__(error.reason, error.detail)
+        self.candidate = candidate
+
+
 class InterruptedTrialError(Exception):
     """The worker asked for the trial to end."""
 
@@ -41,3 +60,8 @@ class InterruptedTrialError(Exception):
 def failure_reason(arm: Arm) -> Reason:
     """Return the reason for which a trial ends when an arm's own code raises."""
     return Reason.ORIGINAL_FAILS if arm in (ORIGINAL, REALIGNED) else Reason.CANDIDATE_FAILS
+
+
+def came_from_outside(reason: Reason | None, explanation: str) -> bool:
+    """Whether a process of the trial was killed: by an operator, the kernel, or with its node."""
+    return reason is Reason.TRIAL_DIED and _KILLED.search(explanation) is not None

@@ -20,7 +20,7 @@ from fxlib_workers import logs
 from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
 from fxlib_workers.exchange.job_folder import ReportProgress
 from fxlib_workers.trial.cluster_run import ClusterRun
-from fxlib_workers.trial.failures import TrialError
+from fxlib_workers.trial.failures import LostCandidateError, TrialError
 from fxlib_workers.trial.nodes import Nodes
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.screening import Screening
@@ -29,6 +29,12 @@ from fxlib_workers.trial.selection.speed import Speed
 from fxlib_workers.trial.trainer import MOST_LEAD, EncodedProgram
 
 _LOG: Final = logs.Log(__name__)
+
+_BY_PROCESSOR: Final = frozenset({"lower", "quantize"})
+"""The passes, by name, whose gain depends on what instructions the processor has."""
+
+_MOST_LOST: Final = 3
+"""The number of times that a trial begins anew in new processes, without the candidate that ended the others."""
 
 _FIRST_SHARE: Final = 0.5
 """The share of the budget for the job's own step where there are variants besides."""
@@ -105,7 +111,9 @@ def run_trial(
     """Run a trial of each program of a job, one after another in the same processes, and return the results by name.
 
     A result's report says what the passes did for the candidate chosen, and what the trial found. The programs share
-    the budget of the first. A program that ends the trial for good ends it for those after it, too.
+    the budget of the first. A candidate that takes processes with it, or hangs, is left out, and what is not decided by
+    then is tried anew in new processes, a few times. A program that ends the trial for good ends it for those after it,
+    too.
 
     Args:
         requests: the programs by name, at least one; all have the same servers and as many trainers.
@@ -120,17 +128,18 @@ def run_trial(
     results: dict[str, TrialResult] = {}
     first = next(iter(requests.values()))
     report_progress("sameness", "starting trainers and parameter servers")
-    start = time.monotonic()
+    budget = _Budget(first.options.budget_s, len(requests))
     try:
-        with ClusterRun(nodes, first.workload, first.program, interrupted, first.profile) as cluster:
-            budget = _Budget(first.options.budget_s, time.monotonic(), len(requests))
-            for name, trial in trials.items():
-                try:
-                    results[name] = trial.run(cluster, start if trial.request is first else None, budget.next())
-                except TrialError as error:
-                    if not error.survived:
-                        raise
-                    results[name] = trial.decide(None, error.reason, error.detail)
+        for losses_left in reversed(range(_MOST_LOST + 1)):
+            start = time.monotonic()
+            with ClusterRun(nodes, first.workload, first.program, interrupted, first.profile) as cluster:
+                budget.resume()
+                lost = _run(trials, results, cluster, budget, start)
+            if lost is None or results.keys() == trials.keys():
+                break
+            if not losses_left:
+                raise lost
+            report_progress("sameness", f"starting anew without the candidate {lost.candidate!r}: {lost}")
     except TrialError as error:
         for name, trial in trials.items():
             if name not in results:
@@ -140,11 +149,46 @@ def run_trial(
     return results
 
 
-class _Budget:
-    """Divides the budget: the first program may take half of it, and what it leaves is divided equally."""
+def _run(
+    trials: Mapping[str, _Trial],
+    results: dict[str, TrialResult],
+    cluster: ClusterRun,
+    budget: _Budget,
+    start: float,
+) -> LostCandidateError | None:
+    """Run the trials that have no result yet, and return the loss after which the processes cannot go on.
 
-    def __init__(self, budget_s: float, started: float, programs: int) -> None:
-        self._ends = started + budget_s
+    Raises:
+        TrialError: the trial is over for all of them.
+    """
+    first = next(iter(trials))
+    for name in [each for each in trials if each not in results]:
+        trial, lost, result = trials[name], None, None
+        try:
+            result = trial.run(cluster, start if name == first else None, budget.next())
+        except LostCandidateError as error:
+            lost, result = error, trial.lose(error)
+        except TrialError as error:
+            if not error.survived:
+                raise
+            result = trial.decide(None, error.reason, error.detail)
+        if result is not None:
+            results[name] = result
+            budget.end_program()
+        if lost is not None:
+            return lost
+    return None
+
+
+class _Budget:
+    """Divides the budget: the first program may take half of it, and what it leaves is divided equally.
+
+    An attempt that was lost takes nothing of it.
+    """
+
+    def __init__(self, budget_s: float, programs: int) -> None:
+        self._left_s = budget_s
+        self._ends = math.inf
         self._left = programs
         self._first = True
 
@@ -154,12 +198,18 @@ class _Budget:
         Raises:
             TrialError: nothing of the budget is left.
         """
-        left_s = self._ends - time.monotonic()
-        share = 1.0 if self._left == 1 else _FIRST_SHARE if self._first else 1.0 / self._left
-        self._left, self._first = self._left - 1, False
-        if left_s <= 0:
+        self._left_s = self._ends - time.monotonic()
+        if self._left_s <= 0:
             raise TrialError(Reason.BUDGET_EXHAUSTED, "", survived=True)
-        return share * left_s
+        return self._left_s * (1.0 if self._left == 1 else _FIRST_SHARE if self._first else 1.0 / self._left)
+
+    def end_program(self) -> None:
+        """Go on to the next program."""
+        self._left, self._first = self._left - 1, False
+
+    def resume(self) -> None:
+        """Have what is left run from now on."""
+        self._ends = time.monotonic() + self._left_s
 
 
 def _named(name: str, report_progress: ReportProgress) -> ReportProgress:
@@ -176,7 +226,9 @@ class _Trial:
         self._options = request.options
         self._report_progress = report_progress
         self._outcomes = CandidateOutcomes(request.candidates)
+        self._planned = False
         self._phase_seconds: dict[str, float] = {}
+        self._ended = 0.0
 
     def run(self, cluster: ClusterRun, start: float | None, budget_s: float) -> TrialResult:
         """Run the trial.
@@ -214,7 +266,9 @@ class _Trial:
         self._end_phase("timeline", measured)
         result = self.decide(speed.candidate, verdict)
         shares = cluster.ask(cluster.trainers, "run_delay_share", timeout_s=self._options.step_timeout_s)
-        report = replace(result.report, notes=shared_cores_note(max(shares)))
+        report = replace(
+            result.report, notes=shared_cores_note(max(shares)), instructions=self._instructions(cluster, result.report)
+        )
         return replace(result, report=_with_speed(_with_timelines(report, *timelines), speed))
 
     def decide(self, chosen: str | None, reason: Reason, detail: str = "") -> TrialResult:
@@ -230,17 +284,28 @@ class _Trial:
         )
         return TrialResult(report=report, chosen=candidate)
 
+    def lose(self, error: LostCandidateError) -> TrialResult | None:
+        """Take a candidate out that ended the processes, and return the result if none is left."""
+        self._end_phase("sameness", self._ended)  # where most are lost, since there they run for the first time
+        try:
+            self._outcomes.fail(error.candidate, error)
+        except TrialError as over:
+            return self.decide(None, over.reason, over.detail)
+        return None
+
     def _end_phase(self, phase: str, since: float) -> float:
         now = time.monotonic()
-        self._phase_seconds[phase] = now - since
+        self._phase_seconds[phase] = self._phase_seconds.get(phase, 0.0) + now - since
+        self._ended = now
         return now
 
     def _plan(self, cluster: ClusterRun, since: float) -> float:
         """Measure the original, and have candidates planned by its profile, where that is wanted and there is time."""
         planned_s = self.request.candidates[0].report.phase_seconds.get("rewrite", 0.0)
         rich = self._options.budget_s >= _BUDGET_TO_PROFILE_S and planned_s < _PROFILE_SHARE * self._options.budget_s
-        if self.request.plan_anew is None or not rich:
+        if self.request.plan_anew is None or self._planned or not rich:
             return since
+        self._planned = True
         self._report_progress("profile", "measuring calls, servers and local work of the original")
         seconds, limit_s = _PROFILE_SHARE * self._options.budget_s, self._options.step_timeout_s
         allowed_s = 2 * limit_s + _PROFILE_SLACK * seconds + _PROBES_S
@@ -259,6 +324,14 @@ class _Trial:
         self._report_progress("profile", "planning by what was measured")
         self._outcomes = CandidateOutcomes(self.request.plan_anew(profile))
         return self._end_phase("profile", since)
+
+    def _instructions(self, cluster: ClusterRun, report: Report) -> tuple[str, ...]:
+        """Return the instructions that all trainers have, if the candidate is for processors like theirs alone."""
+        ran = {each.name for each in report.passes if each.changes} & _BY_PROCESSOR
+        if not ran - {"lower"} and not any(each.compiled for each in report.parts):
+            return ()
+        first, *others = cluster.ask(cluster.trainers, "instructions", timeout_s=self._options.step_timeout_s)
+        return tuple(each for each in first if all(each in other for other in others))
 
     def _selection(self, cluster: ClusterRun, deadline: float) -> Selection:
         limit_s, expected_s = self._options.step_timeout_s, 0.0

@@ -26,6 +26,7 @@ from fxlib.spec.inputs import samples_in
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CompiledPart, Timeline
 from fxlib.spec.workload import Batch
+from fxlib.utils.hardware import instructions
 from fxlib.v1 import workload_pb2
 from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
 from fxlib_workers.process.exceptions import returns_exceptions
@@ -248,6 +249,10 @@ class Trainer(TrialActor):
         self._measured_s += seconds
         self._delayed_s += run_delay_s() - delay_s
         return seconds
+
+    def instructions(self) -> tuple[str, ...]:
+        """Return the instructions of this process's processor on which int8 layers and compiled parts depend."""
+        return instructions()
 
     def run_delay_share(self) -> float:
         """Return the share of the time of all blocks during which this trainer waited for a core."""

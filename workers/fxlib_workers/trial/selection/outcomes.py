@@ -55,7 +55,8 @@ class CandidateOutcomes:
     def settle(self, name: str, graph: bytes, parts: Sequence[CompiledPart]) -> None:
         """Note what became of the parts of a candidate, and the graph in which a backend has the faster ones alone."""
         candidate = self.candidates[name]
-        report = replace(candidate.report, parts=tuple(parts))
+        left_before = (each for each in candidate.report.parts if not each.compiled)
+        report = replace(candidate.report, parts=(*left_before, *parts))
         self.candidates[name] = replace(candidate, graph=graph, report=report)
 
     def drop(self, name: str, verdict: str) -> None:
