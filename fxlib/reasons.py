@@ -117,6 +117,7 @@ class Reason(Enum):
     NOT_FASTER = "the interval's lower end is not above the minimum gain"
     BUDGET_EXHAUSTED = "the time budget ended before the interval was clear of the minimum gain"
     NO_PART_FASTER = "no part of it is faster compiled: {detail}"
+    OTHER_MACHINE = "it was measured on a machine of another kind: {detail}"
     NOT_SAME = "the candidate's results differ from the original's: {detail}"
     ORIGINAL_FAILS = "the original itself fails in the trial: {detail}"
     STAND_IN_FAILS = "the model runs in the launcher, but not in the trial, among stand-ins of fxlib's making: {detail}"

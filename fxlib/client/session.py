@@ -25,9 +25,11 @@ from fxlib.errors import FxlibError, JobFailedError, LimitError, RejectedError, 
 from fxlib.reasons import Reason
 from fxlib.recipes.recipes import with_variants
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.backends import installed
 from fxlib.spec.job import Blob, Job
 from fxlib.spec.report import Report
 from fxlib.utils import tracing
+from fxlib.utils.hardware import instructions
 from fxlib.v1 import jobs_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -35,8 +37,14 @@ _LOG = logging.getLogger(__name__)
 BLOB_MISSING: Final = "BLOB_MISSING"
 """The service's error code for a blob that a request names, and that it no longer has."""
 
+_MEASURE_HERE: Final = "Have a worker on a machine like this one, and name its label in `where`."
+
 _LOST: Final = frozenset({BLOB_CORRUPT, "BLOB_NOT_FOUND"})
 """Its error codes for a blob that was damaged or deleted after the request was taken."""
+
+
+class OtherMachineError(FxlibError):
+    """The answer was measured on a processor, or with a compiler, that this machine has not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,8 @@ def kept(original: nn.Module, error: Exception, *, job_id: str = "") -> Outcome:
     result = Result.original(original, text, job_id=job_id)
     if isinstance(error, UnservedError):  # an answer, as a trial would give it: nothing went wrong
         return Outcome(result=replace(result, reason=error.reason))
+    if isinstance(error, OtherMachineError):
+        result = replace(result, reason=Reason.OTHER_MACHINE)
     return Outcome(
         result=result,
         problem=f"training goes on with the original module: {text}",
@@ -184,6 +194,7 @@ def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -
 
     Raises:
         JobFailedError: the job ended without a report.
+        OtherMachineError: what was measured is not to be had on this machine.
         WireError: the answer contradicts itself, or its graph is none that this module may become.
     """
     job = answer.job
@@ -193,6 +204,7 @@ def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -
     module: nn.Module = prepared.captured
     limits = limits_of_answer(prepared.captured, prepared.request.graph.size, seconds)
     protocol.check_adoption(job.report, protocol.trial_from_proto(prepared.request.trial))
+    _check_machine(job.report)
     if job.report.decision == "adopt":
         if job.graph is None:
             raise WireError("there is no graph to adopt", where=f"job {job.id}")
@@ -215,6 +227,27 @@ def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -
     report = _blamed(report) if prepared.ran else report
     _LOG.info("job %s: %s; %s", job.id, report.decision, report.explanation)
     return Result.of(report, module=module, job_id=job.id, cached=job.cached)
+
+
+def _check_machine(report: Report) -> None:
+    """Check that this machine has the instructions and the compilers with which an answer to adopt was measured.
+
+    Raises:
+        OtherMachineError: it has others.
+    """
+    for each in (report, *report.variants.values()):
+        if each.decision != "adopt":
+            continue
+        there, here = set(each.instructions), set(instructions())
+        if there and (other := sorted(there ^ here)):
+            where = [f"{name} {'there' if name in there else 'here'} alone" for name in other]
+            problem = f"its processor is another one ({', '.join(where)})"
+            raise OtherMachineError(Reason.OTHER_MACHINE.sentence(problem), hint=_MEASURE_HERE)
+        for part in each.parts:
+            own = installed(part.backend.partition("==")[0])
+            if part.compiled and own != part.backend:
+                problem = f"it compiled with {part.backend}, and this one has {own or 'none'}"
+                raise OtherMachineError(Reason.OTHER_MACHINE.sentence(problem), hint=_MEASURE_HERE)
 
 
 def _limits(prepared: Prepared, deadline: Deadline) -> dict[str, wire.Limits]:

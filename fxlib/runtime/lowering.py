@@ -3,18 +3,21 @@
 The graph itself stays as it is: nodes say in their metadata (`BACKEND`) who is to compute them. Neighbours that name
 the same backend are one part, so that a part never reaches over a call, and whatever order a graph has, its parts do
 what its nodes do, one after another. What runs is another program over the same state, in which one function stands for
-each part. A part that cannot be compiled runs as it is.
+each part. A part that cannot be compiled, or not in time, runs as it is.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import math
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from operator import getitem
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -24,11 +27,15 @@ from torch.utils import _pytree as pytree
 from fxlib.errors import FxlibWarning
 from fxlib.runtime.backends import BACKENDS, Backend, installed
 
+T = TypeVar("T")
+
 BACKEND: Final = "backend"
 """Key of a node's `meta`: the backend that computes it, with its version, as `openvino==2026.4.1`."""
 
 _SHAPES: Final = 8
 """A part is compiled for so many kinds of inputs; it runs as it is for others."""
+_COMPILING_S: Final = 900.0
+"""A compiler that takes longer is left to itself."""
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -140,6 +147,8 @@ class Part:
         name: the backend with its version.
         compile_s: the seconds that compiling has taken so far.
         problem: why it runs as it is, where it does; else empty.
+        limit_s: the seconds that compiling may take; a compiler that hangs stays behind in a thread of its own. Without
+            a limit (`math.inf`), it runs in the caller's thread.
         watch: a function that is told, the next time that what was compiled is to run: of that, of the module that
             computes the part as it is, and of the values that it is called with.
     """
@@ -148,7 +157,7 @@ class Part:
         """Take a module that computes the part, and the nodes of the graph that it stands for."""
         self._module = module
         self.first, self.nodes, self.name = nodes[0].name, len(nodes), str(nodes[0].meta[BACKEND])
-        self.compile_s, self.problem = 0.0, ""
+        self.compile_s, self.problem, self.limit_s = 0.0, "", _COMPILING_S
         self.watch: Callable[[Callable[..., Any], nn.Module, tuple[Any, ...]], None] | None = None
         self._backend = BACKENDS.get(self.name.partition("==")[0])
         self._compiled: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
@@ -191,8 +200,7 @@ class Part:
         part = over(self._module, copy.deepcopy(self._module.graph))
         start = time.perf_counter()
         try:
-            compiled = backend.compile(part, values)
-            found = compiled(*values)
+            compiled, found = _within(self.limit_s, lambda: _made_by(backend, part, values))
         except Exception as error:  # noqa: BLE001 - whatever a compiler stumbles over
             self._give_up(f"{self.name} could not compile it: {type(error).__name__}: {str(error)[:500]}")
             return None
@@ -211,6 +219,38 @@ class Part:
         if self._backend is not None:
             warnings.warn(f"a part of the graph runs uncompiled: {why}", FxlibWarning, stacklevel=2)
         self._backend = None
+
+
+def _made_by(backend: Backend, part: nn.Module, values: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
+    """Return what a backend makes of a part, and what this returns for the values."""
+    compiled = backend.compile(part, values)
+    return compiled, compiled(*values)
+
+
+def _within(limit_s: float, make: Callable[[], T]) -> T:
+    """Return what a function makes in another thread, under the modes of this one.
+
+    Raises:
+        TimeoutError: it takes longer; the thread stays, and goes with the process.
+        Exception: whatever the function raises.
+    """
+    if not math.isfinite(limit_s):
+        return make()
+    made, grad, inference = Future[T](), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    def run() -> None:
+        try:
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, autocast):
+                made.set_result(make())
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            made.set_exception(error)
+
+    threading.Thread(target=run, name="fxlib-compile", daemon=True).start()
+    wait([made], limit_s)
+    if not made.done():
+        raise TimeoutError(f"it took more than {limit_s:g} s")
+    return made.result()
 
 
 def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:

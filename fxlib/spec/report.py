@@ -213,6 +213,9 @@ class Report:
     """The parts that a backend was to compile, in the order of the graph."""
     pays_after_steps: int | None = None
     """Number of steps after which the time that compiling took is saved; None: not measured, or never."""
+    instructions: tuple[str, ...] = ()
+    """Instructions of the processor on which int8 layers or compiled parts were measured (`utils.hardware`): the
+    launcher takes the answer on such a processor alone. Empty: on any."""
     blocks: int = 0
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     hardware: str = ""

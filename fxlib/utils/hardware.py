@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import Final
+
+import torch
+
+_FOR_NUMBERS: Final = ("avx", "fma", "f16c", "amx", "neon", "sve", "sme", "bf16", "i8mm", "dot")
+"""What torch's names of instructions begin with that compute with many numbers at once."""
 
 
 def processor() -> str:
@@ -30,3 +36,12 @@ def cores() -> int:
 def memory_bytes() -> int:
     """Return how much memory this host has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def instructions() -> tuple[str, ...]:
+    """Return which instructions the processor has that decide how fast int8, bfloat16 and compiled code are.
+
+    They have the names of `torch.cpu.get_capabilities`, such as avx2, avx512_vnni and amx_bf16.
+    """
+    found = torch.cpu.get_capabilities()
+    return tuple(sorted(name for name, has in found.items() if has is True and name.startswith(_FOR_NUMBERS)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import fxlib
 from fxlib import Client, Workload, wire
 from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.protocol import RecipeLike
+from fxlib.reasons import Reason
 from fxlib.utils.compare import relative_error
 from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
@@ -28,6 +30,11 @@ def client(address: str) -> Iterator[Client]:
 def model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()).eval()
+
+
+@pytest.fixture
+def on_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxlib.client.session.instructions", lambda: ("avx2",))
 
 
 FORWARDS = Workload.describe([torch.randn(8, 4)], mode="forward")
@@ -112,6 +119,36 @@ def test_an_answer_beyond_the_bound_is_not_taken(
         service.job.result.max_relative_error = error
     with pytest.warns(FxlibWarning, match=r"adopts without a relative error of at most 0\.0001"):
         assert client.optimize(model, FORWARDS, recipe="inference", progress=False).decision == "keep_original"
+
+
+@pytest.mark.usefixtures("on_avx2")
+@pytest.mark.parametrize(
+    "measured, why",
+    [
+        ((["avx2"], ""), ""),
+        ((["avx2", "avx512_vnni"], ""), r"its processor is another one \(avx512_vnni there alone\)"),
+        ((["amx_bf16"], ""), r"another one \(amx_bf16 there alone, avx2 here alone\)"),
+        ((["avx2"], "inductor==0.1"), "it compiled with inductor==0.1, and this one has inductor=="),
+        ((["avx2"], "inductor"), ""),
+    ],
+)
+def test_an_answer_is_taken_on_a_machine_of_the_kind_on_which_it_was_measured(
+    service: Scripted, client: Client, model: nn.Module, measured: tuple[Sequence[str], str], why: str
+) -> None:
+    there, backend = measured
+    rewrite(service, model)
+    service.job.result.instructions.extend(there)
+    if backend:
+        version = backend if "==" in backend else f"{backend}=={importlib.metadata.version('torch')}"
+        service.job.result.parts.add(first="relu", nodes=3, backend=version, compiled=True)
+    with pytest.warns(FxlibWarning, match=why) if why else nullcontext():
+        result = client.optimize(model, FORWARDS, recipe="inference", progress=False)
+    assert (result.decision, result.reason) == (
+        ("keep_original", Reason.OTHER_MACHINE) if why else ("adopt", Reason.FASTER)
+    )
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        assert not why or torch.equal(result.module(x), model(x))
 
 
 def test_a_bound_of_one_s_own_is_part_of_the_question(service: Scripted, client: Client, model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -263,6 +264,20 @@ def test_a_part_that_cannot_be_compiled_runs_as_it_is(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         module(images())
+
+
+def test_a_compiler_that_hangs_is_left_behind_and_the_program_goes_on(tower: Tower, copies: Copies) -> None:
+    compiles, released = copies.compile, threading.Event()
+    copies.compile = lambda *given: released.wait(30.0) and compiles(*given)  # type: ignore[method-assign]
+    module, x = lowered(tower), images()
+    assert module._fxlib.lowered.of(module) is not None
+    (part,) = module._fxlib.lowered.parts
+    part.limit_s = 0.1
+    with pytest.warns(FxlibWarning, match=r"copies==.* could not compile it: TimeoutError: it took more than 0.1 s"):
+        assert torch.equal(module(x), tower(x))
+    released.set()
+    assert torch.equal(module(x), tower(x))
+    assert copies.runs <= 1  # by the thread that was left behind
 
 
 def test_an_error_of_the_program_is_its_own(tower: Tower, copies: Copies) -> None:
