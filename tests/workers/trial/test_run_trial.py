@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import pytest
@@ -33,6 +33,8 @@ class MortalCluster(FakeCluster):
     made: ClassVar[list[MortalCluster]] = []
     step_seconds: ClassVar[Mapping[Arm, float]] = {}
     deadly: ClassVar[Mapping[Arm, str]] = {}
+    one_thread: ClassVar[float] = 1.0
+    """The times as long that a step takes on one thread."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()
@@ -61,7 +63,9 @@ class MortalCluster(FakeCluster):
         if self.deadly.get(arm) == method:
             raise LostCandidateError(arm, TrialError(Reason.TRIAL_DIED, "trainer0: Segmentation fault (signal 11)"))
         if method == "block":
-            return [args[0] * self.step_seconds[arm] * random.uniform(0.99, 1.01)]
+            steps, *threads = args
+            of_thread = self.one_thread if threads == [1] else 1.0
+            return [steps * self.step_seconds[arm] * of_thread * random.uniform(0.99, 1.01)]
         if method == "timelines":
             return [[Timeline(spans=(), step_s=self.step_seconds[arm])]]
         return super().ask_of(arm, processes, method, *args, timeout_s=timeout_s)
@@ -75,12 +79,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> type[MortalCluster]:
     return MortalCluster
 
 
-def run(*names: str, programs: Collection[str] = (MAIN,)) -> dict[str, TrialResult]:
-    workload, options = Workload.describe([torch.ones(1)], mode="forward"), TrialOptions()
+def run(*names: str, programs: Collection[str] = (MAIN,), threads: Sequence[int] = ()) -> dict[str, TrialResult]:
+    workload, options = Workload.describe([torch.ones(1)], mode="forward", threads=2), TrialOptions()
     program = EncodedProgram(original=b"", workload=b"", blobs={})
     candidates = [Candidate(graph=b"", report=report_of(name)) for name in names]
     asked = {
-        name: TrialRequest(workload=workload, options=options, program=program, candidates=candidates)
+        name: TrialRequest(workload=workload, options=options, program=program, candidates=candidates, threads=threads)
         for name in programs
     }
     return run_trial(asked, Any, lambda *_: None, lambda: False)  # type: ignore[arg-type]
@@ -116,3 +120,33 @@ def test_processes_are_not_started_anew_for_ever(cluster: type[MortalCluster], m
     monkeypatch.setattr(cluster, "deadly", dict.fromkeys(names, "digest_step"))
     (result,) = run(*names).values()
     assert (result.report.reason, len(cluster.made)) == (Reason.TRIAL_DIED, 4)
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_what_is_adopted_is_tried_with_fewer_threads_which_is_told_and_left_to_the_launcher(
+    cluster: type[MortalCluster], monkeypatch: pytest.MonkeyPatch, times: float
+) -> None:
+    monkeypatch.setattr(cluster, "one_thread", times)
+    (result,) = run("fast", threads=(1,)).values()
+    _, row = result.report.candidates
+    assert row.name == "fast, 1 thread"
+    assert ("+" if times < 1.0 else "-") in row.verdict
+    assert "QPS beside 2 threads: a graph cannot set threads" in row.verdict
+    assert bool(result.report.notes) == (times < 1.0)
+    assert all("call torch.set_num_threads(1), and ask with threads=1" in each for each in result.report.notes)
+    assert result.report.decision == "adopt"
+
+
+def test_a_number_of_threads_that_ends_the_processes_takes_nothing_from_what_was_found(
+    cluster: type[MortalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask_of(self: MortalCluster, arm: Arm, processes: object, method: str, *args: Any, timeout_s: float) -> Any:
+        if args[1:] == (1,):
+            raise LostCandidateError(arm, TrialError(Reason.TRIAL_HUNG, "block"))
+        return plain(self, arm, processes, method, *args, timeout_s=timeout_s)
+
+    plain = cluster.ask_of
+    monkeypatch.setattr(cluster, "ask_of", ask_of)
+    (result,) = run("fast", threads=(1,)).values()
+    assert (result.report.decision, len(cluster.made)) == ("adopt", 1)
+    assert "did not go on within its time limit: block" in result.report.candidates[1].verdict

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from fxlib.errors import FxlibError
+from fxlib.protocol import recipe_from_proto
+from fxlib.recipes.alternatives import AUTO
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Report
 from fxlib.spec.variant import MAIN
@@ -116,7 +118,14 @@ def _requests(
             candidates=folder.candidates(),
             plan_anew=partial(plan_anew, name, folder) if name in profile and folder.profile() is None else None,
             profile=with_remote_calls(folder.profile(), folder.original.read_bytes()),
+            threads=_fewer_threads(folder) if len(folders) == 1 else (),
         )
         for name, folder in folders.items()
         if reports[name].reason is None
     }
+
+
+def _fewer_threads(folder: JobFolder) -> tuple[int, ...]:
+    """Return the numbers of threads that `auto` tries besides the workload's, which is the most that there may be."""
+    threads = folder.workload().threads if recipe_from_proto(folder.request().recipe) == AUTO else 1
+    return tuple(dict.fromkeys(each for each in (threads // 2, 1) if 0 < each < threads))

@@ -12,7 +12,7 @@ from typing import Final
 from fxlib.reasons import Reason
 from fxlib.runtime import exposed_s
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import WAYS, CallReport, Report, Timeline
+from fxlib.spec.report import WAYS, CallReport, CandidateReport, Report, Timeline, interval
 from fxlib.spec.trial import TrialOptions
 from fxlib.spec.variant import MAIN
 from fxlib.spec.workload import Workload
@@ -25,7 +25,7 @@ from fxlib_workers.trial.nodes import Nodes
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.screening import Screening
 from fxlib_workers.trial.selection.select import Selection
-from fxlib_workers.trial.selection.speed import Speed
+from fxlib_workers.trial.selection.speed import Speed, measure
 from fxlib_workers.trial.trainer import MOST_LEAD, EncodedProgram
 
 _LOG: Final = logs.Log(__name__)
@@ -79,6 +79,7 @@ class TrialRequest:
         plan_anew: a function that takes the measured profile, and returns candidates planned by it; None if the
             candidates stay as they are.
         profile: the profile from which remote functions that no server has are replayed.
+        threads: the numbers of threads with which to try what is chosen, besides the workload's own.
     """
 
     workload: Workload
@@ -87,6 +88,7 @@ class TrialRequest:
     candidates: Sequence[Candidate]
     plan_anew: Callable[[Profile], Sequence[Candidate]] | None = None
     profile: Profile | None = None
+    threads: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +271,8 @@ class _Trial:
         report = replace(
             result.report, notes=shared_cores_note(max(shares)), instructions=self._instructions(cluster, result.report)
         )
-        return replace(result, report=_with_speed(_with_timelines(report, *timelines), speed))
+        report = _with_speed(_with_timelines(report, *timelines), speed)
+        return replace(result, report=self._with_threads(cluster, report, speed, deadline))
 
     def decide(self, chosen: str | None, reason: Reason, detail: str = "") -> TrialResult:
         """Return the result: of the candidate chosen, or of the most promising one if there is none."""
@@ -360,6 +363,45 @@ class _Trial:
             progress=progress,
         )
 
+    def _with_threads(self, cluster: ClusterRun, report: Report, speed: Speed, deadline: float) -> Report:
+        """Try what is handed back with other numbers of threads, and say what came of it.
+
+        No graph can set them, and fxlib does not: they are those of the whole process. So none is ever adopted.
+        """
+        arm = speed.candidate if report.decision == "adopt" else ORIGINAL
+        usual, limit_s = self.request.workload.threads, self._options.step_timeout_s
+        compile_s = 2 * sum(each.compile_s for each in report.parts if each.compiled and arm != ORIGINAL)
+        rows, notes = list[CandidateReport](), list[str]()
+        for threads in self.request.threads:
+            name = f"{arm}, {_in_words(threads)}"
+            if time.monotonic() + compile_s > deadline:
+                rows.append(CandidateReport(name=name, verdict="not tried: the budget had no room for it"))
+                continue
+            self._report_progress("qps", f"running {name!r}")
+
+            def run_block(each: Arm, steps: int, threads: int = threads) -> float:
+                of = 0 if each == ORIGINAL else threads
+                allowed_s = limit_s + compile_s + _BLOCK_SLACK
+                longest_s: float = max(cluster.ask_of(arm, cluster.trainers, "block", steps, of, timeout_s=allowed_s))
+                return longest_s
+
+            try:
+                found, verdict = measure(
+                    run_block, self._options, candidate=name, deadline=deadline, samples_per_step=speed.samples_per_step
+                )
+            except TrialError as error:
+                rows.append(CandidateReport(name=name, verdict=str(error)))
+                break
+            faster = f"{interval(found.gain)} QPS beside {_in_words(usual)}" if found.pairs else "no figure"
+            rows.append(CandidateReport(name=name, verdict=f"{faster}: a graph cannot set threads"))
+            if verdict is Reason.FASTER:
+                notes.append(
+                    f"with {_in_words(threads)} it is faster still ({interval(found.gain)} QPS): threads are the "
+                    f"whole process's, so fxlib sets none; call torch.set_num_threads({threads}), and ask with "
+                    f"threads={threads}"
+                )
+        return replace(report, candidates=(*report.candidates, *rows), notes=(*report.notes, *notes))
+
     def _timelines(self, cluster: ClusterRun, speed: Speed) -> tuple[list[Timeline], list[Timeline]]:
         steps = _recorded_steps(speed, self._options.budget_s)
         limit_s = self._options.step_timeout_s * (steps + MOST_LEAD + 1)
@@ -432,6 +474,10 @@ def _explained(call: CallReport, step_s: float) -> CallReport:
     """Give a reason where a call exposes much of the step although the cost model does not expect it."""
     unforeseen = call.limited_by is None and (call.exposed_after_s or 0.0) > _MUCH_EXPOSED * step_s
     return replace(call, limited_by=Reason.LIMITED_BEYOND_MODEL) if unforeseen else call
+
+
+def _in_words(threads: int) -> str:
+    return f"{threads} thread{'s' * (threads != 1)}"
 
 
 def shared_cores_note(share: float) -> tuple[str, ...]:

@@ -237,8 +237,19 @@ class Trainer(TrialActor):
         return {**digests, **self._on_servers(result)}
 
     @returns_exceptions
-    def block(self, arm: Arm, steps: int) -> float:
-        """Run steps one after another, and return their seconds, which include the draining of pending calls."""
+    def block(self, arm: Arm, steps: int, threads: int = 0) -> float:
+        """Run steps one after another, and return their seconds, which include the draining of pending calls.
+
+        `threads` is the number of threads of torch's operators meanwhile; 0: the workload's.
+        """
+        usual = torch.get_num_threads()
+        torch.set_num_threads(threads or usual)
+        try:
+            return self._block(arm, steps)
+        finally:
+            torch.set_num_threads(usual)
+
+    def _block(self, arm: Arm, steps: int) -> float:
         step, start, delay_s = self._steps[arm], time.perf_counter(), run_delay_s()
         pipelined = self._depths.get(arm)
         for index in range(steps):
