@@ -1,6 +1,7 @@
 """Transforms of a GraphModule, one to a file. Importing the package registers them all."""
 
 from fxlib.passes.infra.base import REGISTRY, Context, GraphPass, PassResult, register_pass
+from fxlib.passes.local.bfloat16 import Bfloat16
 from fxlib.passes.local.channels_last import ChannelsLast
 from fxlib.passes.local.common_subexpressions import CommonSubexpressions
 from fxlib.passes.local.dead_code import DeadCode
@@ -20,6 +21,7 @@ from fxlib.passes.remote.split_calls import FoldPairs, SplitCalls
 
 __all__ = [
     "REGISTRY",
+    "Bfloat16",
     "ChannelsLast",
     "CoalesceCalls",
     "CoalesceWrites",

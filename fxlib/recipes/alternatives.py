@@ -75,6 +75,7 @@ def candidates(
 def _of_auto(backends: Iterable[str]) -> Iterator[Recipe]:
     int8 = RECIPES["int8"]
     yield int8
+    yield RECIPES["bfloat16"]
     for name in sorted(backends, key=list(BACKENDS).index):
         yield replace(AUTO, name=f"lower to {name}", passes=(*AUTO.passes, Lower(backend=name)))
     yield from candidates(RECIPES["inference"], has_calls=False)

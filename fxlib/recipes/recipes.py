@@ -18,6 +18,7 @@ from fxlib.config import disabled
 from fxlib.errors import CaptureError, PassError
 from fxlib.passes import (
     REGISTRY,
+    Bfloat16,
     ChannelsLast,
     CoalesceCalls,
     CoalesceWrites,
@@ -161,6 +162,13 @@ RECIPES: dict[str, Recipe] = {
             "the error that the request allows, and schedule remote calls; for a module in eval mode, and without "
             "gradients.",
             passes=(FoldNorms(), FoldConstants(), ChannelsLast(), Quantize(), CommonSubexpressions(), *_SCHEDULE),
+        ),
+        Recipe(
+            name="bfloat16",
+            summary="Fold norms and constants into weights, run linear layers and convolutions in bfloat16, and "
+            "schedule remote calls; for a module in eval mode, without gradients, and for processors with AMX or "
+            "AVX512 for bfloat16.",
+            passes=(FoldNorms(), FoldConstants(), ChannelsLast(), Bfloat16(), CommonSubexpressions(), *_SCHEDULE),
         ),
     )
 }

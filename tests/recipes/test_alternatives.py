@@ -72,7 +72,7 @@ def test_auto_tries_the_recipes_for_inference_and_each_backend() -> None:
     asked = ["inductor", "inductor_freezing", "openvino"]
     names = [each.name for each in candidates(recipes.get("auto"), backends=asked, has_calls=False)]
     assert names == [
-        "auto", "int8", "lower to openvino", "lower to inductor_freezing", "lower to inductor", "inference",
+        "auto", "int8", "bfloat16", "lower to openvino", "lower to inductor_freezing", "lower to inductor", "inference",
         "inference without channels_last", "int8 without channels_last",
     ]  # fmt: skip
     assert "auto without coalesce_calls" in [each.name for each in candidates(recipes.get("auto"))]

@@ -354,8 +354,8 @@ def _chain(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.target not in _INT8:
             continue
-        behind = _only_user(node)
-        if behind is not None and _is_relu(module, behind):
+        behind = only_user(node)
+        if behind is not None and is_relu(module, behind):
             node.args = (*node.args[:-1], True)
             behind.replace_all_uses_with(node)
             module.graph.erase_node(behind)
@@ -378,7 +378,8 @@ def _restore_layout(module: GraphModule, layer: Layer) -> None:
     node.replace_all_uses_with(plain, delete_user_cb=lambda user: user is not plain)
 
 
-def _only_user(node: Node) -> Node | None:
+def only_user(node: Node) -> Node | None:
+    """Return the one node that uses a value; None if there are none or several."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
@@ -387,7 +388,8 @@ _RELUS = frozenset(
 )
 
 
-def _is_relu(module: GraphModule, node: Node) -> bool:
+def is_relu(module: GraphModule, node: Node) -> bool:
+    """Whether a node is a ReLU, in place or not."""
     if node.op == "call_module":
         called = submodule(module, str(node.target))
         return type(called) is nn.ReLU and is_known(called)

@@ -269,11 +269,12 @@ def auto(model: nn.Module, workload: Workload, **options: Any) -> tuple[list[str
     return [each.name for each in made.ranked], {each.name: each.verdict for each in rows}
 
 
-def test_auto_makes_what_the_request_allows_and_says_what_it_does_not_try() -> None:
+def test_auto_makes_what_the_request_allows_and_says_what_it_does_not_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxlib_workers.rewrite.make_candidates.instructions", lambda: ("amx_bf16", "avx2"))
     with torch.no_grad():
         tried, untried = auto(ConvNet(), images(), max_relative_error=0.05)
     assert tried == [
-        "int8", "lower to inductor_freezing", "inference", "inference without channels_last",
+        "int8", "bfloat16", "lower to inductor_freezing", "inference", "inference without channels_last",
         "int8 without channels_last",
     ]  # fmt: skip
     assert "the launcher has openvino==0.1, and this worker " in untried["lower to openvino"]
@@ -282,6 +283,12 @@ def test_auto_makes_what_the_request_allows_and_says_what_it_does_not_try() -> N
         tried, untried = auto(ConvNet(), images(), max_relative_error=1e-4)
     assert "int8" not in tried
     assert "for rounding alone" in untried["int8"]
+    assert "for rounding alone" in untried["bfloat16"]
+    monkeypatch.setattr("fxlib_workers.rewrite.make_candidates.instructions", lambda: ("avx2",))
+    with torch.no_grad():
+        tried, untried = auto(ConvNet(), images(), max_relative_error=0.05)
+    assert "bfloat16" not in tried
+    assert "no instructions for bfloat16" in untried["bfloat16"]
 
 
 def test_auto_computes_nothing_from_weights_that_are_trained_or_were_not_sent() -> None:

@@ -30,6 +30,7 @@ from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, CandidateReport, Report, Undeclared
 from fxlib.spec.trial import TrialOptions
 from fxlib.spec.workload import Workload
+from fxlib.utils.hardware import instructions
 from fxlib_workers import logs
 from fxlib_workers.exchange.candidate import Candidate
 
@@ -43,6 +44,9 @@ _MOST_BATCHES: Final = 8
 
 _ROUNDING: Final = TrialOptions().max_relative_error
 """The bound up to which lossy passes are no use: rounding alone keeps to it."""
+
+_FOR_BFLOAT16: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""The instructions without which bfloat16 is slower than float32; the last one is ARM's."""
 
 _SCHEDULING: Final = frozenset(each.name for each in recipes.get("schedule").passes)
 """The passes that leave local work as it is."""
@@ -208,6 +212,8 @@ class _Tried:
         bound = self.request.max_relative_error
         if other.preserves == "lossy" and bound is not None and bound <= _ROUNDING:
             return f"it is lossy, and max_relative_error is {bound:g}, which is for rounding alone"
+        if any(step.name == "bfloat16" for step in other.passes) and not _FOR_BFLOAT16 & set(instructions()):
+            return "this processor has no instructions for bfloat16 (avx512_bf16, amx_bf16 or bf16)"
         workload = self.request.workload
         if (
             workload is not None

@@ -30,7 +30,7 @@ from fxlib_workers.trial.trainer import MOST_LEAD, EncodedProgram
 
 _LOG: Final = logs.Log(__name__)
 
-_BY_PROCESSOR: Final = frozenset({"lower", "quantize"})
+_BY_PROCESSOR: Final = frozenset({"bfloat16", "lower", "quantize"})
 """The passes, by name, whose gain depends on what instructions the processor has."""
 
 _MOST_LOST: Final = 3

@@ -1,0 +1,108 @@
+"""Run linear layers and convolutions in bfloat16, on processors that have instructions for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch.fx import GraphModule, Node
+from typing_extensions import override
+
+from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.layers import Affine, Steadiness, affine_of
+from fxlib.analysis.operators.arguments import arguments_of, replace_arguments
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.edit import place_of
+from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep
+from fxlib.passes.local.quantize import is_relu, only_user
+from fxlib.reasons import Declined, Reason
+
+_VALUES: Final = ("val", "tensor_meta")
+"""Keys of a node's `meta` that tell its value's dtype."""
+
+
+@register_pass("bfloat16", preserves="lossy", needs=frozenset({"weights", "eval_mode"}))
+class Bfloat16(GraphPass):
+    """Run linear layers and convolutions on weights and inputs in bfloat16, with sums in float32.
+
+    Results are float32 again, but where a ReLU or another such layer takes them. A number keeps its range, and about
+    two of its decimal digits. Where the processor has no instructions for it, this is slower than float32.
+    """
+
+    least_weights: int = 4096
+    """Layers with fewer weights stay in float32: they take no time that could be saved."""
+
+    @override
+    @torch.no_grad()
+    def run(self, module: GraphModule, context: Context) -> PassResult:
+        steadiness = Steadiness(module, context.get(Effects))
+        blocked = None if may_leave_gradients(module) else Reason.MODE_BLOCKS
+        layers, declined = list[Affine](), list[Declined]()
+        for node in module.graph.nodes:
+            layer = affine_of(module, node)
+            if layer is None or layer.weight.tensor.numel() < self.least_weights:
+                continue
+            tensors = [each.tensor for each in (layer.weight, layer.bias) if each is not None]
+            if reason := blocked or _misfit(tensors) or steadiness.refusal(node, tensors):
+                declined.append(Declined(node=node.name, reason=reason))
+            else:
+                layers.append(layer)
+        ends = [_rewrite(module, layer) for layer in layers]
+        _hand_on(module, ends)
+        sweep(module)
+        return PassResult(module, changes=len(layers), declined=tuple(declined))
+
+
+def _misfit(tensors: Sequence[torch.Tensor]) -> Reason | None:
+    if not all(each.dtype is torch.float32 and each.device.type == "cpu" for each in tensors):
+        return Reason.NOT_BFLOAT16
+    return Reason.WEIGHT_UNCOUNTED if any(map(torch.Tensor.is_inference, tensors)) else None
+
+
+def _rewrite(module: GraphModule, layer: Affine) -> tuple[Node, Node]:
+    """Let the layer's node compute it in bfloat16; return the nodes that bring its input there, and its result back."""
+    node, graph, weights = layer.node, module.graph, list[Node | None]()
+    for held in (layer.weight, layer.bias):
+        if held is None:
+            weights.append(None)
+            continue
+        name = hold(module, f"{held.name.removeprefix('_')}.bfloat16", held.tensor.detach().bfloat16())
+        weights.append(read(module, name, held.sources, node))
+    weight, bias = weights
+    if node.op == "call_module":
+        assert weight is not None  # noqa: S101 - a layer has one
+        become(node, as_function(module, layer, weight, bias))
+    else:
+        replace_arguments(node, weight=weight, **({} if bias is None else {"bias": bias}))
+    with graph.inserting_before(node):
+        narrow = graph.call_method("bfloat16", (arguments_of(node)["input"],))
+    replace_arguments(node, input=narrow)
+    with graph.inserting_after(node):
+        wide = graph.call_method("float", (node,))
+    node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
+    for each in (narrow, wide):
+        each.meta.update(place_of(node))
+    for key in _VALUES:
+        node.meta.pop(key, None)
+    return narrow, wide
+
+
+def _hand_on(module: GraphModule, ends: Sequence[tuple[Node, Node]]) -> None:
+    """Let ReLUs and further layers take results as they are: from there to float32 and back, no bit changes."""
+    narrowing = {narrow for narrow, _ in ends}
+    for _, wide in ends:
+        while (behind := only_user(wide)) is not None and is_relu(module, behind):
+            (narrow,) = wide.all_input_nodes
+            behind.replace_input_with(wide, narrow)
+            behind.append(wide)
+            behind.replace_all_uses_with(wide, delete_user_cb=lambda user, wide=wide: user is not wide)
+            wide.args = (behind,)
+            for key in _VALUES:
+                behind.meta.pop(key, None)
+        for user in [each for each in wide.users if each in narrowing]:
+            user.replace_all_uses_with(wide.all_input_nodes[0])
+            module.graph.erase_node(user)
+        if not wide.users:
+            module.graph.erase_node(wide)

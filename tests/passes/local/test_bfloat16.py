@@ -1,0 +1,102 @@
+"""Layers run in bfloat16, within its rounding, and the module looks from outside as it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.nn import functional as F
+from typing_extensions import override
+
+import fxlib
+from fxlib import wire
+from fxlib.client.answer_policy import screen
+from fxlib.recipes import recipes
+from fxlib.runtime import CapturedModule
+from fxlib.utils.compare import relative_error
+from tests.models.nets import applied, changes, graph_runs, made, reasons
+from tests.passes.local.test_quantize import Net, images, rows
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+class Dtypes(Interpreter):
+    """Notes the dtypes of what nodes take."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.taken: dict[str, torch.dtype] = {}
+
+    @override
+    def run_node(self, n: Node) -> object:
+        for each in n.all_input_nodes[:1]:
+            if isinstance(value := self.env[each], Tensor):
+                self.taken[n.name] = value.dtype
+        return super().run_node(n)
+
+
+@torch.no_grad()
+def test_layers_and_the_relus_between_them_run_in_bfloat16_and_the_rest_as_it_was() -> None:
+    model, x = made(Net()), images(4)
+    rewrite = recipes.get("bfloat16").run(fxlib.capture(model))
+    assert changes(rewrite, "bfloat16") == 4  # the stem has too few weights
+    found, expected = graph_runs(rewrite)(x), model(x)
+    assert 1e-5 < relative_error(found, expected) < 0.02
+    assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
+    assert rewrite.module.state_dict().keys() == model.state_dict().keys()
+    run = Dtypes(rewrite.module)
+    run.run(x)
+    layers = {name: run.taken[name] for name in ("left", "right", "relu_1", "relu_2", "hidden", "head")}
+    assert layers["relu_1"] is torch.bfloat16, "it stands between two layers"
+    assert {layers[name] for name in ("left", "right", "hidden", "head")} == {torch.bfloat16}
+
+
+class Functions(nn.Module):
+    """Layers that are called as functions, in other forms than modules are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(64, 64)), nn.Parameter(torch.randn(64))
+        self.around = nn.Conv1d(4, 64, 3, padding=1, padding_mode="circular")
+        self.up = nn.ConvTranspose1d(64, 64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(input=x, weight=self.weight, bias=self.bias)
+        y = self.up(F.relu(self.around(y.reshape(-1, 4, 16)), inplace=True))
+        return F.linear(y.mean(2), self.weight)
+
+
+@torch.no_grad()
+def test_functions_keywords_paddings_and_transposed_convolutions_do_the_same() -> None:
+    model, x = Functions().eval(), rows(2, 64)
+    rewrite = applied(model, "bfloat16", least_weights=1)
+    assert changes(rewrite, "bfloat16") == 4
+    assert 1e-5 < relative_error(graph_runs(rewrite)(x), model(x)) < 0.02
+
+
+@torch.no_grad()
+def test_weights_of_another_dtype_are_left_alone() -> None:
+    rewrite = applied(nn.Linear(8, 8).eval().double(), "bfloat16", least_weights=1)
+    assert reasons(rewrite, "bfloat16") == ["NOT_BFLOAT16"]
+
+
+@torch.no_grad()
+def test_it_travels_and_a_launcher_takes_it_and_weights_that_change_bring_the_original_back() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval(), rows(2, 64)
+    captured = fxlib.capture(model)
+    sent = wire.encode(fxlib.optimize(captured, "bfloat16"), beside=captured)
+    bound = wire.decode(wire.parse(wire.serialize(sent.graph)), blobs=sent.blobs, root=captured)
+    assert isinstance(bound, CapturedModule)
+    screen(bound, captured, passes={"bfloat16"})
+    assert 0.0 < relative_error(bound(x), model(x)) < 0.02
+    model[0].weight.mul_(2)
+    with pytest.warns(fxlib.errors.FxlibWarning, match="have changed: optimize the model again"):
+        assert torch.equal(bound(x), model(x))
