@@ -54,6 +54,7 @@ class Reason(Enum):
     NOT_INT8 = "int8 layers are linear ones and two-dimensional convolutions of float32 weights, not depthwise ones"
     ERROR_BOUND = "on int8 weights it moves the results too far: {detail}"
     CALIBRATION_NOT_FINITE = "what it takes is not finite on the workload's batches"
+    CALIBRATION_TOO_SMALL = "the workload's batches are too few to know the range of what it takes: {detail}"
     NOT_BFLOAT16 = "layers that run in bfloat16 have float32 weights, on the processor"
     MODE_BLOCKS = "the graph turns the recording of gradients on: capture the model under torch.no_grad()"
     TOO_LARGE = "the value would take more memory than the pass may use: {detail}"

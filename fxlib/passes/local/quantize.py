@@ -36,9 +36,11 @@ from fxlib.utils.compare import relative_error
 _OPERATORS = torch.ops.fxlib
 _BATCHES = 8
 """At most so many batches are looked at: each is run for each layer whose share of the error is measured."""
+_LEAST_VALUES = 100
+"""Of values that are alike, one more lies outside of the range of so many others with a chance of 2 in 101."""
 
 
-@register_pass("quantize", preserves="lossy", needs=frozenset({"weights", "eval_mode"}))
+@register_pass("quantize", preserves="lossy", needs=frozenset({"weights", "eval_mode"}), version="2")
 class Quantize(GraphPass):
     """Run linear layers and two-dimensional convolutions on int8 weights and inputs, with sums in 32 bits.
 
@@ -64,7 +66,7 @@ class Quantize(GraphPass):
         ranges: dict[Node, Range] = {}
         if batches:
             reference, ranges = calibrate(module, layers, batches)
-            layers = self._finite(layers, ranges, declined)
+            layers = self._with_known_range(layers, ranges, declined)
             if context.max_relative_error is not None:
                 measured = _Error(module, batches, reference, ranges)
                 layers = self._within(measured, layers, context.max_relative_error, declined)
@@ -76,10 +78,19 @@ class Quantize(GraphPass):
         sweep(module)
         return PassResult(module, changes=len(layers), declined=tuple(declined))
 
-    def _finite(self, layers: Sequence[Layer], ranges: Mapping[Node, Range], declined: list[Declined]) -> list[Layer]:
-        kept = [each for each in layers if ranges[each.input].is_finite]
-        left = (each.node.name for each in layers if not ranges[each.input].is_finite)
-        declined.extend(Declined(node=name, reason=Reason.CALIBRATION_NOT_FINITE) for name in left)
+    def _with_known_range(
+        self, layers: Sequence[Layer], ranges: Mapping[Node, Range], declined: list[Declined]
+    ) -> list[Layer]:
+        kept = list[Layer]()
+        for layer in layers:
+            known = ranges[layer.input]
+            if not known.is_finite:
+                declined.append(Declined(node=layer.node.name, reason=Reason.CALIBRATION_NOT_FINITE))
+            elif known.values < _LEAST_VALUES or known.least == known.most:
+                found = f"{known.values} values" if known.values < _LEAST_VALUES else f"{known.values} zeros"
+                declined.append(Declined(node=layer.node.name, reason=Reason.CALIBRATION_TOO_SMALL, detail=found))
+            else:
+                kept.append(layer)
         return kept
 
     def _within(self, measured: _Error, layers: Sequence[Layer], bound: float, declined: list[Declined]) -> list[Layer]:
@@ -107,6 +118,8 @@ class Range:
 
     least: float = 0.0
     most: float = 0.0
+    values: int = 0
+    """Number of the values."""
 
     @property
     def is_finite(self) -> bool:
@@ -131,7 +144,7 @@ class Range:
         least, most = (float(each) for each in torch.aminmax(value))
         if not (math.isfinite(least) and math.isfinite(most)):
             return Range(-math.inf, math.inf)
-        return Range(min(self.least, least), max(self.most, most))
+        return Range(min(self.least, least), max(self.most, most), self.values + value.numel())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

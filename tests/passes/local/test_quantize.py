@@ -188,6 +188,13 @@ def test_batches_that_are_not_finite_calibrate_nothing() -> None:
     assert reasons(rewrite, "quantize") == ["CALIBRATION_NOT_FINITE"] * 4
 
 
+@pytest.mark.parametrize("batch", [rows(0, 64), torch.zeros(8, 64), rows(1, 64)], ids=["none", "zeros", "one row"])
+def test_batches_that_hold_next_to_nothing_calibrate_nothing(batch: Tensor) -> None:
+    rewrite = quantized(nn.Sequential(nn.Linear(64, 64)).eval(), workload(batch), 0.05)
+    assert reasons(rewrite, "quantize") == ["CALIBRATION_TOO_SMALL"]
+    assert reasons(quantized(nn.Sequential(nn.Linear(64, 64)).eval(), workload(rows(8, 64)), 0.05), "quantize") == []
+
+
 class Others(nn.Module):
     """Layers that have no int8 form here."""
 
