@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from fxlib.runtime.backends import BACKENDS
 
 
 class Bad:
-    """Crashes, hangs, returns results of another shape, or none the worse for a second time, as its name has it."""
+    """Crashes, hangs, returns results of another shape, or remembers the right ones, as its name has it."""
 
     package, keeps_weights = "torch", True
 
@@ -28,9 +29,16 @@ class Bad:
         if self.name == "onnxruntime":
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # as where it does not come back to Python
             time.sleep(3600.0)
-        known = part(*inputs)
-        made = tuple(each[:1] for each in known) if self.name == "inductor" else known
-        return lambda *_: made
+        known: list[tuple[tuple[torch.Tensor, ...], Any]] = []
+
+        def run(*values: torch.Tensor) -> Any:
+            found = next((made for given, made in known if all(map(torch.equal, given, values))), None)
+            if found is None:
+                found = part(*values)
+                known.append((values, found))
+            return tuple(each[:1] for each in found) if self.name == "inductor" else found
+
+        return run
 
 
 BACKENDS.update({name: Bad(name) for name in BACKENDS})

@@ -81,12 +81,17 @@ def _rewrite(module: GraphModule, layer: Affine) -> tuple[Node, Node]:
     replace_arguments(node, input=narrow)
     with graph.inserting_after(node):
         wide = graph.call_method("float", (node,))
-    node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
+    _stand_behind(node, wide)
     for each in (narrow, wide):
         each.meta.update(place_of(node))
     for key in _VALUES:
         node.meta.pop(key, None)
     return narrow, wide
+
+
+def _stand_behind(node: Node, wide: Node) -> None:
+    """Let all that use a value use what is made of it instead."""
+    node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
 
 
 def _hand_on(module: GraphModule, ends: Sequence[tuple[Node, Node]]) -> None:
@@ -97,7 +102,7 @@ def _hand_on(module: GraphModule, ends: Sequence[tuple[Node, Node]]) -> None:
             (narrow,) = wide.all_input_nodes
             behind.replace_input_with(wide, narrow)
             behind.append(wide)
-            behind.replace_all_uses_with(wide, delete_user_cb=lambda user, wide=wide: user is not wide)
+            _stand_behind(behind, wide)
             wide.args = (behind,)
             for key in _VALUES:
                 behind.meta.pop(key, None)

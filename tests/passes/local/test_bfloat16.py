@@ -97,6 +97,6 @@ def test_it_travels_and_a_launcher_takes_it_and_weights_that_change_bring_the_or
     assert isinstance(bound, CapturedModule)
     screen(bound, captured, passes={"bfloat16"})
     assert 0.0 < relative_error(bound(x), model(x)) < 0.02
-    model[0].weight.mul_(2)
+    model.get_parameter("0.weight").mul_(2)
     with pytest.warns(fxlib.errors.FxlibWarning, match="have changed: optimize the model again"):
         assert torch.equal(bound(x), model(x))

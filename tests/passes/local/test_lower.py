@@ -268,7 +268,12 @@ def test_a_part_that_cannot_be_compiled_runs_as_it_is(
 
 def test_a_compiler_that_hangs_is_left_behind_and_the_program_goes_on(tower: Tower, copies: Copies) -> None:
     compiles, released = copies.compile, threading.Event()
-    copies.compile = lambda *given: released.wait(30.0) and compiles(*given)  # type: ignore[method-assign]
+
+    def compile_late(part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        released.wait(30.0)
+        return compiles(part, inputs)
+
+    copies.compile = compile_late  # type: ignore[method-assign]
     module, x = lowered(tower), images()
     assert module._fxlib.lowered.of(module) is not None
     (part,) = module._fxlib.lowered.parts

@@ -126,7 +126,7 @@ class Slow(nn.Module):
 def test_a_compiler_that_crashes_hangs_or_returns_other_shapes_costs_its_candidate_alone(
     trials: TrialDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = TrialOptions(budget_s=15, step_timeout_s=4)
+    options = TrialOptions(budget_s=15, step_timeout_s=3)
     with torch.no_grad():
         captured = fxlib.capture(Slow().eval())
     workload = Workload.describe([torch.rand(100_000)], mode="forward")
