@@ -294,3 +294,23 @@ def _shared(node: Node, found: dict[Node, Rank]) -> Rank | None:
     """Return the rank that all inputs share; parameters do not count, which are of one rank for each operator."""
     ranks = {found.get(value) for value in node.all_input_nodes if value.op != "get_attr"}
     return ranks.pop() if len(ranks) == 1 else None
+
+
+def only_user(node: Node) -> Node | None:
+    """Return the one node that uses a value; None if there are none or several."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+_RELUS = frozenset(
+    {F.relu, F.relu_, torch.relu, torch.relu_, torch.ops.aten.relu.default, torch.ops.aten.relu_.default}
+)
+
+
+def is_relu(module: GraphModule, node: Node) -> bool:
+    """Whether a node is a ReLU, in place or not."""
+    if node.op == "call_module":
+        called = submodule(module, str(node.target))
+        return type(called) is nn.ReLU and is_known(called)
+    if node.op == "call_method":
+        return node.target in ("relu", "relu_")
+    return node.op == "call_function" and node.target in _RELUS

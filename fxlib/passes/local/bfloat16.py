@@ -11,12 +11,11 @@ from typing_extensions import override
 
 from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.layers import Affine, Steadiness, affine_of
+from fxlib.analysis.layers import Affine, Steadiness, affine_of, is_relu, only_user
 from fxlib.analysis.operators.arguments import arguments_of, replace_arguments
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.edit import place_of
 from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep
-from fxlib.passes.local.quantize import is_relu, only_user
 from fxlib.reasons import Declined, Reason
 
 _VALUES: Final = ("val", "tensor_meta")

@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
-from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.layers import Affine, Steadiness, affine_of
+from fxlib.analysis.layers import Affine, Steadiness, affine_of, is_relu, only_user
 from fxlib.analysis.operators.arguments import arguments_of
-from fxlib.analysis.operators.leaf_modules import is_known
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.edit import place_of
 from fxlib.passes.infra.folded_values import CHANNELS_LAST, become, hold, read, sweep
@@ -389,23 +386,3 @@ def _restore_layout(module: GraphModule, layer: Layer) -> None:
         plain = module.graph.call_method("contiguous", (node,))
     plain.meta.update(place_of(node))
     node.replace_all_uses_with(plain, delete_user_cb=lambda user: user is not plain)
-
-
-def only_user(node: Node) -> Node | None:
-    """Return the one node that uses a value; None if there are none or several."""
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-_RELUS = frozenset(
-    {F.relu, F.relu_, torch.relu, torch.relu_, torch.ops.aten.relu.default, torch.ops.aten.relu_.default}
-)
-
-
-def is_relu(module: GraphModule, node: Node) -> bool:
-    """Whether a node is a ReLU, in place or not."""
-    if node.op == "call_module":
-        called = submodule(module, str(node.target))
-        return type(called) is nn.ReLU and is_known(called)
-    if node.op == "call_method":
-        return node.target in ("relu", "relu_")
-    return node.op == "call_function" and node.target in _RELUS
