@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn, zeros
 from torch.nn import functional as F
@@ -16,6 +16,7 @@ import fxlib
 from fxlib import wire
 from fxlib.errors import CaptureError
 from tests.capture.checks import assert_same, same
+from tests.shared.many import many
 
 X = torch.zeros(4, 3)
 CONSTANT = torch.arange(3.0)
@@ -300,6 +301,7 @@ STEPS: list[Callable[[list[Any], Any, Any], None]] = [
 
 
 @pytest.mark.slow
+@settings(max_examples=many(30))
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9), st.integers(0, 9)), max_size=12))
 def test_random_programs_are_captured_as_they_are(steps: list[tuple[int, int, int]]) -> None:
     model = Program(steps)

@@ -6,11 +6,12 @@ import pytest
 
 from tests.collectives.parallel import accumulated, outcomes, refused
 from tests.collectives.world import on_all_ranks
+from tests.shared.many import many
 
 
-def check(seeds: range) -> None:
-    """See that all runs of all programs are the same to the bit, on each rank."""
-    moved, failed, kinds = 0, 0, set[str]()
+@pytest.mark.slow
+def test_random_programs_do_the_same_whichever_ranks_run_them_rewritten() -> None:
+    seeds, moved, failed, kinds = range(many(10)), 0, 0, set[str]()
     for rank, found in enumerate(on_all_ranks(outcomes, seeds)):
         for seed, outcome in zip(seeds, found, strict=True):
             captured, rewritten, on_one_rank = outcome["runs"]
@@ -20,16 +21,6 @@ def check(seeds: range) -> None:
     assert moved > len(seeds) / 2
     assert failed
     assert kinds == {"Layers", "Counting", "Linear"}
-
-
-@pytest.mark.slow
-def test_programs_do_the_same_whichever_ranks_run_them_rewritten() -> None:
-    check(range(10))
-
-
-@pytest.mark.slow
-def test_random_programs_do_the_same_whichever_ranks_run_them_rewritten() -> None:
-    check(range(10, 40))
 
 
 def test_what_no_trial_can_hold_is_every_rank_s_answer_with_its_reason_and_without_a_service() -> None:

@@ -14,7 +14,7 @@ from fxlib.runtime.ops.record import record
 from tests.profiling import remote_functions as far
 from tests.random_programs.programs import Program, differentiable_program, random_program
 from tests.random_programs.running import Outcome, differences, outcome, real_servers
-from tests.shared.many import MANY
+from tests.shared.many import many
 
 pytestmark = pytest.mark.usefixtures("servers")
 
@@ -58,7 +58,7 @@ def test_any_program_with_gradients(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=MANY // 2, deadline=None)
+@settings(max_examples=many(25), deadline=None)
 @given(st.integers(0, 10**9))
 def test_many_programs(seed: int) -> None:
     check(random_program(seed))

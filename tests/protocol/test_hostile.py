@@ -16,7 +16,7 @@ from fxlib.reasons import Reason
 from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workload_pb2
 from tests.client.models import workload
 from tests.protocol import strategies as some
-from tests.shared.many import MANY
+from tests.shared.many import many
 
 READERS: dict[Any, Callable[[Any], object]] = {
     workload_pb2.Workload: lambda message: protocol.workload_from_proto(message, {}),
@@ -37,21 +37,9 @@ WRITTEN: dict[Any, st.SearchStrategy[Any]] = {
 
 
 @pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind.DESCRIPTOR.name)
-@settings(max_examples=40)
+@settings(max_examples=many(40))
 @given(data=st.data())
 def test_mutated_messages_are_read_or_refused(kind: Any, data: st.DataObject) -> None:
-    mutate_and_read(kind, data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind.DESCRIPTOR.name)
-@settings(max_examples=MANY)
-@given(data=st.data())
-def test_many_mutated_messages_are_read_or_refused(kind: Any, data: st.DataObject) -> None:
-    mutate_and_read(kind, data)
-
-
-def mutate_and_read(kind: Any, data: st.DataObject) -> None:
     wire = bytearray(data.draw(WRITTEN[kind]).SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         if wire:

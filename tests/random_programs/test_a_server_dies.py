@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.shared.forked import Module
+from tests.shared.many import many
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("first", [1, 14, 27])
+@pytest.mark.parametrize("first", range(1, 1 + many(13), 13))
 def test_programs_whose_server_dies_end_alike(first: int, tmp_path: Path) -> None:
     log, out = tmp_path / "log", tmp_path / "out"
     world = Module("tests.random_programs.mortal_world", str(first), str(first + 13), log=log, out=out)

@@ -13,6 +13,7 @@ from fxlib.spec.workload import Server
 from tests.random_programs.programs import Program, differentiable_program, random_program
 from tests.random_programs.running import Outcome, differences, distributed_outcome, outcome, real_servers
 from tests.random_programs.simulation import SERVERS
+from tests.shared.many import many
 from tests.shared.rpc_world import rpc_world
 
 pytestmark = pytest.mark.slow
@@ -24,9 +25,8 @@ def servers() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seeds", [range(20), range(20, 100)], ids=["few", "many"])
-def test_a_scheduled_program_does_what_the_program_does(seeds: range) -> None:
-    moved = 0
+def test_scheduled_programs_do_what_the_programs_do() -> None:
+    moved, seeds = 0, range(many(40))
     for seed in seeds:
         program = random_program(seed)
         rewrite = recipes.apply(program.module)
@@ -47,9 +47,8 @@ def _sums_of_many(program: Program, found: Outcome) -> Iterator[str]:
     return (name for name in found for server, count in calls.items() if count > 2 and name.startswith(f"{server}'s"))
 
 
-@pytest.mark.parametrize("seeds", [range(12), range(12, 60)], ids=["few", "many"])
-def test_distributed_autograd_gives_what_the_program_reproduces_of_itself(seeds: range) -> None:
-    moved, server_gradients = 0, 0
+def test_distributed_autograd_gives_what_programs_reproduce_of_themselves() -> None:
+    moved, server_gradients, seeds = 0, 0, range(many(20))
     for seed in seeds:
         program = differentiable_program(seed)
         rewrite = recipes.apply(program.module)

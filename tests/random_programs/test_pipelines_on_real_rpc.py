@@ -11,6 +11,7 @@ from tests.random_programs.simulation import SERVERS
 from tests.random_programs.test_pipelines_of_trainings import differences
 from tests.random_programs.test_pushes_on_real_rpc import fresh_servers
 from tests.random_programs.trainings import random_training
+from tests.shared.many import many
 from tests.shared.rpc_world import rpc_world
 
 pytestmark = pytest.mark.slow
@@ -22,9 +23,8 @@ def servers() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seeds", [range(8), range(8, 60)], ids=["few", "many"])
-def test_a_training_under_a_pipeline_does_what_the_training_does(seeds: range) -> None:
-    for seed in seeds:
+def test_trainings_under_a_pipeline_do_what_the_trainings_do() -> None:
+    for seed in range(many(16)):
         training = random_training(seed, loop=True)
         found = differences(training, lambda _: fresh_servers())
         assert not found, f"seed {seed}: {found}\n{training.deviations} {training.in_the_loop}\n{training.module.code}"

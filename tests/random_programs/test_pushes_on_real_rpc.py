@@ -13,6 +13,7 @@ from tests.random_programs.running import RealServers, real_servers
 from tests.random_programs.simulation import SERVERS
 from tests.random_programs.test_pushes_of_trainings import differences
 from tests.random_programs.trainings import forget_rows, random_training
+from tests.shared.many import many
 from tests.shared.rpc_world import rpc_world
 
 pytestmark = pytest.mark.slow
@@ -32,9 +33,8 @@ def fresh_servers() -> Iterator[RealServers]:
         yield world
 
 
-@pytest.mark.parametrize("seeds", [range(12), range(12, 60)], ids=["few", "many"])
-def test_a_training_that_is_rewritten_does_what_the_training_does(seeds: range) -> None:
-    for seed in seeds:
+def test_trainings_that_are_rewritten_do_what_the_trainings_do() -> None:
+    for seed in range(many(20)):
         training = random_training(seed)
         found = differences(training, lambda _: fresh_servers())
         assert not found, f"seed {seed}: {found}\n{training.deviations}\n{training.module.code}"

@@ -16,7 +16,7 @@ import fxlib
 from fxlib import Rule
 from fxlib.errors import PassError
 from tests.rules.rule_programs import X, Y, ruled
-from tests.shared.many import MANY
+from tests.shared.many import many
 
 BITWISE = (
     Rule(lambda x, y: x + y, lambda x, y: y + x, name="swap"),
@@ -91,7 +91,7 @@ def _check(graph: Graph, rules: tuple[Rule, ...], *, grad: bool) -> None:
 
 @pytest.mark.slow
 @given(graph=_programs())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=many(60))
 def test_random_programs_keep_outputs_and_mutations(graph: Graph) -> None:
     with torch.no_grad():
         _check(graph, WITHOUT_GRADIENTS, grad=False)
@@ -99,23 +99,6 @@ def test_random_programs_keep_outputs_and_mutations(graph: Graph) -> None:
 
 @pytest.mark.slow
 @given(graph=_programs())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=many(40))
 def test_random_programs_keep_gradients(graph: Graph) -> None:
-    _check(graph, BITWISE, grad=True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)  # a busy machine takes several times as long
-@given(graph=_programs())
-@settings(deadline=None, max_examples=2 * MANY)
-def test_many_random_programs_keep_outputs_and_mutations(graph: Graph) -> None:
-    with torch.no_grad():
-        _check(graph, WITHOUT_GRADIENTS, grad=False)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)  # a busy machine takes several times as long
-@given(graph=_programs())
-@settings(deadline=None, max_examples=2 * MANY)
-def test_many_random_programs_keep_gradients(graph: Graph) -> None:
     _check(graph, BITWISE, grad=True)

@@ -23,6 +23,7 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from tests.analysis.cost.test_simulate import MS, call, profile, server, two_lookups
 from tests.analysis.sketch import WRITE, Sketch
+from tests.shared.many import many
 
 READ = Contract(reads=frozenset({"table"}), batchable=True)
 PUSH = replace(WRITE, batchable=True)
@@ -125,7 +126,7 @@ def test_no_legal_order_beats_the_bound(seed: int) -> None:
 
 @pytest.mark.slow
 def test_no_legal_order_of_many_programs_beats_the_bound() -> None:
-    for seed in range(500):
+    for seed in range(many(60)):
         check(seed)
 
 

@@ -16,7 +16,7 @@ from fxlib import wire
 from fxlib.recipes import recipes
 from fxlib.runtime.preserve_state import state_kept
 from tests.capture.random_modules import Program, Step, programs
-from tests.shared.many import MANY
+from tests.shared.many import many
 
 _REINPLACED = recipes.from_passes([("common_subexpressions", {}), ("reinplace", {})])
 
@@ -66,7 +66,7 @@ def _check(program: tuple[list[Step], list[int]], *, grad: bool, train: bool, tr
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=MANY // 2, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=many(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs(), st.booleans(), st.booleans(), st.booleans())
 def test_many_random_modules_are_themselves(
     program: tuple[list[Step], list[int]], grad: bool, train: bool, tracked: bool

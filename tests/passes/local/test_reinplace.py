@@ -24,7 +24,7 @@ from fxlib.runtime.ops import issue_call, wait
 from tests.models import zoo
 from tests.passes.aten_graphs import Model, X, aten, built, functional, reasons, reinplaced, same, written
 from tests.passes.aten_programs import SHAPE, programs
-from tests.shared.many import MANY
+from tests.shared.many import many
 
 LIGHT = ("mobilenet_wd4", "squeezenet_v1_1", "shufflenet_g1_wd4", "resnet20_cifar10", "densenet40_k12_cifar10")
 HEAVY = ("resnet10", "preresnet10", "seresnet10", "efficientnet_b0", "mobilenetv2_wd4", "shufflenetv2_wd2")
@@ -341,18 +341,9 @@ def check(module: GraphModule, *, distinct_inputs: bool, together: bool) -> None
     assert before[2] == after[2]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=many(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs(), st.booleans())
 def test_a_reinplaced_program_gives_the_same_bits(module: GraphModule, together: bool) -> None:
-    check(module, distinct_inputs=False, together=together)
-    check(module, distinct_inputs=True, together=False)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@settings(max_examples=2 * MANY, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(programs(), st.booleans())
-def test_many_reinplaced_programs_give_the_same_bits(module: GraphModule, together: bool) -> None:
     check(module, distinct_inputs=False, together=together)
     check(module, distinct_inputs=True, together=False)
 

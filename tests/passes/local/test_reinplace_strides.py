@@ -15,7 +15,7 @@ from typing_extensions import override
 from fxlib.reasons import Reason
 from tests.passes.aten_graphs import aten, built, reasons, reinplaced, same, written
 from tests.passes.aten_programs import Program
-from tests.shared.many import MANY
+from tests.shared.many import many
 
 WIDE = (3, 12, 20)
 W = torch.randn(WIDE, generator=torch.Generator().manual_seed(5))
@@ -192,15 +192,7 @@ def check(module: GraphModule) -> None:
     assert all(right or not before[2].get(name, True) for name, right in after[2].items())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=many(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs())
 def test_a_program_of_turned_parts_gives_the_same_bits_in_the_same_strides(module: GraphModule) -> None:
-    check(module)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@settings(max_examples=2 * MANY, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(programs())
-def test_many_programs_of_turned_parts_give_the_same_bits_in_the_same_strides(module: GraphModule) -> None:
     check(module)
