@@ -19,7 +19,7 @@ class _Waiter:
 
 
 class Held:
-    """An amount that is held for the length of a block. It can be made smaller meanwhile.
+    """An amount that is held for the length of a block, or from `take` to `give_back`. It can be made smaller then.
 
     Attributes:
         amount: how much is held.
@@ -35,10 +35,18 @@ class Held:
         self.linger_s = 0.0
 
     async def __aenter__(self) -> Self:
-        await self._budget.take(self._tenant, self.amount, self._wait_s)
+        await self.take()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.give_back()
+
+    async def take(self) -> None:
+        """Wait until it is this caller's turn; raises what `FairBudget.hold` says."""
+        await self._budget.take(self._tenant, self.amount, self._wait_s)
+
+    def give_back(self) -> None:
+        """Give back what is held, at once or after `linger_s`."""
         if self.linger_s:
             asyncio.get_running_loop().call_later(self.linger_s, self._budget.give, self._tenant, self.amount)
         else:
@@ -132,6 +140,8 @@ class FairBudget:
 
         Nobody overtakes that caller, or else smaller amounts could keep a large one waiting for ever.
         """
+        if not self._waiting:
+            return None
         waiting = self._waiting.items()
         return next((tenant for tenant, queue in waiting if self._within_share(tenant, queue[0].amount)), None)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Final
 
 from fxlib_service.config import MIB, Limits
@@ -86,8 +87,10 @@ class InFlight:
         return self.turns.hold(tenant, 1) if method in _BRIEF else nullcontext()
 
     @asynccontextmanager
-    async def request(self, method: str, tenant: str, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Receive the one message of a call, and count its bytes for the length of the block.
+    async def request(self, method: str, tenant: str, read: Callable[[], Awaitable[object]]) -> AsyncIterator[bytes]:
+        """Receive the one message of a call by `read`, and count its bytes for the length of the block.
+
+        The generator by which gRPC iterates would keep the message, as part of a reference cycle.
 
         Raises:
             ServiceError: SERVICE_BUSY; CALL_TIMEOUT, if it does not arrive; MESSAGE_TOO_LARGE; INVALID_REQUEST, if the
@@ -95,11 +98,7 @@ class InFlight:
         """
         async with self.requests.hold(tenant, self._largest_bytes, wait_s=_TURN_S) as held:
             held.linger_s = _LINGER_S
-            received = aiter(messages)
-            try:
-                data = await self._arrived(method, received)
-            finally:
-                await _forgotten(received)
+            data = await self._arrived(method, read)
             held.shrink(len(data))
             if len(data) <= _SMALL_BYTES:
                 held.linger_s = 0.0
@@ -118,7 +117,7 @@ class InFlight:
         """
 
         async def checked(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-            first = await self._arrived(method, received)
+            first = await self._arrived(method, partial(anext, received, None))
             self._check(method, len(first))
             yield first
             async for data in received:
@@ -144,15 +143,25 @@ class InFlight:
         async with self.answers.hold(tenant, len(data), wait_s=_TURN_S):
             await write(data)
 
-    async def _arrived(self, method: str, messages: AsyncIterator[bytes]) -> bytes:
+    async def ending(self, tenant: str, size: int) -> Callable[[object], None]:
+        """Count the bytes of the message that ends a call as `send` does, until what is returned is called.
+
+        Raises:
+            ServiceError: SERVICE_BUSY.
+        """
+        held = self.answers.hold(tenant, size, wait_s=_TURN_S)
+        await held.take()
+        return lambda _: held.give_back()
+
+    async def _arrived(self, method: str, read: Callable[[], Awaitable[object]]) -> bytes:
         allowed_s = _time_for(_limit(method))
         try:
             async with asyncio.timeout(allowed_s):
-                data = await anext(messages, None)
+                data = await read()
         except TimeoutError:
             problem = f"the request did not arrive within {allowed_s:g} s"
             raise ServiceError(Code.CALL_TIMEOUT, problem, retry_after_s=1.0) from None
-        if data is None:
+        if not isinstance(data, bytes):  # the end of the stream
             raise ServiceError(Code.INVALID_REQUEST, "the call has no message")
         return data
 

@@ -8,9 +8,11 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import grpc
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from grpc_status import rpc_status
 from typing_extensions import override
@@ -34,15 +36,17 @@ _ANYBODY: Final = ""
 
 logger = logging.getLogger(__name__)
 
-Serve = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
-"""A handler as gRPC calls it: it reads the messages that come, and writes answers to the context."""
+Serve = Callable[[AsyncIterator[bytes], Any], Awaitable[bytes]]
+"""A handler as gRPC calls it: it reads the messages that come, and returns the answer."""
+ServeStream = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
+"""One that writes its answers to the context."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is generic in its stubs only
     """Wraps every method, so that each message has room reserved before gRPC gathers it.
 
-    For gRPC each method becomes one that reads a stream and writes a stream; on the wire there is no difference. What
-    callers of the fxlib services have in flight counts for their tenants; callers of health and reflection are one.
+    For gRPC each method becomes one that reads a stream; on the wire there is no difference. What callers of the fxlib
+    services have in flight counts for their tenants; callers of health and reflection are one.
 
     Args:
         metrics: counts calls and refusals.
@@ -90,20 +94,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         if name == handler_call_details.method:
             return self._bounded(name, handler)
         parse = _parser(handler.request_deserializer)
-        if handler.unary_unary:
-            serve = self._unary(name, handler.unary_unary, parse)
-        elif handler.stream_unary:
-            serve = self._upload(name, handler.stream_unary, parse)
-        else:
-            serve = self._stream(name, handler.unary_stream, parse)
-        return grpc.stream_stream_rpc_method_handler(serve)
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(self._stream(name, handler.unary_stream, parse))
+        if handler.request_streaming:
+            return grpc.stream_unary_rpc_method_handler(self._upload(name, handler.stream_unary, parse))
+        return grpc.stream_unary_rpc_method_handler(self._unary(name, handler.unary_unary, parse))
 
     def _unary(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Serve:
-        async def handle(messages: AsyncIterator[bytes], call: _Intercepted) -> Message:
+        async def handle(context: Any, call: _Intercepted) -> Message:
             # On its own, so that the frame that holds the message is over, and cleared, when an error is told.
             async with (
                 asyncio.timeout(self._timeout_s),
-                self._in_flight.request(name, call.tenant, messages) as raw,
+                self._in_flight.request(name, call.tenant, context.read) as raw,
                 self._in_flight.turn(name, call.tenant),
             ):
                 message = call.noted(parse(raw))
@@ -111,47 +113,50 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
                     answer: Message = await method(message, call.call)
             return answer
 
-        async def serve(messages: AsyncIterator[bytes], context: Any) -> None:
+        async def serve(_: AsyncIterator[bytes], context: Any) -> bytes:
             async with self._intercepted(name, context) as call:
-                answer = await handle(messages, call)
-                await self._answer(call, call.noted(answer), context)
+                answer = await handle(context, call)
+                return await self._ending(call, call.noted(answer), context)
 
         return serve
 
     def _upload(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Serve:
-        async def serve(messages: AsyncIterator[bytes], context: Any) -> None:
+        async def serve(messages: AsyncIterator[bytes], context: Any) -> bytes:
             async with self._intercepted(name, context) as call:
                 async with self._in_flight.upload(name, call.tenant, messages) as raws:
                     answer: Message = await method((call.noted(parse(raw)) async for raw in raws), call.call)
-                await self._answer(call, answer, context)
+                return await self._ending(call, answer, context)
 
         return serve
 
-    def _stream(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Serve:
-        async def serve(messages: AsyncIterator[bytes], context: Any) -> None:
+    def _stream(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> ServeStream:
+        async def serve(_: AsyncIterator[bytes], context: Any) -> None:
             async with self._intercepted(name, context) as call:
-                async with self._in_flight.request(name, call.tenant, messages) as raw:
+                async with self._in_flight.request(name, call.tenant, context.read) as raw:
                     request = call.noted(parse(raw))
                 async with aclosing(method(request, call.call)) as answers:
                     async for answer in answers:
-                        await self._answer(call, answer, context)
+                        await self._in_flight.send(call.tenant, answer.SerializeToString(), context.write)
 
         return serve
 
-    async def _answer(self, call: _Intercepted, answer: Message, context: Any) -> None:
-        await self._in_flight.send(call.tenant, answer.SerializeToString(), context.write)
+    async def _ending(self, call: _Intercepted, answer: Message, context: Any) -> bytes:
+        """Return the bytes of the one answer of a call: gRPC sends them together with the status, after the handler."""
+        data = answer.SerializeToString()
+        context.add_done_callback(await self._in_flight.ending(call.tenant, len(data)))
+        return data
 
     def _bounded(self, name: str, handler: Any) -> Any:
         """Return a handler for health or reflection, whose methods speak to gRPC themselves, and know no callers."""
         parse = _parser(handler.request_deserializer)
 
-        async def unary(messages: AsyncIterator[bytes], context: Any) -> None:
-            async with self._refusing(context), self._in_flight.request(name, _ANYBODY, messages) as raw:
+        async def unary(_: AsyncIterator[bytes], context: Any) -> None:
+            async with self._refusing(context), self._in_flight.request(name, _ANYBODY, context.read) as raw:
                 await context.write(await handler.unary_unary(parse(raw), context))
 
-        async def watch(messages: AsyncIterator[bytes], context: Any) -> None:
+        async def watch(_: AsyncIterator[bytes], context: Any) -> None:
             async with self._refusing(context):
-                async with self._in_flight.request(name, _ANYBODY, messages) as raw:
+                async with self._in_flight.request(name, _ANYBODY, context.read) as raw:
                     request = parse(raw)
                 await handler.unary_stream(request, context)
 
@@ -242,7 +247,7 @@ class _Intercepted:
 
     def noted(self, message: M) -> M:
         """Note the job or blob that a message names, unless one is noted already; return the message."""
-        self.about = self.about or _object_of(message)
+        self.about = self.about or _naming(message.DESCRIPTOR)(message)
         return message
 
     @contextmanager
@@ -264,15 +269,19 @@ async def _abort(context: Any, refusal: ServiceError) -> None:
         raise asyncio.CancelledError from error
 
 
-def _object_of(message: Any) -> str:
-    named = message.DESCRIPTOR.fields_by_name
-    if "job_id" in named:
-        return str(message.job_id)
-    if "blob" in named:
-        return str(message.blob.sha256)
-    if "job" in named:
-        return str(message.job.id)
-    return str(message.lease.job_id) if "lease" in named else ""
+_OBJECTS: Final[tuple[tuple[str, Callable[[Any], str]], ...]] = (
+    ("job_id", lambda message: str(message.job_id)),
+    ("blob", lambda message: str(message.blob.sha256)),
+    ("job", lambda message: str(message.job.id)),
+    ("lease", lambda message: str(message.lease.job_id)),
+)
+
+
+@cache
+def _naming(kind: Descriptor) -> Callable[[Any], str]:
+    """Return what reads the job or blob that messages of this kind concern; "" from those that name none."""
+    named = kind.fields_by_name
+    return next((name for field, name in _OBJECTS if field in named), lambda _: "")
 
 
 def _parser(deserialize: Callable[[bytes], Message]) -> Callable[[bytes], Message]:

@@ -97,13 +97,11 @@ class Ledger:
         Raises:
             QueueFullError: the namespace has `queue_limit` queued jobs.
         """
-        loop = asyncio.get_running_loop()
-        entered = self._background.keep(loop.create_future())
+        entered: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         self._new.append((NewJob(transition=entry, request=request, queue_limit=queue_limit), entered))
         if not self._new_are_due:
-            self._new_are_due = True
-            self._writer.submit(self._store_new, loop)
-        return await asyncio.shield(entered)
+            self._take_new()
+        return await entered
 
     async def apply(self, job_id: str, happened: Input) -> Transition:
         """Decide what follows for a job from what happened, store that, and announce it.
@@ -141,15 +139,19 @@ class Ledger:
 
         return await asyncio.shield(self._background.spawn(act()))
 
-    def _store_new(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _take_new(self) -> None:
+        """Have the new jobs stored that will have come by the writer's next turn."""
+        loop, self._new_are_due = asyncio.get_running_loop(), True
+        over: asyncio.Future[None] = loop.create_future()
+        self._background.keep(over)
+        self._writer.submit(self._store_new, loop, over)
+
+    def _store_new(self, loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
         """Store the new jobs that have come; called on the writer's thread."""
         self._new_are_due = False  # first, so that what comes from now on is due again
         coming = [self._new.popleft() for _ in range(min(len(self._new), _NEW_AT_ONCE))]
-        if self._new:
-            self._new_are_due = True
-            self._writer.submit(self._store_new, loop)
-        if coming:
-            loop.call_soon_threadsafe(self._have_entered, coming, self._enter([new for new, _ in coming]))
+        outcomes = self._enter([new for new, _ in coming]) if coming else ()
+        loop.call_soon_threadsafe(self._have_entered, coming, outcomes, over)
 
     def _enter(self, new: Sequence[NewJob]) -> Sequence[Job | Exception | None]:
         """Store new jobs, and return what became of each. The reserve of the disk is not for them."""
@@ -162,9 +164,17 @@ class Ledger:
             return [outcome for each in new for outcome in self._enter([each])]  # it may be one job's own fault
 
     def _have_entered(
-        self, came: Sequence[tuple[NewJob, asyncio.Future[Job]]], outcomes: Sequence[Job | Exception | None]
+        self,
+        came: Sequence[tuple[NewJob, asyncio.Future[Job]]],
+        outcomes: Sequence[Job | Exception | None],
+        over: asyncio.Future[None],
     ) -> None:
+        over.set_result(None)
+        if self._new and not self._new_are_due:
+            self._take_new()
         for (_, entered), outcome in zip(came, outcomes, strict=True):
+            if entered.cancelled():  # its caller left
+                continue
             if isinstance(outcome, Job):
                 entered.set_result(outcome)
             else:

@@ -188,8 +188,9 @@ def _answer(job: Job, answer: Answered, now: float) -> Transition:
         finished_at=now,
         cached=True,
         measured_by=answer.measured_by,
+        last_sequence=job.last_sequence + 1,
     )
-    return _next(done, now, f"answered with the result of job {answer.job_id}, which was equal", result=answer.result)
+    return _told(done, now, f"answered with the result of job {answer.job_id}, which was equal", result=answer.result)
 
 
 def _cancel(job: Job, now: float) -> Transition:
@@ -257,6 +258,12 @@ def _fail(job: Job, failure: Failure, now: float) -> Transition:
 
 
 def _next(job: Job, now: float, message: str, *, progress: float = -1.0, result: bytes | None = None) -> Transition:
-    sequence = job.last_sequence + 1
-    event = Event(sequence=sequence, at=now, state=job.state, phase=job.phase, message=message, progress=progress)
-    return Transition(job=replace(job, last_sequence=sequence), event=event, result=result)
+    return _told(replace(job, last_sequence=job.last_sequence + 1), now, message, progress=progress, result=result)
+
+
+def _told(job: Job, now: float, message: str, *, progress: float = -1.0, result: bytes | None = None) -> Transition:
+    """Return what has become of a job, with the event that its last sequence number counts already."""
+    event = Event(
+        sequence=job.last_sequence, at=now, state=job.state, phase=job.phase, message=message, progress=progress
+    )
+    return Transition(job=job, event=event, result=result)

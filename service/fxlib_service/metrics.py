@@ -70,6 +70,7 @@ class Metrics:
         self._models = models
         self._passes = frozenset(passes)
         self._rpc_of = dict[tuple[str, str], Histogram]()
+        self._answers_of = dict[tuple[str, str, str], Counter]()
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="fxlib-count")
         self._rpc_s = Histogram(
             "fxlib_rpc_seconds", "Duration of calls, and their number as `_count`", ["method", "code"],
@@ -160,7 +161,10 @@ class Metrics:
     def _answered(self, job: Job, data: bytes) -> None:
         cached = str(job.cached).lower()
         answer, *variants = _all_decided(data)
-        self._answers.labels(*answer, cached).inc(exemplar=_example(job))
+        counted = self._answers_of.get((*answer, cached))
+        if counted is None:
+            counted = self._answers_of[*answer, cached] = self._answers.labels(*answer, cached)
+        counted.inc(exemplar=_example(job))
         for variant in variants:
             self._variant_answers.labels(*variant, cached).inc()
         if job.cached:

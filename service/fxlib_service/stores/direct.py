@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy import PoolProxiedConnection
 from sqlalchemy.engine.interfaces import DBAPICursor
 
 Statement = sa.Insert | sa.Delete | sa.TextClause | sa.Select[*tuple[Any, ...]]
@@ -23,19 +25,19 @@ class _Composed:
 
     Attributes:
         text: the statement.
-        names: the parameters in the order in which the driver wants them; None if it wants them by name.
-        convert: what makes the driver's value of a parameter, for those that have another form there.
+        order: the parameters' names, each with what makes the driver's value of its value, if that is another one; in
+            the driver's order.
+        by_name: whether the driver wants them by name.
     """
 
     text: str
-    names: tuple[str, ...] | None
-    convert: Mapping[str, Callable[[Any], Any]]
+    order: Sequence[tuple[str, Callable[[Any], Any] | None]]
+    by_name: bool
 
     def bound(self, parameters: Mapping[str, object]) -> Any:
         """Return the parameters as the driver wants them."""
-        if self.convert:
-            parameters = {**parameters, **{name: make(parameters[name]) for name, make in self.convert.items()}}
-        return parameters if self.names is None else [parameters[name] for name in self.names]
+        values = [make(parameters[name]) if make else parameters[name] for name, make in self.order]
+        return dict(zip((name for name, _ in self.order), values, strict=True)) if self.by_name else values
 
 
 class Direct:
@@ -45,24 +47,29 @@ class Direct:
         self._cursor = cursor
         self._composer = composer
 
-    def execute(self, statement: Statement, parameters: Mapping[str, object] | Sequence[Mapping[str, object]]) -> Any:
+    def execute(self, statement: Statement, parameters: Mapping[str, object] | list[dict[str, object]]) -> Any:
         """Run a statement, once or for several rows, and return the cursor; rows come as the driver has them."""
-        if isinstance(parameters, Mapping):
-            composed = self._composer.composed(statement, parameters)
-            self._cursor.execute(composed.text, composed.bound(parameters))
-        else:
+        if isinstance(parameters, list):
             composed = self._composer.composed(statement, parameters[0])
             self._cursor.executemany(composed.text, [composed.bound(each) for each in parameters])
+        else:
+            composed = self._composer.composed(statement, parameters)
+            self._cursor.execute(composed.text, composed.bound(parameters))
         return self._cursor
 
 
 class Composer:
-    """Composes the statements of one engine, each once: they are objects that live as long as their module."""
+    """Composes the statements of one engine, each once: they are objects that live as long as their module.
+
+    Transactions come one after the other, on a connection that is kept.
+    """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._begin: Final = "BEGIN IMMEDIATE" if engine.dialect.name == "sqlite" else ""
         self._composed: dict[Statement, _Composed] = {}
+        self._turn = Lock()
+        self._kept: PoolProxiedConnection | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[Direct]:
@@ -72,18 +79,30 @@ class Composer:
             DBAPIError: SQLAlchemy's, of the same kind as the driver's error.
         """
         driver = self._engine.dialect.loaded_dbapi
-        connection = self._engine.raw_connection()
-        try:
-            cursor = connection.cursor()
-            if self._begin:  # the other drivers begin by themselves
-                cursor.execute(self._begin)
-            yield Direct(cursor, self)
-            connection.commit()
-        except driver.Error as error:
-            connection.invalidate(error)  # it may be lost; another one costs little
-            raise sa.exc.DBAPIError.instance(None, None, error, driver.Error, dialect=self._engine.dialect) from error
-        finally:
-            connection.close()  # and what was not committed is rolled back
+        with self._turn:
+            connection, self._kept = self._kept or self._engine.raw_connection(), None
+            try:
+                cursor = connection.cursor()
+                if self._begin:  # the other drivers begin by themselves
+                    cursor.execute(self._begin)
+                yield Direct(cursor, self)
+                connection.commit()
+                self._kept = connection
+            except driver.Error as error:
+                connection.invalidate(error)  # it may be lost; another one costs little
+                raise sa.exc.DBAPIError.instance(
+                    None, None, error, driver.Error, dialect=self._engine.dialect
+                ) from error
+            finally:
+                if self._kept is None:
+                    connection.close()  # and what was not committed is rolled back
+
+    def close(self) -> None:
+        """Give the connection back that is kept."""
+        with self._turn:
+            if self._kept is not None:
+                self._kept.close()
+                self._kept = None
 
     def composed(self, statement: Statement, parameters: Mapping[str, object]) -> _Composed:
         """Return a statement, composed for such parameters."""
@@ -96,11 +115,10 @@ class Composer:
         dialect = self._engine.dialect
         columns = list(parameters) if isinstance(statement, sa.Insert) else None
         compiled: Any = statement.compile(dialect=dialect, column_keys=columns)
-        processors = {
-            name: bind.type.dialect_impl(dialect).bind_processor(dialect) for name, bind in compiled.binds.items()
-        }
+        names = compiled.binds if compiled.positiontup is None else compiled.positiontup
+        processors = [compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect) for name in names]
         return _Composed(
             text=compiled.string,
-            names=None if compiled.positiontup is None else tuple(compiled.positiontup),
-            convert={name: make for name, make in processors.items() if make is not None},
+            order=tuple(zip(names, processors, strict=True)),
+            by_name=compiled.positiontup is None,
         )

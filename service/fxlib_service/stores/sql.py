@@ -137,8 +137,7 @@ class SqlJobStore(JobStore):
                 return None
         db.execute(_ADD_JOB, job_to_row(job))
         if job.labels:
-            pairs = [{"job_id": job.id, "key": key, "value": value} for key, value in job.labels.items()]
-            db.execute(_ADD_LABEL, pairs)
+            db.execute(_ADD_LABEL, [{"job_id": job.id, "key": key, "value": job.labels[key]} for key in job.labels])
         db.execute(_ADD_PAYLOAD, {"job_id": job.id, "kind": "request", "body": new.request})
         self._store_outcome(db, new.transition)
         return job.id
@@ -343,6 +342,7 @@ class SqlJobStore(JobStore):
 
     @override
     def close(self) -> None:
+        self._direct.close()
         self._write.dispose()
 
     def _update(self, db: sa.Connection, job_id: str, decide: Callable[[Job], Transition]) -> Transition | None:
