@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fxlib.errors import FxlibError
 from fxlib_service.errors import ServiceError
 from fxlib_service.lifecycle import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
+from fxlib_service.stores import sql
 from fxlib_service.stores.base import Filter, JobStore, QueueFullError, Worker
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
@@ -53,6 +54,7 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(
     stored = happen(store, add(store, request=b"asked").id, claimed(), DONE)
     with store._write.begin() as db:
         db.exec_driver_sql("drop index jobs_by_turn")
+        db.exec_driver_sql("drop index jobs_by_answer")
         for column in ("asked_by", "asked_from", "measured_by", "labels_asked", "leased_until"):
             db.exec_driver_sql(f"alter table jobs drop column {column}")
         for column in ("containment", "labels"):
@@ -62,7 +64,7 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(
         db.exec_driver_sql("update fxlib_about set schema_version = 1")
     store.close()
     again = kind(url)
-    assert "jobs_by_turn" in {each["name"] for each in sa.inspect(again._write).get_indexes("jobs")}
+    assert {"jobs_by_turn", "jobs_by_answer"} <= {each["name"] for each in sa.inspect(again._write).get_indexes("jobs")}
     assert again.get(stored.id) == stored
     assert (again.request_of(stored.id), again.result_of(stored.id)) == (b"asked", DONE.result)
     again.hold("ads", {"a" * 64: 5})
@@ -71,6 +73,21 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(
     assert [worker.containment for worker in again.workers()] == ["isolated"]
     again.close()
     kind(url).close()  # the next start finds it up to date
+
+
+def test_an_answer_is_looked_up_by_its_key_and_not_among_all_that_ended(tmp_path: Path) -> None:
+    store = SqlJobStore(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
+    with store._write.begin() as db:  # as an earlier service left it
+        db.exec_driver_sql("drop index jobs_by_answer")
+        db.exec_driver_sql("create index jobs_by_key on jobs (cache_key, state)")
+    store.close()
+    store = SqlJobStore(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
+    asked = sql._REUSABLE.params(cache_key="k", hardware=["cpu"])
+    text = asked.compile(store._write, compile_kwargs={"literal_binds": True, "render_postcompile": True}).string
+    with store._write.connect() as db:
+        plan = [str(row[3]) for row in db.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}")]
+    assert plan == ["SEARCH jobs USING INDEX jobs_by_answer (cache_key=? AND state=?)"]
+    store.close()
 
 
 @pytest.mark.parametrize("url", ["nonsense", "postgresql+nodriver://host/db", "sqlite:////no/such/folder/jobs.sqlite"])

@@ -63,7 +63,7 @@ jobs = sa.Table(
     sa.Column("leased_until", sa.Double, nullable=False, server_default="0"),
     sa.UniqueConstraint("namespace", "request_id"),
     sa.Index("jobs_by_state", "state", "torch_version", "namespace", "number"),
-    sa.Index("jobs_by_key", "cache_key", "state"),
+    sa.Index("jobs_by_answer", "cache_key", "state", "finished_at"),
     sa.Index("jobs_by_finish", "state", "finished_at"),
     sa.Index("jobs_by_namespace", "namespace", "number"),
     sa.Index("jobs_by_turn", "namespace", "started_at", sqlite_where=~_CACHED, postgresql_where=~_CACHED),
@@ -133,16 +133,24 @@ _ADDED: Final = {
     5: (jobs.c.leased_until, about.c.swept_at),
 }
 """The columns that a version has beyond the one before."""
+_GONE: Final = ("jobs_by_key",)
+"""Indices that earlier services made, and others have replaced."""
 
 
 def migrate(db: sa.Connection, version: int) -> None:
-    """Add the columns and indices that later versions have beyond an earlier one. New tables exist already."""
+    """Add the columns that later versions have beyond an earlier one. New tables exist already."""
     for column in (each for later in range(version + 1, VERSION + 1) for each in _ADDED[later]):
         described = sa.schema.CreateColumn(column).compile(db)
         db.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {described}")
+    db.execute(about.update().values(schema_version=VERSION))
+
+
+def make_indices(db: sa.Connection) -> None:
+    """Add the indices that tables lack, of whatever version they are: to services beside, these make no difference."""
     for index in (each for table in metadata.sorted_tables for each in table.indexes):
         index.create(db, checkfirst=True)
-    db.execute(about.update().values(schema_version=VERSION))
+    for name in _GONE:
+        db.exec_driver_sql(f"DROP INDEX IF EXISTS {name}")
 
 
 def labels_to_text(labels: Mapping[str, str]) -> str:

@@ -115,6 +115,7 @@ class SqlJobStore(JobStore):
                     where="--database",
                     hint="Start the service that made it, or use a new database.",
                 )
+            schema.make_indices(db)
 
     @override
     def enter(self, new: Sequence[NewJob]) -> Sequence[Job | None]:
