@@ -7,7 +7,7 @@ COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY fxlib fxlib
 COPY service service
 RUN python -m venv /opt/fxlib \
-    && /opt/fxlib/bin/pip install --no-cache-dir --constraint constraints.txt ".[dashboard]" "./service[postgres,otel]"
+    && /opt/fxlib/bin/pip install --no-cache-dir --constraint constraints.txt ".[dashboard]" "./service[postgres,otel,s3]"
 
 FROM python:3.11-slim
 RUN useradd --system --uid 10001 --home-dir /var/lib/fxlib --create-home fxlib \

@@ -87,6 +87,7 @@ def _complete_values(parser: argparse.ArgumentParser) -> None:
 
     words = {"recipe": [*RECIPES], "diff": [*RECIPES], "passes": sorted(REGISTRY), "codes": [*Reason.__members__]}
     kinds = {"FILE": shtab.FILE, "PICTURE": shtab.FILE, "ZOO.toml": shtab.FILE, "DIR": shtab.DIRECTORY}
+    kinds["DIR|URL"] = shtab.DIRECTORY
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():

@@ -63,6 +63,7 @@ class Address:
 
 _ADDRESS: Final = Kind(read=Address.parse, metavar="HOST:PORT")
 _URL: Final = Kind(read=str, metavar="URL")
+_PLACE: Final = Kind(read=str, metavar="DIR|URL")
 
 
 def _data_folder() -> Path:
@@ -201,12 +202,14 @@ class Config:
             default="SQLite in the data folder",
         ),
     )
-    blobs: Path | None = field(
-        default=None,
+    blobs: str = field(
+        default="",
+        repr=False,  # an URL may hold a password
         metadata=option(
             "blobs",
-            "folder of the blobs; services that share a database share this folder, too",
-            FOLDER,
+            "folder of the blobs, or an URL of fsspec (s3://BUCKET/PREFIX, gs://...); services that share a database "
+            "share it, too",
+            _PLACE,
             default="the data folder",
         ),
     )

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from fxlib.errors import FxlibError
 from fxlib.utils.local_service import RUNTIME_DIR, LocalService, make_folder, remove_dead
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
+from fxlib_service.blobs.base import BlobStore
 from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.clock import Clock
 from fxlib_service.config import Address, Config
@@ -76,7 +77,7 @@ class Server:
         reserve, clock = Reserve(config.data, config.reserve_bytes), Clock(config.data)
         store = await asyncio.to_thread(reserve.within, partial(_store, config))
         await asyncio.to_thread(reserve.refill)
-        blobs, policy = FolderBlobStore(config.blobs or config.data, clock), self._authenticator.policy
+        blobs, policy = await asyncio.to_thread(_blobs, config, clock), self._authenticator.policy
         core = self._core = await make_core(config, store, blobs, policy, clock=clock, reserve=reserve)
         timeout_s = config.limits.call_timeout_s
         calls = CallInterceptor(core.metrics, self._authenticator, core.in_flight, timeout_s=timeout_s)
@@ -243,6 +244,21 @@ def _store(config: Config) -> SqlJobStore:
     if url.startswith("postgresql"):
         return PostgresJobStore(url)
     return SqlJobStore(url or f"sqlite:///{config.data / 'service.sqlite'}")
+
+
+def _blobs(config: Config, clock: Clock) -> BlobStore:
+    """Open the store of the blobs, which must answer now."""
+    scheme, is_url, path = config.blobs.partition("://")
+    if is_url and scheme != "file":
+        from fxlib_service.blobs.url import UrlBlobStore  # here: it imports the drivers of fsspec
+
+        store = UrlBlobStore(config.blobs, config.data, clock)
+        store.check()
+        return store
+    folder = Path(path if is_url else config.blobs) if config.blobs else config.data
+    if is_url and not folder.is_absolute():
+        raise FxlibError(f"{config.blobs} names no folder", where="--blobs", hint="Write file:///FOLDER.")
+    return FolderBlobStore(folder, clock)
 
 
 class _DataLock:

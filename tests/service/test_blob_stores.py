@@ -3,23 +3,69 @@
 import errno
 import hashlib
 import os
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
+import fsspec
 import pytest
 
+from fxlib.errors import FxlibError
 from fxlib_service.blobs.base import Blob, BlobStore
 from fxlib_service.blobs.folder import FolderBlobStore
+from fxlib_service.blobs.url import UrlBlobStore
+from fxlib_service.clock import Clock
+from fxlib_service.config import Config
 from fxlib_service.errors import Code, ServiceError
+from fxlib_service.server import _blobs
 from tests.service.memory_blob_store import MemoryBlobStore
 
 DATA = b"some bytes " * 100
 
 
-@pytest.fixture(params=["memory", "folder"])
+@pytest.fixture(params=["memory", "folder", "memory://", "s3://"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
-    return MemoryBlobStore() if request.param == "memory" else FolderBlobStore(tmp_path)
+    match request.param:
+        case "memory":
+            return MemoryBlobStore()
+        case "folder":
+            return FolderBlobStore(tmp_path)
+        case "memory://":
+            return at_url(tmp_path)
+    made = UrlBlobStore(f"{request.getfixturevalue('bucket')}/{tmp_path.name}", tmp_path)
+    made.check()
+    return made
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket of a server that speaks the API of S3."""
+    pytest.importorskip("s3fs", reason="the service's extra s3 is not installed")
+    moto = pytest.importorskip("moto.server", reason="moto[server,s3] is not installed")
+    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patched.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patched.setenv(name, "testing")
+        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("blobs-of-a-test")
+        yield "s3://blobs-of-a-test"
+    server.stop()
+
+
+def at_url(tmp_path: Path) -> UrlBlobStore:
+    return UrlBlobStore(f"memory://{tmp_path.name}", tmp_path)
+
+
+def put(store: BlobStore, data: bytes = DATA) -> None:
+    store.append(blob(data).sha256, data)
+    store.commit(blob(data))
 
 
 def blob(data: bytes = DATA) -> Blob:
@@ -186,3 +232,104 @@ def test_a_blob_that_another_service_uses_just_now_is_not_deleted(
     os.utime(store._path(blob().sha256), (1, 1))
     assert store.delete(blob().sha256, older_than_s=60.0)
     assert (store.size(blob().sha256), store.partials("")) == (None, {})
+
+
+def test_a_store_that_is_away_says_when_to_come_back_and_the_upload_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = at_url(tmp_path)
+    store.append(blob().sha256, DATA)
+
+    def away(*_: Any, **__: Any) -> None:
+        raise RuntimeError("http://user:secret@10.0.0.1 does not answer")
+
+    def asked() -> None:
+        store.commit(blob())
+
+    with monkeypatch.context() as patched:
+        for name in ("put_file", "info", "find", "cat_file"):
+            patched.setattr(store._files, name, away)
+        for call in (
+            asked,
+            lambda: store.size(blob().sha256),
+            lambda: store.verify(blob().sha256),
+            lambda: store.read(blob().sha256, offset=0, length=1),
+            lambda: store.unused(older_than_s=0.0),
+            lambda: store.delete(blob().sha256, older_than_s=0.0),
+        ):
+            with pytest.raises(ServiceError) as refusal:
+                call()
+            assert code(refusal) is Code.STORAGE_UNAVAILABLE
+            assert refusal.value.retry_after_s is not None
+            assert "secret" not in str(refusal.value)
+    assert store.partial_size(blob().sha256) == len(DATA)
+    store.commit(blob())
+    assert store.read_all(blob()) == DATA
+
+
+@pytest.mark.parametrize("found", [b"", DATA[:-1], bytes(len(DATA)), None], ids=["empty", "short", "other", "lost"])
+def test_an_object_that_was_damaged_or_lost_is_found_out_and_the_next_upload_heals_it(
+    found: bytes | None, tmp_path: Path
+) -> None:
+    store = at_url(tmp_path)
+    put(store)
+    if found is None:
+        store._files.rm_file(store._path(blob().sha256))
+    else:
+        store._files.pipe_file(store._path(blob().sha256), found)
+    with pytest.raises(ServiceError) as refusal:
+        store.read_all(blob())
+    assert code(refusal) is (Code.BLOB_NOT_FOUND if found is None else Code.BLOB_CORRUPT)
+    assert store.size(blob().sha256) is None
+    put(store)
+    assert store.read_all(blob()) == DATA
+
+
+def test_an_object_that_is_being_written_is_no_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = at_url(tmp_path)
+    store.append(blob().sha256, DATA)
+
+    def killed(local: str, path: str) -> None:
+        store._files.pipe_file(path, DATA[:10])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._files, "put_file", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.commit(blob())
+    assert store.size(blob().sha256) is None
+    assert store.unused(older_than_s=0.0) == []
+    assert len(store._listed("incoming")) == 1
+    store.abandon(older_than_s=0.0)
+    assert len(store._listed("incoming")) == 0
+
+
+def test_a_blob_that_another_service_was_asked_for_of_late_is_kept(tmp_path: Path) -> None:
+    here, there = (UrlBlobStore(f"memory://{tmp_path.name}", tmp_path / each) for each in ("here", "there"))
+    put(here)
+    for store in (here, there):
+        store._clock = Clock(wall=lambda: time.time() + 3600)
+    assert here.unused(older_than_s=1000.0) == [blob().sha256]
+    store._files.pipe_file(store._path(blob().sha256, "used"), b"")
+    later = datetime.now(UTC) + timedelta(seconds=3600)
+    store._files.store[store._path(blob().sha256, "used")].created = later  # `there` is asked just now
+    assert here.unused(older_than_s=1000.0) == []
+    assert not here.delete(blob().sha256, older_than_s=1000.0)
+    assert here.read_all(blob()) == DATA
+
+
+@pytest.mark.parametrize(
+    "place, told",
+    [
+        ("nonsense://bucket", "nonsense://bucket cannot be used: Protocol not known"),
+        ("file://relative", "names no folder"),
+        ("ftp://user:secret@127.0.0.1:1/x", "ftp://...@127.0.0.1:1/x cannot be used"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_a_sentence(place: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(FxlibError, match="--blobs") as refusal:
+        _blobs(Config(data=tmp_path, blobs=place), Clock())
+    assert told in str(refusal.value)
+    assert "secret" not in str(refusal.value)
+    assert "secret" not in repr(Config(blobs=place))
+    assert isinstance(_blobs(Config(data=tmp_path, blobs=f"file://{tmp_path}"), Clock()), FolderBlobStore)

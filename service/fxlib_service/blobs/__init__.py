@@ -1,4 +1,4 @@
-"""Where blobs are kept: the interface of a blob store, and the one that keeps files in a folder.
+"""Where blobs are kept: the interface of a blob store, one that keeps files in a folder, and one for object stores.
 
 What arrives in pieces is put together in `servicers.blobs`; which blobs are still needed is decided in `retention`.
 """

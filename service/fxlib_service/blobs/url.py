@@ -1,0 +1,267 @@
+"""Blobs as objects below a URL of fsspec: a bucket of S3, Google Cloud or Azure, or what else it has a driver for.
+
+Objects are `blobs/ab/abcd...`. An object cannot be marked as used without writing it, so `used/ab/abcd...`, which is
+empty, says by its age when the blob was last asked for. What has not arrived completely stays in a local folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import fsspec
+from typing_extensions import override
+
+from fxlib.errors import FxlibError
+from fxlib_service.blobs.base import Blob
+from fxlib_service.blobs.uploads import KeepsUploads
+from fxlib_service.clock import Clock
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.storage_faults import in_full, translated
+
+_PIECE: Final = 8 << 20
+"""Number of bytes that are read at a time."""
+_RETRY_S: Final = 2.0
+_FRESH_S: Final = 600.0
+"""Seconds for which a blob that was asked for counts as there, and used, without asking again."""
+_KNOWN: Final = 100_000
+_LOCKS: Final = 64
+_WHOLE_OR_NOT: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+"""The stores where an object appears once all of it has arrived; elsewhere it is written under another name first."""
+_MODIFIED: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+"""What drivers call the time of an object."""
+_HIDDEN: Final = "..."
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A blob that was there at a time of the monotonic clock, marked as used no longer than `_FRESH_S` before."""
+
+    size: int
+    at_s: float
+
+
+class UrlBlobStore(KeepsUploads):
+    """Keeps blobs where an URL says; several services may share it.
+
+    A service asks about each blob once in ten minutes. No other deletes it meanwhile, as it was marked as used; if it
+    is gone all the same, or damaged, that is found when it is read, and the next upload brings it back.
+
+    Args:
+        url: where the blobs are, such as `s3://bucket/prefix`; credentials are found as its driver finds them.
+        root: local folder of the unfinished uploads.
+        clock: judges the age of blobs.
+    """
+
+    def __init__(self, url: str, root: Path, clock: Clock | None = None) -> None:
+        """Open the store.
+
+        Raises:
+            FxlibError: there is no driver for such an URL, or it has no meaning.
+        """
+        super().__init__(root, clock)
+        self._shown = shown(url)
+        protocol = url.partition("://")[0].rpartition("::")[2]
+        self._direct = protocol in _WHOLE_OR_NOT
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            hint = 'pip install "fxlib-service[s3]"' if protocol in ("s3", "s3a") else "Install its driver."
+            raise FxlibError(f"{self._shown} cannot be used: {error}", where="--blobs", hint=hint) from error
+        except Exception as error:
+            hint = f"Known are, with their drivers: {', '.join(sorted(fsspec.available_protocols()))}."
+            raise FxlibError(f"{self._shown} cannot be used: {in_full(error)}", where="--blobs", hint=hint) from error
+        self._root = self._root.rstrip("/")
+        self._known: dict[str, _Known] = {}
+        self._turns = [threading.Lock() for _ in range(_LOCKS)]
+
+    def check(self) -> None:
+        """Write an object, and delete it.
+
+        Raises:
+            FxlibError: the store does not answer, or refuses; says what it told.
+        """
+        path = f"{self._root}/incoming/{uuid.uuid4().hex}"
+        try:
+            self._files.pipe_file(path, b"?")
+            self._files.rm_file(path)
+        except Exception as error:
+            hint = "Are the bucket, the credentials and the endpoint of its driver's right?"
+            told = f"{type(error).__name__}: {in_full(error)}"
+            raise FxlibError(f"{self._shown} cannot be written: {told}", where="--blobs", hint=hint) from error
+
+    @override
+    def size(self, sha256: str) -> int | None:
+        with self._turn(sha256):
+            known = self._known.get(sha256)
+            if known is not None and time.monotonic() - known.at_s < _FRESH_S:
+                return known.size
+            with self._asking(sha256):
+                try:
+                    found = self._files.info(self._path(sha256))
+                except FileNotFoundError:
+                    self._known.pop(sha256, None)
+                    return None
+                self._files.pipe_file(self._path(sha256, "used"), b"")
+            return self._know(sha256, int(found["size"]))
+
+    @override
+    def commit(self, blob: Blob, *, owner: str = "") -> None:
+        path = self._path(blob.sha256)
+        with translated(), self.checked(blob, owner) as partial, self._turn(blob.sha256):
+            with self._asking(blob.sha256):
+                if self._direct:
+                    self._files.put_file(str(partial), path)
+                else:
+                    incoming = f"{self._root}/incoming/{uuid.uuid4().hex}"
+                    self._files.put_file(str(partial), incoming)
+                    self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+                    self._files.mv(incoming, path)
+            partial.unlink()
+            self._know(blob.sha256, blob.size)
+
+    @override
+    def read(self, sha256: str, *, offset: int, length: int) -> bytes:
+        try:
+            with self._asking(sha256):
+                known = self._known.get(sha256)
+                size = known.size if known is not None else int(self._files.info(self._path(sha256))["size"])
+                end = min(offset + length, size)
+                data = self._files.cat_file(self._path(sha256), start=offset, end=end) if offset < end else b""
+                return bytes(data)
+        except FileNotFoundError:
+            raise ServiceError(Code.BLOB_NOT_FOUND, f"no blob {sha256}") from None
+
+    @override
+    def verify(self, sha256: str) -> bool:
+        path = self._path(sha256)
+        try:
+            with self._asking(sha256):
+                before, digest = self._files.info(path), hashlib.sha256()
+                for at in range(0, int(before["size"]), _PIECE):
+                    end = min(at + _PIECE, int(before["size"]))
+                    digest.update(self._files.cat_file(path, start=at, end=end))
+                if digest.hexdigest() == sha256:
+                    return True
+            with self._turn(sha256), self._asking(sha256):
+                self._known.pop(sha256, None)
+                # An upload may have put a sound object into its place meanwhile.
+                if self._files.info(path) == before:
+                    self._files.rm_file(path)
+                    logger.error("blob %s was damaged in %s, and is deleted", sha256, self._shown)
+        except FileNotFoundError:
+            pass
+        return False
+
+    @override
+    def abandon(self, *, older_than_s: float) -> int:
+        limit = self._clock.before(older_than_s)
+        with self._asking():
+            for path, at in self._listed("incoming").items():  # a service was killed there
+                if at <= limit:
+                    with suppress(FileNotFoundError):
+                        self._files.rm_file(path)
+        return super().abandon(older_than_s=older_than_s)
+
+    @override
+    def unused(self, *, older_than_s: float) -> Sequence[str]:
+        limit = self._limit(older_than_s)
+        with self._asking():
+            stored = {_name(path): at for path, at in self._listed("blobs").items()}
+            used = {_name(path): at for path, at in self._listed("used").items()}
+        return [sha256 for sha256, at in stored.items() if max(at, used.get(sha256, at)) <= limit]
+
+    @override
+    def delete(self, sha256: str, *, older_than_s: float) -> bool:
+        limit, mark = self._limit(older_than_s), self._path(sha256, "used")
+        with self._turn(sha256), self._asking(sha256):
+            try:
+                used_at = _modified(self._files.info(self._path(sha256)))
+                with suppress(FileNotFoundError):
+                    used_at = max(used_at, _modified(self._files.info(mark)))
+                if used_at > limit:
+                    return False
+                self._known.pop(sha256, None)
+                self._files.rm_file(self._path(sha256))
+            except FileNotFoundError:
+                return False
+            with suppress(FileNotFoundError):
+                self._files.rm_file(mark)
+        return True
+
+    @contextmanager
+    def _asking(self, sha256: str = "") -> Iterator[None]:
+        """Turn whatever the store's driver raises into a refusal, but for FileNotFoundError, and forget what was known.
+
+        Raises:
+            ServiceError: STORAGE_UNAVAILABLE, without the driver's words: they may hold an address, or more.
+        """
+        try:
+            self._files.invalidate_cache()  # of listings, which others change
+            yield
+        except FileNotFoundError:
+            self._known.pop(sha256, None)
+            raise
+        except Exception as error:
+            self._known.pop(sha256, None)
+            logger.warning("blobs in %s: %s: %s", self._shown, type(error).__name__, in_full(error))
+            message = "the store of the blobs is away, or refuses"
+            raise ServiceError(Code.STORAGE_UNAVAILABLE, message, retry_after_s=_RETRY_S) from error
+
+    def _turn(self, sha256: str) -> threading.Lock:
+        """Return the lock under which a blob is asked for, and deleted."""
+        return self._turns[int(sha256[:2], 16) % _LOCKS]
+
+    def _know(self, sha256: str, size: int) -> int:
+        now_s = time.monotonic()
+        if len(self._known) >= _KNOWN:
+            self._known = {name: each for name, each in self._known.items() if now_s - each.at_s < _FRESH_S}
+        self._known[sha256] = _Known(size=size, at_s=now_s)
+        return size
+
+    def _limit(self, older_than_s: float) -> float:
+        """Return the time before which a blob was marked that is unused for so long: a mark may be `_FRESH_S` old."""
+        return self._clock.before(older_than_s + min(_FRESH_S, older_than_s))
+
+    def _listed(self, folder: str) -> Mapping[str, float]:
+        """Return when the objects of a folder were written, in seconds since the epoch, by their paths."""
+        try:
+            found: Mapping[str, Any] = self._files.find(f"{self._root}/{folder}", detail=True)
+        except FileNotFoundError:
+            return {}
+        return {path: _modified(info) for path, info in found.items()}
+
+    def _path(self, sha256: str, folder: str = "blobs") -> str:
+        return f"{self._root}/{folder}/{sha256[:2]}/{sha256}"
+
+
+def shown(url: str) -> str:
+    """Return a URL without what may be a password in it."""
+    scheme, marks, rest = url.partition("://")
+    place, at, path = rest.rpartition("@")
+    return f"{scheme}{marks}{_HIDDEN if place else ''}{at}{path.partition('?')[0]}"
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _modified(info: Mapping[str, Any]) -> float:
+    """Return when an object was written, in seconds since the epoch; now, where the driver does not tell."""
+    told = next((info[each] for each in _MODIFIED if info.get(each) is not None), None)
+    if isinstance(told, str):
+        told = datetime.fromisoformat(told)
+    if isinstance(told, datetime):
+        return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+    return float(told) if isinstance(told, (int, float)) else time.time()
