@@ -192,6 +192,7 @@ def test_options_that_make_no_sense_are_refused(options: WatchOptions) -> None:
         watching(captured(), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_switching_changes_no_bit_of_a_training(seed: int, pipelined: bool) -> None:

@@ -125,6 +125,7 @@ def test_views_share_memory_and_what_is_used_no_more_is_gone() -> None:
     assert (analysis.peak_bytes, analysis.peak_node) == (12288, "mul")
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(["add", "view", "relu_", "square", "keep"]), max_size=8), st.integers(1, 64))
 def test_live_memory_is_what_an_allocator_sees(steps: list[str], rows: int) -> None:

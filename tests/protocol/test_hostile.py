@@ -36,6 +36,7 @@ WRITTEN: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind.DESCRIPTOR.name)
 @settings(max_examples=many(40))
 @given(data=st.data())
@@ -62,6 +63,7 @@ def test_bytes_that_are_no_batch_are_refused(data: bytes) -> None:
         protocol.batch_from_bytes(data, "Workload.batches[0]")
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(batch=some.batches, data=st.data())
 def test_mutated_batches_are_read_or_refused(batch: Batch, data: st.DataObject) -> None:

@@ -98,6 +98,7 @@ def test_what_is_no_rule_is_refused_at_the_door(harm: object) -> None:
         recipe_from_proto(proto)
 
 
+@pytest.mark.slow
 def test_too_many_rules_and_too_large_ones_are_refused() -> None:
     proto = _sent(*[_scaled(1.0)] * 300)
     with pytest.raises(LimitError, match="300 rules"):

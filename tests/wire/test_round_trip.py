@@ -88,6 +88,7 @@ def with_nodes(value: Any, node: Node) -> Any:
     return pytree.tree_map(lambda leaf: node if leaf == "a node" else leaf, value)
 
 
+@pytest.mark.slow
 @given(value=values)
 def test_any_nest_of_values_and_nodes_comes_back(value: Any) -> None:
     graph = Graph()

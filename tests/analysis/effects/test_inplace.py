@@ -95,6 +95,7 @@ def test_exact_operators_give_the_same_bits_in_every_layout_and_strides_that_are
     assert len(tried) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_elementwise_operator_writes_the_bits_that_it_would_return(dtype: torch.dtype) -> None:
     names = (

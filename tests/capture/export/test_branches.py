@@ -19,6 +19,7 @@ def _other_under_compilation(x: Tensor) -> Tensor:
     return x * 2 if compiling or stands_in or len(x) > 4 else x * 3
 
 
+@pytest.mark.slow
 def test_a_program_under_export_takes_the_branches_of_eager() -> None:
     captured = fxlib.capture(_other_under_compilation, sample_inputs=[torch.ones(3)], how="export")
     assert torch.equal(captured(torch.ones(3)), torch.full((3,), 3.0))
@@ -37,6 +38,7 @@ def _masked() -> CapturedModule:
     return fxlib.capture(Masked(), sample_inputs=[torch.randn(2, 3), torch.tensor([[1, 1, 0], [1, 1, 1]])])
 
 
+@pytest.mark.slow
 def test_what_was_decided_by_a_mask_is_asked_again_at_each_call() -> None:
     captured, x = _masked(), torch.randn(2, 3)
     there = wire.decode(wire.encode(captured).graph, root=captured)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torchs
@@ -58,6 +59,7 @@ def test_a_function_is_found_whose_code_equals_that_of_others_which_are_not_the_
             handle.remove()
 
 
+@pytest.mark.slow
 def test_instrumented_code_keeps_no_model_and_no_function_alive() -> None:
     def define() -> tuple[nn.Module, Callable[..., Any]]:
         class Made(nn.Module):

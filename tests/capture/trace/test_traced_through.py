@@ -100,6 +100,7 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
     return [each.detach().clone() for each in (*found, *model.parameters(), *model.buffers())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_they_train_bit_for_bit_here_rewritten_and_in_another_process(name: str) -> None:
     torch.manual_seed(0)

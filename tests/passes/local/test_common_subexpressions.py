@@ -145,6 +145,7 @@ def _programs(draw: st.DrawFn) -> Graph:
     return graph
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(graph=_programs(), grad=st.booleans())
 def test_random_programs_stay_the_same_bit_for_bit(graph: Graph, *, grad: bool) -> None:

@@ -69,6 +69,7 @@ def test_a_norm_becomes_part_of_the_layer_beside_it(case: str) -> None:
     assert_as_right(model, rewrite, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["before and after", "transposed, with groups", "after a linear layer"])
 @pytest.mark.parametrize("decomposed", [False, True], ids=["as exported", "decomposed"])
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")

@@ -341,6 +341,7 @@ def check(module: GraphModule, *, distinct_inputs: bool, together: bool) -> None
     assert before[2] == after[2]
 
 
+@pytest.mark.slow
 @settings(max_examples=many(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs(), st.booleans())
 def test_a_reinplaced_program_gives_the_same_bits(module: GraphModule, together: bool) -> None:

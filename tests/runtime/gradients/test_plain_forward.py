@@ -66,6 +66,7 @@ def test_a_refused_model_pushes_what_the_program_would_in_its_order() -> None:
     assert torch.equal(model(ROWS), Weighs()(ROWS))
 
 
+@pytest.mark.slow
 def test_the_client_s_refused_model_trains_on(unreachable: fxlib.Client) -> None:
     model = Weighs()
     workload = fxlib.Workload(batches=[ROWS], servers=[fxlib.Server(name="ps0")])

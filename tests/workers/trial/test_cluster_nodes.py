@@ -64,6 +64,7 @@ def test_no_trial_runs_on_a_node_that_contains_less_than_the_worker_said() -> No
     assert f"this node reaches the containment {host().level(own_network=False)}" in caught.value.detail
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_reached_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_nodes, "_ALL_S", 3.0)
     assert allowed_on_nodes("127.0.0.1:9") == {}
