@@ -31,12 +31,14 @@ def local(servers: Sequence[Server], *, seed: int = 0, threads: int = 1, rpc_tim
         threads: intra-op threads of each server.
         rpc_timeout_s: default timeout of calls, in seconds.
     """
-    spawn = multiprocessing.get_context("spawn")
+    # Forked from one process that has imported what they need: that takes seconds, for each that is started anew.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fxlib.ps"])
     with tempfile.TemporaryDirectory() as folder:
         size = len(servers) + 1
         options = _options(folder, rpc_timeout_s)
         processes = [
-            spawn.Process(target=_serve, args=(server, rank, size, seed, threads, folder, rpc_timeout_s), daemon=True)
+            context.Process(target=_serve, args=(server, rank, size, seed, threads, folder, rpc_timeout_s), daemon=True)
             for rank, server in enumerate(servers, start=1)
         ]
         for process in processes:
@@ -70,7 +72,7 @@ def _serve(  # noqa: PLR0917 - of a process, which takes them in order
 
 
 def end_with_parent() -> None:
-    """Wait for the end of the process that spawned this one, then end too: a killed parent runs no exit handler."""
+    """Wait for the end of the process that started this one, then end too: a killed parent runs no exit handler."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

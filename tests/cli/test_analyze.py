@@ -1,6 +1,7 @@
 """A saved graph, analyzed and drawn from a shell, without being executed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,14 @@ def test_what_missing_declarations_are_worth(fxlib: Run, tmp_path: Path) -> None
     assert told.gain > 0.0
 
 
-@pytest.mark.slow
-def test_this_processor(fxlib: Run, file: str, tmp_path: Path) -> None:
+def test_this_processor(fxlib: Run, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def calibrate(*, seconds: float) -> library.inspection.Device:
+        return replace(library.inspection.load_device("h200"), source=f"in {seconds} s", asynchronous=False)
+
+    monkeypatch.setattr(library.inspection, "calibrate", calibrate)
     path = str(tmp_path / "here.toml")
-    told = json.loads(fxlib("calibrate", "-o", path, "--seconds", "0", "--json").out)
-    assert (told["output"], told["asynchronous"]) == (path, False)
+    told = json.loads(fxlib("calibrate", "-o", path, "--seconds", "0.5", "--json").out)
+    assert (told["output"], told["asynchronous"], told["source"]) == (path, False, "in 0.5 s")
     assert "one forward on" in fxlib("analyze", file, "--input", "16x8", "--device", path).out
 
 

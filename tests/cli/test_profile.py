@@ -1,8 +1,6 @@
 """Profiles from a shell."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Server
 from tests.cli.conftest import Run
 from tests.cli.test_hostile_service import harmless
 from tests.client.models import Clicks, workload
+from tests.shared.forked import Module
 
 PROFILE = Profile(
     calls=(
@@ -107,11 +106,10 @@ def test_a_world_that_is_none_is_one_line(fxlib: Run, tmp_path: Path, name: str,
 @pytest.mark.slow
 def test_a_model_is_measured_in_its_world(tmp_path: Path) -> None:
     path = tmp_path / "clicks.fxp"
-    command = [sys.executable, "-m", "fxlib.cli", "profile", "tests.cli.test_profile:world", "-o", str(path)]
-    command.append("--json")
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
-    assert ran.returncode == 0, ran.stderr
+    out, log = tmp_path / "out", tmp_path / "log"
+    asked = ["profile", "tests.cli.test_profile:world", "-o", str(path), "--json"]
+    assert Module("fxlib.cli", *asked, log=log, out=out).wait(280) == 0, log.read_text()
     (call,) = library.load_profile(path).calls
     assert (call.function, call.to) == ("fxlib.ps:lookup", "ps0")
     assert torch.Size([4, 8]) == call.returns.shape  # type: ignore[union-attr]
-    assert json.loads(ran.stdout)["calls"][0]["function"] == "fxlib.ps:lookup"
+    assert json.loads(out.read_text())["calls"][0]["function"] == "fxlib.ps:lookup"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,7 +135,8 @@ def test_no_cost_is_below_zero_even_where_that_would_fit_better() -> None:
 
 
 @pytest.mark.slow
-def test_this_processor_is_measured_and_written(tmp_path: Path) -> None:
+def test_this_processor_is_measured_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("fxlib.inspection.calibrate"), "_FEWEST_ROUNDS", 1)
     device = calibrate(seconds=0.0)
     save_device(device, tmp_path / "here.toml")
     read = load_device(tmp_path / "here.toml")

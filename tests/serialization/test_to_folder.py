@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule
 import fxlib
 from fxlib.errors import WireError
 from tests.client.models import Clicks
+from tests.shared.forked import printed
 
 PROGRAM = """
 import importlib, pathlib, sys
@@ -155,27 +156,22 @@ def test_names_and_tensors_of_any_kind_make_a_package(tmp_path: Path_) -> None:
 
 
 @pytest.mark.slow
-def test_a_package_of_runtime_operators_imports_fxlib_and_says_so(tmp_path: Path_) -> None:
-    fxlib.to_folder(fxlib.optimize(fxlib.capture(Clicks())), tmp_path / "clicks")
-    said = (tmp_path / "clicks" / "__init__.py").read_text()
-    assert "so it needs fxlib" in said
-    program = "import clicks; module = clicks.Clicks(); print(type(module).__name__, len(module.graph.nodes) > 3)"
-    ran = subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, capture_output=True, text=True)
-    assert ran.stdout.split() == ["Clicks", "True"]
-
-
-@pytest.mark.slow
-def test_a_package_with_int8_layers_needs_fxlib_and_computes_what_the_module_does(tmp_path: Path_) -> None:
+def test_packages_of_runtime_operators_and_int8_layers_need_fxlib_and_say_so_and_compute_the_same(
+    tmp_path: Path_,
+) -> None:
     module = fxlib.optimize(fxlib.capture(nn.Sequential(nn.Linear(64, 64)).eval()), recipe="int8")
+    fxlib.to_folder(fxlib.optimize(fxlib.capture(Clicks())), tmp_path / "clicks")
     fxlib.to_folder(module, tmp_path / "levels")
+    assert "so it needs fxlib" in (tmp_path / "clicks" / "__init__.py").read_text()
     assert "fxlib.int8_linear.default" in (tmp_path / "levels" / "__init__.py").read_text()
     x = torch.randn(3, 64)
     save_file({"x": x}, tmp_path / "x")
     program = (
-        "import torch, levels; from safetensors.torch import load_file, save_file; torch.set_grad_enabled(False);"
-        "save_file({'y': levels.Sequential()(load_file('x')['x'])}, 'y')"
+        "import levels, torch; from safetensors.torch import load_file, save_file; torch.set_grad_enabled(False);"
+        "save_file({'y': levels.Sequential()(load_file('x')['x'])}, 'y');"
+        "import clicks; module = clicks.Clicks(); print(type(module).__name__, len(module.graph.nodes) > 3)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, capture_output=True)
+    assert printed(program, tmp_path).split() == ["Clicks", "True"]
     with torch.no_grad():
         assert torch.equal(load_file(tmp_path / "y")["y"], module(x))
 

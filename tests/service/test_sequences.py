@@ -26,8 +26,8 @@ from tests.fuzz.messages import mutate
 from tests.service.principals import bearer, write_policy
 from tests.service.support import Process, answer, graph_bytes, ref, request, states, worker
 
-LONG = int(os.environ.get("FXLIB_SEQUENCES", "40"))
-"""Sequences of the long run."""
+LONG = os.environ.get("FXLIB_SEQUENCES", "")
+"""How many sequences the long run has, each time others; without it, the same few are run."""
 NEVER = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED})
 ENDED = frozenset(each.value for each in State if each.finished)
 CLIENTS = ("ads", "web")
@@ -352,20 +352,11 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Books]:
     assert "Traceback" not in log, log[-5000:]
 
 
-def run(books: Books, sequences: int, *, repeatable: bool) -> None:
-    Sequences.books = books
-    chosen = settings(max_examples=sequences, stateful_step_count=25, deadline=None, derandomize=repeatable,
+@pytest.mark.slow
+@pytest.mark.timeout(36_000 if LONG else 300)
+def test_many_sequences_of_any_calls_break_nothing(books: Books) -> None:
+    Sequences.books, sequences = books, int(LONG or "8")
+    chosen = settings(max_examples=sequences, stateful_step_count=25, deadline=None, derandomize=not LONG,
                       database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
     run_state_machine_as_test(Sequences, settings=chosen)
     assert any(state == "succeeded" for state in books.final.values()) or sequences < 1000  # few reach an answer
-
-
-@pytest.mark.slow
-def test_a_few_sequences_of_any_calls_break_nothing(books: Books) -> None:
-    run(books, 8, repeatable=True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(36_000)
-def test_many_sequences_of_any_calls_break_nothing(books: Books) -> None:
-    run(books, LONG, repeatable=False)

@@ -92,6 +92,18 @@ class Module:
         return ready.read_text()
 
 
+def printed(program: str, folder: Path) -> str:
+    """Run the text of a program, which is written to a folder; return what it prints.
+
+    Raises:
+        AssertionError: it fails; the message is what it wrote of that.
+    """
+    (folder / "program.py").write_text(program)
+    out, log = folder / "program.out", folder / "program.log"
+    assert Module("program", log=log, out=out, folder=folder).wait() == 0, log.read_text()
+    return out.read_text()
+
+
 def _run(
     module: str, arguments: tuple[str, ...], environment: Mapping[str, str], folder: Path, files: tuple[Path, Path]
 ) -> None:
@@ -102,5 +114,6 @@ def _run(
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     # Its own processes are forked from where it is, and not from a process that imports all of it once more.
     mock.patch.object(forkserver._forkserver, "ensure_running").start()
+    sys.path.insert(0, str(folder))
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

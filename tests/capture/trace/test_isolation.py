@@ -1,10 +1,10 @@
 """A capture leaves nothing behind, is seen by its own thread alone, and needs no RPC group."""
 
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from fxlib.capture import intercept
 from fxlib.errors import CaptureError
 from tests.capture import servers
 from tests.capture.servers import double
+from tests.shared.forked import printed
 
 FUNCTIONS: list[Any] = [
     *(rpc.rpc_sync, rpc.rpc_async, rpc.remote, rpc.get_worker_info, rpc.rref_proxy._invoke_rpc),
@@ -160,9 +161,8 @@ except RuntimeError as error:
 
 
 @pytest.mark.slow
-def test_capture_needs_no_rpc_group() -> None:
-    command = [sys.executable, "-c", BEFORE_INIT_RPC]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+def test_capture_needs_no_rpc_group(tmp_path: Path) -> None:
+    lines = printed(BEFORE_INIT_RPC, tmp_path).splitlines()
 
     assert lines[0] == "['ps1', 'ps0']"
     assert lines[1].startswith("RPC has not been initialized")

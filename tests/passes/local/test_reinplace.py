@@ -26,9 +26,9 @@ from tests.passes.aten_graphs import Model, X, aten, built, functional, reasons,
 from tests.passes.aten_programs import SHAPE, programs
 from tests.shared.many import many
 
-LIGHT = ("mobilenet_wd4", "squeezenet_v1_1", "shufflenet_g1_wd4", "resnet20_cifar10", "densenet40_k12_cifar10")
-HEAVY = ("resnet10", "preresnet10", "seresnet10", "efficientnet_b0", "mobilenetv2_wd4", "shufflenetv2_wd2")
-
+CONVOLUTIONAL = ["mobilenet_wd4", "squeezenet_v1_1", "shufflenet_g1_wd4", "resnet20_cifar10", "preresnet10"]
+CONVOLUTIONAL += ["densenet40_k12_cifar10", "seresnet10", "efficientnet_b0", "mobilenetv2_wd4", "shufflenetv2_wd2"]
+TRAINED = ("mobilenet_wd4", "shufflenet_g1_wd4", "resnet20_cifar10", "seresnet10")
 TRANSFORMERS = ("bert", "gpt2", "llama", "opt", "t5", "vit", "convnext", "wav2vec2")
 
 Seen = tuple[list[tuple[torch.Tensor, tuple[int, ...]]], list[torch.Tensor], list[tuple[int, int]]]
@@ -294,8 +294,9 @@ def test_a_transformer_layer_reuses_no_less_than_torch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", [*LIGHT, *HEAVY])
+@pytest.mark.parametrize(
+    "name, training", [*((name, False) for name in CONVOLUTIONAL), *((name, True) for name in TRAINED)]
+)
 def test_a_model_reuses_no_less_than_torch_and_gives_the_same_bits(name: str, *, training: bool) -> None:
     model, inputs = zoo.build(name, training=training)
     check_model(model, *inputs)

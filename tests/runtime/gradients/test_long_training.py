@@ -43,7 +43,7 @@ def _alive() -> list[tuple[int, int]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_thousand_steps_leave_no_tensors_threads_or_messages_behind() -> None:
+def test_hundreds_of_steps_leave_no_tensors_threads_or_messages_behind() -> None:
     with rpc_world(*(Server(name=name, tables=_TABLES) for name in _NAMES)):
         torch.manual_seed(0)
         workload = Workload(batches=[(torch.randn(8, 4), torch.randint(50, (8,)))], mode="local")
@@ -58,14 +58,14 @@ def test_a_thousand_steps_leave_no_tensors_threads_or_messages_behind() -> None:
                 optimizer.step()
                 fxlib.push_gradients(module)
 
-        train(100)  # threads of the RPC layer start as they are needed
+        train(50)  # threads of the RPC layer start as they are needed
         for name in _NAMES:
             rpc.rpc_sync(name, start_threads)
         with messages() as sent:
             train(1)
         assert len(sent) < 2 * 2 * len(_TABLES)  # reads travel together, and so do pushes
         before = _alive()
-        train(1000)
+        train(300)
         after = _settled(before)
     assert after == before
     assert DEADLINES.in_flight == 0

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+import pytest_asyncio
 
 from fxlib.reasons import Reason
 from fxlib.spec.workload import Optimizer, Server, Table
@@ -18,7 +20,7 @@ from fxlib_workers.trial.host import Ended, Host
 from tests.workers import remote_code
 from tests.workers.cases import fill
 from tests.workers.process.contained import host as allowed
-from tests.workers.trial.test_host import CONFIG, asked
+from tests.workers.trial.test_host import CONFIG, KEYS, asked, fork_servers, in_its_loop
 from tests.workers.trial_settings import ALLOWED, QUICK, SETTINGS, Calls, calls_workload
 
 MIB = 1 << 20
@@ -26,8 +28,18 @@ TABLE = Table(name="t", rows=600 * MIB // 256, dim=64)
 kernel = pytest.mark.skipif(Part.MEMORY not in allowed().parts, reason=f"no cgroup here: {dict(allowed().missing)}")
 
 
-@pytest.fixture(params=[pytest.param("kernel", marks=kernel), "watchdog"])
-async def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Host]:
+    """A host for all tests: what it forks processes from takes seconds to start."""
+    made = Host((), ())
+    yield made
+    if made._server is not None:
+        made._server.close()
+        await asyncio.to_thread(psutil.wait_procs, fork_servers())
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=[pytest.param("kernel", marks=kernel), "watchdog"])
+async def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shared: Host) -> AsyncIterator[Host]:
     policy = Host._policy
 
     async def without_cgroups(self: Host) -> Containment:
@@ -36,12 +48,9 @@ async def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
     if request.param == "watchdog":
         monkeypatch.setattr(Host, "_policy", without_cgroups)
-    made = Host((), ())
-    yield made
-    await made.end(list(made._processes))
-    assert made._memories == {}
-    if made._server is not None:
-        made._server.close()
+    yield shared
+    await shared.end(list(shared._processes))
+    assert shared._memories == {}
 
 
 async def holding(host: Host, key: str) -> bool:
@@ -52,24 +61,28 @@ async def holding(host: Host, key: str) -> bool:
 
 
 @pytest.mark.slow
+@in_its_loop
 async def test_processes_that_are_too_large_together_end(host: Host) -> None:
-    await host.fork({"1": "ps0", "2": "ps1"}, "", 600 * MIB)
-    assert await holding(host, "1")
-    assert await host.ran_out("1") == ""
-    await holding(host, "2")
+    one, other = next(KEYS), next(KEYS)
+    await host.fork({one: "ps0", other: "ps1"}, "", 600 * MIB)
+    assert await holding(host, one)
+    assert await host.ran_out(one) == ""
+    await holding(host, other)
     async with asyncio.timeout(60):
-        while not (told := await host.ran_out("1")):  # noqa: ASYNC110  # nothing tells
+        while not (told := await host.ran_out(one)):  # noqa: ASYNC110  # nothing tells
             await asyncio.sleep(0.05)  # the watchdog looks a moment later
     assert told == f"its processes on one host wanted more than {600 * MIB} bytes together"
 
 
 @pytest.mark.slow
+@in_its_loop
 async def test_trials_are_counted_one_by_one(host: Host) -> None:
-    await host.fork({"1": "ps0"}, "", 600 * MIB)
-    await host.fork({"2": "ps0"}, "", 600 * MIB)
-    assert await holding(host, "1")
-    assert await holding(host, "2")
-    assert await host.ran_out("1") == await host.ran_out("2") == ""
+    one, other = next(KEYS), next(KEYS)
+    await host.fork({one: "ps0"}, "", 600 * MIB)
+    await host.fork({other: "ps0"}, "", 600 * MIB)
+    assert await holding(host, one)
+    assert await holding(host, other)
+    assert await host.ran_out(one) == await host.ran_out(other) == ""
 
 
 @pytest.mark.cluster

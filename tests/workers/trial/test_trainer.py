@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fxlib_workers.trial.trainer import run_delay_s
+from tests.shared.forked import printed
 
 BESIDE_ANOTHER = """
 import os, time
@@ -25,9 +24,8 @@ if not is_other:
 
 
 @pytest.mark.slow
-def test_two_threads_on_one_core_wait_for_each_other() -> None:
-    done = subprocess.run([sys.executable, "-c", BESIDE_ANOTHER], stdout=subprocess.PIPE, text=True, check=True)
-    assert 0.1 < float(done.stdout) < 0.6
+def test_two_threads_on_one_core_wait_for_each_other(tmp_path: Path) -> None:
+    assert 0.1 < float(printed(BESIDE_ANOTHER, tmp_path)) < 0.6
 
 
 def test_a_kernel_that_does_not_tell_is_taken_to_have_cores_for_all(tmp_path: Path) -> None:
