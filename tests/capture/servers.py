@@ -39,6 +39,10 @@ def other_keys(x: torch.Tensor) -> Any:
     return {"a": x, "c": x, "b": x}
 
 
+def nothing(x: torch.Tensor) -> None:
+    pass
+
+
 def pair(x: torch.Tensor) -> Any:
     return x + 1, x * 3
 

@@ -10,7 +10,7 @@ from torch.distributed import autograd, rpc
 from torch.distributed.nn import RemoteModule
 
 import fxlib
-from fxlib.errors import CaptureError
+from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import is_call, is_issue
 from tests.capture import servers
 from tests.capture.checks import same, targets
@@ -148,6 +148,24 @@ def test_a_loop_over_a_remote_result_needs_its_structure_and_gets_by_with_it() -
         fxlib.capture(asked_for_its_pieces)
 
     same(asked_for_its_pieces, torch.zeros(3), contracts={f"{servers.NAME}:pair": fxlib.Contract(returns=(None, None))})
+
+
+def keeps_answers(x: torch.Tensor) -> Any:
+    found = [rpc.rpc_sync(f"ps{server}", servers.pair, args=(x,)) for server in range(2)]
+    return sum(first for first, _ in (each for each in found if each is not None))
+
+
+def filters_answers(x: torch.Tensor) -> Any:
+    found = rpc.rpc_sync("ps0", servers.nothing, args=(x,))
+    return x + 1 if found is not None else x
+
+
+def test_what_a_forward_decides_by_whether_there_is_an_answer_is_checked() -> None:
+    declared = fxlib.Contract(returns=(None, None))
+    same(keeps_answers, torch.zeros(3), contracts={f"{servers.NAME}:pair": declared})
+    captured = fxlib.capture(filters_answers, contracts={f"{servers.NAME}:nothing": declared})
+    with pytest.raises(ContractError, match=r"servers:nothing"):
+        captured(torch.zeros(3))
 
 
 def pipelined(x: torch.Tensor) -> Any:

@@ -149,7 +149,7 @@ class StructuredValue(TracedValue):
 
     @override
     def _class(self) -> type:
-        return type(self.structure)
+        return type(self._relied_on())
 
     def _relied_on(self) -> Structure:
         """Return the structure, to decide something by it: a run checks it, once."""
