@@ -30,6 +30,7 @@ def pipeline(
     depth: int = 1,
     memory_bytes: int | None = None,
     ahead: bool = False,
+    defer_pushes: bool = False,
 ) -> Pipeline[B]:
     """Yield a loader's batches, and make the declared reads of the next ones while the loop works on this one.
 
@@ -48,11 +49,16 @@ def pipeline(
         memory_bytes: limit on what these batches and their results hold; a batch is fetched ahead only within it.
         ahead: batches may be pulled early, whatever the loader: it draws from no generator of this process, and reads
             nothing that the loop changes.
+        defer_pushes: `push_gradients` returns before the servers have answered. They have before the next forward's
+            first result, any other remote call of this process, `state_dict` of the module or the pipeline, the next
+            `push_gradients`, and the end of the loop: there a failed push is raised, with a note that names its step.
 
     Raises:
         FxlibError: `depth` is less than 1, or `module` is no module.
     """
-    return Pipeline(loader, module, inputs=inputs, depth=depth, memory_bytes=memory_bytes, ahead=ahead)
+    return Pipeline(
+        loader, module, inputs=inputs, depth=depth, memory_bytes=memory_bytes, ahead=ahead, defer_pushes=defer_pushes
+    )
 
 
 class Pipeline(Generic[B]):
@@ -73,6 +79,7 @@ class Pipeline(Generic[B]):
         depth: int,
         memory_bytes: int | None,
         ahead: bool,
+        defer_pushes: bool,
     ) -> None:
         if depth < 1:
             raise FxlibError(f"depth={depth} batches", where="fxlib.pipeline", hint="Give a depth of 1 or more.")
@@ -87,6 +94,9 @@ class Pipeline(Generic[B]):
         self._inputs = inputs
         self._depth = depth
         self._memory_bytes = memory_bytes
+        self._defer_pushes = defer_pushes
+        self._used: dict[ModuleAhead, list[Pulled[B]]] = {}
+        """What is made ahead for each module of the epoch, and for which batches."""
         self.why_not_ahead = "" if ahead else why_not_ahead(loader)
         self.taken = self.unused = 0
         self._state: Any = None
@@ -104,11 +114,14 @@ class Pipeline(Generic[B]):
         return self._epoch(Puller(self._loader, ahead=not self.why_not_ahead))
 
     def state_dict(self) -> Any:
-        """Return the loader's state as of the last batch that was yielded.
+        """Return the loader's state as of the last batch that was yielded, its pushes answered.
 
         Raises:
             FxlibError: the loader has no state.
+            Exception: what a push that was left in flight raises.
         """
+        for each in self._used:
+            each.settle_pushes()
         if self._state is not None:
             return self._state
         return self._stateful("state_dict").state_dict()
@@ -137,7 +150,7 @@ class Pipeline(Generic[B]):
             if keeps_state:
                 states.append(self._stateful("state_dict").state_dict() if puller.ahead else None)
 
-        used: dict[ModuleAhead, list[Pulled[B]]] = {}
+        used = self._used = {}
         try:
             while True:
                 if not queue:
@@ -146,6 +159,8 @@ class Pipeline(Generic[B]):
                 if keeps_state:
                     self._state = states.popleft()
                 if current.error is not None:
+                    for ahead in used:
+                        ahead.settle_pushes()
                     if isinstance(current.error, StopIteration):
                         return
                     raise current.error
@@ -159,7 +174,7 @@ class Pipeline(Generic[B]):
         finally:
             for ahead, pulled in used.items():
                 ahead.withdraw([each.entry for each in pulled])
-                ahead.close()
+                ahead.close(leaves_pushes=self._defer_pushes)
                 self.taken, self.unused = self.taken + ahead.taken, self.unused + ahead.unused
                 ahead.taken = ahead.unused = 0
 
@@ -171,7 +186,7 @@ class Pipeline(Generic[B]):
         ahead, held = ahead_of(module), 0
         if ahead not in used:
             used[ahead] = []
-            ahead.open(self._depth)
+            ahead.open(self._depth, leaves_pushes=self._defer_pushes)
         for place, each in enumerate(queue):
             if each.error is not None:
                 return

@@ -7,7 +7,8 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from threading import get_ident
+from dataclasses import dataclass
+from threading import RLock, get_ident
 from types import FunctionType
 from typing import Any
 
@@ -28,8 +29,9 @@ from fxlib.pipeline.watch import WATCH
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.ahead import Rider
-from fxlib.runtime.gradients.pushes import Push
+from fxlib.runtime.gradients.pushes import Push, PushesInFlight
 from fxlib.runtime.ops import operators
+from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.submodules import local_modules
 from fxlib.runtime.tracking.flow_control import FlowControl
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
@@ -101,6 +103,15 @@ class Entry:
         return (each for each in self.requests if each is not None and each.state is not State.TAKEN)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Left:
+    """Pushes in flight of a step, by its number, and what they write, as a watch has it."""
+
+    pushes: PushesInFlight
+    step: int
+    writes: Sequence[object]
+
+
 class ModuleAhead:
     """Everything that was made ahead for one module: implements `fxlib.runtime.ahead.Ahead`."""
 
@@ -128,6 +139,19 @@ class ModuleAhead:
         """The thread that makes the pushes of a step; None while none does."""
         self._pushes = 0
         """Number of steps whose pushes were made."""
+        self._leaving = 0
+        """Number of open pipelines that leave pushes in flight."""
+        self._batches = 0
+        """Number of the loop's batches whose step is over."""
+        self._left: _Left | None = None
+        """The pushes that were sent and not waited for."""
+        self._unraised: Exception | None = None
+        """What such a push raised where nobody could be told."""
+        self._others_writes: list[object] = []
+        """The writes that were in flight before the pushes of this step."""
+        self._making: int | None = None
+        """The thread that makes calls of its own; None while none does."""
+        self._settling = RLock()
         self._choice: Choice = MeasuredChoice()
         self._depth = 1
         self._not_by_keys: dict[Node, str] = {}
@@ -182,9 +206,17 @@ class ModuleAhead:
             self._tell(Reason.AHEAD_OTHER_INPUTS.sentence(entry.why_not))
         self._rest()
 
-    def open(self, depth: int) -> None:
-        """Begin to watch what this process writes: a loop has begun, with so many batches ahead of their step."""
+    def open(self, depth: int, *, leaves_pushes: bool = False) -> None:
+        """Begin to watch what this process writes: a loop has begun.
+
+        Args:
+            depth: number of batches ahead of their step.
+            leaves_pushes: whether `push_gradients` returns before pushes were answered.
+        """
+        self.settle_pushes()
         self._loops += 1
+        self._leaving += leaves_pushes
+        self._batches = 0
         self._depth = depth
         self._choice.loop_began(depth)
         WATCH.add(self, {})
@@ -198,9 +230,15 @@ class ModuleAhead:
             choice.offer(each.ways)
         choice.loop_began(self._depth)
 
-    def close(self) -> None:
-        """Undo `open`."""
+    def close(self, *, leaves_pushes: bool = False) -> None:
+        """Undo `open`. What a push in flight raises is kept for the next chance to raise it."""
+        try:
+            self.settle_pushes()
+        except Exception as error:  # noqa: BLE001 - a loop that is left by `break` raises nothing
+            self._unraised = error
+            warnings.warn(f"a push has failed that a loop left in flight: {error}", FxlibWarning, stacklevel=2)
         self._loops -= 1
+        self._leaving -= leaves_pushes
         self._rest()
 
     @property
@@ -211,6 +249,7 @@ class ModuleAhead:
     def passed(self, entry: Entry | None) -> None:
         """Note that the step of a loop's batch is over, for which something was made, or nothing."""
         self._steps += 1
+        self._batches += 1
         if self._period is None:
             self._choice.step_ended()
         if entry is not None:
@@ -228,6 +267,7 @@ class ModuleAhead:
 
     def settle(self) -> None:
         """Wait for all that is in flight, and forget it: another graph runs from now on."""
+        self.settle_pushes()
         self.withdraw(list(self._entries))
 
     def drop(self) -> None:
@@ -295,19 +335,70 @@ class ModuleAhead:
                     each.pushed(pushes, sample=sample if is_next else None)
                     if is_next:
                         travelling += each.to_travel()
-        self._pushing = get_ident()
+        self._pushing, self._others_writes = get_ident(), WATCH.in_flight
         return riders_of(travelling)
+
+    @property
+    def may_leave_pushes(self) -> bool:
+        """Whether `push_gradients` may return before pushes were answered; other trainers' are ordered with them."""
+        return self._leaving > 0 and not _several_trainers()
+
+    def left(self, pushes: PushesInFlight) -> None:
+        """Note that the pushes of a step were sent, and will be waited for by `settle_pushes`."""
+        self._pushing = None
+        self._left = _Left(pushes=pushes, step=self._batches + 1, writes=self._own_writes())
+        self._step_pushed()
+
+    def _own_writes(self) -> list[object]:
+        """Return the writes that the pushes are which were just sent."""
+        return [each for each in WATCH.in_flight if each not in self._others_writes]
+
+    def settle_pushes(self) -> None:
+        """Wait for pushes that were left in flight.
+
+        Raises:
+            Exception: what one of them raises, with a note that names its step.
+        """
+        if self._left is None and self._unraised is None:
+            return
+        with self._settling:
+            unraised, self._unraised = self._unraised, None
+            if unraised is not None:
+                raise unraised
+            left, self._left = self._left, None
+            if left is None:
+                return
+            self._pushing = get_ident()
+            try:
+                left.pushes.finish(current_recording())
+            except BaseException as error:
+                error.add_note(f"fxlib.pipeline: a push of step {left.step} of the loop, which was left in flight")
+                self.drop()
+                raise
+            finally:
+                self._pushing = None
+                for entry in filter(None, (self._current, *self._entries)):
+                    for each in entry.waiting:
+                        each.rides = False
+
+    def calls(self) -> None:
+        """Settle pushes in flight, before this process makes a remote call that is none of these, and none ahead."""
+        if self._left is not None and self._making != get_ident() and self._pushing != get_ident():
+            self.settle_pushes()
 
     def pushed(self) -> None:
         """Note that the pushes of a step were made, and make the reads that had to come behind them."""
         self._pushing = None
+        self._step_pushed()
+        for place, entry in self._to_come():
+            self._make(entry, place, pushed=True)
+
+    def _step_pushed(self) -> None:
         self._pushes += 1
         if self._loops:
             self._choice.step_ended()
         self._period = self._steps_of_push
         self._steps = -1 if self._loops else 0  # of a loop, this step is still to end
-        for place, entry in self._to_come():
-            self._make(entry, place, pushed=True)
 
     def _to_come(self) -> Iterator[tuple[int, Entry]]:
         """Yield each batch, behind the number of a loop's batches that come before it, that of this step left out."""
@@ -318,11 +409,16 @@ class ModuleAhead:
 
     def _make(self, entry: Entry, place: int, *, pushed: bool) -> None:
         """Make the calls of a batch that need not wait for a push, `place` forwards from now."""
-        with self._limits(entry.program):
+        left = self._left
+        with self._limits(entry.program), self._own_calls():
             for each in entry.waiting:
                 each.rides = False
                 if each.state is State.PARKED and self._may_leave(each, place, pushed=pushed):
-                    each.make()
+                    if left is None or each.rows is None or not each.rows.is_concurrent:
+                        each.make()
+                        continue
+                    each.make(beside=left.writes)
+                    each.pushed(left.pushes.pushes, sample=None)
                 elif pushed and place < (self._period or 1) and (again := each.repair()) is not None:
                     again.make()
 
@@ -383,7 +479,7 @@ class ModuleAhead:
         by_operator: dict[Any, dict[int, tuple[Request, Sequence[int]]]] = {}
         of_calls = zip(entry.requests, program.needs, program.positions, strict=True)
         for place, (request, needs, position) in enumerate(of_calls):
-            if request is not None and request.state is State.IN_FLIGHT and all(unchanged[each] for each in needs):
+            if request is not None and self._may_be_taken(request) and all(unchanged[each] for each in needs):
                 if place not in program.sizes and (size := request.size()) is not None:
                     program.sizes[place] = size
                 by_operator.setdefault(request.call.node.target, {})[position] = request, needs
@@ -397,7 +493,7 @@ class ModuleAhead:
                 still = program.unchanged(entry.noted, values)
                 if not all(still[each] for each in needs):
                     return None
-            future = request.take()
+            future = request.take() if self._left is None else request.take_later(self.settle_pushes)
             if future is not None:
                 self.taken += 1
                 self._in_vain.pop(request.call.node, None)
@@ -409,6 +505,21 @@ class ModuleAhead:
             if (found := by_operator.get(value) if callable(value) and _is_hashable(value) else None) is not None:
                 names[name] = _stand_in(value, found, taken)
         return FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
+
+    def _may_be_taken(self, request: Request) -> bool:
+        """Whether a forward may have the result: of a read that travels with pushes in flight, it shows later."""
+        return request.state is State.IN_FLIGHT or (
+            self._left is not None and request.rides and request.state is State.PARKED
+        )
+
+    @contextmanager
+    def _own_calls(self) -> Iterator[None]:
+        """Make calls beside which pushes may be in flight."""
+        self._making = get_ident()
+        try:
+            yield
+        finally:
+            self._making = None
 
     def _program_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program | None:
         """Return the prologue of the graph that a forward with these arguments would run; None if that is none.

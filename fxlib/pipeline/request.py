@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -110,10 +110,10 @@ class Request:
         """Whether it is a message of several calls."""
         return self.call.node.target is issue_batch
 
-    def make(self) -> None:
-        """Make the call now, unless a write in flight may change what it reads."""
+    def make(self, beside: Collection[object] = ()) -> None:
+        """Make the call now, unless a write in flight, others than those `beside` it, may change what it reads."""
         self.state = State.IN_FLIGHT  # from here on, a write of another thread's drops it
-        if is_this_process(self._arguments[0]) or WATCH.is_being_written(self.call.reads):
+        if is_this_process(self._arguments[0]) or WATCH.is_being_written(self.call.reads, but=beside):
             self.drop()
             return
         issue: Callable[..., Any] = issue_batch if self.is_batch else ops.issue_call
@@ -234,6 +234,12 @@ class Request:
         if self.is_batch:
             return _TakenBatch(future, self._arguments, merged)
         return _Taken(future, partial(ops.remote_call, *self._arguments), merged)
+
+    def take_later(self, settle: Callable[[], None]) -> Any:
+        """Return what stands for the issue of the call while pushes are in flight, which its wait settles first."""
+        if self.is_batch:
+            return _LaterBatch(self, settle, self._arguments)
+        return _Later(self, settle, partial(ops.remote_call, *self._arguments))
 
     def _merged(self, results: Sequence[Any]) -> list[Any] | None:
         """Return results with the rows that were read again in their places; None where that cannot be.
@@ -438,6 +444,43 @@ class _Taken:
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Call `callback(future)` once the call has been answered."""
         self._future.add_done_callback(callback)
+
+
+class _Later:
+    """A call whose result is known once pushes in flight are settled, in the place of one that a forward has issued."""
+
+    __slots__ = ("_make", "_request", "_settle")
+
+    ran_ahead = True
+
+    def __init__(self, request: Request, settle: Callable[[], None], make: Callable[[], Any]) -> None:
+        self._request, self._settle, self._make = request, settle, make
+
+    def wait(self) -> Any:
+        """Return the result; if there is none, what the call brings that is made now."""
+        self._settle()
+        taken = self._request.take()
+        return self._make() if taken is None else taken.wait()
+
+    def done(self) -> bool:
+        """Whether the call has been answered: nobody knows."""
+        return False
+
+
+class _LaterBatch(BatchInFlight):
+    """The same of calls in one message."""
+
+    ran_ahead = True
+
+    def __init__(self, request: Request, settle: Callable[[], None], arguments: tuple[Any, ...]) -> None:
+        super().__init__(*arguments[:3], in_order=False)
+        self._request, self._settle, self._arguments = request, settle, arguments
+
+    @override
+    def _receive(self) -> list[Any]:
+        self._settle()
+        found: BatchInFlight = self._request.take() or issue_batch(*self._arguments)
+        return found._receive()
 
 
 class _TakenBatch(BatchInFlight):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -33,6 +33,9 @@ _CREATIONS = ("_invoke_remote_builtin", "_invoke_remote_python_udf", "_invoke_re
 class Listener(Protocol):
     """Somebody who keeps what was read ahead."""
 
+    def calls(self) -> None:
+        """Settle what is to be over before this process makes another remote call."""
+
     def written(self, states: frozenset[ServerState]) -> None:
         """Forget what was read of states that a call is about to write."""
 
@@ -40,10 +43,11 @@ class Listener(Protocol):
 class _Write:
     """A write from before it is sent until it is answered."""
 
-    __slots__ = ("future", "states")
+    __slots__ = ("future", "states", "thread")
 
     def __init__(self, states: frozenset[ServerState]) -> None:
         self.states = states
+        self.thread = threading.get_ident()
         self.future: Any = None
 
     @property
@@ -96,11 +100,22 @@ class Watch:
         """Whether anybody listens."""
         return bool(self._listeners)
 
-    def is_being_written(self, reads: Iterable[ServerState]) -> bool:
-        """Whether a write in flight may change what is read."""
+    def is_being_written(self, reads: Iterable[ServerState], *, but: Collection[object] = ()) -> bool:
+        """Whether a write in flight may change what is read.
+
+        Args:
+            reads: what is read.
+            but: writes that do not count, as `in_flight` has them.
+        """
         with self._lock:
             self._writes = [each for each in self._writes if not each.over]
-            return any(meet(reads, each.states) for each in self._writes)
+            return any(meet(reads, each.states) for each in self._writes if each not in but)
+
+    @property
+    def in_flight(self) -> list[object]:
+        """The writes in flight that this thread has made."""
+        with self._lock:
+            return [each for each in self._writes if each.thread == threading.get_ident()]
 
     def _is_in_place(self) -> bool:
         return bool(self._replaced) and all(getattr(api, name) is ours for name, (_, ours) in self._replaced.items())
@@ -110,6 +125,7 @@ class Watch:
 
         @functools.wraps(call)  # so that whoever looks for another function below it finds that
         def watched(to: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+            self._told_of_call()
             sent = args[1] if len(args) > 1 else kwargs.get("args")
             states = self._written(to, func, sent or ()) if self._listeners else _NOTHING
             if not states:
@@ -128,6 +144,7 @@ class Watch:
 
     def _creating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
+            self._told_of_call()
             if not self._listeners:
                 return original(*args, **kwargs)
             with self._told(_ANYTHING) as write:
@@ -136,6 +153,10 @@ class Watch:
                 return made
 
         return watched
+
+    def _told_of_call(self) -> None:
+        for each in list(self._listeners):  # without the lock: what is settled waits for answers
+            each.calls()
 
     def _told(self, states: frozenset[ServerState]) -> _Telling:
         return _Telling(self, states)

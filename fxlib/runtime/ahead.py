@@ -46,6 +46,24 @@ class Ahead(Protocol):
             pushes: these, as `fxlib.runtime.gradients.pushes` has them.
         """
 
+    @property
+    def may_leave_pushes(self) -> bool:
+        """Whether `push_gradients` may return before pushes were answered."""
+
+    def left(self, pushes: Any) -> None:
+        """Note that the pushes of a step were sent, and will be waited for by `settle_pushes`.
+
+        Args:
+            pushes: these, as `fxlib.runtime.gradients.pushes.PushesInFlight`.
+        """
+
+    def settle_pushes(self) -> None:
+        """Wait for pushes that were left in flight.
+
+        Raises:
+            Exception: what one of them raises, with a note that names its step.
+        """
+
     def pushed(self) -> None:
         """Note that the pushes of a step were made, and make the reads that had to come behind them."""
 

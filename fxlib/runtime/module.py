@@ -219,6 +219,8 @@ class CapturedModule(GraphModule):
 
     @override
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if self._fxlib.ahead is not None:
+            self._fxlib.ahead.settle_pushes()
         original = self._fxlib.original
         if original is None:
             super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -7,7 +7,7 @@ from torch import nn
 from fxlib.errors import FxlibError
 from fxlib.runtime.ahead import Ahead
 from fxlib.runtime.gradients.plain_forward import AsWritten, as_written
-from fxlib.runtime.gradients.pushes import push_all
+from fxlib.runtime.gradients.pushes import PushesInFlight, may_be_left, push_all
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.module import CapturedModule
 from fxlib.runtime.ops.record import current_recording
@@ -38,6 +38,8 @@ def push_gradients(module: nn.Module) -> None:
         Exception: whatever a push raises.
     """
     tapes, written, aheads = _tapes(module, "push_gradients")
+    for ahead in aheads:
+        ahead.settle_pushes()
     untracked = next((tape.untracked for tape in tapes if tape.untracked), "")
     pending = [push for tape in tapes for push in tape.take()]
     for each in written:
@@ -51,8 +53,13 @@ def push_gradients(module: nn.Module) -> None:
     if not aheads:
         push_all(pending, current_recording())
         return
+    leaves = len(aheads) == 1 and aheads[0].may_leave_pushes and may_be_left(pending)
     try:
-        push_all(pending, current_recording(), [rider for ahead in aheads for rider in ahead.riders(pending)])
+        riders = [rider for ahead in aheads for rider in ahead.riders(pending)]
+        if leaves:
+            aheads[0].left(PushesInFlight(pending, current_recording(), riders))
+            return
+        push_all(pending, current_recording(), riders)
     except BaseException:
         for ahead in aheads:
             ahead.drop()
@@ -75,6 +82,8 @@ def drop_gradients(module: nn.Module) -> None:
         FxlibError: there is no captured module in `module`.
     """
     tapes, _, aheads = _tapes(module, "drop_gradients")
+    for ahead in aheads:
+        ahead.settle_pushes()
     for tape in tapes:
         tape.drop()
     for each in aheads:

@@ -356,3 +356,22 @@ def test_a_recording_of_several_steps_shows_what_is_in_flight_for_a_later_one_an
     }
     assert all(each.to == "ps0" and 0.0 <= each.start_s <= each.end_s <= 2 * found.step_s + 1e-9 for each in ahead)
     assert len([each for each in found.spans if each.kind == "push"]) >= 2
+
+
+@pytest.mark.parametrize("function", [look_up_rows, look_up_bags])
+def test_a_read_beside_pushes_that_are_left_in_flight_has_their_rows_again(
+    function: Callable[..., torch.Tensor],
+) -> None:
+    """The batch after the next is read while the pushes of this one, which change all of its rows, are on their way."""
+    first, second = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5, 6], [7, 5]])
+    batches = [each if function is look_up_bags else each.reshape(-1) for each in (first, second) * 3]
+    expected, state = plain(batches, function)
+    for seed in range(6):
+        module = fxlib.optimize(captured(function))
+        assert isinstance(module, CapturedModule)
+        module.weight.grad = None
+        with simulated(seed) as world:
+            found = [step(module, keys) for keys in fxlib.pipeline(batches, module, defer_pushes=True)]
+            servers = dict(world.states["ps0"])
+        assert all(map(torch.equal, found, expected))
+        assert all(torch.equal(state[name], servers[name]) for name in state)

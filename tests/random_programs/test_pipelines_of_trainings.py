@@ -34,12 +34,12 @@ SEEDS = range(many(60))
 SEEDS_BY_KEYS = range(many(25))
 
 
-def pipelined(seed: int, counted: list[int] | None = None) -> Loop:
+def pipelined(seed: int, counted: list[int] | None = None, *, defer_pushes: bool = False) -> Loop:
     """Have the batches come through a pipeline of a depth that the seed decides."""
     depth = random.Random(seed).choice((1, 1, 2, 3))
 
     def loop(batches: list[Given], module: GraphModule) -> Iterable[Given]:
-        found = fxlib.pipeline(batches, module, depth=depth)
+        found = fxlib.pipeline(batches, module, depth=depth, defer_pushes=defer_pushes)
         yield from found
         if counted is not None:
             counted.append(found.taken)
@@ -70,6 +70,30 @@ def check(seed: int, *, by_keys: bool = False) -> None:
 def test_trainings_under_a_pipeline_do_what_the_trainings_do(by_keys: bool, seeds: Sequence[int]) -> None:
     for seed in seeds:
         check(seed, by_keys=by_keys)
+
+
+def deferred_differences(training: Training, worlds: Callable[[int], AbstractContextManager[World]]) -> list[str]:
+    """Name what differs where pushes are left in flight: what is looked at behind a step is settled, and others not."""
+    rewritten, found = recipes.apply(training.module).module, list[str]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FxlibWarning)
+        expected = run(training, training.module, worlds(7))
+        for adversary, module in enumerate((training.module, rewritten, rewritten)):
+            dice = random.Random(training.seed + adversary)
+            looked = {step: dice.random() < 0.4 for step in range(training.steps)}
+            loop = pipelined(training.seed + adversary, defer_pushes=True)
+            outcome = run(training, module, worlds(adversary), loop, lambda step, looked=looked: looked[step])  # type: ignore[misc]
+            found += [name for name in outcome if name in expected and expected[name] != outcome[name]]
+            found += [name for name in expected if name not in outcome and looked.get(int(name.split()[0]), True)]
+    return found
+
+
+@pytest.mark.parametrize("by_keys", [False, True], ids=["whole", "by keys"])
+def test_pushes_that_are_left_in_flight_end_where_they_did(by_keys: bool) -> None:
+    for seed in range(many(15)):
+        training = random_training(seed, loop=True, by_keys=by_keys)
+        found = deferred_differences(training, simulated)
+        assert not found, f"seed {seed}: {found}\n{training.deviations} {training.in_the_loop}"
 
 
 def test_random_trainings_run_ahead_both_ways_fail_and_deviate() -> None:

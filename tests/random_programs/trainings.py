@@ -348,8 +348,17 @@ def run(
     module: GraphModule,
     servers: AbstractContextManager[World],
     loop: Loop = lambda batches, _: batches,
+    looks: Callable[[int], bool] = lambda _: True,
 ) -> dict[str, object]:
-    """Train from the first state; return every bit of what each step left behind, and the error that ended it."""
+    """Train from the first state; return every bit of what each step left behind, and the error that ended it.
+
+    Args:
+        training: what is trained, and how.
+        module: the program of its forward.
+        servers: the world.
+        loop: what the batches come through.
+        looks: whether to look at trainer and servers behind a step.
+    """
     before = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     trace: dict[str, object] = {"error": ""}
     try:
@@ -357,8 +366,8 @@ def run(
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5)
             batches = list(map(training.batch, range(training.steps)))
             under_way: Any = None
-            for step, given in enumerate(loop(batches, module)):
-                try:
+            try:
+                for step, given in enumerate(loop(batches, module)):
                     if under_way is not None:
                         under_way.wait()
                     if training.in_the_loop.get(step) != "no forward":
@@ -366,16 +375,14 @@ def run(
                     under_way = None
                     if training.in_the_loop.get(step) == "own write in flight":  # until the next step begins
                         under_way = rpc.rpc_async(given[1], push_count, args=(torch.ones(2, 4), torch.ones(2, 4)))
-                except FxlibError as error:
-                    trace["error"] = f"FxlibError: {error}"
-                    break
-                except Exception as error:  # noqa: BLE001 - an error is an outcome; servers add tracebacks to it
-                    trace["error"] = f"{type(error).__name__}: {error}".partition("Traceback")[0]
-                    break
-                if under_way is not None:
-                    continue  # the servers' state is either
-                tensors = world.snapshot() | dict(module.state_dict())
-                trace |= {f"{step} {name}": _bits(tensor) for name, tensor in tensors.items()}
+                        continue  # the servers' state is either
+                    if looks(step):
+                        state = dict(module.state_dict())
+                        trace |= {f"{step} {name}": _bits(each) for name, each in (world.snapshot() | state).items()}
+            except FxlibError as error:
+                trace["error"] = f"FxlibError: {error}"
+            except Exception as error:  # noqa: BLE001 - an error is an outcome; servers add tracebacks to it
+                trace["error"] = f"{type(error).__name__}: {error}".partition("Traceback")[0]
             if under_way is not None:  # else it writes to what is no longer this training's
                 under_way.wait()
             _state(module).tape = Tape()

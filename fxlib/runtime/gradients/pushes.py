@@ -119,6 +119,43 @@ def _push(push: Push, recording: Recording | None) -> None:
 def _push_side_by_side(pushes: Sequence[Push], recording: Recording | None, riders: Sequence[Rider] = ()) -> None:
     with nullcontext() if recording is None else recording.span("push"), uninterrupted():
         outcomes = _Round(pushes, recording, riders).outcomes()
+    _raise_first(pushes, outcomes)
+
+
+class PushesInFlight:
+    """Pushes that were sent and are not waited for yet.
+
+    Attributes:
+        pushes: these.
+    """
+
+    def __init__(self, pushes: Sequence[Push], recording: Recording | None, riders: Sequence[Rider]) -> None:
+        self.pushes = pushes
+        with nullcontext() if recording is None else recording.span("push"), uninterrupted():
+            self._round = _Round(pushes, recording, riders)
+            self._round.begin()
+
+    def finish(self, recording: Recording | None) -> None:
+        """Wait for the answers.
+
+        Raises:
+            Exception: as `push_all`.
+        """
+        with nullcontext() if recording is None else recording.span("push"), uninterrupted():
+            outcomes = self._round.outcomes()
+        _raise_first(self.pushes, outcomes)
+
+
+def may_be_left(pushes: Sequence[Push]) -> bool:
+    """Whether pushes may be waited for later: each server has one message of them, and none goes to this process."""
+    if not all(push.travels and not operators.is_this_process(push.server) for push in pushes):
+        return False
+    servers = {push.server for push in pushes}
+    of_servers = ([push for push in pushes if push.server == server] for server in servers)
+    return bool(pushes) and all(len(list(grouped_in_messages(each))) == 1 for each in of_servers)
+
+
+def _raise_first(pushes: Sequence[Push], outcomes: Mapping[Push, Any]) -> None:
     if _FAILURES.isdisjoint(map(type, outcomes.values())):
         return
     failed = next(push for push in pushes if _is_failure(outcomes.get(push)))
@@ -146,10 +183,17 @@ class _Round:
         self._to_come = {server: deque(grouped_in_messages(each)) for server, each in by_server.items()}
         self._recording = recording
         self._outcomes: dict[Push, Any] = {}
+        self._in_flight: deque[PushMessage] | None = None
+
+    def begin(self) -> None:
+        """Send each server its first message."""
+        self._in_flight = deque(filter(None, map(self._next, self._to_come)))
 
     def outcomes(self) -> dict[Push, Any]:
         """Return the outcomes of the pushes that were made."""
-        in_flight = deque(filter(None, map(self._next, self._to_come)))
+        if self._in_flight is None:
+            self.begin()
+        in_flight = self._in_flight or deque()
         while in_flight:
             message = in_flight.popleft()
             self._receive(message)
