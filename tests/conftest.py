@@ -31,7 +31,9 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Have the process that others are forked from import all that they need while the first tests run."""
-    if session.items and hasattr(session.config, "workerinput"):
+def pytest_configure(config: pytest.Config) -> None:
+    """Have one process, from which the workers' tests fork others, import what these need while tests are collected."""
+    if hasattr(config, "workerinput"):
+        forked.share()
+    elif config.getoption("numprocesses", None):
         forked.begin()

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 _IMPORTED = [
@@ -26,6 +27,8 @@ _IMPORTED = [
     "tests.shared.rpc_world",
     "tests.collectives.world",
 ]
+_SHARED = "FXLIB_TEST_FORKS"
+"""The environment variable that says where the process is that others are forked from."""
 
 
 def forks() -> ForkServerContext:
@@ -36,9 +39,25 @@ def forks() -> ForkServerContext:
 
 
 def begin() -> None:
-    """Start the process that these are forked from. It imports while this one goes on."""
+    """Start the process that these are forked from, for this process and those that it starts.
+
+    It imports while this one goes on.
+    """
     forks()
     forkserver.ensure_running()
+    server: Any = forkserver._forkserver
+    os.environ[_SHARED] = f"{os.getpid()} {server._forkserver_alive_fd} {server._forkserver_address}"
+
+
+def share() -> None:
+    """Have processes forked from the one that the process which started this one has begun, if it has."""
+    if _SHARED not in os.environ:
+        return
+    pid, alive, address = os.environ[_SHARED].split()
+    server: Any = forkserver._forkserver
+    server._forkserver_address = address
+    server._forkserver_alive_fd = os.open(f"/proc/{pid}/fd/{alive}", os.O_WRONLY)
+    mock.patch.object(server, "ensure_running").start()
 
 
 class Module:
