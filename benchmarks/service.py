@@ -65,6 +65,7 @@ ROLES: Final = {
     "flood": 'role = "client"\nnamespace = "flood"',
     "worker": 'role = "worker"',
     "flooding-worker": 'role = "worker"',
+    "operator": 'role = "operator"',
 }
 OWN_CHANNEL: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
 WORKER: Final = jobs_pb2.WorkerInfo(worker_id="w", torch_version=TORCH, hardware="cpu", fxlib_version="0.1.0")
@@ -102,9 +103,9 @@ def serve_floor(pipe: Any) -> None:
     asyncio.run(serve())
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[tuple[Target, dict[str, psutil.Process]]]:
-    """Run a service with a policy, and the floor, on one core; yield the processes by arm."""
+def start(folder: Path, *options: str) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
+    """Start a service with a policy on its core, and return its process and what it says of itself once it is ready."""
+    folder.mkdir(exist_ok=True)
     policy = folder / "policy.toml"
     policy.write_text(
         "\n".join(
@@ -122,17 +123,24 @@ def serving(folder: Path) -> Iterator[tuple[Target, dict[str, psutil.Process]]]:
         "--policy",
         str(policy),
         *addresses,
+        *options,
     ]
     pin = lambda: os.sched_setaffinity(0, {SERVICE_CORE})  # noqa: E731  # for a process that has not begun
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, preexec_fn=pin)  # noqa: PLW1509
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[Target, dict[str, psutil.Process]]]:
+    """Run a service and the floor on one core; yield the processes by arm."""
+    process, ready = start(folder)
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     floor = multiprocessing.get_context("spawn").Process(target=serve_floor, args=(theirs,), daemon=True)
     floor.start()
     try:
-        assert process.stdout is not None
-        listen = json.loads(process.stdout.readline())["listen"]
-        target = Target(service=listen, floor=f"127.0.0.1:{ours.recv()}")
+        target = Target(service=ready["listen"], floor=f"127.0.0.1:{ours.recv()}")
         yield target, {"service": psutil.Process(process.pid), "floor": psutil.Process(floor.pid)}
     finally:
         process.terminate()

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 _USER: Final = "postgres"
-_OPTIONS: Final = "-c listen_addresses= -c fsync=off -c max_connections=60 -c unix_socket_directories="
+_OPTIONS: Final = "-c listen_addresses= -c max_connections=60 -c unix_socket_directories="
 
 
 def _programs() -> Path:
@@ -27,9 +27,13 @@ def _programs() -> Path:
 
 
 class Postgres:
-    """A server with a database `postgres`, whose user `fxlib` may do everything, with any password."""
+    """A server with a database `postgres`, whose user `fxlib` may do everything, with any password.
 
-    def __init__(self) -> None:
+    Unless it is `durable`, it does not wait for the disk.
+    """
+
+    def __init__(self, *, durable: bool = False) -> None:
+        self._options = _OPTIONS if durable else f"-c fsync=off {_OPTIONS}"
         self._programs = _programs()
         self._as_root = os.geteuid() == 0  # as which PostgreSQL does not run
         self.folder = Path(tempfile.mkdtemp(prefix="fxlib-postgres-"))
@@ -39,7 +43,7 @@ class Postgres:
         self.start()
 
     def start(self) -> None:
-        self._run("pg_ctl", "start", "-w", "-l", str(self.folder / "log"), "-o", f"{_OPTIONS}{self.folder}")
+        self._run("pg_ctl", "start", "-w", "-l", str(self.folder / "log"), "-o", f"{self._options}{self.folder}")
 
     def stop(self, mode: Literal["fast", "immediate"] = "immediate") -> None:
         self._run("pg_ctl", "stop", "-w", "-m", mode)
