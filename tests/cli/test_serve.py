@@ -115,11 +115,16 @@ def pid_of(start: str) -> int:
     return int(start.split(maxsplit=1)[0])
 
 
-def test_a_service_and_a_worker_run_until_sigterm(tmp_path: Path) -> None:
+def test_a_service_and_a_worker_run_until_sigterm_and_a_second_one_on_their_folder_leaves_them_alone(
+    tmp_path: Path,
+) -> None:
     with serve(tmp_path, "--allow-module", "my.ps") as serving:
         address = serving.address()
         until(lambda: len(serving.starts()) == 1)
         assert serving.starts()[0].endswith(f" --service {address} --allow-module my.ps")
+        with serve(tmp_path, "--no-worker", stand_ins=()) as second:
+            assert second.process.wait(200) == 1
+            assert "another service uses" in second.errors()
         with fxlib.connect(address, patience_s=60) as client:
             assert client.jobs() == []
         pids = serving.children()
@@ -282,16 +287,6 @@ def test_a_worker_with_a_token_of_its_own_keeps_it(
 ) -> None:
     addresses = {"listen": listen, "token_file": "told.token"}
     assert command._shown(addresses, {"token-file": given, "insecure": True}, {"token-file": own}) == shown
-
-
-def test_a_second_one_on_the_same_data_folder_leaves_the_first_alone(tmp_path: Path) -> None:
-    with serve(tmp_path, "--no-worker", stand_ins=()) as first:
-        address = first.address()
-        with serve(tmp_path, "--no-worker", stand_ins=()) as second:
-            assert second.process.wait(200) == 1
-            assert "another service uses" in second.errors()
-        with fxlib.connect(address, patience_s=60) as client:
-            assert client.jobs() == []
 
 
 def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

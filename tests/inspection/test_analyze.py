@@ -270,5 +270,5 @@ def test_ten_times_the_nodes_take_about_ten_times_as_long() -> None:
         return time.thread_time() - start
 
     seconds(10)
-    few_s = min(seconds(2_000) for _ in range(3))
-    assert undisturbed(lambda: seconds(20_000), lambda many_s: many_s < 30 * few_s) < 30 * few_s
+    few_s = min(seconds(500) for _ in range(3))
+    assert undisturbed(lambda: seconds(5_000), lambda many_s: many_s < 30 * few_s) < 30 * few_s
