@@ -525,6 +525,22 @@ def test_pushes_left_in_flight_are_over_before_anything_that_may_show_them(deed:
     assert finish.call_count == 4
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_pushes_left_in_flight_send_what_their_arguments_held(seed: int) -> None:
+    module = scheduled(look_up_table)
+
+    def table(*, defer_pushes: bool) -> torch.Tensor:
+        buffer = torch.zeros(2, 4)  # a loader that uses its memory again
+        with simulated(seed) as world:
+            loader = (buffer.fill_(place) for place in range(4))
+            for x in fxlib.pipeline(loader, module, defer_pushes=defer_pushes):
+                train(module, x)
+                buffer.fill_(9.0)
+            return world.states["ps1"]["table"]
+
+    assert torch.equal(table(defer_pushes=True), table(defer_pushes=False))
+
+
 def test_a_failed_push_that_was_left_in_flight_is_raised_later_and_names_its_step() -> None:
     module = scheduled(look_up_in_vain)
     seen: list[float] = []
