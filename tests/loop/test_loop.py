@@ -93,7 +93,7 @@ def test_a_job_is_one_trace_from_its_launcher_to_the_phases_of_its_trial(
     collector.until(lambda: wanted <= paths().keys())
     assert {paths()[each] for each in (handed_in, job)} == {"fxlib-service", "fxlib-worker"}
     told = [attributes(span) for _, span in collector.spans if span.name in ("client.optimize", "worker.run_job")]
-    for each in (told for told in told if told["fxlib.job_id"] == answered.result.job_id):
+    for each in (each for each in told if each.get("fxlib.job_id") == answered.result.job_id):
         assert (each["fxlib.model"], each["fxlib.recipe"], each["fxlib.decision"]) == ("demo", "schedule", "adopt")
         assert answered.result.gain is not None
         assert each["fxlib.gain"] == answered.result.gain.value
