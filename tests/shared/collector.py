@@ -1,5 +1,7 @@
 """A collector of OpenTelemetry's traces: it listens on a port of this machine, and keeps what it is sent."""
 
+import atexit
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,7 +68,15 @@ def collecting() -> Iterator[Collector]:
         try:
             yield collector
         finally:
-            if (tracer := tracing._own()) is not None:
-                tracer.span_processor.force_flush()
+            forget_tracer()
             server.shutdown()
-            tracing._own.cache_clear()
+
+
+def forget_tracer() -> None:
+    """Send what this process has recorded, and let go of what records, which starts a thread in each forked process."""
+    if (tracer := tracing._own()) is not None:
+        tracer.span_processor.shutdown()
+    del tracer
+    atexit.unregister(tracing._flush)
+    tracing._own.cache_clear()
+    gc.collect()
