@@ -73,7 +73,7 @@ def collecting() -> Iterator[Collector]:
 
 
 def forget_tracer() -> None:
-    """Send what this process has recorded, and let go of what records, which starts a thread in each forked process."""
+    """Send what this process has recorded, and let go of what records: each process that is forked gets its threads."""
     if (tracer := tracing._own()) is not None:
         tracer.span_processor.shutdown()
     del tracer

@@ -5,11 +5,17 @@ from collections.abc import Iterator
 import pytest
 
 from fxlib.utils import tracing
-from tests.shared.collector import Collector, attributes, collecting
+from tests.shared.collector import Collector, attributes, collecting, forget_tracer
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    forget_tracer()
 
 
 @pytest.fixture
@@ -101,8 +107,9 @@ def test_a_program_that_records_traces_itself_has_these_among_its_own(monkeypatc
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
 
-    monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
-    with trace.use_span(TracerProvider().get_tracer("theirs").start_span("theirs")) as _:
+    provider = TracerProvider(shutdown_on_exit=False)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    with trace.use_span(provider.get_tracer("theirs").start_span("theirs")) as _:
         theirs = trace.get_current_span().get_span_context()
         with tracing.span("ours") as ours:
             assert ours.trace_id == f"{theirs.trace_id:032x}"
