@@ -53,15 +53,15 @@ arrows: $(INSTALLED)
 protos-lint: $(INSTALLED)
 	$(BIN)/buf lint protos
 
-# Some tests wait for other processes, so one more than the cores.
+# A third of the time, tests wait for other processes: twice as many processes as cores.
 fast: $(INSTALLED)
-	$(PARALLEL) -n 3 -m "not slow and not cluster"
+	$(PARALLEL) -n 4 -m "not slow and not cluster"
 
 test: $(INSTALLED) system ## every test
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going cluster others
 
 others: $(INSTALLED)
-	$(PARALLEL) -n 3 -m "not cluster"
+	$(PARALLEL) -n 4 -m "not cluster"
 
 # One after another, in a process of their own: half of the time they wait for Ray. What they say comes when all are done.
 # In order: tests that begin a Ray in their process and end it come before those of workers, which keep one to the end.
