@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -22,6 +23,13 @@ def fill(mib: int) -> str:
     return f"{len(held)} MiB"
 
 
+def fill_and_stay(mib: int) -> str:
+    """Fill memory, and hold it until another process has had the time to."""
+    held = [os.urandom(MIB) for _ in range(mib)]
+    time.sleep(3.0)
+    return f"{len(held)} MiB"
+
+
 def start_threads(count: int) -> None:
     done = threading.Event()
     for _ in range(count):
@@ -34,7 +42,7 @@ def test_memory_is_bounded_for_all_processes_together() -> None:
         policy = everything(cgroup=group.joins)
         assert run(lambda: fill(64), policy) == "64 MiB"
         assert not group.ran_out()
-        children = [start(lambda: fill(160), policy) for _ in range(2)]
+        children = [start(lambda: fill_and_stay(160), policy) for _ in range(2)]
         ended = []
         for child in children:
             try:

@@ -18,7 +18,7 @@ from fxlib_workers.exchange.job_folder import JobFolder
 from fxlib_workers.rewrite.answer_worker import rewrite
 from fxlib_workers.trial.driver import TrialDriver
 from tests.workers.cases import Lookups, Wrong, candidate_of, descendants, fill, lookup_workload, request
-from tests.workers.trial_settings import BRISK, MEASURED
+from tests.workers.trial_settings import BRISK, MEASURED, PATIENT
 
 pytestmark = pytest.mark.cluster
 
@@ -34,7 +34,7 @@ def job_with_candidates(path: Path, options: TrialOptions) -> JobFolder:
 
 
 def test_the_better_of_several_candidates_is_chosen_and_confirmed(trials: TrialDriver, tmp_path: Path) -> None:
-    folder = job_with_candidates(tmp_path / "job", BRISK)
+    folder = job_with_candidates(tmp_path / "job", PATIENT)
     phases: list[str] = []
     report = trials.run(folder, lambda phase, *_: phases.append(phase), lambda: None)
     assert (report.decision, report.reason) == ("adopt", Reason.FASTER)
@@ -91,7 +91,7 @@ def test_a_job_cancelled_while_it_is_planned_anew_leaves_the_driver_alive(trials
 def test_a_trial_whose_trainer_is_killed_from_outside_is_run_again_a_few_times(
     trials: TrialDriver, tmp_path: Path, times: int, reasons: Collection[Reason]
 ) -> None:
-    folder = job_with_candidates(tmp_path / "job", BRISK)
+    folder = job_with_candidates(tmp_path / "job", PATIENT)
     trials.start()
     driver = trials._driver
     assert driver is not None
