@@ -20,7 +20,7 @@ MARK = "FXLIB_DEMO_TEST"
 def start(out: Path) -> subprocess.Popen[str]:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; it is inherited
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    options = ["--out", str(out), "--steps", "16", "--rounds", "3", "--budget-s", "20", "--service-ms", "2"]
+    options = ["--out", str(out), "--steps", "16", "--rounds", "3", "--budget-s", "60", "--service-ms", "2"]
     return subprocess.Popen(
         [sys.executable, "-m", "examples.dlrm.demo", *options],
         cwd=ROOT,

@@ -69,6 +69,13 @@ def test_no_answer_within_the_budget_is_said_so() -> None:
     assert speed.pairs > 0
 
 
+def test_a_clear_gain_of_few_pairs_counts_where_the_budget_ends() -> None:
+    speed, verdict = run(Machine(gain=2.0, step_s=1.0), budget_s=0.022)
+    assert verdict is Reason.FASTER
+    assert speed.pairs < 12
+    assert speed.gain.low > 0
+
+
 def test_blocks_are_as_long_as_they_should_be() -> None:
     speed, _ = run(Machine(gain=0.3, step_s=0.01))
     assert 0.15 < speed.steps * 0.01 < 0.4

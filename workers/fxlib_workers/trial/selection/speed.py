@@ -25,7 +25,7 @@ _BLOCKS_OF_BUDGET: Final = 40
 _MOST_STEPS: Final = 4096
 
 _LEAST_PAIRS: Final = 12
-"""Fewer pairs could show a large gain, but their interval would be too wide to be of use."""
+"""Fewer pairs can show a large gain, but with a wide interval: while there is time, more are measured."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,14 +74,14 @@ class Speed:
         seconds = self.seconds[arm]
         return rate([self.steps * self.samples_per_step] * len(seconds), seconds, self.confidence)
 
-    def verdict(self, min_gain: float) -> Reason | None:
-        """Return what the pairs so far say; None if they leave it open.
+    def verdict(self, min_gain: float, *, least_pairs: int = _LEAST_PAIRS) -> Reason | None:
+        """Return what the pairs so far say; None if they leave it open, or are fewer than `least_pairs`.
 
         The interval is that of the typical pair. All blocks together must be faster by as much, too, so that rare long
         stalls of the candidate count.
         """
         least = math.log1p(min_gain)
-        if self.pairs < _LEAST_PAIRS:
+        if self.pairs < least_pairs:
             return None
         if self.log_ratios.above(least) and sum(self.seconds[ORIGINAL]) > (1 + min_gain) * sum(
             self.seconds[self.candidate]
@@ -121,7 +121,7 @@ def measure(
     speed = Speed(candidate=candidate, confidence=options.confidence, samples_per_step=samples_per_step, steps=steps)
     while (verdict := speed.verdict(options.min_gain)) is None:
         if time.monotonic() > deadline:
-            return speed, Reason.BUDGET_EXHAUSTED
+            return speed, speed.verdict(options.min_gain, least_pairs=1) or Reason.BUDGET_EXHAUSTED
         order = arms if rng.random() < 0.5 else arms[::-1]
         speed.add({arm: run(arm, steps) for arm in order})
         report(speed)
