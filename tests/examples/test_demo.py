@@ -77,7 +77,6 @@ def test_the_demo_adopts_trains_the_same_losses_and_leaves_a_report(tmp_path: Pa
     "signum, seen",
     [
         (signal.SIGTERM, "fxlib: the service is at"),  # a worker comes up
-        (signal.SIGHUP, "fxlib: the service is at"),
         (signal.SIGINT, " rewritten "),  # the trial is next
         (signal.SIGKILL, " rewritten "),
     ],
