@@ -43,9 +43,9 @@ def test_a_database_of_a_newer_service_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "service.sqlite"
     SqlJobStore(f"sqlite:///{path}").close()
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE fxlib_about SET schema_version = 99")
+        db.execute("UPDATE alembic_version SET version_num = '0099'")
     told = sentence(refused("--data", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"))
-    assert "schema version 99" in told
+    assert "schema version 0099" in told
 
 
 def test_a_worker_without_a_folder_for_its_files_is_one_sentence(tmp_path: Path) -> None:

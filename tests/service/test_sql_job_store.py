@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxlib.errors import FxlibError
 from fxlib_service.errors import ServiceError
 from fxlib_service.lifecycle import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
-from fxlib_service.stores import sql
+from fxlib_service.stores import migrations, schema, sql
 from fxlib_service.stores.base import Filter, JobStore, QueueFullError, Worker
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
@@ -38,10 +40,31 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.sqlite"
     SqlJobStore(f"sqlite:///{path}").close()
     with sqlite3.connect(path) as db:
-        db.execute("update fxlib_about set schema_version = 99")
+        db.execute("update alembic_version set version_num = '0099'")
     db.close()
-    with pytest.raises(FxlibError, match="schema version 99"):
+    with pytest.raises(FxlibError, match="schema version 0099"):
         SqlJobStore(f"sqlite:///{path}")
+
+
+def assert_tables_are_todays(engine: sa.Engine) -> None:
+    with engine.connect() as db:
+        assert compare_metadata(MigrationContext.configure(db), schema.metadata) == []
+        assert db.execute(sa.select(schema.version.c.version_num)).scalars().all() == [migrations.HEAD]
+
+
+@pytest.mark.parametrize("kind", [SqlJobStore, PostgresJobStore])
+def test_all_steps_from_the_first_on_make_todays_tables(
+    kind: type[SqlJobStore], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    shared = kind is PostgresJobStore
+    url = request.getfixturevalue("postgres").url() if shared else f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    store = kind(url)
+    assert_tables_are_todays(store._write)
+    with store._write.begin() as db:
+        schema.metadata.drop_all(db)
+        migrations._upgrade(db, "0000")
+    assert_tables_are_todays(store._write)
+    store.close()
 
 
 @pytest.mark.parametrize("kind", [SqlJobStore, PostgresJobStore])
@@ -61,10 +84,12 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(
             db.exec_driver_sql(f"alter table workers drop column {column}")
         db.exec_driver_sql("alter table fxlib_about drop column swept_at")
         db.exec_driver_sql("drop table holdings")
+        db.exec_driver_sql("drop table alembic_version")
+        db.exec_driver_sql("create index jobs_by_key on jobs (cache_key, state)")
         db.exec_driver_sql("update fxlib_about set schema_version = 1")
     store.close()
     again = kind(url)
-    assert {"jobs_by_turn", "jobs_by_answer"} <= {each["name"] for each in sa.inspect(again._write).get_indexes("jobs")}
+    assert_tables_are_todays(again._write)
     assert again.get(stored.id) == stored
     assert (again.request_of(stored.id), again.result_of(stored.id)) == (b"asked", DONE.result)
     again.hold("ads", {"a" * 64: 5})
@@ -76,11 +101,6 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(
 
 
 def test_an_answer_is_looked_up_by_its_key_and_not_among_all_that_ended(tmp_path: Path) -> None:
-    store = SqlJobStore(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
-    with store._write.begin() as db:  # as an earlier service left it
-        db.exec_driver_sql("drop index jobs_by_answer")
-        db.exec_driver_sql("create index jobs_by_key on jobs (cache_key, state)")
-    store.close()
     store = SqlJobStore(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
     asked = sql._REUSABLE.params(cache_key="k", hardware=["cpu"])
     text = asked.compile(store._write, compile_kwargs={"literal_binds": True, "render_postcompile": True}).string

@@ -12,15 +12,20 @@ import sqlalchemy as sa
 from fxlib_service.job import Event, Failure, Job, State
 from fxlib_service.stores.base import Worker
 
-VERSION: Final = 5
-"""Version of the tables below. Tables of earlier versions are migrated at start-up, and later ones refused."""
-
 metadata: Final = sa.MetaData()
+
+version = sa.Table(
+    "alembic_version",  # as Alembic makes and reads it: the last step of `migrations` that was taken
+    metadata,
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
 
 about = sa.Table(
     "fxlib_about",
     metadata,
-    sa.Column("schema_version", sa.Integer, nullable=False),
+    # Read by services that came before `alembic_version`. A step of a later release is to drop it.
+    sa.Column("schema_version", sa.Integer, nullable=False, server_default="5"),
     # When any of the services that share the database last looked for expired leases, by the database's clock.
     sa.Column("swept_at", sa.Double, nullable=False, server_default="0"),
 )
@@ -124,33 +129,6 @@ _OWN_FORM: Final = {"state", "labels", "where", "failure"}
 _SAME_NAME: Final = [each.name for each in fields(Job) if each.name not in _OWN_FORM]
 
 Row = sa.RowMapping
-
-
-_ADDED: Final = {
-    2: (jobs.c.asked_by, jobs.c.asked_from, jobs.c.measured_by),
-    3: (workers.c.containment,),
-    4: (jobs.c.labels_asked, workers.c.labels),
-    5: (jobs.c.leased_until, about.c.swept_at),
-}
-"""The columns that a version has beyond the one before."""
-_GONE: Final = ("jobs_by_key",)
-"""Indices that earlier services made, and others have replaced."""
-
-
-def migrate(db: sa.Connection, version: int) -> None:
-    """Add the columns that later versions have beyond an earlier one. New tables exist already."""
-    for column in (each for later in range(version + 1, VERSION + 1) for each in _ADDED[later]):
-        described = sa.schema.CreateColumn(column).compile(db)
-        db.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {described}")
-    db.execute(about.update().values(schema_version=VERSION))
-
-
-def make_indices(db: sa.Connection) -> None:
-    """Add the indices that tables lack, of whatever version they are: to services beside, these make no difference."""
-    for index in (each for table in metadata.sorted_tables for each in table.indexes):
-        index.create(db, checkfirst=True)
-    for name in _GONE:
-        db.exec_driver_sql(f"DROP INDEX IF EXISTS {name}")
 
 
 def labels_to_text(labels: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from fxlib_service import storage_faults
 from fxlib_service.errors import ServiceError
 from fxlib_service.job import Event, Job, State
 from fxlib_service.lifecycle import Transition
-from fxlib_service.stores import schema
+from fxlib_service.stores import migrations, schema
 from fxlib_service.stores.base import Filter, Head, JobStore, NewJob, Payloads, Stats, Waiting, Worker
 from fxlib_service.stores.direct import Composer, Direct
 from fxlib_service.stores.schema import (
@@ -103,19 +103,7 @@ class SqlJobStore(JobStore):
     def _prepare(self) -> None:
         with self._writing() as db:
             self._alone(db, "schema")
-            schema.metadata.create_all(db)
-            version = db.execute(sa.select(schema.about.c.schema_version)).scalar()
-            if version is None:
-                db.execute(schema.about.insert().values(schema_version=schema.VERSION))
-            elif 1 <= version < schema.VERSION:
-                schema.migrate(db, version)
-            elif version != schema.VERSION:
-                raise FxlibError(
-                    f"the database has schema version {version}, this service needs {schema.VERSION}",
-                    where="--database",
-                    hint="Start the service that made it, or use a new database.",
-                )
-            schema.make_indices(db)
+            migrations.prepare(db)
 
     @override
     def enter(self, new: Sequence[NewJob]) -> Sequence[Job | None]:
@@ -330,7 +318,7 @@ class SqlJobStore(JobStore):
     @override
     def ping(self) -> None:
         with self._reading() as db:
-            db.execute(sa.select(schema.about.c.schema_version)).first()
+            db.execute(sa.select(schema.about.c.swept_at)).first()
 
     @override
     def stats(self) -> Stats:

@@ -1,0 +1,1 @@
+"""The steps, one file each. Once released, a step is never changed."""
