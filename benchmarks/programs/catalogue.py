@@ -395,6 +395,34 @@ def digits() -> Batch:
     return Batch(inputs=(given.inputs[0].flatten(1),), target=given.target)
 
 
+def snapshots(module: ModuleType) -> nn.Module:
+    """Three workers with three snapshots of a graph each, below a recurrent layer."""
+    workers = [rpc.remote(f"worker{each}", module.RRefWrapper, (each, 8)) for each in range(3)]
+    for worker in workers:
+        worker.rpc_sync().load_fake()
+    model: nn.Module = module.Euler(workers)
+    return model
+
+
+def shards(module: ModuleType) -> nn.Module:
+    """Attention in two heads, and a layer in two, one of each to a server."""
+    model: nn.Module = module.DistAttention(2, 32, 32, ["worker1", "worker2"], 0.1, 16, 32, 0.1)
+    return model
+
+
+def shards_on_processors() -> None:
+    """Let the shards of the attention be where there is no accelerator."""
+    program: Any = sys.modules["program_dist_attention"]
+    for shard in (program.SelfAttentionShard, program.MLPShard):
+        made = shard.__init__
+        shard.__init__ = lambda self, _, *given, made=made: made(self, "cpu", *given)
+
+
+def sequences() -> Batch:
+    """A few sequences of vectors."""
+    return Batch(inputs=(torch.randn(8, 64, 32, generator=torch.Generator().manual_seed(0)),))
+
+
 def on_processors() -> None:
     """Let the layers of LeNet be where there is no accelerator."""
     program: Any = sys.modules["program_lenet"]
@@ -570,6 +598,24 @@ PROGRAMS: Final = (
         servers=("worker1", "worker2", "worker3"),
         make=experts,
         batch=images,
+    ),
+    Program(
+        name="euler",
+        path=".py",
+        holds="class EulerGNN",
+        servers=("worker0", "worker1", "worker2"),
+        make=snapshots,
+        batch=lambda: Batch(inputs=()),
+        contracts={".forward": fxlib.Contract(reads=_READS, returns=lambda **_: torch.empty(3, 20, 64))},
+    ),
+    Program(
+        name="dist_attention",
+        path=".py",
+        holds="class DistAttention",
+        servers=("worker1", "worker2"),
+        make=shards,
+        batch=sequences,
+        prepare=shards_on_processors,
     ),
     Program(
         name="batch",

@@ -95,20 +95,24 @@ def _with_local_work(found: Profile, runs: Runs) -> Profile:
     """Add the local work of the step; it is taken from the steps that made no call, where there are any."""
     local, others = undisturbed(runs.local or runs.whole)
     whole, _ = undisturbed(runs.whole)
-    # A backward that servers take part in is only whole where they do.
-    carried = any(
-        each.requires_grad for call in found.calls for each in [call.returns] if isinstance(each, TensorShape)
-    )
+    after = whole if _is_carried(found) else local
     told = (f"cores were shared: other processes took {others:.0%} of the time of local work, which is left out",)
-    return replace(
+    made = replace(
         found,
         notes=(*found.notes, *(told if others > NOTEWORTHY else ())),
         nodes=_nodes_of([forward for sample in local for forward in sample.forwards]),
         loss_s=median(each.spans_s["loss"] for each in local),
-        backward_s=median(each.spans_s["backward"] for each in (whole if carried else local)),
+        backward_s=median(each.spans_s["backward"] for each in after),
         # What an autograd context costs that spans servers is paid where it ends, and only where they take part.
-        rest_s=median(each.rest_s for each in (whole if carried else local)),
+        rest_s=median(each.rest_s for each in after),
     )
+    return replace(made, least_share=_least_share(made, local, whole))
+
+
+def _is_carried(found: Profile) -> bool:
+    """Whether servers take part in backward, which is then only whole in steps that make their calls."""
+    returned = (call.returns for call in found.calls)
+    return any(each.requires_grad for each in returned if isinstance(each, TensorShape))
 
 
 def _calibrated(found: Profile, runs: Runs) -> Profile:
@@ -121,8 +125,7 @@ def _calibrated(found: Profile, runs: Runs) -> Profile:
     pushes_s = median(each.spans_s["push"] for each in runs.whole)
     calls = _waking(found.calls, step_s - _parts_s(found) - pushes_s)
     both, _ = undisturbed([*runs.local, *cold])
-    share = _least_share(both[: len(runs.local)], both[len(runs.local) :])
-    return replace(found, calls=calls, step_s=step_s, least_share=share)
+    return replace(found, calls=calls, step_s=step_s, least_share=_least_share(found, both, undisturbed(runs.whole)[0]))
 
 
 def _parts_s(found: Profile) -> float:
@@ -207,18 +210,37 @@ def _calls_of(steps: Sequence[StepSample], local: Sequence[StepSample], notes: l
     )
 
 
-def _least_share(local: Sequence[StepSample], further: Sequence[StepSample]) -> float:
-    """Return the least time of each part of the local work, as a share of what that part usually takes in `local`."""
-    names = local[0].forwards[0].seconds
+def _least_share(found: Profile, local: Sequence[StepSample], whole: Sequence[StepSample]) -> float:
+    """Return the least time that was seen of the local work, as a share of what the profile says of it.
 
-    def parts(steps: Sequence[StepSample]) -> list[list[float]]:
-        of_nodes = [[each.seconds[name] for step in steps for each in step.forwards] for name in names]
-        of_phases = [[step.spans_s[kind] for step in steps] for kind in ("loss", "backward")]
-        return [*of_nodes, *of_phases, [step.rest_s for step in steps]]
+    It is the least such share of the parts that a bound adds up: the nodes, what follows the forward, the handling of
+    calls, and all of them. Each counts with the least that any step took for it.
 
-    usual_s = sum(map(median, parts(local)))
-    least_s = sum(map(min, parts([*local, *further])))
-    return min(1.0, least_s / usual_s) if usual_s and least_s else 1.0
+    Args:
+        found: the profile.
+        local: the steps that its local work was measured in, or more of them.
+        whole: the steps that made their calls.
+    """
+    forwards, calling = ([forward for step in steps for forward in step.forwards] for steps in (local, whole))
+    after = whole if _is_carried(found) else local
+    usual_s = [
+        sum(node.seconds for node in found.nodes),
+        found.loss_s + found.backward_s + found.rest_s,
+        sum(call.issue_s + call.wait_s for call in found.calls),
+    ]
+    samples = ([each.calls[call.call] for each in calling if call.call in each.calls] for call in found.calls)
+    least_s = [
+        sum(min(each.seconds[node.node] for each in forwards) for node in found.nodes),
+        min(each.spans_s["loss"] for each in local) + sum(min(part) for part in _after(after)),
+        sum(min(seconds) for each in samples for seconds in handling_s(each)),
+    ]
+    pairs = zip([*least_s, sum(least_s)], [*usual_s, sum(usual_s)], strict=True)
+    return min((least / usual for least, usual in pairs if 0.0 < least < usual), default=1.0)
+
+
+def _after(steps: Sequence[StepSample]) -> Iterator[list[float]]:
+    yield [each.spans_s["backward"] for each in steps]
+    yield [each.rest_s for each in steps]
 
 
 def _waking(calls: Sequence[CallProfile], missing_s: float) -> tuple[CallProfile, ...]:

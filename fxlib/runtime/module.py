@@ -328,7 +328,7 @@ class CapturedModule(GraphModule):
         run: Callable[..., Any] = generated
         stands: Any = self
         if recording is not None:
-            run = recording.instrument(program, generated)
+            run = recording.instrument(self if plain is self else program, generated)  # checks have no times
         elif not followed:
             watched = () if state.original is None else state.conditions.unhooked  # they were just checked
             stands = state.submodule_cache.of(self, self._graph, watched)

@@ -1,11 +1,14 @@
 """Measuring whole steps that somebody else runs, as a trial does."""
 
+import time
+
 import pytest
 import torch
 from torch.distributed import rpc
 
 import fxlib
 from fxlib import ps
+from fxlib.analysis.cost.bound import bound, fastest
 from fxlib.errors import FxlibError
 from fxlib.profiling import measure
 from fxlib.runtime.ops.record import current_recording
@@ -53,3 +56,21 @@ def test_all_forwards_of_a_step_count(quick_servers: None) -> None:
     found = measure(module, step, steps=2, warmups=0)
     assert found.calls[0].service_s.count == 6
     assert (found.loss_s, found.backward_s) == (0.0, 0.0)
+
+
+def test_a_bound_is_of_the_least_that_any_step_took_where_no_step_runs_without_its_calls(quick_servers: None) -> None:
+    module, inputs = fxlib.capture(Clicks()), batch().inputs
+    works_s = iter([0.01, 0.05, 0.06])
+
+    def step() -> None:
+        module(*inputs)
+        recording, until_s = current_recording(), time.thread_time() + next(works_s)
+        assert recording is not None
+        with recording.span("backward"):
+            while time.thread_time() < until_s:
+                pass
+
+    found = measure(module, step, steps=3, warmups=0)
+    assert found.backward_s >= 0.05
+    assert fastest(found).backward_s < 0.6 * found.backward_s
+    assert bound(module, found).step_s < bound(module, found, typical=True).step_s - 0.02

@@ -130,6 +130,27 @@ def test_a_result_of_several_parts_is_told_whole() -> None:
     assert found.calls[0].returns == (numbers, {"rest": rest})
 
 
+class Twice(torch.autograd.Function):
+    """Code of a program's own, which a graph keeps whole."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(_: Any, *gradients: torch.Tensor) -> Any:
+        return 2 * gradients[0]
+
+
+def test_a_module_with_code_of_the_programs_own_is_measured(quick_servers: None) -> None:
+    class Doubled(Clicks):
+        def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            return cast(torch.Tensor, Twice.apply(super().forward(x, ids)))  # type: ignore[no-untyped-call]
+
+    found = fxlib.profile(fxlib.capture(Doubled()), [batch()], steps=1)
+    assert [call.call for call in found.calls] == ["lookup", "lookup_1"]
+
+
 def test_distributed_autograd_is_measured_in_a_context_of_its_own() -> None:
     class Attached(nn.Module):
         def __init__(self) -> None:

@@ -71,6 +71,8 @@ _OPERATORS = frozenset(
     )
 )
 """Methods that change what an operator does, or a function in C, once a class has them."""
+_OF_CLASSES = frozenset({"__name__", "__qualname__"})
+"""What `type` computes of a class, and anybody may set."""
 _NEVER_PATCHED = sys.stdlib_module_names | {"torch", "numpy", "fxlib"}
 
 
@@ -177,7 +179,7 @@ class Observations:
                 self._record.fact(Kind.CLASS, base, name, found)
                 if found is not Mark.ABSENT:
                     return
-        if type(owner) is not type:
+        if type(owner) is not type or (name in _OF_CLASSES and owner.__flags__ & HEAP_TYPE):
             self._getter(name, owner)
 
     def attribute_of_super(self, name: str, function: Any, kind: Any, owner: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -119,12 +120,14 @@ class Record:
     def fact(self, kind: Kind, owner: Any, key: Any, value: Any) -> Fact:
         """Note what was found in one place, and return the fact; of a place that is known, what it was at first."""
         place = (kind, id(owner), tuple(map(id, key)) if kind is Kind.QUESTION else key)
-        if is_ours(value):  # what makes a call, such as rpc_sync: the graph's own operators ask for it at each run
+        ours = is_ours(value)
+        if ours and owner is not math:  # what makes a call (`rpc_sync`): the graph's operators ask for it at each run
             return Fact(kind, owner, key, value)
         if (known := self._facts.get(place)) is None:
             self._tracked.setdefault(id(owner), owner)
             known = self._facts[place] = Fact(kind, owner, key, value)
-            self._see_contents(value)
+            if not ours:  # torch.fx puts functions of its own into `math` while it traces: `restore` takes Python's
+                self._see_contents(value)
         return known
 
     def known_fact(self, kind: Kind, owner: Any, key: Any) -> Fact | None:

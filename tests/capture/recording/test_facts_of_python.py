@@ -13,6 +13,7 @@ import dataclasses
 import decimal
 import functools
 import logging
+import math
 import os
 import sys
 import threading
@@ -556,3 +557,22 @@ def test_a_cached_property_is_computed_once() -> None:
     assert not captured._fxlib.broken(grad_enabled=True)
     FACTOR[0] = 7.0
     assert torch.equal(captured(X), first)
+
+
+def test_a_function_of_pythons_library_in_anothers_place_and_a_class_of_another_name_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * math.sqrt(4.0) * len(type(self).__name__)
+
+    model = Scaled()
+    captured = fxlib.capture(model)
+    assert torch.equal(captured(X), 12 * X)
+    with monkeypatch.context() as patched:
+        patched.setattr(math, "sqrt", lambda _: 7.0)
+        assert torch.equal(captured(X), 42 * X)
+    assert torch.equal(captured(X), 12 * X)
+    Scaled.__name__ = "Named"
+    assert torch.equal(captured(X), 10 * X)
+    assert fxlib.usage(captured).graphs == {"main": 2}

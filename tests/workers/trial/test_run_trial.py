@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import pytest
@@ -11,14 +12,25 @@ import torch
 
 from fxlib import TrialOptions, Workload
 from fxlib.reasons import Reason
-from fxlib.spec.report import Timeline
+from fxlib.spec.report import Report, Timeline
 from fxlib.spec.variant import MAIN
 from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
 from fxlib_workers.trial.failures import LostCandidateError, TrialError
-from fxlib_workers.trial.run_trial import TrialRequest, TrialResult, run_trial, shared_cores_note
+from fxlib_workers.trial.run_trial import TrialRequest, TrialResult, reconciled, run_trial, shared_cores_note
 from fxlib_workers.trial.trainer import EncodedProgram
 from tests.workers.trial.selection.test_screening import FakeCluster
 from tests.workers.trial.selection.test_select import report_of
+
+
+def test_a_bound_that_a_measured_step_went_below_is_not_told() -> None:
+    told = Report(decision="adopt", reason=None, explanation="", bound_s=0.04, pipeline_bound_s=0.03, pipeline=2)
+    assert reconciled(told, 0.05, 0.035) == told  # a loop is bound by that of loops
+    broken = reconciled(replace(told, pipeline=0), 0.05, 0.03)
+    assert (broken.bound_s, broken.pipeline_bound_s) == (None, 0.03)
+    (note,) = broken.notes
+    assert "no bound is told" in note
+    assert "25% less" in note
+    assert reconciled(told, 0.05, 0.02).pipeline_bound_s is None
 
 
 def test_it_is_told_from_a_tenth_on() -> None:

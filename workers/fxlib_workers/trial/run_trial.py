@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Final
 
 from fxlib.reasons import Reason
@@ -16,6 +16,7 @@ from fxlib.spec.report import WAYS, CallReport, CandidateReport, Report, Timelin
 from fxlib.spec.trial import TrialOptions
 from fxlib.spec.variant import MAIN
 from fxlib.spec.workload import Workload
+from fxlib.utils.text import seconds
 from fxlib_workers import logs
 from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
 from fxlib_workers.exchange.job_folder import ReportProgress
@@ -436,12 +437,32 @@ def _with_speed(report: Report, speed: Speed) -> Report:
     compile_s = sum(each.compile_s for each in report.parts if each.compiled)
     pays = compile_s > 0.0 and candidate_s < original_s
     return replace(
-        report,
+        reconciled(report, *(median(each) / speed.steps for each in speed.seconds.values())),
         pays_after_steps=math.ceil(compile_s / (original_s - candidate_s)) if pays else None,
         qps_original=speed.qps(ORIGINAL),
         qps_optimized=speed.qps(speed.candidate),
         gain=speed.gain,
         blocks=2 * speed.pairs,
+    )
+
+
+def reconciled(report: Report, original_s: float, candidate_s: float) -> Report:
+    """Leave out a bound that a measured step went below: what it was made of was slower than in this trial."""
+    alone_s = original_s if report.pipeline else min(original_s, candidate_s)
+    if report.bound_s is not None and alone_s < report.bound_s:
+        note = _below("any schedule", report.bound_s, alone_s)
+        report = replace(report, bound_s=None, timeline_bound=None, notes=(*report.notes, note))
+    if report.pipeline and report.pipeline_bound_s is not None and candidate_s < report.pipeline_bound_s:
+        note = _below("a pipeline", report.pipeline_bound_s, candidate_s)
+        report = replace(report, pipeline_bound_s=None, pipeline_limit="", notes=(*report.notes, note))
+    return report
+
+
+def _below(what: str, bound_s: float, step_s: float) -> str:
+    drift = f"a step took {seconds(step_s)} here, {1 - step_s / bound_s:.0%} less"
+    return (
+        f"no bound is told: by the least that the profile saw, {what} takes {seconds(bound_s)}, and {drift}; the "
+        "profile was made on slower servers or a busier machine, so predictions are too long as well"
     )
 
 
