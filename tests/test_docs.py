@@ -84,26 +84,31 @@ PROGRAMS = [(document, command) for document in DOCUMENTS for command in program
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("document, command", PROGRAMS, ids=[each.split()[-1] for _, each in PROGRAMS])
 def test_a_program_runs_as_pasted_from_a_fresh_folder(
-    document: Path, command: str, address: str, tmp_path: Path
+    document: Path, command: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = str(free_port())
     files = programs(document)[0]
     for file, text in files.items():
         (tmp_path / file).write_text(text.replace("localhost:8470", address).replace("29500", port))
-    modules = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
-    program, *arguments = command.split()
-    ran = subprocess.run(
-        [sys.executable, *modules[program], *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        timeout=280,
-    )
-    assert ran.returncode == 0, ran.stderr + ran.stdout
-    asks = "fxlib.connect(" in files[arguments[-1]]
-    assert ("ADOPT the rewritten module" in ran.stdout) == asks
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out, log = tmp_path / "out", tmp_path / "log"
+    ran = Module(*_module(command), log=log, out=out, folder=tmp_path)
+    assert ran.wait(280) == 0, log.read_text() + out.read_text()
+    asks = "fxlib.connect(" in files[command.rsplit(maxsplit=1)[-1]]
+    assert ("ADOPT the rewritten module" in out.read_text()) == asks
+
+
+def _module(command: str) -> list[str]:
+    """Return the module that a command runs as its program, and the arguments."""
+    match command.split():
+        case ["python", "-m", *words]:
+            return words
+        case ["torchrun", *words]:
+            return ["torch.distributed.run", *words]
+        case ["python", file]:
+            return [file.removesuffix(".py")]
+    raise AssertionError(command)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)

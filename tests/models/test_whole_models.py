@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -18,29 +20,43 @@ _TRAINED = ["resnet20_cifar10", "densenet40_k12_cifar10", "bert", "gpt2", "gpt_n
 _TRAINED += ["whisper_encoder", "vit", "convnext"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A model and its capture, of which several tests speak."""
+
+    name: str
+    model: torch.nn.Module
+    inputs: zoo.Inputs
+    graph: CapturedModule
+
+
+@pytest.fixture(scope="module")
+def captured(request: pytest.FixtureRequest) -> Captured:
+    model, inputs = zoo.build(request.param, small=True)
+    return Captured(name=request.param, model=model, inputs=inputs, graph=fxlib.capture(model, sample_inputs=inputs))
+
+
 def _outputs(module: torch.nn.Module, inputs: zoo.Inputs) -> list[torch.Tensor]:
     torch.manual_seed(0)
     return [leaf for _, leaf in pytree.leaves(module(*inputs)) if isinstance(leaf, torch.Tensor)]
 
 
-def _assert_alike(module: torch.nn.Module, other: torch.nn.Module, inputs: zoo.Inputs) -> None:
-    ours, theirs = _outputs(module, inputs), _outputs(other, inputs)
+def _assert_alike(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
     assert len(ours) == len(theirs)
     assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", zoo.models())
-def test_a_model_comes_in_whole(name: str) -> None:
-    model, inputs = zoo.build(name)
-    captured = fxlib.capture(model, sample_inputs=inputs)
-    assert [id(each) for each in captured.parameters()] == [id(each) for each in model.parameters()]
-    assert captured.state_dict().keys() == model.state_dict().keys()
-    same = fxlib.verify(model, captured, inputs)
+@pytest.mark.parametrize("captured", zoo.models(), indirect=True)
+def test_a_model_comes_in_whole(captured: Captured) -> None:
+    model, graph = captured.model, captured.graph
+    assert [id(each) for each in graph.parameters()] == [id(each) for each in model.parameters()]
+    assert graph.state_dict().keys() == model.state_dict().keys()
+    same = fxlib.verify(model, graph, captured.inputs)
     assert same, same
-    _assert_travels(captured, inputs)
-    scheduled = fxlib.optimize(captured, recipe="schedule")
-    same = fxlib.verify(model, scheduled, inputs, grad=False)
+    _assert_travels(graph, captured.inputs)
+    scheduled = fxlib.optimize(graph, recipe="schedule")
+    same = fxlib.verify(model, scheduled, captured.inputs, grad=False)
     assert same, same
 
 
@@ -48,15 +64,16 @@ def _assert_travels(captured: CapturedModule, inputs: zoo.Inputs) -> None:
     encoded = wire.encode(captured, weights=True)
     graph = wire.parse(wire.serialize(encoded.graph))
     there = wire.decode(graph, blobs=encoded.blobs)
-    _assert_alike(there, captured, inputs)
-    _assert_alike(wire.decode(graph, root=captured), captured, inputs)
+    expected = _outputs(captured, inputs)
+    _assert_alike(_outputs(there, inputs), expected)
+    _assert_alike(_outputs(wire.decode(graph, root=captured), inputs), expected)
     assert wire.serialize(wire.encode(there, weights=True).graph) == wire.serialize(encoded.graph)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _TRAINED)
 def test_a_model_in_training_draws_and_counts_as_it_did(name: str) -> None:
-    model, inputs = zoo.build(name, training=True)
+    model, inputs = zoo.build(name, training=True, small=True)
     same = fxlib.verify(model, fxlib.capture(model, sample_inputs=inputs), inputs)
     assert same, same
 
@@ -64,7 +81,7 @@ def test_a_model_in_training_draws_and_counts_as_it_did(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet20_cifar10", "shufflenet_g1_wd4"])
 def test_a_convolutional_network_can_be_exported_too(name: str) -> None:
-    model, inputs = zoo.build(name)
+    model, inputs = zoo.build(name, small=True)
     captured = fxlib.capture(model, sample_inputs=inputs, how="export")
     same = fxlib.verify(model, captured, inputs)
     assert same, same
@@ -86,12 +103,11 @@ def test_a_language_model_takes_texts_of_any_declared_length() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
-def test_a_language_model_answers_in_its_own_class_with_a_cache_that_decodes_on(name: str) -> None:
-    model, inputs = zoo.build(name)
-    captured = fxlib.capture(model, sample_inputs=inputs)
+@pytest.mark.parametrize("captured", ["gpt2", "llama", "t5"], indirect=True)
+def test_a_language_model_answers_in_its_own_class_with_a_cache_that_decodes_on(captured: Captured) -> None:
+    model, name = captured.model, captured.name
     with torch.no_grad():
-        ours, theirs = captured(*inputs), model(*inputs)
+        ours, theirs = captured.graph(*captured.inputs), model(*captured.inputs)
         assert type(ours) is type(theirs)
         assert type(ours.past_key_values) is type(theirs.past_key_values)
         token = {"decoder_input_ids" if name == "t5" else "input_ids": torch.full((2, 1), 5)}

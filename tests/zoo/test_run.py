@@ -19,7 +19,7 @@ import pytest
 from fxlib import connect
 from fxlib.cli import main
 from fxlib.zoo import Row, Run, Runs
-from tests.shared.forked import forks
+from tests.shared.forked import Module, forks
 from tests.shared.real_service import adopt, real_service, scripted_worker
 
 pytestmark = pytest.mark.slow
@@ -35,10 +35,16 @@ HOSTILE = {
     "returns_text": ("WORKLOAD", "there is no workload"),
     "no_such": ("FACTORY", "has no attribute 'no_such'"),
 }
-PROGRAM = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    "from fxlib.cli import main; sys.exit(main())"
-)
+PROGRAM = """
+import signal, subprocess, sys
+from unittest import mock
+from fxlib.cli import main
+from tests.zoo.test_run import Forked
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with mock.patch.object(subprocess, "Popen", Forked):
+        sys.exit(main(sys.argv[1:]))
+"""
 """The command, in a process whose starter may have interrupts ignored."""
 
 
@@ -267,17 +273,16 @@ def test_a_run_that_was_ended_goes_on_and_asks_nothing_twice(
     )
     with real_service(tmp_path / "service") as address:
         asked = ["zoo", "run", str(path), "--service", address, "--max-parallel", "2", *more]
-        command = [sys.executable, "-c", PROGRAM, *asked]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            limit = time.monotonic() + 120
-            while not jobs(address, tmp_path):
-                assert time.monotonic() < limit
-                time.sleep(0.05)
-            process.send_signal(kind)
-            _, errors = process.communicate(timeout=60)
+        (tmp_path / "program.py").write_text(PROGRAM)
+        process = Module("program", *asked, log=tmp_path / "log", folder=tmp_path)
+        limit = time.monotonic() + 120
+        while not jobs(address, tmp_path):
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        status = process.end(kind, within_s=60)
         if kind is signal.SIGINT:
-            assert process.returncode == 130
-            assert f"to go on: fxlib zoo run {path}" in errors
+            assert status == 130
+            assert f"to go on: fxlib zoo run {path}" in (tmp_path / "log").read_text()
         with scripted_worker(address, adopt):
             code, found = run(path, address, *more)
         assert code == 0

@@ -298,7 +298,7 @@ def test_a_transformer_layer_reuses_no_less_than_torch() -> None:
     "name, training", [*((name, False) for name in CONVOLUTIONAL), *((name, True) for name in TRAINED)]
 )
 def test_a_model_reuses_no_less_than_torch_and_gives_the_same_bits(name: str, *, training: bool) -> None:
-    model, inputs = zoo.build(name, training=training)
+    model, inputs = zoo.build(name, training=training, small=True)
     check_model(model, *inputs)
 
 
