@@ -191,7 +191,10 @@ def test_a_service_that_is_away_costs_a_warning_and_the_patience(graph: GraphMod
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "localhost:notaport", "no-such-host.invalid:1"])
-def test_an_address_that_leads_nowhere_costs_a_warning(graph: GraphModule, address: str) -> None:
+def test_an_address_that_leads_nowhere_costs_a_warning(
+    graph: GraphModule, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FXLIB_SERVICE", "127.0.0.1:9")  # which an empty one stands for
     with fxlib.connect(address, patience_s=0.2) as client, pytest.warns(FxlibWarning):
         assert ask(client, graph).module is graph
 
