@@ -2,7 +2,12 @@
 
 import gc
 import os
+import sys
 from collections.abc import Generator
+from typing import Any
+
+# Nothing here needs what other packages add to Hypothesis; trio's part imports all of trio in each process.
+os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,3 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
         forked.share()
     elif config.getoption("numprocesses", None):
         forked.begin()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Have several processes that run tests forked, too; a single one may as well import by itself."""
+    program = (
+        f'import sys; sys.path.insert(0, "{config.rootpath}"); from tests.shared.forked import python_c; python_c()'
+    )
+    if len(specs) > 1:
+        for each in specs:
+            each.python = f"{sys.executable} -c '{program}'"

@@ -74,9 +74,10 @@ def collecting() -> Iterator[Collector]:
 
 def forget_tracer() -> None:
     """Send what this process has recorded, and let go of what records: each process that is forked gets its threads."""
-    if (tracer := tracing._own()) is not None:
-        tracer.span_processor.shutdown()
-    del tracer
-    atexit.unregister(tracing._flush)
+    tracer = tracing._own()
     tracing._own.cache_clear()
-    gc.collect()
+    if tracer is not None:
+        tracer.span_processor.shutdown()
+        del tracer
+        atexit.unregister(tracing._flush)
+        gc.collect()

@@ -1,11 +1,13 @@
 """Processes of tests that begin with torch and this library imported, which takes longer than what most of them do.
 
 They are forked from one process that has imported all of it and has done nothing else, so that each is as fresh as one
-that Python starts anew. What tests of starting itself are about is started by `subprocess`.
+that Python starts anew. What tests of starting itself are about is started by `subprocess`. Where tests run in several
+processes, these are forked from it as well.
 """
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -14,8 +16,10 @@ import sys
 import time
 from collections.abc import Mapping
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -27,6 +31,8 @@ _IMPORTED = [
     "tests.shared.rpc_world",
     "tests.collectives.world",
 ]
+_IMPORTED_BY_TESTS = ["fxlib.cli.main", "fxlib.inspection", "torch._dynamo"]
+"""What most processes that run tests come to import besides, but for plugins of pytest, which imports these itself."""
 _SHARED = "FXLIB_TEST_FORKS"
 """The environment variable that says where the process is that others are forked from."""
 
@@ -43,7 +49,7 @@ def begin() -> None:
 
     It imports while this one goes on.
     """
-    forks()
+    forks().set_forkserver_preload([*_IMPORTED, *_IMPORTED_BY_TESTS])
     forkserver.ensure_running()
     server: Any = forkserver._forkserver
     os.environ[_SHARED] = f"{os.getpid()} {server._forkserver_alive_fd} {server._forkserver_address}"
@@ -136,3 +142,31 @@ def _run(
     sys.path.insert(0, str(folder))
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def python_c() -> None:
+    """Run a program, the last argument, as `python -c` does, in a process that is forked."""
+    share()
+    streams = [Connection(os.dup(each)) for each in range(3)]
+    process = forks().Process(target=_run_program, args=(sys.argv[-1], dict(os.environ), *streams))
+    process.start()
+    for each in streams:
+        each.close()
+    os.closerange(0, 2)  # whoever reads there is told when the other process has ended
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other one is sent it, too
+    process.join()
+    sys.exit(process.exitcode)
+
+
+def _run_program(program: str, environment: Mapping[str, str], *streams: Connection) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, each in enumerate(streams):
+        os.dup2(each.fileno(), number)
+        each.close()
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    try:
+        exec(program, vars(main))  # noqa: S102 - as `python -c` does
+    finally:
+        atexit._run_exitfuncs()  # which `multiprocessing` leaves out
