@@ -1,14 +1,24 @@
-"""`fxlib.analyze`: all that can be told of a graph without running it."""
+"""`fxlib.analyze`: all that can be told of a graph without running it, and how long it takes on a described device.
+
+An operator takes what its launch takes, and then as long as its arithmetic and its elements, or its bytes, whichever
+needs longer. The host calls what is at a node, and gets its operators under way one after another. Where it runs them
+itself, times add up; where a device does, the host goes on, and the device waits for nothing but the host and its own
+work before.
+
+Source of the roofline: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for
+multicore architectures", Communications of the ACM 52(4), 2009.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.cost.simulate import live_bytes
@@ -21,16 +31,114 @@ from fxlib.inspection.device import Device, load_device
 from fxlib.inspection.inputs import Given, Inputs
 from fxlib.inspection.operations import Operation
 from fxlib.inspection.propagate import Propagation, Run, Unknown, Why
-from fxlib.inspection.roofline import DeviceTime, device_time
 from fxlib.inspection.tensors import Size, TensorFacts, facts_of, held_bytes, memory_of, number, tensors_in
 from fxlib.recipes.recipes import PlanningRequest
 from fxlib.recipes.undeclared import undeclared
-from fxlib.spec.profile import Profile
+from fxlib.runtime.ops.batches import is_batch, waits_of
+from fxlib.runtime.ops.record import call_name
+from fxlib.spec.profile import CallProfile, Profile
 from fxlib.spec.report import Undeclared, what_to_declare
 from fxlib.utils.text import plain, seconds, table
 
 META = "figures"
 """Key of a node's `meta` under which `Analysis.annotate` leaves what is known of it. No pass reads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceTime:
+    """How long one forward takes on a device."""
+
+    seconds: float
+    """The time from the first operator to the end of the last."""
+    host_s: float
+    """The time until the host has got all under way."""
+    node_s: Mapping[Node, float]
+    """The time of each node: that of its operators on the device, or what the host does or waits for it."""
+
+
+@dataclass(slots=True)
+class _Clocks:
+    """When host and device are free."""
+
+    host_s: float = 0.0
+    device_s: float = 0.0
+
+
+def _device_time(
+    runs: Mapping[Node, Run], behaviours: Mapping[Node, Behaviour], device: Device, profile: Profile | None = None
+) -> _DeviceTime:
+    """Add up what a forward takes on a device, in linear time.
+
+    This is the time of local work on a machine that is described; what a training step takes with its calls in flight,
+    on the machine where it was measured, is `fxlib.analysis.cost.simulate`.
+
+    Operators of unknown sizes take what starting them takes, and remote calls that no profile knows take nothing.
+    """
+    clocks, node_s = _Clocks(), dict[Node, float]()
+    answers_s: dict[Node, float] = {}
+    for node, run in runs.items():
+        begun_s = clocks.host_s
+        calls = [] if profile is None else _calls_in(node, profile)
+        if calls:
+            _communicate(node, behaviours[node].part, calls, clocks, answers_s)
+        clocks.host_s += _call_s(node, device)
+        busy_s = _work(run.operations, device, clocks)
+        host_s = clocks.host_s - begun_s
+        node_s[node] = busy_s if device.asynchronous and not calls else host_s
+    seconds = max(clocks.host_s, clocks.device_s)
+    return _DeviceTime(seconds=seconds, host_s=clocks.host_s, node_s=node_s)
+
+
+def _work(operations: Sequence[Operation], device: Device, clocks: _Clocks) -> float:
+    total_s = 0.0
+    for each in operations:
+        clocks.host_s += device.dispatch_s
+        if each.is_view:
+            continue
+        busy_s = _operation_s(each, device)
+        clocks.device_s = max(clocks.device_s, clocks.host_s) + busy_s
+        if not device.asynchronous:
+            clocks.host_s = clocks.device_s
+        total_s += busy_s
+    return total_s
+
+
+def _operation_s(operation: Operation, device: Device) -> float:
+    """Return how long a device works on one operator."""
+    peak = device.peak(operation.dtype, operation.work, operation.operator)
+    arithmetic_s = (number(operation.flops) or 0) / peak.flops_per_s
+    walk_s = (number(operation.elements) or 0) / peak.elements_per_s
+    moved_s = device.transfer_s((number(operation.read_bytes) or 0) + (number(operation.written_bytes) or 0))
+    return peak.launch_s + max(arithmetic_s + walk_s, moved_s)
+
+
+def _call_s(node: Node, device: Device) -> float:
+    """Return what the program takes for a node itself, before any operator."""
+    if node.op == "call_module":
+        return device.layer_s
+    if node.op == "get_attr":
+        return device.attribute_s
+    return device.overload_s if isinstance(node.target, OpOverload) else 0.0
+
+
+def _calls_in(node: Node, profile: Profile) -> list[CallProfile]:
+    """Return the calls that a node makes, issues or waits for, as far as the profile knows them."""
+    named = (waits_of(node) if is_batch(node) else None) or (node,)
+    names = map(call_name, named)
+    return [profile.call_by_name[each] for each in names if each in profile.call_by_name]
+
+
+def _communicate(
+    node: Node, part: Part, calls: Sequence[CallProfile], clocks: _Clocks, answers_s: dict[Node, float]
+) -> None:
+    """Let the host issue a message, or wait for an answer; both, where a call blocks. Calls of a batch run abreast."""
+    if part is Part.CALL or part is Part.ISSUE:
+        begun_s = max(clocks.host_s, clocks.device_s)  # what it sends has to be there
+        clocks.host_s = begun_s + max(each.issue_s for each in calls)
+        answers_s[node] = clocks.host_s + max(each.service_s.median for each in calls)
+    if part is Part.CALL or part is Part.WAIT:
+        issue = node if part is Part.CALL else node.all_input_nodes[0]
+        clocks.host_s = max(clocks.host_s, answers_s.get(issue, 0.0)) + calls[0].wait_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +261,7 @@ def analyze(
     effects = Effects.of(module)
     behaviours = dict(zip(effects.nodes, effects.behaviours, strict=True))
     runs = _runs(module, inputs, behaviours, profile, symbolic=symbolic)
-    timed = None if described is None else device_time(runs, behaviours, described, profile)
+    timed = None if described is None else _device_time(runs, behaviours, described, profile)
     held = _Memory.of(module, runs)
     return Analysis(
         name=type(module).__name__,
@@ -184,7 +292,7 @@ def _runs(
 
 
 def _figures(
-    runs: Mapping[Node, Run], effects: Mapping[Node, tuple[str, ...]], held: _Memory, timed: DeviceTime | None
+    runs: Mapping[Node, Run], effects: Mapping[Node, tuple[str, ...]], held: _Memory, timed: _DeviceTime | None
 ) -> dict[Node, NodeFigures]:
     found = {}
     for node, run in runs.items():

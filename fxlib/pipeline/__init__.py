@@ -4,7 +4,7 @@ What may run ahead is decided by `fxlib.analysis.effects.prologue`. Here are the
 made ahead, and the watch over writes in between.
 """
 
-from fxlib.pipeline.key_contract import check_keys
+from fxlib.pipeline.by_keys import check_keys
 from fxlib.pipeline.loop import Pipeline, pipeline
 from fxlib.pipeline.module_ahead import prefetch
 

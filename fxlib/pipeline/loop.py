@@ -1,25 +1,108 @@
-"""The loop's own batches, in their order, with the next ones' calls on their way."""
+"""The loop's own batches, in their order, with the next ones' calls on their way.
+
+A batch is pulled before the loop asks for it where nothing can tell; what a pull brought is kept until it does.
+"""
 
 from __future__ import annotations
 
 import inspect
+import random
+import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import nn
 from torch.fx.graph import _PyTreeCodeGen
+from torch.utils import data
 
-from fxlib.errors import FxlibError
+from fxlib.errors import FxlibError, FxlibWarning
 from fxlib.pipeline.module_ahead import ModuleAhead, ahead_of, captured_in
-from fxlib.pipeline.pulling import Pulled, Puller, why_not_ahead
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.tracking.flow_control import tensor_bytes
 from fxlib.spec.inputs import Batch
 
 B = TypeVar("B")
+_SAMPLERS = (data.RandomSampler, data.SequentialSampler, data.DistributedSampler, data.SubsetRandomSampler)
+"""Samplers that draw, if at all, when their iterator is made."""
 Inputs = Callable[[Any], Any]
 """From a batch to the arguments of the module: a tuple, a dict of them by name, a `fxlib.Batch`, or a single one."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pulled(Generic[B]):
+    """What one `next` of the loader brought: a batch, or the exception in its place, StopIteration among them."""
+
+    batch: B | None = None
+    error: Exception | None = None
+    entry: Any = None
+    """What was made ahead for the batch; None where that is nothing."""
+    was_tried: bool = False
+    """Whether anybody has tried to make calls for it."""
+
+
+def _why_not_ahead(loader: object) -> str:
+    """Return why the batches of a loader may not be pulled before the loop asks for them; empty if they may.
+
+    They may where a pull can neither draw from this process's generators nor read what the loop changes.
+    """
+    if isinstance(loader, (list, tuple, range)):
+        return ""
+    if not isinstance(loader, data.DataLoader):
+        return f"nothing is known of what a {type(loader).__name__} does when it is asked for a batch"
+    if loader.num_workers == 0:
+        return "the loader has no worker processes, and may draw from this process's generators"
+    sampler, batches = loader.sampler, loader.batch_sampler
+    if type(batches) not in (data.BatchSampler, type(None)):
+        return f"nothing is known of what a {type(batches).__name__} does when it is asked for indices"
+    if not isinstance(loader.dataset, data.IterableDataset) and type(sampler) not in _SAMPLERS:
+        return f"nothing is known of what a {type(sampler).__name__} does when it is asked for an index"
+    return ""
+
+
+class _Puller(Generic[B]):
+    """Pulls batches from one iterator, on the caller's thread.
+
+    Attributes:
+        ahead: whether batches may be pulled before the loop asks for them.
+    """
+
+    def __init__(self, loader: Iterable[B], *, ahead: bool) -> None:
+        self._iterator: Iterator[B] = iter(loader)
+        self._may_draw = not isinstance(loader, (list, tuple, range))
+        self.ahead = ahead
+
+    def pull(self, *, early: bool = False) -> _Pulled[B]:
+        """Return what the iterator brings next.
+
+        Args:
+            early: before the loop asks for it. If that draws from a generator, it was the last time.
+        """
+        before = _generators() if early and self._may_draw else None
+        try:
+            found = _Pulled(batch=next(self._iterator))
+        except Exception as error:  # noqa: BLE001 - raised where the loop asks for the batch
+            found = _Pulled(error=error)
+        if before is not None and before != _generators():
+            self.ahead = False
+            warnings.warn(
+                "the loader draws from this process's random generators, so its batches are no longer pulled ahead: "
+                "what the model draws may differ from a plain loop by then. Give the loader a generator of its own.",
+                FxlibWarning,
+                stacklevel=4,
+            )
+        return found
+
+
+def _generators() -> tuple[object, ...]:
+    """Return the states of all generators of this process that a loader may draw from."""
+    numpy = sys.modules.get("numpy")
+    own = None if numpy is None else numpy.random.get_state()
+    told = () if own is None else (own[0], own[1].tobytes(), *own[2:])
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), told
 
 
 def pipeline(
@@ -95,9 +178,9 @@ class Pipeline(Generic[B]):
         self._depth = depth
         self._memory_bytes = memory_bytes
         self._defer_pushes = defer_pushes
-        self._used: dict[ModuleAhead, list[Pulled[B]]] = {}
+        self._used: dict[ModuleAhead, list[_Pulled[B]]] = {}
         """What is made ahead for each module of the epoch, and for which batches."""
-        self.why_not_ahead = "" if ahead else why_not_ahead(loader)
+        self.why_not_ahead = "" if ahead else _why_not_ahead(loader)
         self.taken = self.unused = 0
         self._state: Any = None
         self._forward: Callable[..., Any] | None = None
@@ -111,7 +194,7 @@ class Pipeline(Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         """Begin an epoch: the loader's iterator is made here, on the caller's thread."""
-        return self._epoch(Puller(self._loader, ahead=not self.why_not_ahead))
+        return self._epoch(_Puller(self._loader, ahead=not self.why_not_ahead))
 
     def state_dict(self) -> Any:
         """Return the loader's state as of the last batch that was yielded, its pushes answered.
@@ -140,8 +223,8 @@ class Pipeline(Generic[B]):
             raise FxlibError(f"a {type(self._loader).__name__} has no {name}", where="fxlib.pipeline")
         return self._loader
 
-    def _epoch(self, puller: Puller[B]) -> Iterator[B]:
-        queue: deque[Pulled[B]] = deque()
+    def _epoch(self, puller: _Puller[B]) -> Iterator[B]:
+        queue: deque[_Pulled[B]] = deque()
         states: deque[Any] = deque()
         keeps_state = hasattr(self._loader, "state_dict")
 
@@ -178,7 +261,7 @@ class Pipeline(Generic[B]):
                 self.taken, self.unused = self.taken + ahead.taken, self.unused + ahead.unused
                 ahead.taken = ahead.unused = 0
 
-    def _fetch(self, queue: Iterable[Pulled[B]], used: dict[ModuleAhead, list[Pulled[B]]]) -> None:
+    def _fetch(self, queue: Iterable[_Pulled[B]], used: dict[ModuleAhead, list[_Pulled[B]]]) -> None:
         """Make calls for the batches that were pulled, as far as the memory goes."""
         module = captured_in(self._current_module())
         if module is None:
@@ -202,7 +285,7 @@ class Pipeline(Generic[B]):
                     used[ahead].append(each)
 
     @staticmethod
-    def _forget(current: Pulled[B], used: dict[ModuleAhead, list[Pulled[B]]]) -> None:
+    def _forget(current: _Pulled[B], used: dict[ModuleAhead, list[_Pulled[B]]]) -> None:
         for ahead, pulled in used.items():
             if current in pulled:
                 pulled.remove(current)

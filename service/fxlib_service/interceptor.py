@@ -1,4 +1,7 @@
-"""What surrounds every call: it authenticates, receives and parses, limits, and turns errors into statuses."""
+"""What surrounds every call: it authenticates, receives and parses, limits, and turns errors into statuses.
+
+No other file maps errors of the catalogue to gRPC: their status, and the google.rpc details.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,15 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 import grpc
+from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from typing_extensions import override
 
 from fxlib.utils import tracing
+from fxlib.utils.text import plain
 from fxlib_service import audit
 from fxlib_service.authentication import Authenticator, Proof
 from fxlib_service.errors import Code, ServiceError
@@ -26,8 +32,38 @@ from fxlib_service.metrics import Metrics
 from fxlib_service.quotas import Quotas
 from fxlib_service.roles import Caller
 from fxlib_service.servicers.context import Call
-from fxlib_service.status import STATUS, to_status
 
+_DOMAIN: Final = "fxlib"
+
+_MAX_MESSAGE: Final = 1_000
+_MAX_TEXT: Final = 160
+_MAX_VIOLATIONS: Final = 20
+
+STATUS: Final = {
+    Code.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Code.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    Code.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.INVALID_GRAPH: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.BLOB_MISSING: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.BLOB_CORRUPT: grpc.StatusCode.DATA_LOSS,
+    Code.BLOB_OFFSET: grpc.StatusCode.OUT_OF_RANGE,
+    Code.BLOB_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Code.UPLOAD_STALLED: grpc.StatusCode.ABORTED,
+    Code.STORAGE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.STORAGE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Code.REQUEST_ID_REUSED: grpc.StatusCode.ALREADY_EXISTS,
+    Code.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.MESSAGE_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.SERVICE_BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.JOB_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Code.SEQUENCE_AHEAD: grpc.StatusCode.OUT_OF_RANGE,
+    Code.LEASE_LOST: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.WORKER_LOST: grpc.StatusCode.ABORTED,
+    Code.CALL_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Code.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    Code.INTERNAL: grpc.StatusCode.INTERNAL,
+}
 M = TypeVar("M", bound=Message)
 
 _OURS: Final = "/fxlib.v1."
@@ -40,6 +76,38 @@ Serve = Callable[[AsyncIterator[bytes], Any], Awaitable[bytes]]
 """A handler as gRPC calls it: it reads the messages that come, and returns the answer."""
 ServeStream = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
 """One that writes its answers to the context."""
+
+
+def to_status(error: ServiceError) -> status_pb2.Status:
+    """Return an error as a google.rpc.Status, with ErrorInfo, and with BadRequest and RetryInfo where they apply."""
+    metadata = {key: _short(value) for key, value in error.metadata.items()}
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.code.name, domain=_DOMAIN, metadata=metadata)]
+    if error.violations:
+        violations = [
+            error_details_pb2.BadRequest.FieldViolation(
+                field=_short(violation.field), description=_short(violation.problem)
+            )
+            for violation in error.violations[:_MAX_VIOLATIONS]
+        ]
+        details.append(error_details_pb2.BadRequest(field_violations=violations))
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(error.retry_after_s * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    number: int = STATUS[error.code].value[0]
+    message = _short(str(error), _MAX_MESSAGE)
+    return status_pb2.Status(code=number, message=message, details=[_packed(detail) for detail in details])
+
+
+def _short(text: str, limit: int = _MAX_TEXT) -> str:
+    """Return text, which may quote a request, cut so short that all details fit into the trailers of a call."""
+    return plain(text if len(text) <= limit else text[: limit - 3] + "...")
+
+
+def _packed(detail: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    return packed
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is generic in its stubs only

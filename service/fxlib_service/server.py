@@ -1,4 +1,7 @@
-"""A running service: its sockets, health and reflection, its periodic cleanup, and its orderly shutdown."""
+"""A running service: its sockets, health and reflection, its periodic cleanup, and its orderly shutdown.
+
+Over HTTP it serves the metrics, to whoever may read them, and whether it lives and is ready.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,25 @@ import asyncio
 import fcntl
 import logging
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Final
+from typing import Any, Final
 from wsgiref.simple_server import WSGIServer
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
+from prometheus_client.core import Metric
+from typing_extensions import override
 
 from fxlib.errors import FxlibError
 from fxlib.utils.local_service import RUNTIME_DIR, LocalService, make_folder, remove_dead
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
+from fxlib_service.authentication import Authenticator
 from fxlib_service.blobs.base import BlobStore
 from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.clock import Clock
@@ -29,11 +36,16 @@ from fxlib_service.core import Core, make_core
 from fxlib_service.errors import ServiceError
 from fxlib_service.followed_files import AccessFiles, TlsFiles
 from fxlib_service.interceptor import CallInterceptor
-from fxlib_service.metrics_page import metrics_app, pages
 from fxlib_service.reserve import Reserve
+from fxlib_service.roles import Role
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
 
+_App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+_OF_MODELS: Final = "fxlib_model_"
+_SCHEME: Final = "bearer "
+_PLAIN: Final = ("Content-Type", "text/plain; charset=utf-8")
 SERVICES: Final = ("fxlib.v1.OptimizerService", "fxlib.v1.BlobService", "fxlib.v1.WorkerService")
 _TIDY_S: Final = 600.0
 _DEAD_S: Final = 3 * _TIDY_S
@@ -42,6 +54,75 @@ _LOOKAHEAD_BYTES: Final = 16 << 10
 _READ_BYTES: Final = 64 << 10
 
 logger = logging.getLogger(__name__)
+
+
+def pages(metrics: _App, not_ready: Callable[[], str]) -> _App:
+    """Return the WSGI application that serves `/metrics`, `/healthz` and `/readyz`, and nothing else.
+
+    `/healthz` answers 200 as long as the process does: to restart it would not bring a database back. `/readyz` answers
+    200 while it can serve calls, else 503 with the reason. Neither asks for a token, as probes have none.
+
+    Args:
+        metrics: serves the metrics; see `metrics_app`.
+        not_ready: says why the service cannot serve calls now; "" if it can.
+    """
+
+    def routed(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path, method = environ.get("PATH_INFO", ""), environ.get("REQUEST_METHOD", "")
+        if path not in ("/metrics", "/healthz", "/readyz"):
+            start_response("404 Not Found", [_PLAIN])
+            return [b"There are /metrics, /healthz and /readyz.\n"]
+        if method not in ("GET", "HEAD"):
+            start_response("405 Method Not Allowed", [_PLAIN, ("Allow", "GET, HEAD")])
+            return [b""]
+        if path == "/metrics":
+            return metrics(environ, start_response)
+        why = "" if path == "/healthz" else not_ready()
+        start_response("503 Service Unavailable" if why else "200 OK", [_PLAIN])
+        return [f"not ready: {why}\n".encode() if why else b"ok\n"]
+
+    return routed
+
+
+def metrics_app(registry: CollectorRegistry, authenticator: Authenticator | None) -> _App:
+    """Return the WSGI application that serves the metrics.
+
+    Without an authenticator, whoever reaches the address reads everything. With one, operators read everything, viewers
+    of all namespaces read everything but the figures that name models, and others read nothing.
+    """
+    everything: _App = make_wsgi_app(registry)
+    if authenticator is None:
+        return everything
+    nameless: _App = make_wsgi_app(_WithoutModels(registry))
+
+    def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        shown = environ.get("HTTP_AUTHORIZATION", "")
+        token = shown[len(_SCHEME) :].strip() if shown.lower().startswith(_SCHEME) else ""
+        try:
+            caller = authenticator.bearer(token)
+        except ServiceError:
+            start_response("401 Unauthorized", [_PLAIN, ("WWW-Authenticate", "Bearer")])
+            return [b"Send the bearer token of an operator or a viewer.\n"]
+        if Role.OPERATOR in caller.roles:
+            return everything(environ, start_response)
+        if Role.VIEWER in caller.roles and caller.namespace is None:
+            return nameless(environ, start_response)
+        start_response("403 Forbidden", [_PLAIN])
+        return [b"Metrics are for operators, and for viewers of all namespaces.\n"]
+
+    return guarded
+
+
+class _WithoutModels(CollectorRegistry):
+    """A registry that collects what another one does, without the metrics that name models."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._all = registry
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield from (metric for metric in self._all.collect() if not metric.name.startswith(_OF_MODELS))
 
 
 class Server:

@@ -7,8 +7,7 @@ import torch
 
 import fxlib
 from fxlib.errors import WorkloadError
-from fxlib.spec.inputs import Tensors
-from fxlib.spec.repeated_keys import draw_keys, repeats_in, skew_of
+from fxlib.spec.inputs import Tensors, draw_keys, repeats_in, skew_of
 
 ROWS = 1000
 

@@ -7,7 +7,7 @@ from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
 
 from fxlib_service.errors import Code, ServiceError, Violation, invalid
-from fxlib_service.status import STATUS, to_status
+from fxlib_service.interceptor import STATUS, to_status
 
 SOURCES = Path(__file__).parents[2] / "service" / "fxlib_service"
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from typing_extensions import override
 
 from fxlib_service.errors import Code, ServiceError
-from fxlib_service.metrics_page import metrics_app, pages
+from fxlib_service.server import metrics_app, pages
 from fxlib_service.stores.base import Stats
 from tests.service.memory_job_store import MemoryJobStore
 from tests.service.support import Process, eventually, make_service

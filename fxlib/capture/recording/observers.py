@@ -2,26 +2,30 @@
 
 Functions are found as they come up: in classes, closures, wrappers and globals. Those of the user's and of torch's own
 modules have instrumented code (`instrument`) for the time of the capture; what that shows goes to the `Listener` of
-the capture that runs.
+the capture that runs. Which others of the user's run is noted by a hook in C, at little cost, beside other profilers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import cProfile
 import functools
 import gc
 import inspect
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Protocol
 
 from fxlib.capture import source
-from fxlib.capture.recording import running_code
 from fxlib.capture.recording.instrument import ENTRY, Observer, globals_of, instrumented
+from fxlib.errors import CaptureError
 from fxlib.runtime.ops import method_callers
 
+_Stop = Callable[[], Collection[CodeType]]
+"""Ends the noting, and returns the code that has run."""
 HEAP_TYPE = 1 << 9
 LRU_CACHE: type = type(functools.lru_cache(int))
 _PLUMBING = frozenset(
@@ -37,6 +41,66 @@ _TORCHS_LIBRARIES = frozenset(
 )
 """What torch is built on, and runs itself: called by a program, they are functions that are not looked into."""
 _NOT_OBSERVED = (source.TORCH, source.CAPTURE.removesuffix("capture/"), "<frozen", "<eval_with_key>")
+
+
+def note_running() -> _Stop:
+    """Note all code that runs in this thread from now on, until what is returned is called."""
+    return _monitored() if hasattr(sys, "monitoring") else _profiled()
+
+
+def _profiled() -> _Stop:
+    """Use the one profiler that Python 3.11 has room for; another one goes on afterwards."""
+    outer: Any = sys.getprofile()
+    profiler = cProfile.Profile(subcalls=False, builtins=False)
+
+    def stop() -> Collection[CodeType]:
+        profiler.disable()
+        if hasattr(outer, "enable"):
+            outer.enable()
+        elif outer is not None:
+            sys.setprofile(outer)
+        return [each.code for each in profiler.getstats() if isinstance(each.code, CodeType)]
+
+    profiler.enable()
+    return stop
+
+
+def _monitored() -> _Stop:
+    """Be one of the tools for which Python has had room since 3.12."""
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+    tool, thread, ran = _free_tool(monitoring), threading.get_ident(), dict[int, CodeType]()
+
+    def note(code: CodeType, *_: object) -> Any:
+        if threading.get_ident() != thread:
+            return None
+        ran[id(code)] = code
+        return monitoring.DISABLE  # for this place in the code: once is enough
+
+    events = monitoring.events.PY_START, monitoring.events.PY_RESUME
+    for each in events:
+        monitoring.register_callback(tool, each, note)
+
+    def stop() -> Collection[CodeType]:
+        monitoring.set_events(tool, 0)
+        for each in events:
+            monitoring.register_callback(tool, each, None)
+        monitoring.free_tool_id(tool)
+        return list(ran.values())
+
+    monitoring.restart_events()  # what an earlier capture has seen
+    monitoring.set_events(tool, sum(events))
+    return stop
+
+
+def _free_tool(monitoring: Any) -> int:
+    for tool in (4, 3, monitoring.PROFILER_ID, monitoring.OPTIMIZER_ID, monitoring.COVERAGE_ID, monitoring.DEBUGGER_ID):
+        with contextlib.suppress(ValueError):  # somebody else's
+            monitoring.use_tool_id(tool, "fxlib.capture")
+            return int(tool)
+    raise CaptureError(
+        "six tools monitor this Python (sys.monitoring), and there is no room for a capture to see what runs",
+        hint="Capture before they begin.",
+    )
 
 
 class Listener(Protocol):
@@ -150,7 +214,7 @@ class ObservedFunctions:
 
     def note_others(self) -> Callable[[], None]:
         """Note which functions of the user's run unobserved, until what is returned is called."""
-        noted = running_code.noted()
+        noted = note_running()
 
         def stop() -> None:
             self._ran = {id(each): each for each in noted() if _is_users(each) and not is_instrumented(each)}

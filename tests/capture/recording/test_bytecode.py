@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import fxlib
-from fxlib.capture.recording import bytecode, running_code
+from fxlib.capture.recording import bytecode, observers
 from fxlib.capture.recording.instrument import ENTRY, instrumented
 from fxlib.errors import CaptureError
 
@@ -247,7 +247,7 @@ def test_what_runs_is_noted_beside_another_profiler() -> None:
         pass
 
     with cProfile.Profile() as outer:
-        stop = running_code.noted()
+        stop = observers.note_running()
         runs()
         ran = stop()
         torch.ones(1)

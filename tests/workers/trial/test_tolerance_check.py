@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxlib_workers.trial.digests import digest
-from fxlib_workers.trial.tolerance_check import ToleranceCheck
+from fxlib_workers.trial.trainer import ToleranceCheck
 
 
 def kept(*steps: dict[str, object]) -> ToleranceCheck:

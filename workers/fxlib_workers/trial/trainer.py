@@ -1,49 +1,72 @@
-"""The trainer of a trial: it loads the original and the candidates, and runs their steps."""
+"""The trainer of a trial: it loads the original and the candidates, and runs their steps.
+
+Trainers are a process group, over which the job's collectives and gradients run. They measure what the network of a
+trial takes by itself, so that replay adds only the rest, and how far a candidate's results are from the original's,
+where it does not promise the same bits.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Final, cast
 
 import torch
+from torch import distributed, nn
 from torch.distributed import rpc
 from torch.fx import GraphModule
 
-from fxlib import wire
+from fxlib import batch, wire
 from fxlib.pipeline import pipeline
 from fxlib.pipeline.choice import InTurn, MeasuredChoice
 from fxlib.pipeline.module_ahead import ahead_of
 from fxlib.profiling.measure import measure
 from fxlib.profiling.runs import STEPS
+from fxlib.profiling.single_call import arrival
 from fxlib.protocol import workload_from_proto
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.data_parallel import DataParallel, parallel_modules
 from fxlib.runtime.ops.record import record
 from fxlib.spec.inputs import samples_in
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CompiledPart, Timeline
 from fxlib.spec.workload import Batch
+from fxlib.utils.compare import relative_error
 from fxlib.utils.hardware import instructions
 from fxlib.v1 import workload_pb2
 from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
 from fxlib_workers.process.exceptions import returns_exceptions
-from fxlib_workers.trial import process_group, servers
+from fxlib_workers.trial import servers
 from fxlib_workers.trial.actor import TrialActor
 from fxlib_workers.trial.alignment import realigned
 from fxlib_workers.trial.compiled_parts import leave_parts, time_parts
 from fxlib_workers.trial.digests import digest, results, tensors
 from fxlib_workers.trial.objects import BoundModule, Requirements, bind, requirements_of
-from fxlib_workers.trial.replay.calibration import calibrate
-from fxlib_workers.trial.replay.call_ids import as_captured, stand_in
-from fxlib_workers.trial.replay.clients import make_remote_calls
-from fxlib_workers.trial.replay.plan import ReplayPlan
+from fxlib_workers.trial.replay import server as replay_server
+from fxlib_workers.trial.replay.clients import as_captured, make_remote_calls, stand_in
+from fxlib_workers.trial.replay.latency_model import NetworkCost
+from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
 from fxlib_workers.trial.state import ModuleSnapshot
 from fxlib_workers.trial.step import Step, StepResult, copy_of, drain, optimizer_of
-from fxlib_workers.trial.tolerance_check import ToleranceCheck
 
+_CALLS: Final = 15
+_SLEEP_S: Final = 1e-3
+"""The time that each call sleeps: waking up makes it late, as it does replayed calls."""
+
+_ITEMS: Final = 12
+"""The calls of a batch: fewer than a server works on at once."""
+
+_WORTH_BYTES: Final = 1 << 16
+"""The bytes of a call below which it costs as much as an empty one."""
+
+_MOST_BYTES: Final = 1 << 24
+"""The largest message that is measured."""
 MOST_LEAD: Final = 4
 """The most steps of a loop that are recorded before those that are shown, whose reads they make."""
 
@@ -51,6 +74,116 @@ _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
 StepDigests = Mapping[str, str]
 """Digests of everything that one step left behind, by name."""
+
+
+class ToleranceCheck:
+    """Keeps the original's values after each step, and compares those of other arms with them.
+
+    Values of equal bits are kept once, however many steps have them.
+    """
+
+    def __init__(self) -> None:
+        self._digests: dict[int, Mapping[str, str]] = {}
+        self._values: dict[str, object] = {}
+        self._errors: dict[Arm, dict[str, float]] = {}
+
+    def keep(self, step: int, values: Mapping[str, object], digests: Mapping[str, str]) -> None:
+        """Keep the original's values after a step, unless an earlier run has given them."""
+        if step in self._digests:
+            return
+        self._digests[step] = {name: digests[name] for name in values}
+        for name, value in values.items():
+            if digests[name] not in self._values:
+                self._values[digests[name]] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+    def compare(self, arm: Arm, step: int, values: Mapping[str, object]) -> None:
+        """Note how far an arm's values after a step are from the original's."""
+        errors, reference = self._errors.setdefault(arm, {}), self._digests[step]
+        for name in values.keys() | reference.keys():
+            both = name in values and name in reference
+            error = relative_error(values[name], self._values[reference[name]]) if both else math.inf
+            errors[name] = max(error, errors.get(name, 0.0))
+
+    def errors(self, arm: Arm) -> Mapping[str, float]:
+        """Return the largest relative error so far of each of an arm's values, by name."""
+        return self._errors.get(arm, {})
+
+
+def _join(store: distributed.Store, rank: int, size: int, interface: str) -> None:
+    """Join the group of all ranks, over TCP on one interface; return when all of them have joined."""
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    distributed.init_process_group("gloo", store=distributed.PrefixStore("trainers", store), rank=rank, world_size=size)
+
+
+def _wrap_data_parallel(module: nn.Module) -> None:
+    """Replace each placeholder in a module by `DistributedDataParallel` over the group of all ranks."""
+    for path, parallel in list(parallel_modules(module)):
+        if isinstance(parallel, DataParallel):
+            parent, _, name = path.rpartition(".")
+            module.get_submodule(parent)._modules[name] = parallel.join()
+
+
+def _barrier() -> None:
+    """Wait for all ranks; return at once where there is no group."""
+    if distributed.is_initialized():
+        distributed.barrier()
+
+
+def _all_reduce_min(count: int) -> int:
+    """Return the smallest number that a rank gives; where there is no group, this process's own."""
+    if not distributed.is_initialized():
+        return count
+    least = torch.tensor(count)
+    distributed.all_reduce(least, distributed.ReduceOp.MIN)
+    return int(least)
+
+
+def _calibrate(plan: ReplayPlan, servers: Iterable[str]) -> None:
+    """Measure calls from this process to each server, with nothing else in flight, and tell the server the result."""
+    recorded = [call for calls in plan.calls.values() for call in calls.values()]
+    for name in servers:
+        cost = _network_cost(name, [call for call in recorded if call.to in ("", name)])
+        rpc.rpc_sync(name, replay_server.set_network_cost, (cost,))
+
+
+def _network_cost(server: str, recorded: list[RecordedCall]) -> NetworkCost:
+    call_s, item_s = _trip_s(server, 0, 0), _item_s(server)
+    request = min(_MOST_BYTES, max((call.request_bytes for call in recorded), default=0))
+    response = min(_MOST_BYTES, max((call.response_bytes for call in recorded), default=0))
+    if request + response < _WORTH_BYTES:
+        return NetworkCost(call_s=call_s, item_s=item_s)
+    loaded_s = _trip_s(server, request, response)
+    return NetworkCost(call_s=call_s, byte_s=max(0.0, loaded_s - call_s) / (request + response), item_s=item_s)
+
+
+def _trip_s(server: str, request_bytes: int, response_bytes: int) -> float:
+    """Return the median of the seconds from the end of an issue to the arrival of the answer, without the sleep."""
+    sent = torch.zeros(request_bytes, dtype=torch.uint8)
+    trips = []
+    for _ in range(_CALLS):
+        future = rpc.rpc_async(server, replay_server.echo, (sent, response_bytes, _SLEEP_S))
+        issued = time.perf_counter()
+        arrived = arrival(future)
+        assert arrived is not None  # noqa: S101 - `arrival` waits for the future
+        trips.append(arrived - issued - _SLEEP_S)
+    return max(0.0, median(trips))
+
+
+def _item_s(server: str) -> float:
+    """Return the seconds that each further call adds to a batch whose calls only sleep, concurrently."""
+
+    def trip_s(count: int) -> float:
+        # Each call has a tensor of its own, since a tensor that several share would travel once.
+        calls: list[batch.Call] = [
+            (replay_server.echo, (torch.zeros(1, dtype=torch.uint8), 1, _SLEEP_S), {}) for _ in range(count)
+        ]
+        begun = time.perf_counter()
+        rpc.rpc_sync(server, batch.run, (calls,))
+        return time.perf_counter() - begun
+
+    trip_s(_ITEMS)  # from the first batch the server learns how long such a call takes
+    one_s, all_s = (median(trip_s(count) for _ in range(_CALLS)) for count in (1, _ITEMS))
+    return max(0.0, (all_s - one_s) / (_ITEMS - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +236,13 @@ class Trainer(TrialActor):
     def join_group(self) -> None:
         """Become one of the ranks over which collectives run."""
         rank = self._config.rank - len(self._workload.servers)
-        process_group.join(self._store(), rank, self._workload.trainers, self._config.interface)
-        process_group.wrap_data_parallel(self._modules[ORIGINAL])
+        _join(self._store(), rank, self._workload.trainers, self._config.interface)
+        _wrap_data_parallel(self._modules[ORIGINAL])
 
     @returns_exceptions
-    def calibrate(self, servers: list[str]) -> None:
+    def _calibrate(self, servers: list[str]) -> None:
         """Measure what the trial's own network takes for calls of this process, and tell the servers that replay."""
-        calibrate(self._plan, servers)
+        _calibrate(self._plan, servers)
 
     @returns_exceptions
     def prepare(self) -> None:
@@ -185,7 +318,7 @@ class Trainer(TrialActor):
 
         start = time.perf_counter()
         step()
-        steps = process_group.all_reduce_min(max(1, min(STEPS, int(seconds / (time.perf_counter() - start)))))
+        steps = _all_reduce_min(max(1, min(STEPS, int(seconds / (time.perf_counter() - start)))))
         found = measure(
             self._bound[ORIGINAL].module,
             step,
@@ -225,7 +358,7 @@ class Trainer(TrialActor):
         else:
             result = self._steps[arm](batch, inspect=True)
             drain()
-        process_group.barrier()  # afterwards, what the other ranks sent to servers has arrived, too
+        _barrier()  # afterwards, what the other ranks sent to servers has arrived, too
         values = self._values(arm, result) | {f"input {name}": value for name, value in batch.named.items()}
         values["containers of the inputs"] = batch.structure
         digests = {name: digest(value) for name, value in values.items()}

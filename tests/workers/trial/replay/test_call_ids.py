@@ -14,7 +14,7 @@ from fxlib.runtime.ops import issue_batch, wait_item
 from fxlib.runtime.ops.batches import NamedCall, items_of
 from fxlib.spec.contract import Contract, contract_of
 from fxlib.spec.profile import Opaque, Spread
-from fxlib_workers.trial.replay.call_ids import stand_in
+from fxlib_workers.trial.replay.clients import stand_in
 from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
 from fxlib_workers.trial.replay.server import ReplayedBatch, ReplayedFunction
 from tests.workers import remote_code

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxlib.spec.contract import PURE, Contract
-from fxlib_workers.trial.replay.history import WriteHistory
+from fxlib_workers.trial.replay.server import WriteHistory
 
 TABLES = Contract(reads=frozenset({"tables"}))
 WRITES = Contract(writes=frozenset({"tables"}))

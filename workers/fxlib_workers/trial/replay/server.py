@@ -1,11 +1,16 @@
-"""A server process that replays: what trainers call on it, and what `trial.servers` calls."""
+"""A server process that replays: what trainers call on it, and what `trial.servers` calls.
+
+What has been written to it is kept as digests in place of its state, by the resources of contracts. Where a contract
+names keys, replies go row by row: a row has other bits once its key was written, and only then.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch.distributed import autograd as dist_autograd
@@ -15,18 +20,197 @@ from fxlib import batch
 from fxlib.errors import WorkloadError
 from fxlib.profiling.single_call import message_bytes
 from fxlib.spec.contract import Contract
-from fxlib.spec.profile import ServerProfile, TensorShape
+from fxlib.spec.profile import Result, ServerProfile, TensorShape
 from fxlib_workers.trial.digests import digest, tensors
-from fxlib_workers.trial.replay.by_key import KeyedWrites, keys_of, make_rows, rows_of, without_keys
-from fxlib_workers.trial.replay.history import WriteHistory
 from fxlib_workers.trial.replay.latency_model import NOT_BATCHED, BatchPosition, LatencyModel, NetworkCost, sleep_until
 from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
-from fxlib_workers.trial.replay.replies import attach_to, call_digest, combined, make_reply
+from fxlib_workers.trial.replay.replies import attach_to, call_digest, combined, made_rows, make_reply
 
+_ANY: Final = "*"
+_MODULUS: Final = 1 << 128
+_NOTHING: Final = b""
+_MIX: Final = -7046029254386353131
+"""An odd number whose multiples, in 64 bits, look like drawn ones: 2^64 divided by the golden ratio (Knuth)."""
+_SHIFT: Final = 29
+
+_INTEGERS: Final = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 UNMEASURED: Final = ServerProfile(name="", round_trip_s=0.0, concurrency=16, bytes_per_s=1e12)
 """The figures of a server that the profile does not know: it works on as many calls as an RPC agent has threads."""
 
 _STEP: Final = b"step"
+
+
+class WriteHistory:
+    """The writes so far. It may be used by several threads.
+
+    A call without a contract may write everything on the server. The digests of writes that commute are added up, so
+    that their order does not show; all others are chained, separately for each part of a resource.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a write."""
+        self._lock = threading.Lock()
+        self._all = _NOTHING
+        self._chained: dict[str, dict[str, bytes]] = {}
+        self._summed: dict[str, int] = {}
+        self._known: dict[tuple[str, bool], bytes] = {}
+        """The digests of resources, cached until the next write."""
+
+    def visible_to(self, contract: Contract | None, part: str = "") -> bytes:
+        """Return the digest of all that a call may read; writes to other state, or to other parts, do not change it."""
+        if contract is not None and contract.pure:
+            return _NOTHING
+        with self._lock:
+            if contract is None or _ANY in contract.reads | contract.writes:
+                return self._whole()
+            # A write that commutes must not show which others of its kind came before it.
+            blind = contract.writes if contract.commutes else frozenset[str]()
+            names = sorted(contract.reads | (frozenset() if part else contract.writes))
+            return combined(self._all, *(self._resource(name, blind=name in blind) for name in names))
+
+    def write(self, contract: Contract | None, call: bytes, part: str = "") -> None:
+        """Add the digest of a call that has ended, if it writes: to one part of its resources, or to all of them."""
+        if contract is not None and not contract.writes:
+            return
+        with self._lock:
+            self._add(contract, call, part)
+            self._known.clear()
+
+    def digest(self) -> str:
+        """Return one digest of everything."""
+        with self._lock:
+            return self._whole().hex()
+
+    def _add(self, contract: Contract | None, call: bytes, part: str) -> None:
+        if contract is None or _ANY in contract.writes:
+            self._all = combined(self._whole(), call)
+            self._chained.clear()
+            self._summed.clear()
+            return
+        for name in contract.writes:
+            if contract.commutes:
+                self._summed[name] = (self._summed.get(name, 0) + int.from_bytes(call, "big")) % _MODULUS
+            elif part:
+                parts = self._chained.setdefault(name, {})
+                parts[part] = combined(parts.get(part, _NOTHING), b"\0", call)
+            else:
+                self._chained[name] = {_ANY: combined(self._resource(name, blind=False), call)}
+                self._summed.pop(name, None)
+
+    def _whole(self) -> bytes:
+        names = sorted(self._chained.keys() | self._summed.keys())
+        return combined(self._all, *(self._resource(name, blind=False) for name in names))
+
+    def _resource(self, name: str, *, blind: bool) -> bytes:
+        if (known := self._known.get((name, blind))) is not None:
+            return known
+        summed = 0 if blind else self._summed.get(name, 0)
+        parts = (
+            combined(part.encode(), b"\0", written) for part, written in sorted(self._chained.get(name, {}).items())
+        )
+        found = self._known[name, blind] = combined(name.encode(), b"\0", *parts, summed.to_bytes(16, "big"))
+        return found
+
+
+class _KeyedWrites:
+    """What has been written under each key. It may be used by several threads.
+
+    Attributes:
+        others: the writes that do not tell their keys.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a write."""
+        self.others = WriteHistory()
+        self._lock = threading.Lock()
+        self._written: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+        """By resource and part, the number that the last write of each key has left."""
+
+    def visible_to(self, contract: Contract, part: str, rows: torch.Tensor, seed: bytes) -> torch.Tensor:
+        """Return a number for each row of a read: of its keys, what was written under them, and the seed of the call.
+
+        Args:
+            contract: the read's.
+            part: the part of the state that it reads; empty: all of it.
+            rows: its keys, with a dimension more than those of its rows where a row has several.
+            seed: decides all of its rows.
+        """
+        keys = rows.reshape(-1).tolist()
+        with self._lock:
+            known = [
+                [each.get(key, 0) for key in keys]
+                for (name, other), each in sorted(self._written.items())
+                if (name in contract.reads or _ANY in (name, *contract.reads)) and (part in ("", other) or not other)
+            ]
+        numbers = _mixed(rows.reshape(-1).to(torch.int64) + _number(seed))
+        for each in known:  # a key that was never written has 0 here, which leaves its row as it is
+            numbers = numbers + _mixed(torch.tensor(each, dtype=torch.int64))
+        numbers = _mixed(numbers)
+        return _mixed(numbers.view(rows.shape).flatten(1).sum(1)) if rows.dim() > 1 else numbers
+
+    def write(self, contract: Contract | None, call: bytes, part: str, keys: torch.Tensor | None) -> None:
+        """Add the digest of a call that has ended, if it writes: under its keys, or under all."""
+        if contract is not None and not contract.writes:
+            return
+        if contract is None or keys is None:
+            self.others.write(contract, call, part)
+            return
+        number = _number(call)
+        with self._lock:
+            for name in contract.writes:
+                written = self._written[name, part]
+                for key in set(keys.reshape(-1).tolist()):
+                    before = written.get(key, 0)
+                    # The order of writes that commute must not show.
+                    written[key] = _signed(before + number) if contract.commutes else hash((before, number))
+
+
+def _keys_of(contract: Contract | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return the keys of a call; None where it has none that rows can be told apart by."""
+    if contract is None or contract.keys is None:
+        return None
+    found = contract.keys_of(tuple(args), kwargs)
+    return found if isinstance(found, torch.Tensor) and found.dtype in _INTEGERS and found.dim() else None
+
+
+def _rows_of(
+    contract: Contract | None, returns: Result, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> torch.Tensor | None:
+    """Return the keys of the rows that a read is answered with; None where it is answered as a whole."""
+    keys = _keys_of(contract, args, kwargs)
+    if keys is None or contract is None or contract.writes or not _has_rows(returns):
+        return None
+    return keys
+
+
+def _without_keys(contract: Contract, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return what else a call was sent."""
+    rest = [each for place, each in enumerate(args) if place != contract.keys_at]
+    return rest, {name: each for name, each in kwargs.items() if name != contract.keys}
+
+
+def _make_rows(returns: Result, numbers: torch.Tensor) -> torch.Tensor:
+    """Make up a row for each number: equal numbers give equal bits."""
+    assert _has_rows(returns)  # noqa: S101 - `rows_of` has looked
+    return made_rows(numbers, returns.shape[1:], returns.dtype)
+
+
+def _has_rows(returns: Result) -> TypeGuard[TensorShape]:
+    return isinstance(returns, TensorShape) and bool(returns.shape) and not returns.dtype.is_complex
+
+
+def _mixed(numbers: torch.Tensor) -> torch.Tensor:
+    multiplied = numbers * _MIX
+    return multiplied ^ (multiplied >> _SHIFT)
+
+
+def _signed(number: int) -> int:
+    """Return a number as 64 bits have it."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 class ReplayServer:
@@ -47,12 +231,12 @@ class ReplayServer:
         self._lock = threading.Lock()
         self._names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._history = WriteHistory()
-        self._keyed = KeyedWrites()
+        self._keyed = _KeyedWrites()
 
     def reset(self) -> None:
         """Forget all writes, and draw the same times again."""
         self._history = WriteHistory()
-        self._keyed = KeyedWrites()
+        self._keyed = _KeyedWrites()
         self.latency.reset()
 
     def digest(self) -> str:
@@ -76,17 +260,17 @@ class ReplayServer:
         contract, recorded = self.plan.contract_of(function, call), self._recorded(function, call, (args, kwargs))
         request = call_digest(function, args, kwargs)
         part = _part(contract, args, kwargs)
-        rows = None if batch.in_autograd_context() else rows_of(contract, recorded.returns, args, kwargs)
+        rows = None if batch.in_autograd_context() else _rows_of(contract, recorded.returns, args, kwargs)
         if contract is not None and rows is not None:
             # Row by row: what a write to other keys leaves alone comes back with the same bits.
-            same = call_digest(function, *without_keys(contract, args, kwargs))
+            same = call_digest(function, *_without_keys(contract, args, kwargs))
             seeds = keyed.visible_to(contract, part, rows, combined(same, keyed.others.visible_to(contract, part)))
-            reply = make_rows(recorded.returns, seeds)
+            reply = _make_rows(recorded.returns, seeds)
         else:
             reply = self._reply(recorded, combined(request, history.visible_to(contract, part)), (args, kwargs))
         self.latency.serve(f"{function}#{call}", recorded, arrived=arrived, position=position)
         history.write(contract, request, part)
-        keyed.write(contract, request, part, keys_of(contract, args, kwargs))
+        keyed.write(contract, request, part, _keys_of(contract, args, kwargs))
         return reply
 
     def gradients(self, context: int) -> dict[str, torch.Tensor]:

@@ -1,10 +1,13 @@
-"""Which candidates a trial measures: those that do what the original does, and as many as the budget has room for."""
+"""Which candidates a trial measures: those that do what the original does, and as many as the budget has room for.
+
+A candidate does so that leaves the same bits behind as the original, as far as the original reproduces its own.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -15,13 +18,21 @@ from fxlib_workers.exchange.job_folder import ReportProgress
 from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.compiled_parts import without_parts
 from fxlib_workers.trial.failures import CandidateError, TrialError
-from fxlib_workers.trial.selection.bitwise_check import BitwiseCheck, Difference, describe
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.select import CHOICE_SHARE
 from fxlib_workers.trial.selection.speed import BLOCK_S
 from fxlib_workers.trial.selection.successive_halving import LEAST_ROUNDS
+from fxlib_workers.trial.servers import UNKNOWN
 from fxlib_workers.trial.trainer import StepDigests
 
+RunArm = Callable[[Arm], Sequence[StepDigests]]
+"""A function that resets everything, runs the steps of an arm, and returns the digests after each step."""
+
+_Difference = tuple[int, str]
+"""A step, from 0, and the name of what differs after it."""
+
+_CANDIDATE_RUNS: Final = 2
+_ORIGINAL_RERUNS: Final = 2
 T = TypeVar("T")
 
 _MOST_CANDIDATES: Final = 3
@@ -46,6 +57,71 @@ _REALIGNMENT_SLACK: Final = 4.0
 """How many times farther from the original a candidate may be than the realigned original is."""
 
 _NO_ROOM: Final = "not tried: the budget had no room for it beside those that were expected to be faster"
+
+
+class BitwiseCheck:
+    """Compares candidates with two runs of the original, which it makes when it is constructed.
+
+    What differs between runs of the original is excluded, step by step, and named. Where a candidate differs, the
+    original runs again: what it reproduces only now and then is no measure of a candidate.
+
+    Args:
+        run: the function that runs an arm.
+    """
+
+    def __init__(self, run: RunArm) -> None:
+        self._run = run
+        self._reference = run(ORIGINAL)
+        self._excluded = _differences(self._reference, run(ORIGINAL)) | _unknown(self._reference)
+
+    @property
+    def not_reproduced(self) -> tuple[str, ...]:
+        """The names of what could not be compared, since the original does not reproduce it."""
+        return _names(self._excluded)
+
+    def exclude(self, differences: Iterable[_Difference]) -> None:
+        """Compare these no more: the candidate is not to blame for them."""
+        self._excluded |= set(differences)
+
+    def difference(self, candidate: str) -> frozenset[_Difference]:
+        """Run a candidate, and a second time if the first run shows no difference, and return what differs."""
+        for _ in range(_CANDIDATE_RUNS):
+            found = _differences(self._reference, self._run(candidate)) - self._excluded
+            for _ in range(_ORIGINAL_RERUNS if found else 0):
+                self._excluded |= _differences(self._reference, self._run(ORIGINAL))
+            if found - self._excluded:
+                return frozenset(found - self._excluded)
+        return frozenset()
+
+
+def describe(differences: Iterable[_Difference]) -> str:
+    """Say in words what differs, and after which step it first does; return "" if nothing differs."""
+    if not (differences := set(differences)):
+        return ""
+    first = min(step for step, _ in differences)
+    names = sorted(name for step, name in differences if step == first)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"after step {first + 1}: {', '.join(names[:3])}{more}"
+
+
+def _differences(one: Sequence[StepDigests], other: Sequence[StepDigests]) -> set[_Difference]:
+    return {
+        (step, name)
+        for step, (before, after) in enumerate(zip(one, other, strict=True))
+        for name in before.keys() | after.keys()
+        if before.get(name) != after.get(name)
+    }
+
+
+def _unknown(steps: Sequence[StepDigests]) -> set[_Difference]:
+    return {(step, name) for step, found in enumerate(steps) for name, digest in found.items() if digest == UNKNOWN}
+
+
+def _names(differences: Iterable[_Difference]) -> tuple[str, ...]:
+    first: dict[str, int] = {}
+    for step, name in sorted(differences):
+        first.setdefault(name, step)
+    return tuple(f"{name} (from step {step + 1} on)" for name, step in first.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +216,7 @@ class Screening:
         if len(left) == len(parts) and not any(passes.values()):
             raise CandidateError(name, Reason.NO_PART_FASTER, left[0].why if left else "")
 
-    def _explained_by_alignment(self, name: str, difference: frozenset[Difference]) -> frozenset[Difference]:
+    def _explained_by_alignment(self, name: str, difference: frozenset[_Difference]) -> frozenset[_Difference]:
         """Return the differences that are about as small as those of the original on memory of another alignment.
 
         Only digests are known of a server's state, so it is never among them.
@@ -154,7 +230,7 @@ class Screening:
             if found.get(what, math.inf) <= _REALIGNMENT_SLACK * own.get(what, 0.0)
         )
 
-    def _error(self, name: str, difference: frozenset[Difference]) -> float:
+    def _error(self, name: str, difference: frozenset[_Difference]) -> float:
         """Return the largest relative error among what differs.
 
         Raises:
