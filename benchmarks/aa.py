@@ -33,12 +33,11 @@ from fxlib.reasons import Reason
 from fxlib.spec.report import CandidateReport, Report
 from fxlib.spec.workload import Server, Table, Workload
 from fxlib_workers.config import TrialSettings
-from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
+from fxlib_workers.exchange import ORIGINAL, Arm, Candidate
 from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.nodes import connected
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
-from fxlib_workers.trial.selection.select import Selection
-from fxlib_workers.trial.selection.successive_halving import SuccessiveHalving
+from fxlib_workers.trial.selection.select import Selection, SuccessiveHalving
 from fxlib_workers.trial.trainer import EncodedProgram
 
 PAIRS: Final = 100

@@ -31,7 +31,7 @@ from fxlib.spec.profile import Profile
 from fxlib.spec.workload import Optimizer, Server, Workload
 from fxlib.v1 import profile_pb2
 from fxlib_workers.config import TrialSettings
-from fxlib_workers.exchange.candidate import ORIGINAL
+from fxlib_workers.exchange import ORIGINAL
 from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.nodes import Nodes, connected
 from fxlib_workers.trial.trainer import EncodedProgram

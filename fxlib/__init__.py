@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from fxlib.serialization.files import load, save
     from fxlib.serialization.package import to_folder
     from fxlib.spec.contract import Contract, Exactly, remote
+    from fxlib.spec.job import TrialOptions
     from fxlib.spec.profile import Profile
     from fxlib.spec.report import Usage
-    from fxlib.spec.trial import TrialOptions
     from fxlib.spec.workload import (
         Batch,
         BatchSpec,
@@ -123,7 +123,7 @@ _HOMES = {
     "fxlib.rules": ("Rule", "register_guard"),
     "fxlib.runtime.ops.clients": ("register_call",),
     "fxlib.runtime.graph_set": ("usage",),
-    "fxlib.spec.trial": ("TrialOptions",),
+    "fxlib.spec.job": ("TrialOptions",),
     "fxlib.equivalence.verify": ("verify",),
     "fxlib.spec.workload": (
         "Batch",

@@ -21,7 +21,7 @@ from fxlib.analysis.cost.bound import bound, bound_pipelined
 from fxlib.analysis.cost.costs import Loop
 from fxlib.analysis.cost.pipelined import predict_pipelined
 from fxlib.analysis.cost.simulate import predict
-from fxlib.pipeline.conflicts import conflicts
+from fxlib.pipeline.by_keys import conflicts
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from fxlib.spec.contract import contract_of

@@ -14,7 +14,7 @@ from typing import Final
 
 from fxlib.reasons import Reason
 from fxlib.spec.report import Estimate
-from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.exchange import JobFolder
 from fxlib_workers.process.child import FOLDER, Channel, ChildEndedError
 
 _STEPS: Final = 10

@@ -27,8 +27,8 @@ import fxlib
 from benchmarks.programs import catalogue, world
 from benchmarks.programs.catalogue import Program
 from fxlib.analysis.cost.simulate import predict
-from fxlib.spec.losses import scalar
-from fxlib.spec.trial import TrialOptions
+from fxlib.spec.job import TrialOptions
+from fxlib.spec.training import scalar_loss
 from fxlib.spec.workload import Batch, Workload
 from fxlib.utils.hardware import cores
 from fxlib.utils.pytree import leaves
@@ -166,7 +166,7 @@ def _step(
         with dist_autograd.context() as context:
             output = forward(*batch.inputs)
             first = output[0] if isinstance(output, tuple) else output
-            loss = scalar(workload.loss, first, batch.target)
+            loss = scalar_loss(workload.loss, first, batch.target)
             dist_autograd.backward(context, [loss])
             if not inspect:
                 return []

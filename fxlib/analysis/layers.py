@@ -21,8 +21,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.resources import PROCESS, Storage
 from fxlib.analysis.operators.arguments import arguments_of
-from fxlib.analysis.operators.leaf_modules import attribute, is_known
-from fxlib.analysis.operators.schemas import Operator
+from fxlib.analysis.operators.schemas import Operator, attribute, is_known
 from fxlib.reasons import Reason
 from fxlib.runtime.guards.folded_weights import RANK, sources_of
 from fxlib.runtime.submodules import submodule

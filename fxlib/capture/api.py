@@ -24,27 +24,26 @@ from torch.nn.parameter import is_lazy
 
 from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
+from fxlib.capture.handled_errors import capture_error, unswallowed
 from fxlib.capture.intercept import Interception, is_capturing, leave_logging_alone
 from fxlib.capture.metadata import annotate
 from fxlib.capture.recording import bytecode
 from fxlib.capture.recording.recorder import Recorder
-from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.samples import Given, bind, left_at_defaults
-from fxlib.capture.state import unchanged
+from fxlib.capture.state import generators_unused, unchanged
 from fxlib.capture.trace.checks import protect_old_values, refuse_out
 from fxlib.capture.trace.eager import EagerCalls
 from fxlib.capture.trace.hooks import install
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.traced_through import WHOLE, TracedThrough
 from fxlib.capture.trace.tracer import RemoteTracer, tracer_for
-from fxlib.capture.unswallowed import capture_error, unswallowed
 from fxlib.errors import CaptureError, FxlibError, FxlibWarning
 from fxlib.runtime import CapturedModule, is_call
 from fxlib.runtime.data_parallel import keep_body
 from fxlib.runtime.guards.capture_facts import Change
 from fxlib.runtime.guards.conditions import FixedAnswers
-from fxlib.runtime.state import FunctionModel
+from fxlib.runtime.module_state import FunctionModel
 from fxlib.runtime.submodules import local_modules, submodule
 from fxlib.spec.contract import Contract
 

@@ -16,8 +16,7 @@ from fxlib.errors import CaptureError, FxlibWarning
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.submodules import local_modules
-from fxlib.spec.variant import Variant
-from fxlib.spec.workload import Workload
+from fxlib.spec.workload import Variant, Workload
 
 _FLAG_SETTERS = ("train", "eval")
 

@@ -1,15 +1,21 @@
-"""Find the exception handlers of the program around what it computes: a graph cannot catch errors."""
+"""Errors and the handlers of the program around what it computes: a graph cannot catch errors.
+
+What ends a capture ends it even where the program that is captured catches it.
+"""
 
 from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 
 from fxlib.capture import source
-from fxlib.capture.unswallowed import capture_error
+from fxlib.errors import CaptureError
 
+_thread = threading.local()
 NOT_OF_TENSORS = frozenset(
     {"AttributeError", "KeyError", "ImportError", "ModuleNotFoundError", "NameError", "UnboundLocalError"}
     | {"StopIteration", "OSError", "FileNotFoundError", "UnicodeError"}
@@ -18,6 +24,38 @@ NOT_OF_TENSORS = frozenset(
 OF_TYPES = NOT_OF_TENSORS | {"TypeError", "NotImplementedError"}
 """Those that none raises either where the classes, dtypes and sizes of all tensors are known."""
 _ENDS = ("RERAISE", "POP_EXCEPT")
+
+
+def capture_error(problem: str, *, hint: str, where: str = "") -> CaptureError:
+    """Return the error to raise; `where` is by default the user's statement that is running.
+
+    The error is also noted, because an `except` of the user's may catch it: the forward would then go on in a way in
+    which it never runs.
+    """
+    error = CaptureError(problem, where=where or source.here(), hint=hint)
+    getattr(_thread, "errors", []).append(error)
+    return error
+
+
+@contextmanager
+def unswallowed() -> Iterator[None]:
+    """Raise the first error that `capture_error` made in the block, even if the block caught it.
+
+    Raises:
+        CaptureError: there was such an error.
+    """
+    errors: list[CaptureError] = []
+    _thread.errors = errors
+    try:
+        yield
+    except Exception as error:
+        if errors and error is not errors[0]:
+            raise errors[0] from error
+        raise
+    finally:
+        del _thread.errors
+    if errors:
+        raise errors[0]
 
 
 def refuse_guarded(frame: FrameType | None, end: FrameType | None, *, never_raised: Collection[str]) -> None:

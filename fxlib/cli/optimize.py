@@ -7,8 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from fxlib.cli.factory import called
-from fxlib.cli.options import add_service, endpoint_of, label, output, step
+from fxlib.cli.options import add_service, called, endpoint_of, label, output, step
 from fxlib.cli.printing import say, say_json
 from fxlib.errors import FxlibError
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fxlib.config import DEFAULT_ADDRESS, SERVICE, service_address
+from fxlib.errors import FxlibError
 from fxlib.spec.labels import read_label
 from fxlib.utils.local_service import TOKEN_FILE
 
@@ -88,3 +91,29 @@ def step(text: str) -> tuple[str, dict[str, object]]:
             raise argparse.ArgumentTypeError(f"{written!r} is not a list of OPTION=VALUE, separated by commas")
         rest = written[end + 1 :]
     return name, options
+
+
+def called(name: str, where: str, hint: str) -> Any:
+    """Import a function, call it without arguments, and return what it returns.
+
+    Raises:
+        FxlibError: the name has another form, or there is no such function; `where` names the argument. Exceptions
+            of the function itself are passed on.
+    """
+    module_name, colon, function = name.partition(":")
+    if not (module_name and colon and function):
+        raise FxlibError(f"{name!r} is not of the form pkg.mod:function", where=where.partition(" ")[0], hint=hint)
+    here = str(Path.cwd())
+    if here not in sys.path:  # as `python -m` does
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)  # named by the user, on their own command line
+    except ModuleNotFoundError as error:
+        raise FxlibError(str(error), where=where, hint=hint) from error
+    for part in function.split("."):
+        if not hasattr(found, part):
+            raise FxlibError(f"{module_name} has no {function!r}", where=where, hint=hint)
+        found = getattr(found, part)
+    if not callable(found):
+        raise FxlibError(f"{function!r} is no function", where=where, hint=hint)
+    return found()

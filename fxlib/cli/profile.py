@@ -6,8 +6,7 @@ import argparse
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from fxlib.cli.factory import called
-from fxlib.cli.options import output
+from fxlib.cli.options import called, output
 from fxlib.cli.printing import say, say_json
 from fxlib.errors import FxlibError
 

@@ -25,8 +25,7 @@ from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.submodules import local_modules
 from fxlib.spec.inputs import Batch, BatchSpec, describe
-from fxlib.spec.variant import MAX_VARIANTS, Variant
-from fxlib.spec.workload import Workload
+from fxlib.spec.workload import MAX_VARIANTS, Variant, Workload
 
 _LOG = logging.getLogger(__name__)
 

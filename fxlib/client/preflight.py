@@ -35,7 +35,7 @@ from fxlib.runtime.ops.registry import CALLS_BY_NAME, TRACKERS
 from fxlib.runtime.preserve_state import state_kept
 from fxlib.runtime.submodules import local_tensors
 from fxlib.spec.inputs import Batch
-from fxlib.spec.losses import scalar
+from fxlib.spec.training import scalar_loss
 from fxlib.spec.workload import Workload
 from fxlib.utils.pytree import mapped
 from fxlib.v1 import graph_pb2, jobs_pb2
@@ -233,7 +233,7 @@ def run_sample(captured: GraphModule, workload: Workload) -> bool:
             given = _on(device, batch)
             output = model(*given.inputs, **given.kwargs)
             if workload.mode != "forward":
-                scalar(workload.loss, output, given.target)
+                scalar_loss(workload.loss, output, given.target)
     except Exception as error:
         drawn = "drawn from the description of the batches" if workload.spec is not None else "the first of the batches"
         error.add_note(f"fxlib: raised in the launcher by a sample, {drawn}, which runs once before anything is sent")

@@ -16,10 +16,10 @@ from fxlib.client.variant_exchange import PreparedVariant, prepare_variants
 from fxlib.errors import WorkloadError
 from fxlib.runtime.backends import BACKENDS, installed
 from fxlib.runtime.guards.folded_weights import Mark, marks_of
+from fxlib.spec.job import TrialOptions
 from fxlib.spec.labels import problems_of
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Report
-from fxlib.spec.trial import TrialOptions
 from fxlib.spec.workload import Workload
 from fxlib.v1 import jobs_pb2
 

@@ -21,8 +21,7 @@ from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.submodules import submodule
 from fxlib.spec.profile import CallProfile, Profile
 from fxlib.spec.report import Report
-from fxlib.spec.variant import Variant
-from fxlib.spec.workload import Workload
+from fxlib.spec.workload import Variant, Workload
 from fxlib.v1 import jobs_pb2
 
 

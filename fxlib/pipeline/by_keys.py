@@ -3,7 +3,7 @@
 A contract that names keys says that row i of a result depends on the state of the keys in row i alone, and that a write
 changes the state of its keys alone. So of the rows that were read before a push, those are as they should be that have
 none of its keys. The others are read again behind it, and take the places of the first. Whether a read and the push of
-its gradient keep what they declare is tried on the functions themselves.
+its gradient keep what they declare is tried on the functions themselves; how often keys come again is told by batches.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fxlib.analysis.effects.prologue import meet
+from fxlib.analysis.effects.prologue import Way, meet
 from fxlib.analysis.effects.resources import ServerState, states_of
 from fxlib.errors import ContractError
+from fxlib.pipeline.program import Program
+from fxlib.runtime import CapturedModule
 from fxlib.runtime.functions import name_of
 from fxlib.runtime.gradients.pushes import Push
 from fxlib.spec.contract import Contract, contract_of
+from fxlib.spec.inputs import Batch
 from fxlib.utils.compare import same_bits
 
 _PUSHES = 3
@@ -31,6 +34,8 @@ _SPACE = 1 << 40
 """Keys from here on are no numbers of rows; each part of a state has as many for itself."""
 SAMPLED = 16
 """One push in so many has a row read again that it does not change, as its contract says: then that is tested."""
+_Part: TypeAlias = tuple[Any, str | int | None]
+"""A server, and the part of its state."""
 
 
 def check_keys(
@@ -372,3 +377,47 @@ def _check_rows(result: Any, rows: int, like: Any) -> None:
 
 def _shape(result: Any) -> str:
     return f"a tensor {list(result.shape)}" if isinstance(result, torch.Tensor) else f"a {type(result).__name__}"
+
+
+def conflicts(module: CapturedModule, batches: Sequence[Batch], *, depth: int) -> dict[str, float]:
+    """Return the share of each call's rows that pushes change after the call has run ahead, by the call's name.
+
+    A push is taken to have the keys of the read whose gradient it takes.
+
+    Args:
+        module: the captured module, before any pass.
+        batches: those of a loop, which come in turn.
+        depth: number of batches that are pulled before their step.
+
+    Raises:
+        NotByKeys: what a call sends has no keys that rows can be told apart by.
+        Exception: whatever the local work raises that makes the arguments of calls.
+    """
+    program = Program(module)
+    with torch.no_grad():
+        found = [_keys_of(program, batch) for batch in batches]
+    written: list[dict[_Part, torch.Tensor]] = []
+    for of_batch in found:
+        by_part: dict[_Part, list[torch.Tensor]] = {}
+        for part, keys in of_batch.values():
+            by_part.setdefault(part, []).append(keys.reshape(-1))
+        written.append({part: torch.cat(keys) for part, keys in by_part.items()})
+    shares: dict[str, list[float]] = {}
+    for place, of_batch in enumerate(found):
+        before = [written[(place - distance) % len(found)] for distance in range(1, depth + 1)]
+        for name, (part, keys) in of_batch.items():
+            changed = torch.cat([each[part] for each in before if part in each] or [keys.new_empty(0)])
+            hit = torch.isin(keys, changed).flatten(1).any(1) if keys.dim() > 1 else torch.isin(keys, changed)
+            shares.setdefault(name, []).append(float(hit.double().mean()) if len(hit) else 0.0)
+    return {name: sum(each) / len(each) for name, each in shares.items()}
+
+
+def _keys_of(program: Program, batch: Batch) -> dict[str, tuple[_Part, torch.Tensor]]:
+    """Return part and keys of each call of a batch that is read by keys, by its name."""
+    arguments = program.arguments(program.values(batch.inputs, batch.kwargs))
+    found: dict[str, tuple[_Part, torch.Tensor]] = {}
+    for call, (to, _, args, kwargs, _) in zip(program.calls, arguments, strict=True):
+        (contract,) = call.contracts
+        if call.way is Way.BY_KEYS and contract is not None:
+            found[call.name] = (to, contract.part_of(args, kwargs)), keys_in(contract, args, kwargs)
+    return found

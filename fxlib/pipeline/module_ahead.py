@@ -7,13 +7,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from threading import RLock, get_ident
+from threading import get_ident
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.fx import Node
 
 from fxlib import batch
@@ -22,6 +21,7 @@ from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline.by_keys import SAMPLED
 from fxlib.pipeline.choice import Choice, InTurn, MeasuredChoice
+from fxlib.pipeline.leaves_pushes import LeavesPushes, several_trainers
 from fxlib.pipeline.program import Program
 from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
 from fxlib.pipeline.unchanged import Noted
@@ -29,9 +29,8 @@ from fxlib.pipeline.watch import WATCH
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.ahead import Rider
-from fxlib.runtime.gradients.pushes import Push, PushesInFlight
+from fxlib.runtime.gradients.pushes import Push
 from fxlib.runtime.ops import operators
-from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.submodules import local_modules
 from fxlib.runtime.tracking.flow_control import FlowControl
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
@@ -103,19 +102,11 @@ class Entry:
         return (each for each in self.requests if each is not None and each.state is not State.TAKEN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Left:
-    """Pushes in flight of a step, by its number, and what they write, as a watch has it."""
-
-    pushes: PushesInFlight
-    step: int
-    writes: Sequence[object]
-
-
-class ModuleAhead:
+class ModuleAhead(LeavesPushes):
     """Everything that was made ahead for one module: implements `fxlib.runtime.ahead.Ahead`."""
 
     def __init__(self, module: CapturedModule) -> None:
+        super().__init__()
         self._module = module
         self._programs: dict[int, Program] = {}
         self._entries: deque[Entry] = deque()
@@ -135,23 +126,8 @@ class ModuleAhead:
         """Number of batches whose step was over since the last push."""
         self._period: int | None = None
         """Number of batches for each push, of late; None before the first push."""
-        self._pushing: int | None = None
-        """The thread that makes the pushes of a step; None while none does."""
         self._pushes = 0
         """Number of steps whose pushes were made."""
-        self._leaving = 0
-        """Number of open pipelines that leave pushes in flight."""
-        self._batches = 0
-        """Number of the loop's batches whose step is over."""
-        self._left: _Left | None = None
-        """The pushes that were sent and not waited for."""
-        self._unraised: Exception | None = None
-        """What such a push raised where nobody could be told."""
-        self._others_writes: list[object] = []
-        """The writes that were in flight before the pushes of this step."""
-        self._making: int | None = None
-        """The thread that makes calls of its own; None while none does."""
-        self._settling = RLock()
         self._choice: Choice = MeasuredChoice()
         self._depth = 1
         self._not_by_keys: dict[Node, str] = {}
@@ -325,11 +301,11 @@ class ModuleAhead:
     def riders(self, pushes: Sequence[Push]) -> Sequence[Rider]:
         """Return the reads that may travel with the pushes that are made next."""
         travelling: list[Travels] = []
-        if _several_trainers():
+        if several_trainers():
             _LOG.debug("%s: %s", type(self._module).__name__, Reason.AHEAD_SEVERAL_TRAINERS.sentence())
         sample = self._pushes if self._pushes % SAMPLED == 0 else None
         for place, entry in self._to_come():
-            is_next = place < self._steps_of_push and not _several_trainers()
+            is_next = place < self._steps_of_push and not several_trainers()
             for each in entry.waiting:
                 if each.is_behind_push:
                     each.pushed(pushes, sample=sample if is_next else None)
@@ -337,54 +313,6 @@ class ModuleAhead:
                         travelling += each.to_travel()
         self._pushing, self._others_writes = get_ident(), WATCH.in_flight
         return riders_of(travelling)
-
-    @property
-    def may_leave_pushes(self) -> bool:
-        """Whether `push_gradients` may return before pushes were answered; other trainers' are ordered with them."""
-        return self._leaving > 0 and not _several_trainers()
-
-    def left(self, pushes: PushesInFlight) -> None:
-        """Note that the pushes of a step were sent, and will be waited for by `settle_pushes`."""
-        self._pushing = None
-        self._left = _Left(pushes=pushes, step=self._batches + 1, writes=self._own_writes())
-        self._step_pushed()
-
-    def _own_writes(self) -> list[object]:
-        """Return the writes that the pushes are which were just sent."""
-        return [each for each in WATCH.in_flight if each not in self._others_writes]
-
-    def settle_pushes(self) -> None:
-        """Wait for pushes that were left in flight.
-
-        Raises:
-            Exception: what one of them raises, with a note that names its step.
-        """
-        if self._left is None and self._unraised is None:
-            return
-        with self._settling:
-            unraised, self._unraised = self._unraised, None
-            if unraised is not None:
-                raise unraised
-            left, self._left = self._left, None
-            if left is None:
-                return
-            self._pushing = get_ident()
-            try:
-                left.pushes.finish(current_recording())
-            except BaseException as error:
-                error.add_note(f"fxlib.pipeline: a push of step {left.step} of the loop, which was left in flight")
-                self.drop()
-                raise
-            finally:
-                self._pushing = None
-                for entry in filter(None, (self._current, *self._entries)):
-                    for each in entry.waiting:
-                        each.rides = False
-
-    def calls(self) -> None:
-        """Settle pushes in flight, before this process makes a remote call that is none of these, and none ahead."""
-        if self._left is not None and self._making != get_ident() and self._pushing != get_ident():
-            self.settle_pushes()
 
     def pushed(self) -> None:
         """Note that the pushes of a step were made, and make the reads that had to come behind them."""
@@ -399,6 +327,9 @@ class ModuleAhead:
             self._choice.step_ended()
         self._period = self._steps_of_push
         self._steps = -1 if self._loops else 0  # of a loop, this step is still to end
+
+    def _waiting(self) -> Iterator[Request]:
+        return (each for entry in (self._current, *self._entries) if entry is not None for each in entry.waiting)
 
     def _to_come(self) -> Iterator[tuple[int, Entry]]:
         """Yield each batch, behind the number of a loop's batches that come before it, that of this step left out."""
@@ -424,7 +355,7 @@ class ModuleAhead:
 
     def _may_leave(self, request: Request, place: int, *, pushed: bool) -> bool:
         """Whether a call need not wait for a push, nor be left to its forward since others keep writing."""
-        waits = request.is_behind_push and (request.rows is None or _several_trainers())
+        waits = request.is_behind_push and (request.rows is None or several_trainers())
         if waits and not self._is_free(place, pushed=pushed):
             return False
         return pushed or self._in_vain.get(request.call.node, 0) < MOST_IN_VAIN
@@ -434,7 +365,7 @@ class ModuleAhead:
 
         A wrong guess costs a read that is made in vain: each push has its reads made anew.
         """
-        if _several_trainers():
+        if several_trainers():
             return False
         if pushed:
             return place < (self._period or 1)
@@ -511,15 +442,6 @@ class ModuleAhead:
         return request.state is State.IN_FLIGHT or (
             self._left is not None and request.rides and request.state is State.PARKED
         )
-
-    @contextmanager
-    def _own_calls(self) -> Iterator[None]:
-        """Make calls beside which pushes may be in flight."""
-        self._making = get_ident()
-        try:
-            yield
-        finally:
-            self._making = None
 
     def _program_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program | None:
         """Return the prologue of the graph that a forward with these arguments would run; None if that is none.
@@ -607,7 +529,3 @@ def _modes() -> tuple[object, ...]:
         torch.get_default_dtype(),
         torch.is_inference_mode_enabled(),
     )
-
-
-def _several_trainers() -> bool:
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

@@ -17,7 +17,7 @@ from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.prologue import CallAhead, calls_ahead, ways
 from fxlib.analysis.effects.resources import may_run_here
-from fxlib.analysis.operators.leaf_modules import attribute
+from fxlib.analysis.operators.schemas import attribute
 from fxlib.pipeline.unchanged import Noted, note
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule

@@ -24,10 +24,9 @@ from fxlib.runtime import functions, ops
 from fxlib.runtime.ahead import Rider
 from fxlib.runtime.gradients.pushes import Push
 from fxlib.runtime.ops.batches import IN_ORDER, BatchInFlight, NamedCall, issue_batch
-from fxlib.runtime.ops.deadlines import DEADLINES, NO_LIMIT, own_timeout
 from fxlib.runtime.ops.operators import is_this_process, server_name
 from fxlib.runtime.ops.record import calls_in, current_recording
-from fxlib.runtime.tracking.flow_control import tensor_bytes
+from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT, own_timeout, tensor_bytes
 
 _LOG = logging.getLogger(__name__)
 

@@ -26,9 +26,8 @@ from fxlib.runtime.preserve_state import copied, state_kept
 from fxlib.runtime.push_gradients import push_gradients
 from fxlib.runtime.submodules import local_modules
 from fxlib.spec.inputs import Batch, draw
-from fxlib.spec.losses import scalar
-from fxlib.spec.optimizers import build
 from fxlib.spec.profile import Profile
+from fxlib.spec.training import build_optimizer, scalar_loss
 from fxlib.spec.workload import Optimizer, Workload
 
 _LOG = logging.getLogger(__name__)
@@ -145,7 +144,7 @@ class _Step:
         with step_context(self._workload) as context, torch.enable_grad():
             output = self._module(*batch.inputs, **batch.kwargs)
             with _span("loss"):
-                loss = scalar(self._workload.loss, output, batch.target)
+                loss = scalar_loss(self._workload.loss, output, batch.target)
             with _span("backward"):
                 if context is None:
                     loss.backward()
@@ -245,7 +244,7 @@ def optimizer_s(module: nn.Module, described: Optimizer) -> float:
         if parameter.grad is not None:
             copies.append(nn.Parameter(parameter.detach().clone()))
             copies[-1].grad = parameter.grad.detach().clone()
-    optimizer = build(described, copies)
+    optimizer = build_optimizer(described, copies)
     if optimizer is None:
         return 0.0
     optimizer.step()  # the first one makes the optimizer's own state

@@ -24,8 +24,8 @@ from fxlib.runtime.ops.batches import is_batch
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.record import Recording, call_name, record
 from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.tracking.autograd_node import as_it_is
 from fxlib.runtime.tracking.forward_context import Tracked, current_forward
-from fxlib.runtime.tracking.ownership import as_it_is
 
 _CALIBRATION = 1_000
 

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from fxlib.profiling.samples import CallSample, Forward
 from fxlib.runtime.ops.calls import is_call, is_wait, kind_of
 from fxlib.runtime.ops.record import call_name, reached
+from fxlib.runtime.tracking.autograd_node import as_it_is
 from fxlib.runtime.tracking.flow_control import tensor_bytes
-from fxlib.runtime.tracking.ownership import as_it_is
 from fxlib.spec.profile import Opaque, Result, TensorShape
 
 _ENVELOPE_BYTES = 256

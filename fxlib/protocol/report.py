@@ -10,7 +10,7 @@ from typing import get_args
 from fxlib.errors import WireError
 from fxlib.protocol.converter import Bijection, Converter, Rule, each_by, finite
 from fxlib.reasons import Declined, Reason
-from fxlib.spec.job import Blob
+from fxlib.spec.job import Blob, TrialOptions
 from fxlib.spec.report import (
     MAX_STEPS,
     Action,
@@ -25,7 +25,6 @@ from fxlib.spec.report import (
     Timeline,
     Undeclared,
 )
-from fxlib.spec.trial import TrialOptions
 from fxlib.utils.text import plain, plain_lines
 from fxlib.v1 import graph_pb2, jobs_pb2
 from fxlib.wire.faults import Fault

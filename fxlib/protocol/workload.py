@@ -22,7 +22,7 @@ from fxlib.errors import WireError, WorkloadError
 from fxlib.protocol.converter import DTYPE, Bijection, Converter, Rule, finite
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
-from fxlib.spec.trial import TrialOptions
+from fxlib.spec.job import TrialOptions
 from fxlib.spec.workload import Assume, Dense, Mode, Optimizer, RemoteObject, Server, Table, Workload
 from fxlib.v1 import graph_pb2, jobs_pb2, workload_pb2
 from fxlib.wire.faults import Fault

@@ -18,7 +18,7 @@ from torch import nn
 
 from fxlib.errors import WorkloadError
 from fxlib.spec.report import Usage
-from fxlib.spec.variant import MAIN, MAX_VARIANTS
+from fxlib.spec.workload import MAIN, MAX_VARIANTS
 
 _LOG = logging.getLogger(__name__)
 

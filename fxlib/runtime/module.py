@@ -29,12 +29,11 @@ from fxlib.runtime.guards.capture_facts import Facts
 from fxlib.runtime.guards.conditions import Conditions, Entry, FixedAnswers, parameters_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import Mark
-from fxlib.runtime.module_state import Expected, ModuleState
+from fxlib.runtime.module_state import Expected, Mirror, ModuleState, constants_of, lend_state, lent, share_state
 from fxlib.runtime.ops.calls import is_issue, is_wait
 from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.ops.registry import TRACKERS
-from fxlib.runtime.state import Mirror, constants_of, lend_state, lent, share_state
 from fxlib.runtime.submodules import local_modules, remote_modules
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import keep_gradients

@@ -35,8 +35,7 @@ from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import TRACKERS
-from fxlib.runtime.submodule_cache import is_harmless, is_torchs_value
-from fxlib.runtime.submodules import local_modules, submodule
+from fxlib.runtime.submodules import is_harmless, is_torchs_value, local_modules, submodule
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext, ObjectReceived, WentOn, current_forward
 
 _LEAVES = frozenset({"placeholder", "get_attr", "output"})

@@ -1,15 +1,31 @@
-"""The submodules of a model: those that live in this process, and by their paths."""
+"""The submodules of a model: those that live in this process, by their paths, and how generated code reaches them.
+
+A graph names what it reads by paths from its root, `self.layers.3.norm`. Each step of such a path is a function of
+Python, and so are the two through which `nn.Module` comes to `forward`; for tiny modules these are the better part of a
+forward. So the generated code is given, in place of its module, an object whose attributes are the modules on the
+graph's paths. Where the conditions of the capture have just been found to hold, modules of torch's stand there as their
+`forward`: that they have no hooks is one of these conditions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import is_
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.distributed.nn.api.remote_module import _RemoteModule
+from torch.fx import Graph
 
 T = TypeVar("T")
+_READING = frozenset({"get_attr", "call_module"})
+_TORCHS_CALL = nn.Module.__call__
+_TORCHS_IMPLEMENTATION = nn.Module._call_impl
+_HARMLESS = ("torch", "fxlib.runtime", "_operator", "operator", "math", "builtins")
+_OPERATORS = ("torch._ops.aten", "torch._ops.prims")
+"""Where functions are defined that give no module a hook while a forward runs; custom operators may run anything."""
 
 
 def local_modules(root: nn.Module, *, repeated: bool = False) -> Iterator[tuple[str, nn.Module]]:
@@ -71,3 +87,132 @@ def submodule(module: nn.Module, path: str) -> nn.Module:
     except (KeyError, AttributeError):
         found = None
     return found if isinstance(found, nn.Module) else module.get_submodule(path)
+
+
+class _Step:
+    """A module on the way to others: these are attributes of its own, and the module answers for the rest."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._fxlib_module = module
+
+    def __getattr__(self, name: str) -> Any:
+        module = self.__dict__["_fxlib_module"]
+        own = module.__dict__
+        for table in ("_parameters", "_buffers"):
+            if name in own[table] and name not in own:
+                return own[table][name]
+        return getattr(module, name)
+
+
+class SubmoduleCache:
+    """The modules that one graph reaches by their paths, for as long as they stay where they are."""
+
+    def __init__(self) -> None:
+        """Know none: they are looked up when they are asked for first."""
+        self._ways: dict[bool, _Ways] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SubmoduleCache:
+        return SubmoduleCache()  # the copied module has submodules of its own
+
+    def of(self, module: nn.Module, graph: Graph, watched: Collection[int] = ()) -> Any:
+        """Return what stands in for `module` in the code generated from `graph`.
+
+        Args:
+            module: the module that runs.
+            graph: its graph.
+            watched: ids of modules of which was just found that they hold the modules that they held, are of their
+                classes, and have no hooks.
+        """
+        plain = not watched or nn.Module.__call__ is not _TORCHS_CALL or torch._C._get_tracing_state() is not None
+        ways = self._ways.get(plain)
+        if ways is None or not ways.hold(module):
+            ways = self._ways[plain] = _Ways(module, graph, () if plain else watched)
+        return ways.root
+
+    def forget(self) -> None:
+        """Look all of them up again: the graph is another one."""
+        self._ways = {}
+
+
+class _Ways:
+    """All paths of a graph, as they were found once."""
+
+    def __init__(self, module: nn.Module, graph: Graph, watched: Collection[int]) -> None:
+        self.root = _Step(module)
+        steps, found = {"": self.root}, list[tuple[dict[str, Any], str, Any]]()
+        for path in dict.fromkeys(_paths(graph)):
+            above, _, name = path.rpartition(".")
+            if above not in steps:
+                continue
+            owner = steps[above]._fxlib_module
+            child = owner._modules.get(name)
+            if child is None or id(getattr(owner, name, None)) != id(child):
+                continue  # an attribute of another kind is looked up in the run
+            if owner is module or id(owner) not in watched:
+                found.append((owner._modules, name, child))
+            steps[path] = _Step(child)
+        read = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+        called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+        parents = {path.rpartition(".")[0] for path in steps} - read - called  # what is called is the module itself
+        entered = {path[:at] for path in read | called for at, letter in enumerate(path) if letter == "."}
+        modules = [step._fxlib_module for path, step in steps.items() if path in called]
+        is_closed = bool(watched) and _gives_no_hooks(graph) and all(_is_torchs(each, watched) for each in modules)
+        direct = called - read - entered if is_closed else set[str]()
+        self._kinds: dict[type, Any] = {}
+        for path, step in list(steps.items())[1:]:
+            above, _, name = path.rpartition(".")
+            child = step._fxlib_module
+            stands: Any = step if path in parents else child
+            if path in direct:
+                stands, self._kinds[type(child)] = child.forward, type(child).forward
+                found.append((child.__dict__, "_compiled_call_impl", None))
+            steps[above].__dict__[name] = stands
+        self._tables: Sequence[dict[str, Any]] = [table for table, _, _ in found]
+        self._names: Sequence[str] = [name for _, name, _ in found]
+        self._values: Sequence[Any] = [value for _, _, value in found]
+
+    def hold(self, module: nn.Module) -> bool:
+        """Whether they lead where they led, but for what was watched by others."""
+        return (
+            self.root._fxlib_module is module
+            and all(map(is_, map(dict.get, self._tables, self._names), self._values))
+            and all(map(is_, map(getattr, self._kinds, repeat("forward")), self._kinds.values()))
+            and all(map(is_, map(getattr, self._kinds, repeat("__call__")), repeat(_TORCHS_CALL)))
+            and all(map(is_, map(getattr, self._kinds, repeat("_call_impl")), repeat(_TORCHS_IMPLEMENTATION)))
+        )
+
+
+def _paths(graph: Graph) -> Iterator[str]:
+    """Yield the paths of all modules that the graph reaches, each after those above it."""
+    for node in graph.nodes:
+        if node.op in _READING:
+            parts = str(node.target).split(".")
+            ends = len(parts) + (node.op == "call_module")
+            yield from (".".join(parts[:end]) for end in range(1, ends))
+
+
+def _is_torchs(module: nn.Module, watched: Collection[int]) -> bool:
+    """Whether to call a module is to call its `forward`, and no code of the user's runs in it."""
+    kinds = {type(each) for each in module.modules()}
+    return (
+        all(each.__module__.startswith("torch.nn.modules.") and each.__call__ is _TORCHS_CALL for each in kinds)
+        and all(id(each) in watched and each.__dict__.get("_compiled_call_impl") is None for each in module.modules())
+        and nn.Module._call_impl is _TORCHS_IMPLEMENTATION
+        and all(map(is_torchs_value, (held for each in module.modules() for held in vars(each).values())))
+    )
+
+
+def is_torchs_value(held: Any) -> bool:
+    """Whether what a module holds runs no code of the user's, as an activation handed to torch's module may."""
+    return not callable(held) or str(getattr(held, "__module__", None) or "").startswith(_HARMLESS)
+
+
+def _gives_no_hooks(graph: Graph) -> bool:
+    """Whether no function that the graph calls could give one of its modules a hook meanwhile."""
+    return all(is_harmless(node.target) for node in graph.nodes if node.op == "call_function")
+
+
+def is_harmless(function: Any) -> bool:
+    """Whether a function is torch's, Python's or ours, and runs no code of the program's own."""
+    module = str(getattr(function, "__module__", None) or "")
+    return module.startswith(_OPERATORS if module.startswith("torch._ops") else _HARMLESS)

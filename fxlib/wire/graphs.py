@@ -1,11 +1,17 @@
-"""The nodes of one GraphModule, into the wire format, and out of it once they have been checked."""
+"""The nodes of one GraphModule, into the wire format, and out of it once they have been checked.
+
+Type annotations travel as far as they are simple; any other is left out.
+"""
 
 from __future__ import annotations
 
 import inspect
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen, _PyTreeCodeGen, _PyTreeInfo
 
@@ -19,9 +25,8 @@ from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels, known_name
 from fxlib.wire.declarations import functions_of, read_client, read_contract, write_client, write_contract
-from fxlib.wire.faults import DEFAULT, Fault
+from fxlib.wire.faults import DEFAULT, Fault, Limits, excess
 from fxlib.wire.guards import read_guards, write_guards
-from fxlib.wire.hints import read_hint, write_hint
 from fxlib.wire.names import as_name, check_comment, check_node_name, clean_comment
 from fxlib.wire.opaque import OpaqueFunction
 from fxlib.wire.structures import OwnContainer, read_spec, write_spec
@@ -40,6 +45,28 @@ _WAITS = 2
 """The place among a client's functions of the one that waits, which takes what the issue returned."""
 
 _Target = str | Callable[..., Any]
+_PLAIN: dict[str, Any] = {
+    **{cls.__name__: cls for cls in (bool, bytes, complex, dict, float, int, list, object, str, tuple)},
+    **{f"torch.{cls.__name__}": cls for cls in (torch.Tensor, torch.Size, torch.device, torch.dtype)},
+    **{name: getattr(torch, name) for name in ("SymInt", "SymFloat", "SymBool")},
+    "torch.futures.Future": torch.futures.Future,
+    "None": type(None),
+    "...": ...,
+    "typing.Any": typing.Any,
+}
+_GENERIC: dict[str, Any] = {
+    **{cls.__name__: cls for cls in (dict, list, tuple)},
+    "typing.Dict": typing.Dict,  # noqa: UP006 - not the same annotation as dict
+    "typing.List": typing.List,  # noqa: UP006
+    "typing.Sequence": typing.Sequence,
+    "typing.Tuple": typing.Tuple,  # noqa: UP006
+    "typing.Union": typing.Union,
+}
+_UNION = "|"
+_NAMES = {id(value): name for name, value in _PLAIN.items()}
+_ALIASES = {
+    _GENERIC[name].__origin__: name for name in _GENERIC if name.startswith("typing.") and name != "typing.Union"
+}
 
 
 class Tables:
@@ -132,7 +159,7 @@ def _write_node(message: pb.Node, node: Node, tables: Tables, values: ValueWrite
         values.write(args.add(), arg)
     for name, arg in node.kwargs.items():
         values.write(message.kwargs.add(name=name).value, arg)
-    if node.type is not None and not write_hint(message.type, node.type):
+    if node.type is not None and not _write_hint(message.type, node.type):
         message.ClearField("type")
 
 
@@ -263,7 +290,7 @@ class GraphReader:
         kwargs = {each.name: values.read(each.value) for each in message.kwargs}
         if (signature := self._signatures.get(message.target)) is not None:
             _check_fit(signature, args, kwargs)
-        hint = read_hint(message.type) if message.HasField("type") else None
+        hint = _read_hint(message.type) if message.HasField("type") else None
         node = graph.create_node(op, target, args, kwargs, message.name, hint)
         if node.name != message.name:  # a name that torch.fx would not have chosen, such as that of a builtin
             graph._graph_namespace._rename_object(node, message.name)
@@ -343,3 +370,54 @@ def _target(message: pb.Target, own: Mapping[str, Callable[..., Any]], labels: L
 def _unbound(what: str, name: str) -> WireError:
     hint = "Decode with the module that was captured."
     return WireError(f"the module given as root calls no {what} {name!r}", where="graph.targets", hint=hint)
+
+
+def _write_hint(hint: pb.TypeHint, annotation: object) -> bool:
+    """Write an annotation; False, with the message in an undefined state, if it is not a simple one."""
+    if (name := _NAMES.get(id(annotation))) is not None:
+        hint.name = name
+        return True
+    origin = typing.get_origin(annotation)
+    if isinstance(annotation, types.UnionType):
+        hint.name = _UNION
+    elif origin is typing.Union:
+        hint.name = "typing.Union"
+    elif isinstance(annotation, types.GenericAlias):
+        name = annotation.__origin__.__name__
+        hint.name = name if _GENERIC.get(name) is origin else ""
+    else:
+        hint.name = _ALIASES.get(origin, "")
+    arguments = typing.get_args(annotation)
+    return bool(hint.name and arguments) and all(_write_hint(hint.arguments.add(), each) for each in arguments)
+
+
+def check_hint(hint: pb.TypeHint, limits: Limits, depth: int = 1) -> None:
+    """Raise Fault unless the annotation is one that `write_hint` can write."""
+    if depth > limits.nesting:
+        raise excess("nesting of an annotation", depth, limits.nesting, "nesting")
+    if hint.name != _UNION and hint.name not in (_GENERIC if hint.arguments else _PLAIN):
+        raise Fault(f"unknown annotation {hint.name[:80]!r}")
+    if hint.name == _UNION and len(hint.arguments) < 2:
+        raise Fault("a union of fewer than two annotations")
+    for each in hint.arguments:
+        check_hint(each, limits, depth + 1)
+
+
+def _read_hint(hint: pb.TypeHint) -> Any:
+    """Return the annotation. `check_hint` has passed it.
+
+    Raises:
+        Fault: Python refuses this combination.
+    """
+    if not hint.arguments:
+        return _PLAIN[hint.name]
+    arguments = tuple(_read_hint(each) for each in hint.arguments)
+    try:
+        if hint.name == _UNION:
+            result = arguments[0]
+            for each in arguments[1:]:
+                result = result | each
+            return result
+        return _GENERIC[hint.name][arguments]
+    except TypeError as error:
+        raise Fault(f"no such annotation: {error}") from None

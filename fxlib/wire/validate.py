@@ -20,8 +20,8 @@ from fxlib.wire.check_values import Place, check_sizes, check_value
 from fxlib.wire.declarations import check_client, check_contract
 from fxlib.wire.encode import FORMAT
 from fxlib.wire.faults import DEFAULT, Fault, Limits, excess
+from fxlib.wire.graphs import check_hint
 from fxlib.wire.guards import check_guards
-from fxlib.wire.hints import check_hint
 from fxlib.wire.memory_safety import WAY_OUT, reason
 from fxlib.wire.modules import Slots, check_data_parallel, check_names
 from fxlib.wire.names import (

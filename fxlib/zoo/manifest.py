@@ -22,8 +22,8 @@ from typing import Any, Final, Literal, get_args
 from fxlib.errors import FxlibError, PassError
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
+from fxlib.spec.job import TrialOptions
 from fxlib.spec.labels import problems_of, show_labels
-from fxlib.spec.trial import TrialOptions
 
 _TRIAL: Final = TrialOptions()
 

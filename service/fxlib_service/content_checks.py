@@ -22,8 +22,8 @@ from fxlib.protocol import (
 )
 from fxlib.recipes.alternatives import candidates
 from fxlib.runtime.backends import BACKENDS
-from fxlib.spec.trial import TrialOptions
-from fxlib.spec.variant import Variant, check_names
+from fxlib.spec.job import TrialOptions
+from fxlib.spec.workload import Variant, check_names
 from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workload_pb2
 from fxlib_service.errors import Code, ServiceError, Violation, invalid
 

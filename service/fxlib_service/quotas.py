@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fxlib.spec.trial import TrialOptions
+from fxlib.spec.job import TrialOptions
 from fxlib.v1 import jobs_pb2
 from fxlib_service.blobs.base import Blob
 from fxlib_service.config import Limits

@@ -17,7 +17,7 @@ from fxlib import wire
 from fxlib.recipes import recipes
 from fxlib.runtime import is_call, is_issue, is_wait
 from fxlib.runtime.gradients.plain_forward import train_as_written
-from fxlib.runtime.ops.method_callers import class_of_method, method_called
+from fxlib.runtime.ops.contract_lookup import class_of_method, method_called
 from tests.capture import servers
 from tests.capture.checks import targets
 from tests.capture.servers import Counted, Table, call_method, remote_method

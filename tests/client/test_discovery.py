@@ -14,7 +14,7 @@ from fxlib import Client, Workload, wire
 from fxlib.capture.capture_variant import capture_variant, mode_of
 from fxlib.errors import WorkloadError
 from fxlib.runtime import CapturedModule
-from fxlib.spec.variant import Variant
+from fxlib.spec.workload import Variant
 from tests.client.scripted import Scripted
 
 X, MASK = torch.randn(4, 8), torch.ones(4, 8)

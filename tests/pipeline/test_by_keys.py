@@ -16,8 +16,7 @@ import fxlib
 from fxlib import ps
 from fxlib.analysis.effects.prologue import Way, calls_ahead
 from fxlib.errors import ContractError, FxlibError, FxlibWarning
-from fxlib.pipeline.by_keys import NotByKeys, Rows
-from fxlib.pipeline.conflicts import conflicts
+from fxlib.pipeline.by_keys import NotByKeys, Rows, conflicts
 from fxlib.runtime import CapturedModule, record
 from fxlib.spec.contract import contract_of
 from fxlib.spec.inputs import Batch

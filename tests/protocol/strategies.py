@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from fxlib.reasons import Declined, Reason
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
-from fxlib.spec.job import Blob, Event, Failure, Job
+from fxlib.spec.job import Blob, Event, Failure, Job, TrialOptions
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread, TensorShape
 from fxlib.spec.report import CallReport, CandidateReport, Estimate, PassReport, Report, Span, Timeline, Undeclared
-from fxlib.spec.trial import TrialOptions
 from fxlib.spec.workload import OPTIMIZERS, Dense, Optimizer, RemoteObject, Server, Table, Workload
 
 text = st.text("ab ×\n", max_size=4)

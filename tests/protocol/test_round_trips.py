@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from fxlib import protocol
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch, BatchSpec
-from fxlib.spec.job import Blob, Event, Job
+from fxlib.spec.job import Blob, Event, Job, TrialOptions
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Report
-from fxlib.spec.trial import TrialOptions
 from fxlib.spec.workload import Workload
 from tests.protocol import strategies as some
 

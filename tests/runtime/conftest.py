@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fxlib.runtime.ops.deadlines import DEADLINES
+from fxlib.runtime.tracking.flow_control import DEADLINES
 from fxlib.spec.workload import Server
 from tests.runtime.gradients.pushing import log
 from tests.shared.rpc_world import rpc_world

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from fxlib.errors import FxlibError
 from fxlib.protocol import trial_to_proto
-from fxlib.spec.trial import TrialOptions
+from fxlib.spec.job import TrialOptions
 from fxlib.v1 import blobs_pb2, jobs_pb2
 from fxlib_service.config import Limits
 from fxlib_service.errors import Code, ServiceError

@@ -18,8 +18,7 @@ from fxlib.recipes import recipes
 from fxlib.spec.report import CandidateReport, Report
 from fxlib.spec.workload import Server, Table, Workload
 from fxlib.v1 import jobs_pb2
-from fxlib_workers.exchange.candidate import Candidate
-from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.exchange import Candidate, JobFolder
 
 ROWS, DIM, WIDTH = 50, 8, 32
 

@@ -15,7 +15,7 @@ from fxlib.spec.job import Blob
 from fxlib.spec.report import Estimate, Report
 from fxlib.v1 import graph_pb2, jobs_pb2, workers_pb2
 from fxlib_workers.config import Config
-from fxlib_workers.exchange.job_folder import JobFolder, ReportProgress
+from fxlib_workers.exchange import JobFolder, ReportProgress
 from fxlib_workers.lease import ActiveLease, WorkerShutdownError
 from fxlib_workers.process.forking import Forker
 from fxlib_workers.process.host_lock import HostLock

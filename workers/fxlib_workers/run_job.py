@@ -20,12 +20,12 @@ from fxlib.errors import FxlibError, RejectedError, RemoteError
 from fxlib.protocol import blobs_of, report_to_proto
 from fxlib.spec.job import Blob
 from fxlib.spec.report import Report
-from fxlib.spec.variant import MAIN
+from fxlib.spec.workload import MAIN
 from fxlib.utils import tracing
 from fxlib.v1 import jobs_pb2
 from fxlib_workers import logs
 from fxlib_workers.config import Config
-from fxlib_workers.exchange.job_folder import JobFolder, ReportProgress
+from fxlib_workers.exchange import JobFolder, ReportProgress
 from fxlib_workers.lease import ActiveLease
 from fxlib_workers.process.containment import Containment, unused_user
 from fxlib_workers.process.forking import Forker

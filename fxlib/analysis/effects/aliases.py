@@ -16,8 +16,7 @@ from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.operators.arguments import shared_arguments, written_arguments
-from fxlib.analysis.operators.leaf_modules import attribute
-from fxlib.analysis.operators.schemas import Operator, facts_of
+from fxlib.analysis.operators.schemas import Operator, attribute, facts_of
 from fxlib.runtime.ops.operators import create, make_rref
 from fxlib.runtime.ops.registry import CROSSING
 

@@ -20,8 +20,7 @@ from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.operators import operator_tables as words
-from fxlib.analysis.operators.leaf_modules import attribute
-from fxlib.analysis.operators.schemas import Operator
+from fxlib.analysis.operators.schemas import Operator, attribute
 from fxlib.runtime.guards.folded_weights import FOLDED
 from fxlib.runtime.ops.operators import create, make_rref
 from fxlib.runtime.ops.registry import FETCHES, TRACKERS

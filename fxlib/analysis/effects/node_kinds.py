@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fxlib.analysis.effects.resources import contract_of_call
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.arguments import depends_on_arguments, operator_of, shared_arguments, written_arguments
-from fxlib.analysis.operators.leaf_modules import attribute, module_operator
-from fxlib.analysis.operators.schemas import Operator, facts_of, makes_container
+from fxlib.analysis.operators.schemas import Operator, attribute, facts_of, makes_container, module_operator
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.attributes import read_attribute

@@ -28,7 +28,7 @@ from fxlib.analysis.effects.resources import (
     reads_and_writes,
     states_of,
 )
-from fxlib.analysis.operators.leaf_modules import attribute
+from fxlib.analysis.operators.schemas import attribute
 from fxlib.errors import ContractError
 from fxlib.reasons import Reason
 from fxlib.runtime import functions, ops

@@ -10,7 +10,7 @@ from torch.fx import Node
 from fxlib.runtime import ops
 from fxlib.runtime.ops.batches import is_batch, is_item, item_of
 from fxlib.runtime.ops.calls import COLLECTIVE, client_of, is_wait, kind_of
-from fxlib.runtime.ops.method_callers import method_sent
+from fxlib.runtime.ops.contract_lookup import method_sent
 from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES
 from fxlib.spec.contract import Contract
 
@@ -125,7 +125,7 @@ def function_name(node: Node) -> str:
 def methods_sent(node: Node) -> tuple[str, ...]:
     """Return the names under which a contract may be stated of the method that a call hands to a helper to be called.
 
-    Capture gives the call that contract where it knows the helper: see `fxlib.runtime.ops.method_callers`.
+    Capture gives the call that contract where it knows the helper: see `fxlib.runtime.ops.contract_lookup`.
     """
     name = method_sent(node.args[2]) if names_a_function(node) else ""
     if not name:

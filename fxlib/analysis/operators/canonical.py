@@ -21,8 +21,7 @@ from torch.nn import functional as F
 
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.arguments import Overload, Parameter, overload_of, overloads
-from fxlib.analysis.operators.leaf_modules import module_operator
-from fxlib.analysis.operators.schemas import facts_of
+from fxlib.analysis.operators.schemas import facts_of, module_operator
 
 _ARITHMETIC: dict[object, str] = {
     getattr(operator, name): published

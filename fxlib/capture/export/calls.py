@@ -22,10 +22,10 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.capture import source
+from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.trace.remote import METHOD_ARGUMENTS, RemoteCalls
 from fxlib.capture.trace.values import FutureValue, RRefCalls
-from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime import is_wait, ops
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.submodules import local_modules

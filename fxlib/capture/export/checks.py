@@ -24,10 +24,10 @@ from typing_extensions import override
 
 from fxlib.capture import source
 from fxlib.capture.export.value_checks import ValueChecks
+from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.intercept import Call, Interception, is_capturing
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.trace.values import ARITHMETIC
-from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 
 _DETACH = "Use detach(), which shares the memory, too."

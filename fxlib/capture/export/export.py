@@ -38,20 +38,19 @@ from fxlib.capture.export.hooks import install
 from fxlib.capture.export.sizes import guards_of
 from fxlib.capture.export.stand_ins import StandIns, let_go, state_of
 from fxlib.capture.export.value_checks import ValueChecks
+from fxlib.capture.handled_errors import unswallowed
 from fxlib.capture.intercept import Interception, leave_logging_alone
 from fxlib.capture.metadata import annotate
 from fxlib.capture.recording.recorder import Recorder
-from fxlib.capture.rng_guard import generators_unused
 from fxlib.capture.samples import Samples
-from fxlib.capture.state import equal_copies, unchanged
+from fxlib.capture.state import equal_copies, generators_unused, unchanged
 from fxlib.capture.trace.checks import refuse_out
 from fxlib.capture.trace.remote import RemoteCalls
-from fxlib.capture.unswallowed import unswallowed
 from fxlib.errors import CaptureError, FxlibError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.conditions import FixedAnswers
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
-from fxlib.runtime.state import FunctionModel
+from fxlib.runtime.module_state import FunctionModel
 from fxlib.runtime.submodules import local_modules, local_tensors
 from fxlib.utils.pytree import has_tensors, is_state
 

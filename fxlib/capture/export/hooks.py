@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.capture import source
 from fxlib.capture.export.calls import ExportRecorder
+from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.recording.observers import original_code
 from fxlib.capture.trace import refusals
 from fxlib.capture.trace.hooks import METHODS, STYLES, hide_remote_modules, rref_to
 from fxlib.capture.trace.remote import Style
 from fxlib.capture.trace.values import CollectedFutures
-from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime.ops.calls import kinds
 
 

@@ -19,11 +19,10 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.capture import source
-from fxlib.capture.handled_errors import OF_TYPES, refuse_guarded
+from fxlib.capture.handled_errors import OF_TYPES, capture_error, refuse_guarded
 from fxlib.capture.intercept import Call, Interception, is_capturing
 from fxlib.capture.recording.argument_assumptions import id_asked
 from fxlib.capture.recording.recorder import Recorder
-from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime.submodules import local_modules, local_tensors
 
 _DROPOUTS = (torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout)

@@ -12,9 +12,9 @@ import torch
 from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import Attribute
 
+from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.recording.observers import is_a
 from fxlib.capture.recording.record import Record
-from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 from fxlib.runtime.guards.capture_facts import ArgumentFact
 

@@ -29,6 +29,7 @@ from torch import nn
 from torch.fx import Proxy
 
 from fxlib.capture import source
+from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.intercept import suspended
 from fxlib.capture.recording.argument_assumptions import ArgumentAssumptions
 from fxlib.capture.recording.context_managers import decorates_with
@@ -44,7 +45,6 @@ from fxlib.capture.recording.observers import (
     is_observed,
 )
 from fxlib.capture.recording.record import STATELESS, VALUES, Record
-from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime.guards.capture_facts import GRAD_MODE, Kind, attributes_of
 from fxlib.runtime.guards.dict_entries import Mark
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from fxlib.capture import source
 from fxlib.capture.recording.instrument import ENTRY, Observer, globals_of, instrumented
 from fxlib.errors import CaptureError
-from fxlib.runtime.ops import method_callers
+from fxlib.runtime.ops import contract_lookup
 
 _Stop = Callable[[], Collection[CodeType]]
 """Ends the noting, and returns the code that has run."""
@@ -181,7 +181,7 @@ def original_code(function: FunctionType) -> CodeType:
     return function.__code__ if functions is None else functions.swapped.get(function, function.__code__)
 
 
-method_callers.ask_for_code(original_code)
+contract_lookup.ask_for_code(original_code)
 
 
 class ObservedFunctions:

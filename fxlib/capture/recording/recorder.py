@@ -19,13 +19,13 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxlib.capture import source
+from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.intercept import is_capturing, suspended
 from fxlib.capture.recording.argument_assumptions import ArgumentAssumptions
 from fxlib.capture.recording.called import Calls
 from fxlib.capture.recording.observations import Observations
 from fxlib.capture.recording.observers import ObservedFunctions, all_functions, functions_in, is_a
 from fxlib.capture.recording.record import ExportedTensors, Record, Tracer, modules_of
-from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 from fxlib.runtime.guards.capture_facts import Fact, Facts, Kind
 

@@ -14,8 +14,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.trace.values import IN_PLACE
-from fxlib.capture.unswallowed import capture_error
 from fxlib.runtime.ops.registry import TRACKERS
 
 _WITHOUT_HISTORY = frozenset({"detach", "detach_"})

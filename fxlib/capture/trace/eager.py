@@ -17,11 +17,11 @@ from torch.fx import Proxy
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from typing_extensions import override
 
+from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.intercept import is_capturing
 from fxlib.capture.trace.decided_sizes import SizedValue
 from fxlib.capture.trace.tracer import RemoteTracer
 from fxlib.capture.trace.values import TracedValue, value_of
-from fxlib.capture.unswallowed import capture_error
 
 _VALUES = frozenset(
     {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}

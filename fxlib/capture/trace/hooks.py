@@ -20,12 +20,12 @@ from torch.fx import Proxy
 from torch.utils import _pytree as pytree
 
 from fxlib.capture import source
+from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.trace import collectives, refusals
 from fxlib.capture.trace.remote import Style
 from fxlib.capture.trace.tracer import RemoteTracer
 from fxlib.capture.trace.values import CollectedFutures, FutureValue, value_of
-from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 from fxlib.runtime.ops.calls import CallKind, kinds, signature_of
 from fxlib.spec.contract import Contract

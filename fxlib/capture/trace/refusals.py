@@ -13,10 +13,10 @@ from torch.distributed import rpc
 from torch.fx import Proxy
 
 from fxlib.capture import source
+from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.trace.tracer import RemoteTracer
 from fxlib.capture.trace.values import IN_PLACE
-from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 
 _ISSUE = "Issue calls with rpc_async instead."

@@ -15,14 +15,13 @@ from torch.fx import Node, Proxy
 from torch.fx.node import map_aggregate
 
 from fxlib.capture.declarations import Declarations
-from fxlib.capture.handled_errors import guarding_handler
+from fxlib.capture.handled_errors import capture_error, guarding_handler
 from fxlib.capture.intercept import suspended
 from fxlib.capture.trace.values import FutureValue, RRefCalls, StructuredValue, TracedValue, value_of
-from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import functions, is_wait, ops
 from fxlib.runtime.ops.calls import CallKind, kind_of
-from fxlib.runtime.ops.method_callers import GIVEN, MethodCall, method_called
+from fxlib.runtime.ops.contract_lookup import GIVEN, MethodCall, method_called
 from fxlib.spec.contract import Contract, contract_of
 
 Style = Literal["sync", "async", "remote"]

@@ -20,17 +20,16 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from fxlib.capture import source
-from fxlib.capture.handled_errors import NOT_OF_TENSORS, refuse_guarded
+from fxlib.capture.handled_errors import NOT_OF_TENSORS, capture_error, refuse_guarded
 from fxlib.capture.intercept import is_capturing, suspended
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPlaces
-from fxlib.capture.trace import isinstance_rules
+from fxlib.capture.trace import value_facts
 from fxlib.capture.trace.decided_sizes import UNKNOWN, DecidedSizes, SizedValue, known_iterator
-from fxlib.capture.trace.parameter_metadata import ParameterMetadata
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.traced_through import TracedThrough
+from fxlib.capture.trace.value_facts import ParameterMetadata
 from fxlib.capture.trace.values import CollectiveValue, StructuredValue, TracedValue
-from fxlib.capture.unswallowed import capture_error
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.capture_facts import Change
@@ -357,7 +356,7 @@ class RemoteTracer(Tracer):
             CaptureError: only a run knows it.
         """
         relied: dict[Node, type] = {}
-        found = isinstance_rules.class_of(proxy.node, self.root, relied)
+        found = value_facts.class_of(proxy.node, self.root, relied)
         for node, kind in relied.items() if found is not None else ():
             self.recorder.rely_on_class(node, kind)
         return found or self.refuse(proxy, "the class of a traced value is asked for, and only a run knows it")

@@ -12,9 +12,9 @@ from torch.fx import Node, Proxy
 from torch.fx.proxy import Attribute, TracerBase
 from typing_extensions import override
 
-from fxlib.capture.trace import isinstance_rules
-from fxlib.capture.trace.parameter_metadata import ANSWERED
-from fxlib.capture.unswallowed import capture_error
+from fxlib.capture.handled_errors import capture_error
+from fxlib.capture.trace import value_facts
+from fxlib.capture.trace.value_facts import ANSWERED
 from fxlib.errors import CaptureError
 from fxlib.runtime.ops.collectives import wait_collective
 from fxlib.spec.contract import Exactly
@@ -111,7 +111,7 @@ class TracedValue(_InPlace, Proxy):
         return TracedAttribute(self, name)
 
     def _answer(self) -> type:
-        return self._class() if isinstance_rules.asked_by_the_program(sys._getframe(1)) else type(self)
+        return self._class() if value_facts.asked_by_the_program(sys._getframe(1)) else type(self)
 
     __class__ = property(_answer)  # what isinstance asks
     _is_param = False  # asked next, of a Parameter in disguise

@@ -25,8 +25,7 @@ from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.layers import Affine, Rank, Steadiness, affine_of, ranks_of
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.arguments import replace_arguments
-from fxlib.analysis.operators.leaf_modules import attribute
-from fxlib.analysis.operators.schemas import Operator
+from fxlib.analysis.operators.schemas import Operator, attribute
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import CHANNELS_LAST, as_function, become, hold, order_and_source, read, sweep
 from fxlib.reasons import Declined, Reason

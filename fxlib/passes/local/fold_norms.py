@@ -23,7 +23,7 @@ from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.layers import Affine, Rank, Steadiness, Weight, affine_of, ranks_of
 from fxlib.analysis.operators.arguments import arguments_of, replace_arguments
-from fxlib.analysis.operators.leaf_modules import is_known
+from fxlib.analysis.operators.schemas import is_known
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep

@@ -17,8 +17,8 @@ from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.layers import Steadiness
 from fxlib.analysis.operators.arguments import arguments_of
-from fxlib.analysis.operators.leaf_modules import attribute
 from fxlib.analysis.operators.operator_tables import QUERIES
+from fxlib.analysis.operators.schemas import attribute
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.reasons import Declined, Reason

@@ -29,7 +29,7 @@ from fxlib.errors import ContractError, FxlibWarning
 from fxlib.runtime import functions
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.ops import contract_lookup, operators
-from fxlib.runtime.ops.method_callers import method_called
+from fxlib.runtime.ops.contract_lookup import method_called
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import keep_gradients
 from fxlib.spec.contract import Contract, contract_of

@@ -1,10 +1,17 @@
-"""The conditions under which a captured graph, or a rewrite of it, stands for its model; each forward checks them."""
+"""The conditions under which a captured graph, or a rewrite of it, stands for its model; each forward checks them.
+
+A program may let depend on the order in which backward runs more than the sums that a rewrite keeps. A rewrite keeps
+the order in which each tensor's gradients add up, and may change which of two branches comes first. Two hooks that
+share state, or draw random numbers, then see their gradients in another order; and where a backward makes a graph of
+its own (`create_graph=True`), second derivatives add up in the order in which it did.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,13 +23,13 @@ from torch import nn
 from torch.nn.modules import module as torchs
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.hooks import RemovableHandle
 
+from fxlib.errors import FxlibWarning
 from fxlib.runtime.data_parallel import deciding
-from fxlib.runtime.guards.backward_order import BackwardOrder
 from fxlib.runtime.guards.capture_facts import Change, Facts, changed_entry
 from fxlib.runtime.guards.dict_entries import DictEntries, Mark
-from fxlib.runtime.guards.tensor_metadata import METADATA, TensorMetadata, foreign_class
-from fxlib.runtime.guards.tied_parameters import TiedParameters
+from fxlib.runtime.guards.tensor_metadata import METADATA, TensorMetadata, TiedParameters, foreign_class
 from fxlib.runtime.submodules import local_modules
 
 Parameter = inspect.Parameter
@@ -36,6 +43,57 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
 _SCALARS = (bool, int, float, complex, str, tuple, type(None))
 _ALWAYS = frozenset({"inplace", "max_norm"})
 """Attributes of torch's own modules that decide which nodes may move past them."""
+
+
+class _BackwardOrder:
+    """Whether the order in which backward runs shows, as far as is known of one module."""
+
+    def __init__(self) -> None:
+        self._makes_graphs = False
+        self._handles = -1
+        """How many hooks this process had registered, on anything, when parameters were looked at and had none."""
+
+    def shows(self, tensors: Iterable[Any]) -> str:
+        """Return why the order shows, in words; empty if it does not.
+
+        Args:
+            tensors: that may have hooks: parameters, and arguments of the forward.
+        """
+        if self._makes_graphs:
+            return "a backward made a graph (create_graph=True), and second derivatives add up in the order it runs in"
+        if self._handles == RemovableHandle.next_id:
+            return ""
+        hooked = [each for each in tensors if isinstance(each, torch.Tensor) and _has_hooks(each)]
+        if len(hooked) > 1:
+            return "several parameters or arguments have hooks, which may share state, and run in the order of backward"
+        self._handles = -1 if hooked else RemovableHandle.next_id
+        return ""
+
+    def watch(self, result: Any) -> None:
+        """Learn of a backward through the result of a forward that makes a graph."""
+        if self._makes_graphs:
+            return
+        known = self._handles == RemovableHandle.next_id
+        many = result.values() if isinstance(result, dict) else result
+        for each in many if isinstance(result, dict | tuple | list) else (result,):
+            if type(each) is torch.Tensor and each.grad_fn is not None:
+                each.grad_fn.register_prehook(self._came)
+        if known:  # those that were registered since are these
+            self._handles = RemovableHandle.next_id
+
+    def _came(self, _: Any) -> None:
+        if torch.is_grad_enabled() and not self._makes_graphs:
+            self._makes_graphs = True
+            warnings.warn(
+                "a backward makes a graph (create_graph=True): second derivatives of this step may differ from the "
+                "original's in their last bits; that runs from the next forward on",
+                FxlibWarning,
+                stacklevel=2,
+            )
+
+
+def _has_hooks(tensor: torch.Tensor) -> bool:
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +206,7 @@ class Conditions:
             for name, value in _parameters(each)
         ]
         self._tied_parameters = TiedParameters(module, original)
-        self.backward_order = BackwardOrder()
+        self.backward_order = _BackwardOrder()
         self._metadata: TensorMetadata | None = None
         self._watched: _Watched | None = None
         read = (*(METADATA if asked.tensor_metadata else ()), *(("__class__",) if asked.classes else ()))

@@ -18,8 +18,8 @@ from fxlib import batch
 from fxlib.errors import ContractError, FxlibError, FxlibWarning
 from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
-from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.runtime.ops.operators import Future, call_now, is_this_process, server_name
+from fxlib.runtime.tracking.flow_control import DEADLINES
 from fxlib.runtime.tracking.forward_context import THREAD, current_flow_control, received
 
 NamedCall: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]

@@ -2,23 +2,108 @@
 
 What is stated for a name comes before what the function or method declares itself. Names are
 "package.module:function", "package.module:Class.method", and ".method" for any object behind an RRef.
+
+Most RPC programs have helpers that call a method of the object behind an RRef.
+`rpc_sync(rref.owner(), call_method, args=[Table.rows, rref, rows])` is a call of `call_method`, and does what
+`Table.rows` does: so it has that method's contract, and not one that all methods share. A helper is known by its code
+alone, which has to be that of one of the forms below, whatever its names are; one that does more is a function like any
+other.
 """
 
 from __future__ import annotations
 
+import inspect
+import operator
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
 
-from torch.fx import Graph
+from torch.distributed import rpc
+from torch.fx import Graph, Node, Proxy
 
+from fxlib.runtime import functions
 from fxlib.runtime.ops import operators
 from fxlib.runtime.ops.batches import is_item, item_of
-from fxlib.runtime.ops.method_callers import class_of_method, method_sent
 from fxlib.spec.contract import Contract, contract_of
 
+_FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
+GIVEN = 2
+"""How many arguments a helper takes before those of the method: the method, and the RRef."""
 Stated = Callable[[str], Contract | None]
 """Returns the contract that is stated for a name, if there is one."""
+
+
+class _Code:
+    """What tells the code of a function; a capture, which instruments functions for a while, knows what it was."""
+
+    of: Callable[[FunctionType], CodeType] = operator.attrgetter("__code__")
+
+
+def ask_for_code(of: Callable[[FunctionType], CodeType]) -> None:
+    """Have helpers known by the code that `of` tells."""
+    _Code.of = staticmethod(of)
+
+
+class MethodCall(NamedTuple):
+    """The call of a method that a helper makes."""
+
+    method: Callable[..., Any]
+    rref: Any
+    args: tuple[Any, ...]
+
+
+def method_called(function: Callable[..., Any], args: tuple[Any, ...]) -> MethodCall | None:
+    """Return which method a call of `function` with these arguments calls, and on what; None if it does more."""
+    if len(args) < GIVEN or not isinstance(function, FunctionType) or _shape(_Code.of(function)) not in _KNOWN:
+        return None
+    method, rref, *rest = args
+    if not isinstance(method, FunctionType) or not isinstance(rref, (rpc.PyRRef, Proxy)):
+        return None
+    return MethodCall(method, rref, tuple(rest))
+
+
+def method_sent(args: object) -> str:
+    """Return the name of the method that a call in a graph hands to a helper; empty if its first argument is none."""
+    first = args[0] if isinstance(args, tuple) and args else None
+    return str(first.args[0]) if isinstance(first, Node) and first.target is functions.resolve else ""
+
+
+def class_of_method(method: Callable[..., Any]) -> type | None:
+    """Return the class in whose body a method was written; None if it is not to be found, or has another one now."""
+    *path, name = method.__qualname__.split(".")
+    found: Any = inspect.getmodule(method)
+    for each in path:
+        found = getattr(found, each, None)
+    return found if isinstance(found, type) and found.__dict__.get(name) is method else None
+
+
+def _shape(code: CodeType) -> tuple[object, ...]:
+    """Return what decides what code does, besides what it is given: not the names of arguments, nor its docstring."""
+    constants = tuple(each for each in code.co_consts if each is not None and not isinstance(each, str))
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS)
+    return (code.co_code, code.co_names, code.co_freevars, code.co_exceptiontable, constants, counts)
+
+
+def _with_keywords(method: Any, rref: Any, *args: Any, **kwargs: Any) -> Any:
+    return method(rref.local_value(), *args, **kwargs)
+
+
+def _without_keywords(method: Any, rref: Any, *args: Any) -> Any:
+    return method(rref.local_value(), *args)
+
+
+def _named_first(method: Any, rref: Any, *args: Any, **kwargs: Any) -> Any:
+    self = rref.local_value()
+    return method(self, *args, **kwargs)
+
+
+def _result_named(method: Any, rref: Any, *args: Any, **kwargs: Any) -> Any:
+    result = method(rref.local_value(), *args, **kwargs)
+    return result  # noqa: RET504 - the form of the program
+
+
+_KNOWN = frozenset(_shape(each.__code__) for each in (_with_keywords, _without_keywords, _named_first, _result_named))
 
 
 def of_function(name: str, function: Callable[..., Any], stated: Stated) -> Contract | None:

@@ -20,8 +20,7 @@ from torch.distributed.rpc import rref_proxy
 
 from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
-from fxlib.runtime.ops.deadlines import DEADLINES
-from fxlib.runtime.tracking.flow_control import FlowControl
+from fxlib.runtime.tracking.flow_control import DEADLINES, FlowControl
 from fxlib.runtime.tracking.forward_context import current_flow_control, current_forward, received
 from fxlib.runtime.tracking.track import Destination, track
 

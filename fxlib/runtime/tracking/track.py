@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 import torch
 
 from fxlib.errors import ContractError
-from fxlib.runtime.tracking.autograd_node import Slot, is_tracked, tracked
+from fxlib.runtime.tracking.autograd_node import Slot, as_it_is, is_tracked, tracked
 from fxlib.runtime.tracking.forward_context import ForwardContext, Made, Tracked, current_forward
-from fxlib.runtime.tracking.ownership import as_it_is
 from fxlib.runtime.tracking.result_structure import mapped
 from fxlib.utils.pytree import leaves
 

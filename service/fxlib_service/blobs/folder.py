@@ -14,8 +14,7 @@ from typing import BinaryIO, Final
 
 from typing_extensions import override
 
-from fxlib_service.blobs.base import Blob, damaged
-from fxlib_service.blobs.uploads import KeepsUploads
+from fxlib_service.blobs.base import Blob, KeepsUploads, damaged
 from fxlib_service.clock import Clock
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.storage_faults import translated

@@ -22,8 +22,7 @@ import fsspec
 from typing_extensions import override
 
 from fxlib.errors import FxlibError
-from fxlib_service.blobs.base import Blob
-from fxlib_service.blobs.uploads import KeepsUploads
+from fxlib_service.blobs.base import Blob, KeepsUploads
 from fxlib_service.clock import Clock
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.storage_faults import in_full, translated

@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from fxlib.analysis.operators.arguments import operator_of, written_arguments
-from fxlib.analysis.operators.leaf_modules import module_operator
-from fxlib.analysis.operators.schemas import Operator, facts_of
+from fxlib.analysis.operators.schemas import Operator, facts_of, module_operator
 
 
 def facts(target: Any, *args: Any, **kwargs: Any) -> Operator | None:

@@ -281,7 +281,7 @@ def test_parts_of_complex_numbers_are_taken_where_the_program_takes_them() -> No
     x = X.clone().requires_grad_()
     captured = fxlib.capture(_parts, how="trace")
     for module in (captured, _there(captured)):
-        same = fxlib.verify(fxlib.runtime.state.FunctionModel(_parts), module, [x])
+        same = fxlib.verify(fxlib.runtime.module_state.FunctionModel(_parts), module, [x])
         assert same, same
 
 

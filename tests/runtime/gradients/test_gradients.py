@@ -26,10 +26,9 @@ from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.tape import OWN_LOOP_FORWARDS, UNPUSHED_FORWARDS
 from fxlib.runtime.ops import remote_call, send_gradient, track_gradient
 from fxlib.runtime.push_gradients import push_gradients
-from fxlib.runtime.tracking.autograd_node import Backward
+from fxlib.runtime.tracking.autograd_node import Backward, as_it_is, owned
 from fxlib.runtime.tracking.autograd_node import tracked as taking
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
-from fxlib.runtime.tracking.ownership import as_it_is, owned
 from fxlib.runtime.tracking.track import track
 from tests.runtime.gradients.pushing import model
 from tests.runtime.graphs import Program

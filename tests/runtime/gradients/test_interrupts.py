@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fxlib.runtime.gradients.pushes import uninterrupted
-from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.runtime.push_gradients import drop_gradients, push_gradients
+from fxlib.runtime.tracking.flow_control import DEADLINES
 from tests.runtime.gradients.pushing import BOTH, backward, log, model, step
 
 pytestmark = pytest.mark.usefixtures("servers", "empty_logs")

@@ -13,7 +13,7 @@ from torch.distributed import rpc
 import fxlib
 from fxlib import Server, Table, Workload, ps
 from fxlib.runtime.ops import send_gradient
-from fxlib.runtime.ops.deadlines import DEADLINES
+from fxlib.runtime.tracking.flow_control import DEADLINES
 from tests.runtime.gradients.pushing import messages
 from tests.runtime.remote_functions import living, start_threads
 from tests.shared.rpc_world import rpc_world

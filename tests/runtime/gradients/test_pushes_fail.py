@@ -13,8 +13,8 @@ from torch.distributed import rpc
 
 from fxlib.errors import FxlibError
 from fxlib.runtime.ops import send_gradient, track_gradient
-from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.runtime.push_gradients import push_gradients
+from fxlib.runtime.tracking.flow_control import DEADLINES
 from tests.runtime.gradients.pushing import ROWS, backward, log, messages, model
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME

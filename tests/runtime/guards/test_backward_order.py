@@ -138,6 +138,6 @@ def test_what_is_learnt_of_hooks_costs_a_look_at_a_number_while_none_is_register
 ) -> None:
     module = rewritten(Branches(), reorders=True)
     steps(module, plain, 2)
-    looked = "fxlib.runtime.guards.backward_order._has_hooks"
+    looked = "fxlib.runtime.guards.conditions._has_hooks"
     monkeypatch.setattr(looked, lambda _: pytest.fail("looked at parameters again"))
     steps(module, plain, 3)

@@ -15,7 +15,7 @@ from fxlib.errors import ContractError, FxlibWarning
 from fxlib.runtime import record
 from fxlib.runtime.ops import batches, issue_batch, remote_call, wait_item
 from fxlib.runtime.ops.batches import NamedCall, waits_of
-from fxlib.runtime.ops.deadlines import DEADLINES
+from fxlib.runtime.tracking.flow_control import DEADLINES
 from tests.batch import functions
 from tests.runtime.graphs import Program
 

@@ -12,7 +12,7 @@ from torch.distributed import rpc
 
 from fxlib.errors import ContractError
 from fxlib.runtime.ops import create, fetch, issue_call, issue_fetch, remote_call, start_call, track_gradient, wait
-from fxlib.runtime.ops.deadlines import DEADLINES
+from fxlib.runtime.tracking.flow_control import DEADLINES
 from tests.runtime import remote_functions
 from tests.runtime.remote_functions import NAME
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fxlib.runtime.ops import limit_in_flight
-from fxlib.runtime.ops.deadlines import Deadlines
-from fxlib.runtime.tracking.flow_control import FlowControl, tensor_bytes
+from fxlib.runtime.tracking.flow_control import Deadlines, FlowControl, tensor_bytes
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 
 

@@ -20,7 +20,7 @@ from fxlib.runtime.backends import installed
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
-from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.exchange import JobFolder
 from fxlib_workers.rewrite.answer_worker import rewrite
 from fxlib_workers.rewrite.make_candidates import make_candidates
 from tests.capture.servers import double

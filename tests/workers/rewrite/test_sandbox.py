@@ -19,7 +19,7 @@ from fxlib.runtime import is_issue
 from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
 from fxlib_workers.config import RewriteLimits
-from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.exchange import JobFolder
 from fxlib_workers.process.containment import Containment, Part
 from fxlib_workers.process.forking import Forker
 from fxlib_workers.rewrite.sandbox import REWRITING, RewriteSandbox

@@ -13,8 +13,8 @@ import fxlib
 from fxlib import TrialOptions
 from fxlib.reasons import Reason
 from fxlib.spec.profile import Profile
-from fxlib.spec.variant import MAIN
-from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib.spec.workload import MAIN
+from fxlib_workers.exchange import JobFolder
 from fxlib_workers.rewrite.answer_worker import rewrite
 from fxlib_workers.trial.driver import TrialDriver
 from tests.workers.cases import Lookups, Wrong, candidate_of, descendants, fill, lookup_workload, request

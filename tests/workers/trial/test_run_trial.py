@@ -13,8 +13,8 @@ import torch
 from fxlib import TrialOptions, Workload
 from fxlib.reasons import Reason
 from fxlib.spec.report import Report, Timeline
-from fxlib.spec.variant import MAIN
-from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
+from fxlib.spec.workload import MAIN
+from fxlib_workers.exchange import ORIGINAL, Arm, Candidate
 from fxlib_workers.trial.failures import LostCandidateError, TrialError
 from fxlib_workers.trial.run_trial import TrialRequest, TrialResult, reconciled, run_trial, shared_cores_note
 from fxlib_workers.trial.trainer import EncodedProgram

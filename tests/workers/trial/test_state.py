@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fxlib_workers.trial.state import ModuleSnapshot
+from fxlib_workers.trial.digests import ModuleSnapshot
 
 
 class Repeating(nn.Module):

@@ -9,11 +9,10 @@ from torch import nn
 import fxlib
 from fxlib.errors import WorkloadError
 from fxlib.spec.inputs import samples_in
-from fxlib.spec.losses import scalar
-from fxlib.spec.optimizers import build
+from fxlib.spec.training import build_optimizer, scalar_loss
 from fxlib.spec.workload import Batch, BatchSpec, Optimizer, Tensors, Workload
+from fxlib_workers.trial.digests import ModuleSnapshot
 from fxlib_workers.trial.objects import BoundModule
-from fxlib_workers.trial.state import ModuleSnapshot
 from fxlib_workers.trial.step import Step, copy_of, optimizer_of
 
 
@@ -66,25 +65,25 @@ def test_a_copy_shares_no_storage() -> None:
 def test_losses_by_name(name: str, expected: float | None) -> None:
     output = torch.full((2, 2), 2.0)
     target = torch.tensor([0, 1]) if name == "cross_entropy" else torch.ones(2, 2)
-    loss = scalar(name, output, target)
+    loss = scalar_loss(name, output, target)
     assert loss.dim() == 0
     assert expected is None or loss.item() == expected
 
 
 def test_the_mean_of_several_outputs_takes_all_of_them_in() -> None:
     outputs = {"a": torch.ones(2), "b": [torch.full((3,), 2.0), torch.tensor([1, 2])]}
-    assert scalar("mean", outputs, None).item() == 3.0
+    assert scalar_loss("mean", outputs, None).item() == 3.0
 
 
 def test_an_output_without_numbers_has_no_loss() -> None:
     with pytest.raises(WorkloadError, match="floating-point"):
-        scalar("mean", torch.tensor([1]), None)
+        scalar_loss("mean", torch.tensor([1]), None)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam", "adamw"])
 def test_optimizers_by_name(name: str) -> None:
     parameter = nn.Parameter(torch.ones(2))
-    optimizer = build(Optimizer(name=name, lr=0.1, weight_decay=0.01), [parameter])
+    optimizer = build_optimizer(Optimizer(name=name, lr=0.1, weight_decay=0.01), [parameter])
     assert optimizer is not None
     assert type(optimizer).__name__.lower() == name
     assert optimizer.param_groups[0]["lr"] == 0.1
@@ -92,8 +91,8 @@ def test_optimizers_by_name(name: str) -> None:
 
 
 def test_nothing_to_train_needs_no_optimizer() -> None:
-    assert build(Optimizer(name="sgd"), []) is None
-    assert build(Optimizer(name="none"), [nn.Parameter(torch.ones(1))]) is None
+    assert build_optimizer(Optimizer(name="sgd"), []) is None
+    assert build_optimizer(Optimizer(name="none"), [nn.Parameter(torch.ones(1))]) is None
 
 
 def test_a_local_step_is_the_loop_that_a_user_would_write() -> None:

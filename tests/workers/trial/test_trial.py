@@ -11,8 +11,7 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib.reasons import Reason
-from fxlib.spec.variant import MAIN
-from fxlib.spec.workload import RemoteObject, Server, Workload
+from fxlib.spec.workload import MAIN, RemoteObject, Server, Workload
 from fxlib_workers.trial.driver import TrialDriver
 from tests.workers import remote_code
 from tests.workers.cases import Lookups, fill, lookup_workload

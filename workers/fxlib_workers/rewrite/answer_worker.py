@@ -1,4 +1,4 @@
-"""Rewrites the graph of one job, within limits, and writes the answer into the job's folder (`exchange.job_folder`)."""
+"""Rewrites the graph of one job, within limits, and writes the answer into the job's folder (`exchange`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fxlib.runtime import bounds, functions, is_call, is_issue
 from fxlib.spec.report import Report
 from fxlib_workers import logs
 from fxlib_workers.config import RewriteLimits
-from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.exchange import JobFolder
 from fxlib_workers.process import linux
 from fxlib_workers.process.child import Channel, ChildEndedError
 from fxlib_workers.process.containment import Containment, ContainmentError, contain

@@ -19,20 +19,20 @@ from fxlib.analysis.cost.simulate import predict
 from fxlib.analysis.effects.prologue import CallAhead, calls_ahead
 from fxlib.errors import FxlibError
 from fxlib.passes import DeadCode, MergeReads, SplitCalls
-from fxlib.pipeline.conflicts import conflicts
+from fxlib.pipeline.by_keys import conflicts
 from fxlib.recipes import alternatives, recipes
 from fxlib.recipes.undeclared import undeclared
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.backends import installed
 from fxlib.runtime.lowering import BACKEND
 from fxlib.runtime.ops.operators import limit_in_flight
+from fxlib.spec.job import TrialOptions
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, CandidateReport, Report, Undeclared
-from fxlib.spec.trial import TrialOptions
 from fxlib.spec.workload import Workload
 from fxlib.utils.hardware import instructions
 from fxlib_workers import logs
-from fxlib_workers.exchange.candidate import Candidate
+from fxlib_workers.exchange import Candidate
 
 _LOG: Final = logs.Log(__name__)
 

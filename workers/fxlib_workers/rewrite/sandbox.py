@@ -14,7 +14,7 @@ from fxlib.reasons import Reason
 from fxlib.spec.report import Report
 from fxlib_workers import logs
 from fxlib_workers.config import RewriteLimits
-from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.exchange import JobFolder
 from fxlib_workers.process.cgroup import JobCgroup, job_cgroup
 from fxlib_workers.process.child import ChildEndedError, Message
 from fxlib_workers.process.containment import Containment, Part

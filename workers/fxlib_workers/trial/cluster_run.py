@@ -20,7 +20,7 @@ from fxlib.reasons import Reason
 from fxlib.spec.profile import Profile
 from fxlib.spec.workload import Workload
 from fxlib_workers.config import LOOPBACK
-from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
+from fxlib_workers.exchange import ORIGINAL, REALIGNED, Arm
 from fxlib_workers.process.exceptions import Raised, shorten
 from fxlib_workers.trial.actor import ActorConfig
 from fxlib_workers.trial.answers import MalformedAnswerError, ProcessFailureError, read_answer

@@ -1,6 +1,6 @@
 """Drives trials: connected to Ray once, it runs one trial after another for its worker.
 
-It receives the folder of each job (see `exchange.job_folder`), sends lines of progress, and writes `report.pb` there.
+It receives the folder of each job (see `exchange`), sends lines of progress, and writes `report.pb` there.
 Where a profile is wanted, it says when that is written, and goes on once the candidates are planned by it.
 """
 
@@ -19,10 +19,9 @@ from fxlib.protocol import recipe_from_proto
 from fxlib.recipes.alternatives import AUTO
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Report
-from fxlib.spec.variant import MAIN
+from fxlib.spec.workload import MAIN
 from fxlib_workers.config import TrialSettings
-from fxlib_workers.exchange.candidate import Candidate
-from fxlib_workers.exchange.job_folder import JobFolder
+from fxlib_workers.exchange import Candidate, JobFolder
 from fxlib_workers.process.child import FOLDER, Channel, ChildEndedError
 from fxlib_workers.process.exceptions import DISK_FAULTS, shorten
 from fxlib_workers.trial.failures import InterruptedTrialError

@@ -16,7 +16,7 @@ from fxlib.reasons import Reason
 from fxlib.spec.report import Report
 from fxlib_workers import logs
 from fxlib_workers.config import TRIAL_SETTINGS, TrialSettings
-from fxlib_workers.exchange.job_folder import JobFolder, ReportProgress
+from fxlib_workers.exchange import JobFolder, ReportProgress
 from fxlib_workers.process.child import COMPILER_CACHE, Child, ChildEndedError, Message
 from fxlib_workers.trial.failures import came_from_outside
 

@@ -7,7 +7,7 @@ import signal
 from typing import Final
 
 from fxlib.reasons import Reason
-from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
+from fxlib_workers.exchange import ORIGINAL, REALIGNED, Arm
 
 _KILLED: Final = re.compile(rf"\(signal ({int(signal.SIGKILL)}|{int(signal.SIGTERM)})\)|node (died|was terminated)")
 """What the explanation of a death says that came from outside. A program's own limits and crashes end it otherwise."""

@@ -11,15 +11,13 @@ from typing import Final
 
 from fxlib.reasons import Reason
 from fxlib.runtime import exposed_s
+from fxlib.spec.job import TrialOptions
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import WAYS, CallReport, CandidateReport, Report, Timeline, interval
-from fxlib.spec.trial import TrialOptions
-from fxlib.spec.variant import MAIN
-from fxlib.spec.workload import Workload
+from fxlib.spec.workload import MAIN, Workload
 from fxlib.utils.text import seconds
 from fxlib_workers import logs
-from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
-from fxlib_workers.exchange.job_folder import ReportProgress
+from fxlib_workers.exchange import ORIGINAL, Arm, Candidate, ReportProgress
 from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.failures import LostCandidateError, TrialError
 from fxlib_workers.trial.nodes import Nodes

@@ -18,13 +18,12 @@ from fxlib import ps
 from fxlib.errors import ContractError, WorkloadError
 from fxlib.runtime import functions
 from fxlib.spec.contract import Contract
-from fxlib.spec.optimizers import build
+from fxlib.spec.training import build_optimizer
 from fxlib.spec.workload import Optimizer, RemoteObject, Server
 from fxlib.utils.pytree import leaves
-from fxlib_workers.trial.digests import digest, digest_all
+from fxlib_workers.trial.digests import ModuleSnapshot, digest, digest_all
 from fxlib_workers.trial.replay import server as replay_server
 from fxlib_workers.trial.replay.server import ReplayedObject
-from fxlib_workers.trial.state import ModuleSnapshot
 
 UNKNOWN = "not told by its setup"
 """The digest of a server whose setup does not return its state."""
@@ -37,11 +36,11 @@ class _OwnedModule:
         self.module = module
         self._described = optimizer
         self._snapshot = ModuleSnapshot(module)
-        self.optimizer = build(optimizer, module.parameters())
+        self.optimizer = build_optimizer(optimizer, module.parameters())
 
     def reset(self) -> None:
         self._snapshot.restore()
-        self.optimizer = build(self._described, self.module.parameters())
+        self.optimizer = build_optimizer(self._described, self.module.parameters())
 
     def digest(self) -> str:
         return self._snapshot.digest()

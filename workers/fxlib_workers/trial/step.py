@@ -13,11 +13,10 @@ from torch import nn
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
-from fxlib.runtime.ops.deadlines import DEADLINES
 from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.push_gradients import push_gradients
-from fxlib.spec.losses import scalar
-from fxlib.spec.optimizers import build
+from fxlib.runtime.tracking.flow_control import DEADLINES
+from fxlib.spec.training import build_optimizer, scalar_loss
 from fxlib.spec.workload import Batch, Workload
 from fxlib.utils.pytree import mapped
 from fxlib_workers.trial import servers
@@ -136,7 +135,7 @@ class Step:
         with _span("forward"):
             output = self._forward_of(batch)
         with _span("loss"):
-            return output, scalar(self._workload.loss, output, batch.target)
+            return output, scalar_loss(self._workload.loss, output, batch.target)
 
     def _server_gradients(self, context: int) -> dict[str, str]:
         return {name: rpc.rpc_sync(name, servers.gradients, (context,)) for name in self._servers}
@@ -154,7 +153,7 @@ def optimizer_of(module: nn.Module, workload: Workload) -> torch.optim.Optimizer
     """Return the optimizer of a module's parameters; None where the workload updates nothing."""
     if workload.mode == "forward":
         return None
-    return build(workload.trainer_optimizer, module.parameters())
+    return build_optimizer(workload.trainer_optimizer, module.parameters())
 
 
 def drain() -> None:

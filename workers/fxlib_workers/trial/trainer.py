@@ -40,19 +40,18 @@ from fxlib.spec.workload import Batch
 from fxlib.utils.compare import relative_error
 from fxlib.utils.hardware import instructions
 from fxlib.v1 import workload_pb2
-from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
+from fxlib_workers.exchange import ORIGINAL, REALIGNED, Arm
 from fxlib_workers.process.exceptions import returns_exceptions
 from fxlib_workers.trial import servers
 from fxlib_workers.trial.actor import TrialActor
 from fxlib_workers.trial.alignment import realigned
 from fxlib_workers.trial.compiled_parts import leave_parts, time_parts
-from fxlib_workers.trial.digests import digest, results, tensors
+from fxlib_workers.trial.digests import ModuleSnapshot, digest, results, tensors
 from fxlib_workers.trial.objects import BoundModule, Requirements, bind, requirements_of
 from fxlib_workers.trial.replay import server as replay_server
 from fxlib_workers.trial.replay.clients import as_captured, make_remote_calls, stand_in
 from fxlib_workers.trial.replay.latency_model import NetworkCost
 from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
-from fxlib_workers.trial.state import ModuleSnapshot
 from fxlib_workers.trial.step import Step, StepResult, copy_of, drain, optimizer_of
 
 _CALLS: Final = 15

@@ -22,7 +22,7 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Opaque, Profile, Push
 from fxlib.spec.workload import RemoteObject, Workload
 from fxlib.wire import OpaqueRRef
-from fxlib_workers.exchange.candidate import ORIGINAL
+from fxlib_workers.exchange import ORIGINAL
 from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.digests import digest_all
 from fxlib_workers.trial.nodes import Nodes

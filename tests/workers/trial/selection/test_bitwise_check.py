@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxlib_workers.exchange.candidate import ORIGINAL, Arm
+from fxlib_workers.exchange import ORIGINAL, Arm
 from fxlib_workers.trial.selection.screening import BitwiseCheck, RunArm, describe
 from fxlib_workers.trial.servers import UNKNOWN
 from fxlib_workers.trial.trainer import StepDigests

@@ -6,7 +6,7 @@ import pytest
 
 from fxlib.reasons import Reason
 from fxlib.spec.report import CandidateReport, Report
-from fxlib_workers.exchange.candidate import Candidate
+from fxlib_workers.exchange import Candidate
 from fxlib_workers.trial.failures import CandidateError, TrialError
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 

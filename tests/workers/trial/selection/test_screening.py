@@ -12,9 +12,9 @@ from torch import nn
 import fxlib
 from fxlib import wire
 from fxlib.reasons import Reason
+from fxlib.spec.job import TrialOptions
 from fxlib.spec.report import CompiledPart, PassReport
-from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm, Candidate
+from fxlib_workers.exchange import ORIGINAL, REALIGNED, Arm, Candidate
 from fxlib_workers.trial.failures import CandidateError, TrialError
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.screening import Screening

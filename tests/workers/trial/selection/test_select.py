@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fxlib.reasons import Reason
+from fxlib.spec.job import TrialOptions
 from fxlib.spec.report import CandidateReport, Report
-from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.candidate import ORIGINAL, Arm, Candidate
+from fxlib_workers.exchange import ORIGINAL, Arm, Candidate
 from fxlib_workers.trial.failures import CandidateError, TrialError
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.select import Selection

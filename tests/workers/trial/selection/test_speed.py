@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fxlib.reasons import Reason
-from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.candidate import Arm
+from fxlib.spec.job import TrialOptions
+from fxlib_workers.exchange import Arm
 from fxlib_workers.trial.selection.speed import Speed, measure
 from tests.workers.clock import Clock, shown_to
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fxlib_workers.exchange.candidate import ORIGINAL, Arm
-from fxlib_workers.trial.selection.successive_halving import SuccessiveHalving
+from fxlib_workers.exchange import ORIGINAL, Arm
+from fxlib_workers.trial.selection.select import SuccessiveHalving
 
 
 def halving(*candidates: Arm) -> SuccessiveHalving:

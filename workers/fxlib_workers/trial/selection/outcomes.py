@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fxlib.spec.report import CandidateReport, CompiledPart, Estimate, Report
 from fxlib_workers import logs
-from fxlib_workers.exchange.candidate import Candidate
+from fxlib_workers.exchange import Candidate
 from fxlib_workers.trial.failures import TrialError
 
 _LOG = logs.Log(__name__)

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fxlib.reasons import Reason
-from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.candidate import ORIGINAL, REALIGNED, Arm
-from fxlib_workers.exchange.job_folder import ReportProgress
+from fxlib.spec.job import TrialOptions
+from fxlib_workers.exchange import ORIGINAL, REALIGNED, Arm, ReportProgress
 from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.compiled_parts import without_parts
 from fxlib_workers.trial.failures import CandidateError, TrialError
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
-from fxlib_workers.trial.selection.select import CHOICE_SHARE
+from fxlib_workers.trial.selection.select import CHOICE_SHARE, LEAST_ROUNDS
 from fxlib_workers.trial.selection.speed import BLOCK_S
-from fxlib_workers.trial.selection.successive_halving import LEAST_ROUNDS
 from fxlib_workers.trial.servers import UNKNOWN
 from fxlib_workers.trial.trainer import StepDigests
 

@@ -11,9 +11,9 @@ from typing import Final
 
 from fxlib.profiling.statistics import ConfidenceSequence, rate
 from fxlib.reasons import Reason
+from fxlib.spec.job import TrialOptions
 from fxlib.spec.report import Estimate
-from fxlib.spec.trial import TrialOptions
-from fxlib_workers.exchange.candidate import ORIGINAL, Arm
+from fxlib_workers.exchange import ORIGINAL, Arm
 
 RunBlock = Callable[[Arm, int], float]
 """A function that runs so many steps of an arm and returns their seconds."""

@@ -1,8 +1,8 @@
-"""The loss that a step takes the gradient of."""
+"""The loss that a step takes the gradient of, and the optimizers that a workload can name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from fxlib.errors import WorkloadError
+from fxlib.spec.workload import Optimizer
 
 _WITH_TARGET: Final[Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
     "mse": F.mse_loss,
@@ -19,7 +20,7 @@ _WITH_TARGET: Final[Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Te
 }
 
 
-def scalar(loss: str | GraphModule, output: object, target: torch.Tensor | None) -> torch.Tensor:
+def scalar_loss(loss: str | GraphModule, output: object, target: torch.Tensor | None) -> torch.Tensor:
     """Return the loss of a model's output.
 
     "mean" and "sum" take in all tensors of the output that can have a gradient; the other names compare the first
@@ -41,3 +42,20 @@ def scalar(loss: str | GraphModule, output: object, target: torch.Tensor | None)
     if target is None:
         raise WorkloadError("the batch holds no target", where=f"loss {loss!r}")
     return _WITH_TARGET[loss](found[0], target)
+
+
+def build_optimizer(described: Optimizer, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
+    """Return torch's own optimizer over the parameters that take gradients; None if there is nothing to do."""
+    trained = [each for each in parameters if each.requires_grad]
+    lr, decay = described.lr, described.weight_decay
+    if not trained or described.name == "none":
+        return None
+    match described.name:
+        case "adagrad":
+            return torch.optim.Adagrad(trained, lr=lr, weight_decay=decay)
+        case "adam":
+            return torch.optim.Adam(trained, lr=lr, weight_decay=decay)
+        case "adamw":
+            return torch.optim.AdamW(trained, lr=lr, weight_decay=decay)
+        case _:
+            return torch.optim.SGD(trained, lr=lr, momentum=described.momentum, weight_decay=decay)

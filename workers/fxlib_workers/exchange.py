@@ -1,6 +1,7 @@
 """What the processes of a worker hand each other about one job: a folder of protobuf files, and lines of progress.
 
-The folder holds these files.
+A trial compares programs: the original, and the candidates that a job's recipe and its alternatives make of it. The
+folder holds these files.
 
 request.pb             the client's request
 original.pb            its graph
@@ -21,8 +22,9 @@ import os
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Final, Protocol
 
 from fxlib import wire
 from fxlib.protocol import (
@@ -33,12 +35,45 @@ from fxlib.protocol import (
     trial_from_proto,
     workload_from_proto,
 )
+from fxlib.spec.job import TrialOptions
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import Report
-from fxlib.spec.trial import TrialOptions
+from fxlib.spec.report import CandidateReport, Report
 from fxlib.spec.workload import Workload
 from fxlib.v1 import jobs_pb2, profile_pb2
-from fxlib_workers.exchange.candidate import Candidate
+
+Arm = str
+"""The name of a program in a trial: the original's, or a candidate's."""
+
+ORIGINAL: Final[Arm] = "original"
+
+REALIGNED: Final[Arm] = "original, elsewhere in memory"
+"""The original once more, its tensors on memory of another alignment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A rewritten graph that has not been measured yet.
+
+    Attributes:
+        graph: the graph, serialized.
+        report: what the passes did; the first row among its candidates is this one's, and the others are of programs
+            that were not made.
+        values: the tensors that the graph holds besides the original's, as blobs by SHA-256.
+    """
+
+    graph: bytes
+    report: Report
+    values: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def row(self) -> CandidateReport:
+        """The candidate's row in reports: its name, and the step time that the cost model expects of it."""
+        return self.report.candidates[0]
+
+    @property
+    def name(self) -> str:
+        """The name by which people and the trial know it."""
+        return self.row.name
 
 
 class ReportProgress(Protocol):
