@@ -38,6 +38,12 @@ def here(end: FrameType | None = None) -> str:
     return ""
 
 
+def line_at(where: str) -> str:
+    """Return the line at file:line as it is written, or "" if it cannot be read."""
+    file, _, line = where.rpartition(":")
+    return linecache.getline(file, int(line)).strip() if file else ""
+
+
 def of_error(error: BaseException) -> str:
     """Return file:line of the user's statement in which the error arose, or "" if there is none."""
     where = ""

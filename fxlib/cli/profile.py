@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
         FxlibError: there is no such world, the model cannot be profiled, or the file cannot be written.
     """
     import fxlib
+    from fxlib.profiling.api import measured
 
     where = f"WORLD {options.world}"
     world = called(options.world, where, _HINT)
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     with world as made:
         if not (isinstance(made, tuple) and len(made) == 2):
             raise FxlibError(f"yielded {type(made).__name__}", where=where, hint=_HINT)
-        profile = fxlib.profile(*made, steps=options.steps, pushes=options.pushes)
+        profile = measured(*made, steps=options.steps, pushes=options.pushes)
     try:
         fxlib.save_profile(profile, options.output)
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +44,12 @@ def run(options: argparse.Namespace) -> int:
     try:
         return _show(options)
     except OSError as error:
-        raise FxlibError(error.strerror or str(error), where=str(options.file)) from error
+        hint = f"A job of the service is shown by: fxlib jobs show {options.file}" if _is_id(options.file.name) else ""
+        raise FxlibError(error.strerror or str(error), where=str(options.file), hint=hint) from error
+
+
+def _is_id(name: str) -> bool:
+    return bool(re.fullmatch("[0-9a-f]{1,32}", name))
 
 
 def _show(options: argparse.Namespace) -> int:

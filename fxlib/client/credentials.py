@@ -36,6 +36,7 @@ class Credentials:
         token_file: the file; None: there is no token.
         required: whether a file that is not there is an error; this user's own service may have none.
         private: whether the connection is encrypted, or leaves the machine nowhere.
+        named_by: where the file was named, for messages; empty if nobody did.
         held: the token itself, where no file has it.
     """
 
@@ -43,6 +44,7 @@ class Credentials:
     token_file: Path | None
     required: bool
     private: bool
+    named_by: str = ""
     held: str = field(default="", repr=False)
 
     def token(self) -> str:
@@ -65,7 +67,7 @@ class Credentials:
         try:
             return read_token(file)
         except FxlibError as error:
-            raise CredentialError(str(error), where=TOKEN_FILE if self.required else "") from error
+            raise CredentialError(str(error), where=self.named_by) from error
 
 
 def choose(
@@ -98,6 +100,7 @@ def choose(
         token_file=Path(named) if named is not None else own,
         required=named is not None,
         private=private,
+        named_by="token_file" if token_file else TOKEN_FILE if named is not None else "",
     )
 
 

@@ -176,13 +176,14 @@ def _unserved(prepared: Prepared, workers: Iterable[jobs_pb2.WorkerInfo]) -> Ite
     there = list(workers)
     unknown = bool(there) and not any(worker.allowed_modules for worker in there)
     servers = {server.name for server in prepared.workload.servers} | set(_owners(prepared.captured))
+    named = f" ({', '.join(sorted(servers))})" if servers else ""
     for _, body in bodies(prepared.captured):
         for node in body.graph.nodes:
             to, function = _called(node)
             if (client := client_of(node)) is not None and unknown and not is_wait(node):
                 yield f"{client.function!r} of the client {client.name!r}"
             elif to and to not in servers:
-                yield f"calls to {to!r}, which is none of the workload's servers"
+                yield f"calls to {to!r}, which is none of the workload's servers{named}"
             elif unknown and ":" in function and not function.startswith(_SERVED):
                 yield f"{function!r} on {to or 'any server'!r}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -17,7 +18,8 @@ from torch.distributed import autograd as dist_autograd
 from torch.fx import GraphModule
 
 from fxlib.capture.coerce import Model, as_graph
-from fxlib.errors import WorkloadError
+from fxlib.config import DISABLE, disabled
+from fxlib.errors import CaptureError, FxlibWarning, WorkloadError
 from fxlib.profiling.measure import contract_of, measure
 from fxlib.profiling.runs import STEPS, WARMUPS, batches_of
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
@@ -47,6 +49,9 @@ def profile(
     are repeated, many at once, to measure how their servers answer. Profiling takes memory for one copy of the
     parameters, and seconds rather than minutes.
 
+    A model that cannot be captured, which `Client.optimize` would keep as it is, ends with a warning and a profile of
+    nothing, so that the launcher trains on; so does FXLIB_DISABLE, without a warning and without a step.
+
     Args:
         model: a module, captured or not, a graph of torch.fx, or an exported program. What cannot be traced is
             exported with the batches.
@@ -58,11 +63,29 @@ def profile(
             push is taken to need what its call needs.
 
     Raises:
-        CaptureError: the module holds something that cannot be recorded.
         FxlibError: the graph holds batches of calls, or the original's own forward runs in its place.
         WorkloadError: the batches are none, `steps` is not positive, or `pushes` is asked for without a workload of
             local autograd.
         Exception: whatever the model raises, or a push.
+    """
+    if disabled():
+        return Profile(notes=(f"{DISABLE} is set",))
+    try:
+        return measured(model, batches, steps=steps, pushes=pushes)
+    except CaptureError as error:
+        problem = f"nothing was profiled, since the model cannot be captured: {error}"
+        warnings.warn(problem, FxlibWarning, stacklevel=2)
+        return Profile(notes=(problem,))
+
+
+def measured(
+    model: Model, batches: Sequence[object] | Workload, *, steps: int | None = None, pushes: bool = False
+) -> Profile:
+    """Do what `profile` does, for those who want the profile itself and no launcher to go on.
+
+    Raises:
+        CaptureError: the module holds something that cannot be recorded.
+        Exception: what `profile` raises.
     """
     workload = batches if isinstance(batches, Workload) else None
     described = workload if workload is not None else Workload(batches=_sequence(batches))

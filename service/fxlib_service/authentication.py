@@ -108,7 +108,11 @@ class Authenticator:
         if found is None and self.policy is not None:
             found = self.policy.tokens.get(digest)
         if found is None:
-            raise ServiceError(Code.UNAUTHENTICATED, "the token that was sent belongs to no principal")
+            raise ServiceError(
+                Code.UNAUTHENTICATED,
+                "the token that was sent belongs to no principal",
+                hint="Send one of --policy, or the service's own: its first line names the file, as token_file.",
+            )
         return found
 
 

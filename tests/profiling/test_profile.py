@@ -11,7 +11,7 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib import Batch, Contract, Profile, Workload, ps
-from fxlib.errors import FxlibError, WorkloadError
+from fxlib.errors import FxlibError, FxlibWarning, WorkloadError
 from fxlib.recipes import recipes
 from fxlib.spec.profile import Opaque, TensorShape
 from tests.profiling import remote_functions as far
@@ -190,6 +190,21 @@ def test_a_module_whose_original_runs_in_its_place_is_refused() -> None:
     module.eval()
     with pytest.raises(FxlibError, match="Profile it in the state in which it was captured"):
         fxlib.profile(module, [batch()])
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -x if x.sum() > 0 else x
+
+
+def test_a_model_that_cannot_be_captured_does_not_end_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = Workload(batches=[torch.ones(4)], mode="forward")
+    with pytest.warns(FxlibWarning, match="nothing was profiled.*program goes: return -x if x.sum") as warned:
+        found = fxlib.profile(Branching(), described)
+    assert not found.calls
+    assert found.notes == (str(warned[0].message),)
+    monkeypatch.setenv("FXLIB_DISABLE", "1")
+    assert fxlib.profile(Branching(), described) == Profile(notes=("FXLIB_DISABLE is set",))
 
 
 def test_steps_and_batches_are_checked() -> None:

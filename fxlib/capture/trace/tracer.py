@@ -42,8 +42,8 @@ _DECLARE = (
     'contracts={"pkg.mod:function": fxlib.Contract(returns=...)}.'
 )
 _DECIDE = (
-    "Move the decision out of the forward, fix the argument with concrete_args=, or make the function that decides a "
-    "leaf with wrap=."
+    "Decide with tensors (torch.where), move the decision out of the forward, fix the argument with concrete_args=, or "
+    "make the function that decides a leaf with wrap=."
 )
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _RREF_CALLS = {"rpc_sync": "sync", "rpc_async": "async", "remote": "remote"}
@@ -377,9 +377,10 @@ class RemoteTracer(Tracer):
             CaptureError: always.
         """
         remote = "call" in proxy.node.meta
+        where = source.here(self.end)
         raise capture_error(
-            f"{problem}: {proxy.node.name} = {proxy.node.format_node()}",
-            where=source.here(self.end),
+            f"{problem}: {source.line_at(where) or proxy.node.name}",
+            where=where,
             hint=_DECLARE if remote else _DECIDE,
         )
 
