@@ -5,6 +5,7 @@ A service sends the name of a backend, and never what it compiled: that is made 
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -38,9 +39,25 @@ class _Inductor:
         self.name, self.keeps_weights = name, keeps_weights
 
     def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        _check_processes()
         options: dict[str, Any] = {"freezing": self.keeps_weights, "fallback_random": True, "compile_threads": 1}
         compiled: Callable[..., Any] = torch.compile(part, fullgraph=True, dynamic=False, options=options)
         return compiled
+
+
+def _check_processes() -> None:
+    """Find out now, and not after seconds of work for each part, whether this process may start a C++ compiler.
+
+    Raises:
+        PermissionError: it may not, as in a contained trial.
+    """
+    try:
+        os.posix_spawn("", ["none"], {})
+    except FileNotFoundError:
+        pass  # of the process that was started
+    except PermissionError:
+        problem = "a contained trial starts no processes, and so no C++ compiler"
+        raise PermissionError(f"{problem}; fxlib.optimize, and workers without containment, do") from None
 
 
 class _OpenVino:

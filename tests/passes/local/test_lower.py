@@ -285,6 +285,18 @@ def test_a_compiler_that_hangs_is_left_behind_and_the_program_goes_on(tower: Tow
     assert copies.runs <= 1  # by the thread that was left behind
 
 
+def test_a_compiler_that_may_not_be_started_is_not_waited_for(tower: Tower, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    module = Recipe(name="lowered", passes=(Lower(backend="inductor"),)).run(fxlib.capture(tower)).module
+    monkeypatch.setattr("os.posix_spawn", refuse)
+    with pytest.warns(
+        FxlibWarning, match=r"inductor==.* could not compile it: PermissionError: a contained trial starts no"
+    ):
+        assert torch.equal(module(images()), tower(images()))
+
+
 def test_an_error_of_the_program_is_its_own(tower: Tower, copies: Copies) -> None:
     module = lowered(tower)
     module(images())
