@@ -103,6 +103,7 @@ def test_a_graph_without_calls_is_told_so(forker: Forker, root: Path) -> None:
     folder = request(root / "job", nn.Linear(3, 1), workload)
     report = rewrite(folder, RewriteLimits(), forker, carry_on)
     assert (report.decision, report.reason) == ("keep_original", Reason.NO_CALLS)
+    assert report.explanation.endswith("the recipe auto tries what there is for local work")
     assert not folder.rewritten.exists()
 
 

@@ -16,6 +16,7 @@ import psutil
 from fxlib import wire
 from fxlib.protocol import check_weights, recipe_from_proto, trial_from_proto
 from fxlib.reasons import Reason
+from fxlib.recipes.alternatives import AUTO
 from fxlib.runtime import bounds, functions, is_call, is_issue
 from fxlib.spec.report import Report
 from fxlib_workers import logs
@@ -111,6 +112,8 @@ def rewrite(folder: JobFolder) -> None:
     explanation = reason.sentence(f"{max(found.headroom or 0.0, 0.0):.1%}" if candidates else "")
     if found.recipe.undeclared and (best := found.recipe.undeclared[0]).is_worth_it:
         explanation = f"{explanation}; {best}"
+    if reason is Reason.NO_CALLS and recipe != AUTO:
+        explanation = f"{explanation}; the recipe auto tries what there is for local work"
     folder.write_rewrite(replace(found.recipe, reason=reason, explanation=explanation, phase_seconds=phase_seconds))
 
 
