@@ -1,4 +1,6 @@
-"""A saved graph, printed without being executed."""
+"""A saved graph, printed without being executed, and what `fxlib reasons` tells."""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
@@ -6,10 +8,14 @@ from pathlib import Path
 import pytest
 
 import fxlib as library
+from fxlib.cli.main import main
+from fxlib.reasons import Reason
 from fxlib.runtime import is_call
 from tests.cli.conftest import Run
 from tests.cli.test_hostile_service import EVIL, harmless
 from tests.client.models import Clicks
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "reasons.md"
 
 
 @pytest.fixture
@@ -71,3 +77,23 @@ def test_a_file_that_is_no_graph_is_one_line(fxlib: Run, tmp_path: Path, content
 def test_a_file_that_is_not_there_is_one_line(fxlib: Run) -> None:
     ran = fxlib("show", "no-such-file.fxg")
     assert (ran.code, ran.err) == (1, "fxlib: no-such-file.fxg: No such file or directory\n")
+
+
+def test_every_reason_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reasons"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(Reason.__members__)
+
+
+def test_one_reason_is_explained_however_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reasons", "coalesced", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"COALESCED": "travels in one message with ..."}
+
+
+def test_an_unknown_reason_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reasons", "NOPE"]) == 1
+    assert "no reason is called NOPE" in capsys.readouterr().err
+
+
+def test_the_page_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["reasons", "--markdown"])
+    assert capsys.readouterr().out in PAGE.read_text(), "run: fxlib reasons --markdown, and put it into the page"

@@ -1,18 +1,21 @@
-"""Rules travel as two graphs and the name of a guard, and no code is ever taken from a message."""
+"""Rules travel as two graphs and the name of a guard, no code is taken from a message, and weights go where needed."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fxlib
+from fxlib import wire
 from fxlib.errors import FxlibError, LimitError, PassError, WireError
 from fxlib.passes import RewriteRules
-from fxlib.protocol import recipe_from_proto, recipe_to_proto
+from fxlib.protocol import check_weights, recipe_from_proto, recipe_to_proto
+from fxlib.recipes import recipes
 from fxlib.recipes.recipes import Recipe
 from fxlib.rules import Rule
-from fxlib.v1 import jobs_pb2
+from fxlib.v1 import graph_pb2, jobs_pb2
 from tests.rules.rule_programs import ruled, targets
 
 
@@ -117,3 +120,43 @@ def test_rules_for_a_pass_that_has_none_are_refused() -> None:
     del proto.passes[0].options["rounds"]
     with pytest.raises(PassError, match="has no option 'rules'"):
         recipe_from_proto(proto)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(self.linear(x))
+        return normed
+
+
+@pytest.fixture
+def graph() -> graph_pb2.Graph:
+    return wire.encode(fxlib.capture(Normed().eval())).graph
+
+
+def test_without_them_the_pass_the_tensor_the_node_and_its_line_are_named(graph: graph_pb2.Graph) -> None:
+    with pytest.raises(PassError) as caught:
+        check_weights(recipes.get("inference"), graph)
+    assert caught.value.where == "fold_norms"
+    text = str(caught.value)
+    assert "without the values of 'linear.weight', which node 'linear' uses (" in text
+    assert "test_weights.py:" in text
+    assert "weights=True" in text
+
+
+def test_a_pass_that_needs_none_takes_a_graph_without_them(graph: graph_pb2.Graph) -> None:
+    check_weights(recipes.get("schedule"), graph)
+
+
+def test_a_graph_with_all_of_them_passes() -> None:
+    check_weights(recipes.get("inference"), wire.encode(fxlib.capture(Normed().eval()), weights=True).graph)
+
+
+def test_a_tensor_of_no_elements_has_no_values_to_miss() -> None:
+    model = nn.Sequential(nn.Identity())
+    model.register_buffer("nothing", torch.empty(0))
+    check_weights(recipes.get("inference"), wire.encode(fxlib.capture(model)).graph)

@@ -1,6 +1,4 @@
-"""A thread that waits for a core says so; how far a candidate is from the original is told by values kept in one
-process.
-"""
+"""A trainer tells of a thread that waits for a core, and how far a candidate's values are from the original's."""
 
 from __future__ import annotations
 
