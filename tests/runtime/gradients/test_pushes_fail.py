@@ -1,4 +1,4 @@
-"""A push that fails, or takes too long: the program learns of it where it pushes, as it would have, and what was made."""
+"""A push that fails or takes too long: the program learns of it as it would have, and of what was made all the same."""
 
 from __future__ import annotations
 
