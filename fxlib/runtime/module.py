@@ -25,9 +25,9 @@ from fxlib.runtime.compilers import break_at, is_compiled, skip
 from fxlib.runtime.gradients.plain_forward import tracked_calls
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.graph_set import GraphSet, GuardFailure
-from fxlib.runtime.guards.capture_facts import Facts
 from fxlib.runtime.guards.conditions import Conditions, Entry, FixedAnswers, parameters_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
+from fxlib.runtime.guards.fact_table import Facts
 from fxlib.runtime.guards.folded_weights import Mark
 from fxlib.runtime.module_state import Expected, Mirror, ModuleState, constants_of, lend_state, lent, share_state
 from fxlib.runtime.ops.calls import is_issue, is_wait

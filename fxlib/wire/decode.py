@@ -14,8 +14,8 @@ from torch.fx import Graph, GraphModule
 from fxlib.errors import WireError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.data_parallel import described
-from fxlib.runtime.guards.capture_facts import Facts, names_grad_mode
 from fxlib.runtime.guards.conditions import Entry, FixedAnswers
+from fxlib.runtime.guards.fact_table import Facts, names_grad_mode
 from fxlib.runtime.submodules import local_modules
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import modules

@@ -27,7 +27,8 @@ from fxlib.capture.recording.observations import Observations
 from fxlib.capture.recording.observers import ObservedFunctions, all_functions, functions_in, is_a
 from fxlib.capture.recording.record import ExportedTensors, Record, Tracer, modules_of
 from fxlib.errors import CaptureError
-from fxlib.runtime.guards.capture_facts import Fact, Facts, Kind
+from fxlib.runtime.guards.capture_facts import Fact, Kind
+from fxlib.runtime.guards.fact_table import Facts
 
 
 class Recorder:

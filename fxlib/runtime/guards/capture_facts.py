@@ -7,26 +7,20 @@ themselves, checked by identity, a program that found all of them unchanged woul
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import gc
 import sys
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
-from operator import attrgetter, eq, is_
-from types import FunctionType, MethodType
+from operator import attrgetter
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from torch.fx import Graph, Node
 
-from fxlib.runtime.guards.dict_entries import DictEntries, Mark
-from fxlib.runtime.guards.export_guards import GuardedCodeGen
+from fxlib.runtime.guards.dict_entries import Mark
 
 
 class Kind(Enum):
@@ -51,7 +45,7 @@ class Kind(Enum):
 GRAD_MODE = frozenset({"is_grad_enabled", "set_grad_enabled", "enable_grad"})
 """Functions by which a forward behaves otherwise where no gradients are recorded, besides recording none."""
 SCALARS = (bool, int, float, complex, str, bytes, type(None), range, slice)
-_REBOUND = (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS, Kind.CELL, Kind.DEFAULTS)
+REBOUND = (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS, Kind.CELL, Kind.DEFAULTS)
 _DEFAULTS = attrgetter("__defaults__", "__kwdefaults__")
 
 
@@ -153,7 +147,7 @@ def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
         table[key] = value
 
 
-def _change(fact: Fact) -> Change:
+def change_of(fact: Fact) -> Change:
     """Return what is to be done about a fact that does not hold."""
     now, undo = fact.now(), fact.restore
     if fact.kind is Kind.LENGTH:  # nobody has looked at what it held
@@ -378,241 +372,3 @@ _READERS: Mapping[Kind, Callable[[Any, Any], Any]] = {
     Kind.BASES: lambda owner, _: owner.__mro__,
     Kind.CODE: lambda owner, _: owner.__code__,
 }
-
-
-@dataclass(slots=True)
-class _Column:
-    """The facts of one kind: what `read` finds of each owner, one pass in C, has to be the value beside it."""
-
-    read: Callable[..., Any]
-    matches: Callable[[Any, Any], Any] = is_
-    is_flat: bool = False
-    """Whether `read` finds several values of each owner, which stand one after another in `values`."""
-    owners: list[Any] = field(default_factory=list)
-    keys: list[Any] | None = None
-    """The second argument of `read`, where it takes one."""
-    values: list[Any] = field(default_factory=list)
-
-    def holds(self) -> bool:
-        """Whether each owner's value is as it was, to the letter."""
-        found = map(self.read, self.owners) if self.keys is None else map(self.read, self.owners, self.keys)
-        return all(map(self.matches, chain.from_iterable(found) if self.is_flat else found, self.values))
-
-
-class _Columns:
-    """The facts of the most frequent kinds, laid out so that a few passes in C compare them all."""
-
-    def __init__(self, facts: Iterable[Fact]) -> None:
-        self._entries = DictEntries()
-        self._types = _Column(type)
-        self._bases = _Column(attrgetter("__mro__"))
-        self._codes = _Column(attrgetter("__code__"))
-        self._lengths = _Column(len, matches=eq)
-        self._elements = _Column(iter, is_flat=True)
-        self._dict_values = _Column(dict.values, is_flat=True)
-        self._tensors = _Column(dict.get, matches=isinstance, keys=[])
-        self._defaults = _Column(attrgetter("__defaults__"))
-        self._keyword_defaults = _Column(attrgetter("__kwdefaults__"))
-        self._cells = _Column(attrgetter("cell_contents"))
-        self._others: list[Fact] = []
-        for fact in facts:
-            self._place(fact)
-        columns = (
-            *(self._types, self._bases, self._codes, self._lengths, self._elements, self._dict_values, self._tensors),
-            *(self._defaults, self._keyword_defaults, self._cells),
-        )
-        self._used = [each for each in columns if each.owners]
-
-    def hold(self) -> bool:
-        """Whether all facts hold to the letter: the same objects."""
-        if not self._entries.holds():
-            return False
-        try:
-            for each in self._used:
-                if not each.holds():
-                    return False
-        except ValueError:  # the cell of a closure is empty
-            return False
-        return not self._others or all(each.holds() for each in self._others)
-
-    def _place(self, fact: Fact) -> None:
-        """Add a fact where it is compared soonest."""
-        kind, owner, value = fact.kind, fact.owner, fact.value
-        if kind in (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS):
-            self._place_entry(fact)
-        elif kind in (Kind.TYPE, Kind.BASES, Kind.CODE, Kind.LENGTH):
-            columns = {
-                Kind.TYPE: self._types,
-                Kind.BASES: self._bases,
-                Kind.CODE: self._codes,
-                Kind.LENGTH: self._lengths,
-            }
-            _add(columns[kind], owner, value)
-        elif kind is Kind.CONTENTS and isinstance(owner, dict):
-            self._place_dict(owner, value)
-        elif kind is Kind.CONTENTS and isinstance(owner, (list, deque)):
-            _add(self._lengths, owner, len(value))
-            if value:  # of an empty one, the length says all
-                _add(self._elements, owner, *value)
-        elif kind is Kind.DEFAULTS:
-            _add(self._defaults, owner, value[0])
-            _add(self._keyword_defaults, owner, value[1])
-        elif kind is Kind.CELL and value is not Mark.ABSENT:
-            _add(self._cells, owner, value)
-        else:
-            self._others.append(fact)
-
-    def _place_dict(self, owner: dict[Any, Any], items: Sequence[tuple[Any, Any]]) -> None:
-        _add(self._lengths, owner, len(items))
-        if not items:
-            return
-        _add(self._elements, owner, *(key for key, _ in items))
-        if not _has_tensors(items):
-            _add(self._dict_values, owner, *(held for _, held in items))
-            return
-        for key, held in items:
-            self._place_entry(Fact(Kind.ITEM, owner, key, held))
-
-    def _place_entry(self, fact: Fact) -> None:
-        if fact.kind is Kind.ITEM:
-            table = fact.owner
-        elif fact.kind is Kind.CLASS:
-            (table,) = gc.get_referents(fact.owner.__dict__)  # the dict itself, behind its proxy
-        else:
-            table = attributes_of(fact.owner)
-        if fact.value is Mark.TENSOR:
-            assert self._tensors.keys is not None  # noqa: S101 - made above
-            self._tensors.keys.append(fact.key)
-            _add(self._tensors, table, torch.Tensor)
-        else:
-            self._entries.add(table, fact.key, fact.value)
-
-
-def _add(column: _Column, owner: Any, *values: Any) -> None:
-    column.owners.append(owner)
-    column.values += values
-
-
-class Facts:
-    """All facts of one capture."""
-
-    def __init__(
-        self,
-        facts: Sequence[Fact] = (),
-        arguments: Sequence[ArgumentFact] = (),
-        *,
-        cached_calls: Sequence[Callable[[], Any]] = (),
-    ) -> None:
-        """Watch these facts, of which each holds now.
-
-        Args:
-            facts: facts about objects of the program.
-            arguments: facts about the arguments of the forward.
-            cached_calls: the calls by which the forward asks caches for results that are there.
-        """
-        self._cached_calls = cached_calls
-        self.arguments = tuple(each for each in arguments if each.name)
-        self._state = tuple(each for each in arguments if not each.name)
-        self._facts = tuple(facts)
-        self._columns: _Columns | None = None
-
-    @classmethod
-    def unread(cls, modules: Iterable[nn.Module], graph: Graph | None = None) -> Facts:
-        """Return what to watch where nobody knows what the forward has read: numbers, flags and texts of modules.
-
-        No argument of the graph may be None, True or False, but those that it checks itself.
-        """
-        known = [each for each in modules if not _is_machinery(type(each).__module__)]
-        held = [(each, name, value) for each in known for name, value in vars(each).items() if name != "training"]
-        facts = [Fact(Kind.ATTRIBUTE, *each) for each in held if isinstance(each[2], (*SCALARS, tuple))]
-        nodes: Iterable[Node] = () if graph is None or isinstance(graph._codegen, GuardedCodeGen) else graph.nodes
-        inputs = [node for node in nodes if node.op == "placeholder" and not any(map(_asserts, node.users))]
-        arguments = [
-            ArgumentFact(name=str(node.target).lstrip("*"), steps=(), test="is not", value=value)
-            for node in inputs
-            for value in (None, True, False)
-        ]
-        return cls(facts, arguments)
-
-    def joined(self, other: Facts) -> Facts:
-        """Return the facts of both."""
-        arguments = (*self.arguments, *self._state)
-        cached_calls = (*self._cached_calls, *other._cached_calls)
-        return Facts((*self._facts, *other._facts), arguments, cached_calls=cached_calls)
-
-    def ask_caches(self) -> None:
-        """Ask caches as the forward does: they count that, and forget first what was not asked for longest."""
-        for ask in self._cached_calls:
-            ask()
-
-    def __len__(self) -> int:
-        return len(self._facts)
-
-    def broken(self, module: nn.Module) -> str:
-        """Return which fact does not hold now, in words; empty if all do.
-
-        Args:
-            module: the captured module, of whose tensors some are known not to be None.
-        """
-        for state in self._state:
-            if broken := state.broken({"": module}):
-                return broken
-        if self._columns is None:
-            self._columns = _Columns(self._facts)
-        if self._columns.hold():
-            return ""
-        for fact in self._facts:
-            if not fact.holds():
-                return f"{fact} is not what it was at capture"
-            is_full = fact.kind is Kind.CONTENTS and not (isinstance(fact.owner, dict) and _has_tensors(fact.value))
-            if is_full or (fact.kind in _REBOUND and fact.value is not Mark.TENSOR):
-                fact.value = fact.now()  # an equal value: compared by identity from now on
-        self._columns = None
-        return ""
-
-    def changes(self) -> list[Change]:
-        """Return what differs from what was found at capture, but for code, which a capture replaces for its time."""
-        kept = (Kind.MEMO, Kind.CODE)
-        return [_change(fact) for fact in self._facts if fact.kind not in kept and not fact.holds()]
-
-    def misfit(self, arguments: Mapping[str, Any]) -> str:
-        """Return which argument is not as the graph takes it to be, in words; empty if all are."""
-        return next(filter(None, (each.broken(arguments) for each in self.arguments)), "")
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Facts:
-        """Return the same facts about whatever was copied already, and about the rest as it is."""
-
-        def copied(value: Any) -> Any:
-            return memo.get(id(value), value)
-
-        facts = [copy.copy(each) for each in self._facts]
-        for each in facts:
-            each.owner = copied(each.owner)
-            each.value = _renamed(each.value, copied)
-        return Facts(facts, (*self.arguments, *self._state), cached_calls=self._cached_calls)
-
-
-def names_grad_mode(modules: Iterable[nn.Module]) -> bool:
-    """Whether code of the modules' classes names a function that asks for, or sets, whether gradients are recorded."""
-    kinds = {base for each in modules for base in type(each).__mro__ if not base.__module__.startswith("torch.")}
-    functions = [value for kind in kinds for value in vars(kind).values() if isinstance(value, FunctionType)]
-    return any(not GRAD_MODE.isdisjoint(each.__code__.co_names) for each in functions)
-
-
-def _is_machinery(module: str) -> bool:
-    """Whether modules of a class that is defined there keep what has nothing to do with what they compute."""
-    return module.startswith("torch.") and not module.startswith("torch.nn.modules.")
-
-
-def _asserts(node: Node) -> bool:
-    return getattr(node.target, "__name__", "") in ("_assert", "_assert_is_none")
-
-
-def _renamed(value: Any, copied: Callable[[Any], Any]) -> Any:
-    if type(value) is tuple:
-        return tuple(_renamed(each, copied) for each in value)
-    return copied(value)
-
-
-def _has_tensors(items: Iterable[tuple[Any, Any]]) -> bool:
-    return any(value is Mark.TENSOR for _, value in items)

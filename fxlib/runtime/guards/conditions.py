@@ -27,8 +27,9 @@ from torch.utils.hooks import RemovableHandle
 
 from fxlib.errors import FxlibWarning
 from fxlib.runtime.data_parallel import deciding
-from fxlib.runtime.guards.capture_facts import Change, Facts, changed_entry
+from fxlib.runtime.guards.capture_facts import Change, changed_entry
 from fxlib.runtime.guards.dict_entries import DictEntries, Mark
+from fxlib.runtime.guards.fact_table import Facts
 from fxlib.runtime.guards.tensor_metadata import METADATA, TensorMetadata, TiedParameters, foreign_class
 from fxlib.runtime.submodules import local_modules
 
