@@ -1,4 +1,4 @@
-"""The error catalogue: every refusal of the service, by name. How each travels over gRPC is in `status`."""
+"""The error catalogue: every refusal of the service, by name. How each travels over gRPC is in `interceptor`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Where one service owns the store, they are in its memory and on the monotonic clock. A restart therefore grants every
 running job a whole new lease, which its worker extends with the next heartbeat. A step of the wall clock ends no lease,
-and a heartbeat costs no write. Where several services share a database, they are in it (`sharing`).
+and a heartbeat costs no write. Where several services share a database, they are in it (`core`).
 """
 
 from __future__ import annotations
