@@ -159,7 +159,7 @@ class Tensors:
     """Description of one tensor of a batch.
 
     Floats are drawn from N(0, 1), or uniformly from [low, high) when bounds are given; integers from [low, high), with
-    as many that come again, and as unevenly, as `fxlib.spec.repeated_keys` says.
+    as many that come again, and as unevenly, as the docstring of this module says.
 
     Raises:
         WorkloadError: a size is negative, only one bound is given, the range is empty, or a figure is out of its range.
