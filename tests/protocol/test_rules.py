@@ -144,7 +144,7 @@ def test_without_them_the_pass_the_tensor_the_node_and_its_line_are_named(graph:
     assert caught.value.where == "fold_norms"
     text = str(caught.value)
     assert "without the values of 'linear.weight', which node 'linear' uses (" in text
-    assert "test_weights.py:" in text
+    assert "test_rules.py:" in text
     assert "weights=True" in text
 
 
