@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fxlib.cli.main import _parser
-from tests.shared.forked import Module
+from tests.shared.forked import Module, python
 from tests.shared.real_service import adopt, real_service, scripted_worker
 
 ROOT = Path(__file__).parent.parent
@@ -92,6 +92,7 @@ def test_a_program_runs_as_pasted_from_a_fresh_folder(
         (tmp_path / file).write_text(text.replace("localhost:8470", address).replace("29500", port))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHON_EXEC", str(python(tmp_path)))  # of torchrun's ranks
     out, log = tmp_path / "out", tmp_path / "log"
     ran = Module(*_module(command), log=log, out=out, folder=tmp_path)
     assert ran.wait(280) == 0, log.read_text() + out.read_text()

@@ -144,12 +144,25 @@ def _run(
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+def python(folder: Path) -> Path:
+    """Write a command to a folder, which runs a file of Python in a process that is forked."""
+    if _SHARED not in os.environ:
+        begin()
+    code = "from tests.shared import forked; forked.python_c()"
+    file = "import runpy; runpy.run_path('$2', run_name='__main__')"
+    command = folder / "python"
+    command.write_text(f'#!/bin/sh\n[ "$1" = -u ] && exec {sys.executable} -c "{code}" "{file}"\n')
+    command.chmod(0o700)
+    return command
+
+
 def python_c() -> None:
     """Run a program, the last argument, as `python -c` does, in a process that is forked."""
     share()
     streams = [Connection(os.dup(each)) for each in range(3)]
     process = forks().Process(target=_run_program, args=(sys.argv[-1], dict(os.environ), *streams))
     process.start()
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     for each in streams:
         each.close()
     os.closerange(0, 2)  # whoever reads there is told when the other process has ended
