@@ -239,7 +239,7 @@ class Trainer(TrialActor):
         _wrap_data_parallel(self._modules[ORIGINAL])
 
     @returns_exceptions
-    def _calibrate(self, servers: list[str]) -> None:
+    def calibrate(self, servers: list[str]) -> None:
         """Measure what the trial's own network takes for calls of this process, and tell the servers that replay."""
         _calibrate(self._plan, servers)
 
