@@ -128,8 +128,8 @@ def main() -> None:
                 for each in rows(name, service_ms, found(asked)):
                     print(line(each), flush=True)
                     measured.append(each)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(each) for each in measured], indent=1) + "\n")
+                if options.json is not None:  # what is there counts, should a later program never end
+                    options.json.write_text(json.dumps([asdict(each) for each in measured], indent=1) + "\n")
 
 
 if __name__ == "__main__":
