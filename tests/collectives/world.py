@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import queue
 import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from fxlib.ps.local import end_with_parent
 from tests.shared.forked import forks
 from tests.shared.process_group import process_group
 
@@ -81,6 +83,7 @@ _waiting: list[_Ranks] = []
 
 
 def _serve(rank: int, tasks: Any, answers: Any) -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()  # which may be killed, and end nobody
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of torch, about the functional collectives that it deprecates
     while True:
