@@ -43,7 +43,7 @@ def test_a_database_of_a_newer_service_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "service.sqlite"
     SqlJobStore(f"sqlite:///{path}").close()
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE alembic_version SET version_num = '0099'")
+        db.execute("UPDATE fxlib_version SET version_num = '0099'")
     told = sentence(refused("--data", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"))
     assert "schema version 0099" in told
 

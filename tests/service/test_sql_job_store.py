@@ -40,7 +40,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.sqlite"
     SqlJobStore(f"sqlite:///{path}").close()
     with sqlite3.connect(path) as db:
-        db.execute("update alembic_version set version_num = '0099'")
+        db.execute("update fxlib_version set version_num = '0099'")
     db.close()
     with pytest.raises(FxlibError, match="schema version 0099"):
         SqlJobStore(f"sqlite:///{path}")
@@ -84,11 +84,17 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(
             db.exec_driver_sql(f"alter table workers drop column {column}")
         db.exec_driver_sql("alter table fxlib_about drop column swept_at")
         db.exec_driver_sql("drop table holdings")
-        db.exec_driver_sql("drop table alembic_version")
+        db.exec_driver_sql("drop table fxlib_version")
         db.exec_driver_sql("create index jobs_by_key on jobs (cache_key, state)")
         db.exec_driver_sql("update fxlib_about set schema_version = 1")
+        db.exec_driver_sql("create table alembic_version (version_num text)")  # of another program
+        db.exec_driver_sql("insert into alembic_version values ('theirs')")
     store.close()
     again = kind(url)
+    with again._write.begin() as db:
+        assert db.exec_driver_sql("select schema_version from fxlib_about").scalar() == 5  # for services of before
+        assert db.exec_driver_sql("select version_num from alembic_version").scalars().all() == ["theirs"]
+        db.exec_driver_sql("drop table alembic_version")
     assert_tables_are_todays(again._write)
     assert again.get(stored.id) == stored
     assert (again.request_of(stored.id), again.result_of(stored.id)) == (b"asked", DONE.result)

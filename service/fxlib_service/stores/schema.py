@@ -15,16 +15,18 @@ from fxlib_service.stores.base import Worker
 metadata: Final = sa.MetaData()
 
 version = sa.Table(
-    "alembic_version",  # as Alembic makes and reads it: the last step of `migrations` that was taken
+    # The last step of `migrations` that was taken, as Alembic makes and reads it, though under a name of its own:
+    # `alembic_version` may be that of another program in this database.
+    "fxlib_version",
     metadata,
     sa.Column("version_num", sa.String(32), nullable=False),
-    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+    sa.PrimaryKeyConstraint("version_num", name="fxlib_version_pkc"),
 )
 
 about = sa.Table(
     "fxlib_about",
     metadata,
-    # Read by services that came before `alembic_version`. A step of a later release is to drop it.
+    # Read by services that came before `fxlib_version`. A step of a later release is to drop it.
     sa.Column("schema_version", sa.Integer, nullable=False, server_default="5"),
     # When any of the services that share the database last looked for expired leases, by the database's clock.
     sa.Column("swept_at", sa.Double, nullable=False, server_default="0"),

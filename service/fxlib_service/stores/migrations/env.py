@@ -2,5 +2,7 @@
 
 from alembic import context
 
-context.configure(connection=context.config.attributes["connection"])
+from fxlib_service.stores import schema
+
+context.configure(connection=context.config.attributes["connection"], version_table=schema.version.name)
 context.run_migrations()
