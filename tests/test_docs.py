@@ -51,7 +51,8 @@ def test_the_examples_run(document: Path, address: str, tmp_path: Path) -> None:
 def test_the_files_that_a_page_names_are_there(document: Path) -> None:
     others = ("CHANGELOG.md", "benchmarks.md", "trackers.md")  # the past; rows; metrics, whose names have slashes
     text = document.read_text() if document.name not in others else ""
-    named = re.findall(r"(?<![\w/.])((?:fxlib|service|workers)/[a-z_/]*[a-z_](?:\.py)?)(?![\w/.*]|\.\w)", text)
+    folders = "fxlib|service|workers|tests|benchmarks|examples"
+    named = re.findall(rf"(?<![\w/.])((?:{folders})/[a-z_/]*[a-z_](?:\.py)?)(?![\w/.*]|\.\w)", text)
     assert [each for each in named if not (ROOT / each).exists()] == []
 
 

@@ -392,7 +392,7 @@ def _write_hint(hint: pb.TypeHint, annotation: object) -> bool:
 
 
 def check_hint(hint: pb.TypeHint, limits: Limits, depth: int = 1) -> None:
-    """Raise Fault unless the annotation is one that `write_hint` can write."""
+    """Raise Fault unless the annotation is one that `_write_hint` can write."""
     if depth > limits.nesting:
         raise excess("nesting of an annotation", depth, limits.nesting, "nesting")
     if hint.name != _UNION and hint.name not in (_GENERIC if hint.arguments else _PLAIN):

@@ -87,7 +87,7 @@ class _ObjectState:
 
 
 def _with_states(value: Any, persistent: Collection[int]) -> Any:
-    """Return a nest with an `ObjectState` in place of each object that holds tensors.
+    """Return a nest with an `_ObjectState` in place of each object that holds tensors.
 
     Args:
         value: what a program returned.

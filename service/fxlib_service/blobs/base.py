@@ -47,7 +47,7 @@ class Blob:
 
 
 class BlobStore(ABC):
-    """Keeps bytes by their SHA-256. Methods may be called from any thread; `Uploads` serializes the writers of a blob.
+    """Keeps bytes by their SHA-256. Methods may be called from any thread; a servicer serializes a blob's writers.
 
     Unfinished uploads of one blob are separate for each `owner`, a namespace or "", so that no namespace can spoil
     or see another's.

@@ -17,7 +17,7 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CompiledPart, Span, Timeline
 from fxlib_workers.process.exceptions import Raised
-from fxlib_workers.trial.actor import StoreAddress
+from fxlib_workers.trial.actor import ServerActor, StoreAddress
 from fxlib_workers.trial.answers import (
     FORMS,
     MalformedAnswerError,
@@ -27,6 +27,7 @@ from fxlib_workers.trial.answers import (
     write_failure,
 )
 from fxlib_workers.trial.objects import Requirements
+from fxlib_workers.trial.trainer import Trainer
 from tests.workers.replayed_model import recorded, weighed_profile
 
 REQUIRED = Requirements(
@@ -62,6 +63,11 @@ JSON = st.recursive(
 )
 def test_an_answer_is_read_as_it_was_written(method: str, answer: object) -> None:
     assert read_answer(method, write_answer(method, answer)) == answer
+
+
+def test_each_answer_with_a_form_is_one_of_a_process_s_methods() -> None:
+    asked = FORMS.keys() - {"make"}
+    assert {name for name in asked if not (hasattr(Trainer, name) or hasattr(ServerActor, name))} == set()
 
 
 def test_an_answer_that_cannot_be_written_is_told_as_an_exception() -> None:

@@ -182,7 +182,7 @@ class Host:
         """Fork processes, by keys that no other process has had; the kernel gets to know them by the names.
 
         All that name the same network share one of their own; "" stands for the host's. Together, these processes take
-        no more than `memory_bytes`, as `TrialMemory` has it.
+        no more than `memory_bytes`, as `_TrialMemory` has it.
 
         Raises:
             ForkError: the fork server cannot be started, or ended.

@@ -191,7 +191,7 @@ def _without_keys(contract: Contract, args: Sequence[Any], kwargs: Mapping[str, 
 
 def _make_rows(returns: Result, numbers: torch.Tensor) -> torch.Tensor:
     """Make up a row for each number: equal numbers give equal bits."""
-    assert _has_rows(returns)  # noqa: S101 - `rows_of` has looked
+    assert _has_rows(returns)  # noqa: S101 - `_rows_of` has looked
     return made_rows(numbers, returns.shape[1:], returns.dtype)
 
 
