@@ -1,12 +1,12 @@
-"""Calls through handles that a model holds, a gRPC stub and a Ray actor, are scheduled as those of RPC are."""
+"""Calls through handles that a model holds, stubs of gRPC, are scheduled as those of RPC are.
+
+Those of Ray's actors are in `tests/loop/test_clients_of_their_own.py`, where there is a Ray.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import grpc
 import pytest
@@ -20,10 +20,8 @@ from fxlib.errors import OpaqueError, WireError
 from fxlib.recipes import recipes
 from fxlib.runtime import is_call, is_issue, is_wait
 from fxlib.runtime.ops.calls import ClientFunction
-from fxlib_workers.trial.nodes import connected
 from tests.capture import grpc_store
 from tests.capture.grpc_store import StoreStub
-from tests.workers.trial_settings import SETTINGS
 
 ROWS = torch.tensor([3.0, 1.0, 4.0, 1.0])
 
@@ -125,21 +123,3 @@ def test_an_error_of_a_stub_is_raised_at_the_wait() -> None:
         faster = fxlib.optimize(fxlib.capture(Ranker(stub, stub)))
         with pytest.raises(grpc.RpcError):
             faster(torch.ones(4), ROWS)
-
-
-@pytest.mark.cluster
-def test_calls_of_a_ray_actor_are_in_flight_together_with_the_same_results() -> None:
-    from tests.capture import ray_tables
-
-    with TemporaryDirectory(prefix="fxlib-test-", dir="/tmp") as folder, connected(SETTINGS, Path(folder)):
-        kind: Any = ray_tables.Table
-        actors = [kind.options(num_cpus=0.1).remote() for _ in range(2)]
-        model = ray_tables.Sums(*actors)
-        captured = fxlib.capture(model)
-        x = torch.arange(4.0)
-        expected = model(x)
-        profile = fxlib.profile(captured, [(x,)])
-        faster = fxlib.optimize(captured, profile=profile)
-        assert sum(map(is_issue, faster.graph.nodes)) == 2
-        assert torch.equal(faster(x), expected)
-        assert all(call.service_s.median >= ray_tables.SERVICE_S for call in profile.calls)

@@ -44,7 +44,7 @@ class Features(nn.Module):
 @contextmanager
 def features() -> Iterator[nn.Module]:
     def doubled(rows: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.02)
+        time.sleep(ray_tables.SERVICE_S)
         return rows * 2.0
 
     with grpc_store.serving([], doubled) as first, grpc_store.serving([], doubled) as second:
@@ -65,6 +65,10 @@ def test_a_job_that_calls_its_own_services_is_replayed_adopted_and_bound_to_its_
     with program() as model:
         workload = Workload(batches=[X], mode="forward")
         profile = fxlib.profile(model, workload)
+        assert all(call.service_s.median >= ray_tables.SERVICE_S for call in profile.calls)
+        alone = fxlib.optimize(fxlib.capture(model), profile=profile)
+        assert sum(map(is_issue, alone.graph.nodes)) == 2
+        assert torch.equal(alone(X), model(X))
         result = client.optimize(model, workload, profile=profile, min_gain=0.3, budget_s=20, fresh=True)
         assert result.reason is Reason.FASTER, result.explanation
         assert result.gain is not None
