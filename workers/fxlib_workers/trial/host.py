@@ -188,8 +188,9 @@ class Host:
             ForkError: the fork server cannot be started, or ended.
         """
         async with self._forking:
+            policy = await self._policy()
             server = await self._running()
-            memory = _TrialMemory(memory_bytes, len(names), await self._policy())
+            memory = _TrialMemory(memory_bytes, len(names), policy)
             self._memories[memory] = set(names)
             for key, name in names.items():
                 ours, theirs = socket.socketpair()
