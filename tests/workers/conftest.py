@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import pytest
 from torch import nn
+from typing_extensions import override
 
 from fxlib import TrialOptions
 from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
+from fxlib_workers.config import TrialSettings
 from fxlib_workers.trial.driver import TrialDriver
 from fxlib_workers.trial.nodes import Nodes, connected
 from tests.workers.cases import fill
-from tests.workers.trial_settings import ALLOWED, BACKENDS, QUICK, SETTINGS, Try
+from tests.workers.trial_settings import ALLOWED, BACKENDS, HOST_MEMORY_BYTES, QUICK, SETTINGS, Try
+
+
+class Driver(TrialDriver):
+    """One whose processes have a folder of their own for temporary files."""
+
+    def __init__(self, settings: TrialSettings, root: Path, temporary: Path) -> None:
+        super().__init__(settings, root)
+        self._temporary = temporary
+
+    @override
+    def start(self) -> None:
+        with mock.patch.dict(os.environ, TMPDIR=str(self._temporary)):
+            super().start()
 
 
 @pytest.fixture(scope="package")
@@ -26,10 +43,19 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="package")
-def trials(root: Path) -> Iterator[TrialDriver]:
-    made = TrialDriver(replace(SETTINGS, allowed_modules=(ALLOWED, BACKENDS)), root)
+def temporary(root: Path) -> Path:
+    """The folder that all trials have for temporary files."""
+    (made := root / "tmp").mkdir()
+    return made
+
+
+@pytest.fixture(scope="package")
+def trials(root: Path, temporary: Path) -> Iterator[TrialDriver]:
+    settings = replace(SETTINGS, allowed_modules=(ALLOWED, BACKENDS), host_memory_bytes=HOST_MEMORY_BYTES)
+    made = Driver(settings, root, temporary)
     yield made
     made.end()
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.fixture(scope="package")

@@ -17,6 +17,8 @@ from fxlib_workers.config import TrialSettings
 
 ALLOWED: Final = "tests.workers.remote_code"
 BACKENDS: Final = "tests.workers.bad_backends"
+HOST_MEMORY_BYTES: Final = 400 << 20
+"""What all processes of a trial take together, at the most."""
 SETTINGS: Final = TrialSettings(process_memory_bytes=1 << 30)
 QUICK: Final = TrialOptions(budget_s=3, step_timeout_s=20, sameness_steps=2)
 PATIENT: Final = TrialOptions(budget_s=40)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,14 +13,12 @@ import pytest_asyncio
 from fxlib.reasons import Reason
 from fxlib.spec.workload import Optimizer, Server, Table
 from fxlib_workers.process.containment import Containment, Part
-from fxlib_workers.trial.driver import TrialDriver
 from fxlib_workers.trial.frames import MAKE
 from fxlib_workers.trial.host import Ended, Host
 from tests.workers import remote_code
-from tests.workers.cases import fill
 from tests.workers.process.contained import host as allowed
 from tests.workers.trial.test_host import CONFIG, KEYS, asked, fork_servers, in_its_loop
-from tests.workers.trial_settings import ALLOWED, QUICK, SETTINGS, Calls, calls_workload
+from tests.workers.trial_settings import HOST_MEMORY_BYTES, Calls, Try, calls_workload
 
 MIB = 1 << 20
 TABLE = Table(name="t", rows=600 * MIB // 256, dim=64)
@@ -86,12 +83,7 @@ async def test_trials_are_counted_one_by_one(host: Host) -> None:
 
 
 @pytest.mark.cluster
-def test_a_trial_whose_servers_hoard_ends_for_want_of_memory(root: Path, tmp_path: Path) -> None:
-    driver = TrialDriver(replace(SETTINGS, allowed_modules=(ALLOWED,), host_memory_bytes=400 * MIB), root)
-    try:
-        folder = fill(tmp_path / "job", Calls(remote_code.hoard), calls_workload(), QUICK)
-        report = driver.run(folder, lambda *_: None, lambda: None)
-    finally:
-        driver.end()
+def test_a_trial_whose_servers_hoard_ends_for_want_of_memory(attempt: Try) -> None:
+    report = attempt(Calls(remote_code.hoard), calls_workload())
     assert report.reason is Reason.OUT_OF_MEMORY
-    assert f"wanted more than {400 * MIB} bytes together" in report.explanation
+    assert f"wanted more than {HOST_MEMORY_BYTES} bytes together" in report.explanation

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -12,9 +11,9 @@ import pytest
 from fxlib_workers.process.containment import Part
 from fxlib_workers.trial.driver import TrialDriver
 from fxlib_workers.trial.nodes import connected
-from tests.workers.cases import Lookups, fill, lookup_workload
+from tests.workers.cases import Lookups, descendants, fill, lookup_workload
 from tests.workers.process.contained import host
-from tests.workers.trial_settings import ALLOWED, MEASURED, QUICK, SETTINGS
+from tests.workers.trial_settings import MEASURED, QUICK, SETTINGS
 
 
 def listeners(process: psutil.Process) -> set[str]:
@@ -39,38 +38,36 @@ def test_a_folder_with_too_long_a_path_for_sockets_is_a_sentence(tmp_path: Path)
         connected(SETTINGS, folder).__enter__()
 
 
+@pytest.fixture(scope="module")
+def processes(trials: TrialDriver, tmp_path_factory: pytest.TempPathFactory) -> Sequence[psutil.Process]:
+    """What runs once a trial has ended: the process that drives trials, and all that it started."""
+    folder = fill(tmp_path_factory.mktemp("nodes") / "job", Lookups(), lookup_workload(), QUICK)
+    assert trials.run(folder, lambda *_: None, lambda: None).reason in MEASURED
+    assert trials._driver is not None
+    return descendants(trials._driver.pid)
+
+
 @pytest.mark.cluster
 @pytest.mark.skipif(Part.NETWORK not in host().parts, reason="this host gives no process a network of its own")
-def test_no_socket_of_ray_s_can_be_reached_over_an_interface_of_the_host(root: Path) -> None:
-    driver = TrialDriver(SETTINGS, root)
-    driver.start()
-    try:
-        assert driver._driver is not None
-        deadline = time.monotonic() + 100
-        while not (message := driver._driver.channel.receive(5.0)) or "ready" not in message:
-            assert time.monotonic() < deadline
-        reaper = psutil.Process(driver._driver.pid)
-        processes = reaper.children(recursive=True)
-        assert any("raylet" in process.name() for process in processes)
-        ours = Path("/proc/self/ns/net").readlink()
-        for process in processes:
-            assert Path(f"/proc/{process.pid}/ns/net").readlink() != ours, process.cmdline()
-            assert interfaces(process) == {"lo"}
-        assert listeners(processes[0])  # Ray does listen, on all interfaces that there are
-    finally:
-        driver.end()
+def test_no_socket_of_ray_s_can_be_reached_over_an_interface_of_the_host(processes: Sequence[psutil.Process]) -> None:
+    assert any("raylet" in process.name() for process in processes)
+    ours = Path("/proc/self/ns/net").readlink()
+    for process in processes:
+        assert Path(f"/proc/{process.pid}/ns/net").readlink() != ours, process.cmdline()
+        assert interfaces(process) == {"lo"}
+    assert listeners(processes[0])  # Ray does listen, on all interfaces that there are
+
+
+@pytest.mark.cluster
+def test_of_ray_s_own_processes_only_those_run_that_trials_need(processes: Sequence[psutil.Process]) -> None:
+    commands = [" ".join(process.cmdline()) for process in processes]
+    assert any("gcs_server" in command for command in commands)
+    assert not [each for each in commands if any(name in each for name in ("monitor.py", "dashboard.py"))]
 
 
 @pytest.mark.cluster
 def test_a_trial_leaves_nothing_in_the_folder_for_temporary_files(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    processes: Sequence[psutil.Process], temporary: Path
 ) -> None:
-    (folder := tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    driver = TrialDriver(replace(SETTINGS, allowed_modules=(ALLOWED,)), root)
-    try:
-        report = driver.run(fill(tmp_path / "job", Lookups(), lookup_workload(), QUICK), lambda *_: None, lambda: None)
-    finally:
-        driver.end()
-    assert report.reason in MEASURED
-    assert [path.name for path in folder.iterdir()] == []
+    assert processes[0].environ()["TMPDIR"] == str(temporary)
+    assert [path.name for path in temporary.iterdir()] == []
