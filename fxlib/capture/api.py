@@ -124,6 +124,7 @@ def capture(
     with _one_at_a_time:
         captured = _captured(model, options, sample_inputs, dynamic_shapes, how)
     captured._fxlib.captured_with = captured._fxlib.captured_with or options
+    captured._fxlib.captured_code = captured._program.generated.__code__
     if _LOG.isEnabledFor(logging.DEBUG):
         nodes = list(captured.graph.nodes)
         _LOG.debug(

@@ -28,7 +28,7 @@ from fxlib.client.live_watch import StepWatch
 from fxlib.client.preflight import UnservedError, check_measurable, run_sample
 from fxlib.client.request import Prepared, Question, RequestOptions, captured_of, prepare
 from fxlib.client.result import Result, WatchOptions
-from fxlib.client.session import Inquiry, Outcome, ask, kept
+from fxlib.client.session import Inquiry, Outcome, ask, kept, left_alone
 from fxlib.client.watch_job import Progress, Silent, display, follow, get_job
 from fxlib.config import DISABLE, TORCH_VERSIONS, disabled, service_address
 from fxlib.errors import CaptureError, CredentialError, FxlibError, FxlibWarning, WorkloadError
@@ -545,7 +545,7 @@ def _question_of(model: Model, workload: Workload, question: Question) -> Prepar
         # Captured even when disabled: fxlib.push_gradients works with captured modules alone.
         original = captured = captured_of(original, workload)
         if disabled():
-            return Outcome(result=Result.original(captured, f"{DISABLE} is set"))
+            return Outcome(result=Result.original(left_alone(captured), f"{DISABLE} is set"))
         check_measurable(captured, workload)
     except WorkloadError:
         raise

@@ -55,10 +55,17 @@ class Outcome:
     problem: str = ""
 
 
+def left_alone(original: nn.Module) -> nn.Module:
+    """Return a module that is handed back as it came; of what was captured for the question, the original runs."""
+    if isinstance(original, CapturedModule):
+        original.keep_original()
+    return original
+
+
 def kept(original: nn.Module, error: Exception, *, job_id: str = "") -> Outcome:
     """Return the outcome that keeps the original because of an error."""
     text = str(error) if isinstance(error, FxlibError) else f"unexpected {type(error).__name__}: {error}"
-    result = Result.original(original, text, job_id=job_id)
+    result = Result.original(left_alone(original), text, job_id=job_id)
     if isinstance(error, UnservedError):  # an answer, as a trial would give it: nothing went wrong
         return Outcome(result=replace(result, reason=error.reason))
     if isinstance(error, OtherMachineError):
@@ -224,6 +231,7 @@ def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -
     report = replace(job.report, variants={**reports, **prepared.declined})
     if report.adopts and isinstance(module, GraphModule) and isinstance(prepared.captured, CapturedModule):
         module = with_variants(prepared.captured, module, variants)
+    module = module if report.adopts else left_alone(module)
     report = _blamed(report) if prepared.ran else report
     _LOG.info("job %s: %s; %s", job.id, report.decision, report.explanation)
     return Result.of(report, module=module, job_id=job.id, cached=job.cached)

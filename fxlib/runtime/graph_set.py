@@ -90,6 +90,11 @@ class GraphSet(Generic[M]):
     def __bool__(self) -> bool:
         return bool(self._variants)
 
+    @property
+    def alone(self) -> bool:
+        """Whether the main graph is the only one, and nobody asks about calls that it does not fit."""
+        return not self._variants and self._stand_in is None and self.unmet is None
+
     def __iter__(self) -> Iterator[tuple[str, M]]:
         return ((each.name, each.module) for each in self._variants)
 

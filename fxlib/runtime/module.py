@@ -112,6 +112,16 @@ class CapturedModule(GraphModule):
         """Take what the graph holds for computed from the weights as they were when `marks` were noted of them."""
         self._fxlib.weight_assumptions.since(marks)
 
+    def keep_original(self) -> None:
+        """Have the original itself run from now on, which spares each step the checks of a graph that gains nothing.
+
+        That is so until the graph is edited. A graph that was rewritten stays what it is, and so does one that tracks
+        gradients of remote results for `fxlib.push_gradients`.
+        """
+        state, code = self._fxlib, self._program.generated.__code__
+        if state.original is not None and state.captured_code is code and not self._program.tracks:
+            state.kept_code = code
+
     @override
     def recompile(self) -> PythonCode:
         """Generate the forward anew, after the graph was edited.
@@ -141,6 +151,7 @@ class CapturedModule(GraphModule):
             guarded,
             reordered=order != sorted(order),
             reorders_backward=in_backward != sorted(in_backward),
+            tracks=tracks,
             returns_tracked=returns_tracked,
             shares_nodes=tracks and not returns_tracked and next(own_code.running_own_code(self), None) is None,
         )
@@ -408,6 +419,8 @@ class _Program:
     """Whether nodes stand in another order than that of the program as captured."""
     reorders_backward: bool
     """Whether that is so of nodes that backward runs through, and not of calls alone."""
+    tracks: bool
+    """Whether gradients of remote results are tracked."""
     returns_tracked: bool
     """Whether the caller gets remote results whose gradients are tracked, and may ask these for theirs."""
     shares_nodes: bool
@@ -438,6 +451,9 @@ def _guard(program: _Program) -> Callable[..., Any]:
                 return self._run(args, kwargs, grad_enabled=grad_enabled)
             return self._run_after(state.ahead, args, kwargs, grad_enabled=grad_enabled)
         self._follow()
+        if state.kept_code is program.generated.__code__ and _is_plain(state):
+            state.graphs.original_runs(self, "nothing was adopted", args, kwargs)
+            return _run_original(self, state.original, "", args, kwargs)
         runs = state.graphs.fitting(self, args, kwargs, grad_enabled=grad_enabled)
         if isinstance(runs, CapturedModule):
             if state.ahead is None:
@@ -454,6 +470,12 @@ def _guard(program: _Program) -> Callable[..., Any]:
     return made
 
 
+def _is_plain(state: ModuleState) -> bool:
+    """Whether nobody asks for a graph: no variant, pipeline, recording or compiler."""
+    alone = state.ahead is None and state.graphs.alone and current_recording() is None
+    return alone and not is_compiled()
+
+
 def _check_alone(
     self: CapturedModule, guarded: GuardedCodeGen | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
@@ -468,10 +490,10 @@ def _check_alone(
 def _run_original(
     module: CapturedModule, original: nn.Module, reason: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    original.training = module.training
-    tracks = torch.is_grad_enabled() and any(node.target in TRACKERS for node in module.graph.nodes)
+    if original.training is not module.training:
+        original.training = module.training
     with lent(module, original):
-        if not tracks:
+        if not (module._program.tracks and torch.is_grad_enabled()):
             return original.forward(*args, **kwargs)
         with tracked_calls(module._fxlib.tape, contracts_in(module.graph), reason):
             return original.forward(*args, **kwargs)

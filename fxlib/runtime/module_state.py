@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import is_
+from types import CodeType
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -161,6 +162,10 @@ class ModuleState:
     """What such code has changed in mid-step of what the forward reads, in words; empty if it never has."""
     captured_with: Any = None
     """The options of the capture; None where the graph was received, or made in another way."""
+    captured_code: CodeType | None = None
+    """The code of the graph as it was captured; None where the graph was made in another way."""
+    kept_code: CodeType | None = None
+    """The code of the graph in whose place the original runs, as nothing was adopted; None where graphs run."""
     ahead: Ahead | None = None
     """The calls that `fxlib.pipeline` has made ahead of forwards to come; None where there never was any."""
     told: bool = False

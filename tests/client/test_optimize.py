@@ -72,6 +72,14 @@ def test_a_kept_original_is_the_caller_s_own_object(client: Client, graph: Graph
     assert result.module is graph
 
 
+def test_a_kept_original_runs_itself_without_the_checks_of_a_graph(client: Client) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    batch = torch.randn(4, 8)
+    result = client.optimize(model, Workload(batches=[(batch,)]), progress=False)
+    assert torch.equal(result.module(batch), model(batch))
+    assert result.usage.original == {"nothing was adopted": 1}
+
+
 def test_a_module_that_is_not_captured_is_captured(service: Scripted, client: Client) -> None:
     model = Clicks()
     result = ask(client, model)

@@ -12,6 +12,7 @@ import fxlib
 from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.graph_set import MAX_GRAPHS
+from fxlib.runtime.ops.record import record
 
 X, MASK = torch.randn(3, 4), torch.tensor([1.0, 0.0, 1.0, 1.0])
 
@@ -175,3 +176,42 @@ def test_a_graph_for_a_fixed_argument_leaves_other_values_to_the_original() -> N
         assert torch.equal(module(X, mask=MASK), model(X, MASK))
     assert torch.equal(module(X, mask=None), model(X))
     assert fxlib.usage(module).graphs["main"] == 2
+
+
+def test_of_a_graph_that_gains_nothing_the_original_itself_runs_until_the_graph_is_edited() -> None:
+    model = Model()
+    module = fxlib.capture(model)
+    expected = bits(model, X, MASK)
+    module.keep_original()
+    assert torch.equal(bits(module, X, MASK), expected)
+    assert fxlib.usage(module) == fxlib.Usage(graphs={"main": 0}, original={"nothing was adopted": 1})
+
+    add(module, "no mask", fxlib.capture(model, concrete_args={"mask": None}))
+    module(X)  # what has several graphs runs them
+    assert fxlib.usage(module).graphs == {"main": 0, "no mask": 1}
+
+    edited = fxlib.capture(model)
+    edited.keep_original()
+    output = edited.graph.output_node()
+    with edited.graph.inserting_before(output):
+        output.args = (edited.graph.call_function(torch.neg, output.args),)
+    edited.recompile()
+    assert torch.equal(bits(edited, X, MASK), -expected)
+
+
+def test_a_graph_that_was_rewritten_is_not_passed_over_for_the_original() -> None:
+    captured = fxlib.capture(Model())
+    rewritten = captured.with_graph(copy.deepcopy(captured.graph))
+    for each in (captured, rewritten):
+        each.keep_original()
+        each(X, MASK)
+    assert fxlib.usage(captured).original
+    assert not fxlib.usage(rewritten).original
+
+
+def test_a_profile_is_of_the_graph_though_the_original_trains() -> None:
+    module = fxlib.capture(Model())
+    module.keep_original()
+    with record():
+        module(X, MASK)
+    assert fxlib.usage(module) == fxlib.Usage(graphs={"main": 1}, original={})
