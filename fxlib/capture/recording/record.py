@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -121,12 +120,12 @@ class Record:
         """Note what was found in one place, and return the fact; of a place that is known, what it was at first."""
         place = (kind, id(owner), tuple(map(id, key)) if kind is Kind.QUESTION else key)
         ours = is_ours(value)
-        if ours and owner is not math:  # what makes a call (`rpc_sync`): the graph's operators ask for it at each run
+        if ours and not _is_leaf(owner, value):  # what makes a call (`rpc_sync`): operators ask for it at each run
             return Fact(kind, owner, key, value)
         if (known := self._facts.get(place)) is None:
             self._tracked.setdefault(id(owner), owner)
             known = self._facts[place] = Fact(kind, owner, key, value)
-            if not ours:  # torch.fx puts functions of its own into `math` while it traces: `restore` takes Python's
+            if not ours:
                 self._see_contents(value)
         return known
 
@@ -351,6 +350,17 @@ def is_ours(value: Any) -> bool:
     """Whether a value is what torch.fx or the capture has put in the place of another, for its own time."""
     code = code_of(value)
     return code is not None and code.co_filename.startswith((f"{source.TORCH}fx/", source.CAPTURE))
+
+
+def _is_leaf(owner: Any, value: Any) -> bool:
+    """Whether a function that is ours now is one that the graph calls as it is, or stands there for such a one.
+
+    torch.fx puts a function of its own into a scope in the place of another (`math.sqrt`, and what `torch.fx.wrap`
+    names), and `restore` takes that; the capture only gives a function other code.
+    """
+    if value.__code__.co_filename.startswith(f"{source.TORCH}fx/"):
+        return is_a(owner, (dict, ModuleType))
+    return str(value.__module__).partition(".")[0] not in ("torch", "fxlib")
 
 
 def _is_cache(fact: Fact) -> bool:

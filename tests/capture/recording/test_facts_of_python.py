@@ -19,11 +19,13 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from math import sqrt
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 import torch
+import torch.fx
 from torch import nn
 
 import fxlib
@@ -575,4 +577,25 @@ def test_a_function_of_pythons_library_in_anothers_place_and_a_class_of_another_
     assert torch.equal(captured(X), 12 * X)
     Scaled.__name__ = "Named"
     assert torch.equal(captured(X), 10 * X)
+    assert fxlib.usage(captured).graphs == {"main": 2}
+
+
+@torch.fx.wrap
+def raised(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@pytest.mark.parametrize("name", ["sqrt", "raised", "doubled"])
+def test_another_function_under_the_name_of_a_leaf_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaves(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * sqrt(4.0) * raised(doubled(x))
+
+    model = Leaves()
+    captured = fxlib.capture(model, wrap=[doubled])
+    first = captured(X)
+    with monkeypatch.context() as patched:
+        patched.setitem(globals(), name, lambda _: 7.0)
+        assert torch.equal(captured(X), model(X))
+    assert torch.equal(captured(X), first)
     assert fxlib.usage(captured).graphs == {"main": 2}
