@@ -300,6 +300,8 @@ class Record:
                 if not _is_constant(fact.value):  # a run that fills the cache keeps one for all steps
                     changed.append(fact)
                 continue
+            if fact.kind is Kind.CONTENTS and isinstance(fact.owner, dict):
+                fact.value = tuple((key, _unwrapped(each, dict.get(fact.owner, key))) for key, each in fact.value)
             if fact.kind is Kind.CODE or fact.holds():  # the code is put back later
                 continue
             if fact.kind is Kind.QUESTION or is_ours(fact.value):
@@ -361,6 +363,11 @@ def _is_leaf(owner: Any, value: Any) -> bool:
     if value.__code__.co_filename.startswith(f"{source.TORCH}fx/"):
         return is_a(owner, (dict, ModuleType))
     return str(value.__module__).partition(".")[0] not in ("torch", "fxlib")
+
+
+def _unwrapped(value: Any, now: Any) -> Any:
+    """Return what stands in a scope again, where a value is what torch.fx has put in its place while it traced."""
+    return now if is_ours(value) and value.__dict__.get("__wrapped__", value) is now else value
 
 
 def _is_cache(fact: Fact) -> bool:

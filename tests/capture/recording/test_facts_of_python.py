@@ -580,6 +580,19 @@ def test_a_function_of_pythons_library_in_anothers_place_and_a_class_of_another_
     assert fxlib.usage(captured).graphs == {"main": 2}
 
 
+def test_a_look_through_a_scope_leaves_its_leaves_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Searches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * vars(math)["pi"]
+
+    before, captured = dict(vars(math)), fxlib.capture(Searches())
+    assert vars(math) == before
+    assert torch.equal(captured(X), math.pi * X)
+    monkeypatch.setattr(math, "pi", 3.0)
+    assert torch.equal(captured(X), 3 * X)
+    assert fxlib.usage(captured).graphs == {"main": 1}
+
+
 @torch.fx.wrap
 def raised(x: torch.Tensor) -> torch.Tensor:
     return x + 1
