@@ -30,6 +30,9 @@ def test_a_bound_that_a_measured_step_went_below_is_not_told() -> None:
     (note,) = broken.notes
     assert "no bound is told" in note
     assert "25% less" in note
+    assert "saves local work" in note
+    (stale,) = reconciled(replace(told, pipeline=0), 0.03, 0.05).notes
+    assert "saves local work" not in stale
     assert reconciled(told, 0.05, 0.02).pipeline_bound_s is None
 
 

@@ -445,22 +445,27 @@ def _with_speed(report: Report, speed: Speed) -> Report:
 
 
 def reconciled(report: Report, original_s: float, candidate_s: float) -> Report:
-    """Leave out a bound that a measured step went below: what it was made of was slower than in this trial."""
+    """Leave out a bound that a measured step went below.
+
+    What it was made of was slower than in this trial, or the candidate's passes save work that the original has.
+    """
     alone_s = original_s if report.pipeline else min(original_s, candidate_s)
     if report.bound_s is not None and alone_s < report.bound_s:
-        note = _below("any schedule", report.bound_s, alone_s)
+        note = _below("any schedule", report.bound_s, alone_s, of_candidate=original_s >= report.bound_s)
         report = replace(report, bound_s=None, timeline_bound=None, notes=(*report.notes, note))
     if report.pipeline and report.pipeline_bound_s is not None and candidate_s < report.pipeline_bound_s:
-        note = _below("a pipeline", report.pipeline_bound_s, candidate_s)
+        note = _below("a pipeline", report.pipeline_bound_s, candidate_s, of_candidate=True)
         report = replace(report, pipeline_bound_s=None, pipeline_limit="", notes=(*report.notes, note))
     return report
 
 
-def _below(what: str, bound_s: float, step_s: float) -> str:
+def _below(what: str, bound_s: float, step_s: float, *, of_candidate: bool) -> str:
     drift = f"a step took {seconds(step_s)} here, {1 - step_s / bound_s:.0%} less"
+    why = "the profile was made on slower servers or a busier machine, so predictions are too long as well"
+    saving = "the candidate saves local work, which the bound takes as the original has it, or "
     return (
-        f"no bound is told: by the least that the profile saw, {what} takes {seconds(bound_s)}, and {drift}; the "
-        "profile was made on slower servers or a busier machine, so predictions are too long as well"
+        f"no bound is told: by the least that the profile saw, {what} takes {seconds(bound_s)}, and {drift}; "
+        f"{saving if of_candidate else ''}{why}"
     )
 
 
