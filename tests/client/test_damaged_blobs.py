@@ -30,10 +30,14 @@ class Fetching:
     def __init__(self, address: str) -> None:
         self._connection = Connection(address)
         self.damaged = 0
+        self.asked: set[str] = set()
+        """Of the blobs that the launcher uploaded."""
 
     def __call__(self, lease: workers_pb2.Lease, graph: GraphModule) -> tuple[Report, GraphModule]:
+        batches = list(blobs_of(lease.request.workload))
+        self.asked |= {each.sha256 for each in (lease.request.graph, *batches)}
         try:
-            for ref in blobs_of(lease.request.workload):
+            for ref in batches:
                 download(self._connection, blob_from_proto(ref), Deadline(60))
         except RejectedError as error:
             self.damaged += 1
@@ -61,15 +65,12 @@ def serving(data: Path) -> Iterator[tuple[Client, Fetching]]:
             yield client, worker
 
 
-def stored(data: Path) -> list[str]:
-    return [each.name for each in data.rglob("*") if each.is_file() and len(each.name) == 64]
-
-
 def test_a_graph_and_batches_that_rot_are_uploaded_again(tmp_path: Path) -> None:
     asked = Workload(batches=[(torch.randn(4, 8), torch.randint(100, (4,)))], servers=workload().servers)
     with serving(tmp_path) as (client, worker):
         assert client.optimize(Clicks(), asked).decision == "adopt"
-        for sha256 in stored(tmp_path):
+        assert len(worker.asked) > 1
+        for sha256 in worker.asked:
             flip(tmp_path, sha256)
         again = client.optimize(Clicks(), asked, fresh=True)
         assert (again.decision, worker.damaged) == ("adopt", 1)
