@@ -5,6 +5,7 @@ A service sends the name of a backend, and never what it compiled: that is made 
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import warnings
@@ -140,6 +141,12 @@ def installed(name: str) -> str:
     """Return a backend with the version that is installed here, as `openvino==2026.4.1`; empty where none is."""
     backend = BACKENDS.get(name)
     try:
-        return f"{name}=={version(backend.package)}" if backend is not None else ""
+        return f"{name}=={_version(backend.package)}" if backend is not None else ""
     except PackageNotFoundError:
         return ""
+
+
+@functools.cache
+def _version(package: str) -> str:
+    """Return the version of a distribution: each part of each graph asks, and it is read from a file."""
+    return version(package)
