@@ -26,7 +26,7 @@ def servers() -> Iterator[None]:
 
 
 def test_scheduled_programs_do_what_the_programs_do() -> None:
-    moved, seeds = 0, range(many(40))
+    moved, seeds = 0, range(many(20))
     for seed in seeds:
         program = random_program(seed)
         rewrite = recipes.apply(program.module)
@@ -48,7 +48,7 @@ def _sums_of_many(program: Program, found: Outcome) -> Iterator[str]:
 
 
 def test_distributed_autograd_gives_what_programs_reproduce_of_themselves() -> None:
-    moved, server_gradients, seeds = 0, 0, range(many(20))
+    moved, server_gradients, seeds = 0, 0, range(many(12))
     for seed in seeds:
         program = differentiable_program(seed)
         rewrite = recipes.apply(program.module)

@@ -30,8 +30,8 @@ pytestmark = pytest.mark.slow
 RARE = {"a changed tensor": 16}
 """Seeds of trainings that notice what few do, by what they notice: there they come first."""
 
-SEEDS = range(many(60))
-SEEDS_BY_KEYS = range(many(25))
+SEEDS = range(many(30))
+SEEDS_BY_KEYS = range(many(15))
 
 
 def pipelined(seed: int, counted: list[int] | None = None, *, defer_pushes: bool = False) -> Loop:
@@ -90,7 +90,7 @@ def deferred_differences(training: Training, worlds: Callable[[int], AbstractCon
 
 @pytest.mark.parametrize("by_keys", [False, True], ids=["whole", "by keys"])
 def test_pushes_that_are_left_in_flight_end_where_they_did(by_keys: bool) -> None:
-    for seed in range(many(15)):
+    for seed in range(many(10)):
         training = random_training(seed, loop=True, by_keys=by_keys)
         found = deferred_differences(training, simulated)
         assert not found, f"seed {seed}: {found}\n{training.deviations} {training.in_the_loop}"
@@ -105,7 +105,7 @@ def test_random_trainings_run_ahead_both_ways_fail_and_deviate() -> None:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", FxlibWarning)
-        for seed in range(60):
+        for seed in range(30):
             training = random_training(seed, loop=True)
             found = run(training, recipes.apply(training.module).module, simulated(0), pipelined(seed, taken))
             failed += "no row at" in str(found["error"])

@@ -24,7 +24,7 @@ def servers() -> Iterator[None]:
 
 
 def test_trainings_under_a_pipeline_do_what_the_trainings_do() -> None:
-    for seed in range(many(16)):
+    for seed in range(many(8)):
         training = random_training(seed, loop=True)
         found = differences(training, lambda _: fresh_servers())
         assert not found, f"seed {seed}: {found}\n{training.deviations} {training.in_the_loop}\n{training.module.code}"

@@ -25,7 +25,7 @@ FAILED_PUSH = "refused at"
 RARE = {"what a backward that raised has brought": 29}
 """Seeds of trainings that notice what few do, by what they notice: there they come first."""
 
-SEEDS = range(many(60))
+SEEDS = range(many(30))
 
 
 def differences(training: Training, worlds: Callable[[int], AbstractContextManager[World]]) -> list[str]:
@@ -60,7 +60,7 @@ def test_random_trainings_send_messages_fail_and_deviate() -> None:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", FxlibWarning)
-        for seed in range(60):
+        for seed in range(30):
             training = random_training(seed)
             error = str(run(training, recipes.apply(training.module).module, simulated(0))["error"])
             failed += FAILED_PUSH in error

@@ -34,7 +34,7 @@ def fresh_servers() -> Iterator[RealServers]:
 
 
 def test_trainings_that_are_rewritten_do_what_the_trainings_do() -> None:
-    for seed in range(many(20)):
+    for seed in range(many(10)):
         training = random_training(seed)
         found = differences(training, lambda _: fresh_servers())
         assert not found, f"seed {seed}: {found}\n{training.deviations}\n{training.module.code}"

@@ -17,5 +17,5 @@ def test_a_captured_program_does_what_it_would_do_uncaptured(seed: int, export: 
 @EXPORT
 @pytest.mark.slow
 def test_many_programs_do_what_they_would_do_uncaptured(export: bool) -> None:
-    outcomes = [check(seed, export=export) for seed in range(6, 6 + many(40))]
+    outcomes = [check(seed, export=export) for seed in range(6, 6 + many(20))]
     assert outcomes.count("captured") > len(outcomes) // 2

@@ -28,7 +28,7 @@ ADVERSARIES = range(3)
 RARE = {"no MEMORY edges": 56, "no aliases": 61}
 """Seeds of programs that notice what few do, by what they notice: there they come first; no run is without them."""
 
-SEEDS = (*range(many(60)), *RARE.values())
+SEEDS = (*range(many(30)), *RARE.values())
 
 
 def check(seed: int) -> int:
@@ -57,7 +57,7 @@ def test_many_scheduled_programs_do_what_the_programs_do_and_have_calls_that_mov
 @pytest.mark.slow
 def test_random_programs_mean_the_same_whatever_the_adversary() -> None:
     """Else a difference would say nothing about the schedule."""
-    for seed in range(60):
+    for seed in range(30):
         program = random_program(seed)
         assert not differences(*(outcome(program, program.module, simulated(adversary)) for adversary in (1, 2)))
 
