@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
-from ray._private.node import Node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fxlib_workers.config import TrialSettings
@@ -107,6 +106,11 @@ def _lean() -> Iterator[None]:
 
     No option of `ray.init` does. A version of Ray in which these functions have other names starts all of it.
     """
+    try:
+        from ray._private.node import Node
+    except ImportError:
+        yield
+        return
     known = {name: getattr(Node, name) for name in _UNUSED if hasattr(Node, name)}
     for name in known:
         setattr(Node, name, lambda *_, **__: None)
