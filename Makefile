@@ -60,8 +60,9 @@ fast: $(INSTALLED)
 test: $(INSTALLED) system ## every test
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going cluster others
 
+# Fewer than alone: beside it run the tests that measure.
 others: $(INSTALLED)
-	$(PARALLEL) -n 4 -m "not cluster"
+	$(PARALLEL) -n 3 -m "not cluster"
 
 # One after another, in a process of their own: half of the time they wait for Ray. What they say comes when all are done.
 # In order: tests that begin a Ray in their process and end it come before those of workers, which keep one to the end.
