@@ -106,6 +106,30 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(
     kind(url).close()  # the next start finds it up to date
 
 
+@pytest.mark.parametrize("kind", [SqlJobStore, PostgresJobStore])
+@pytest.mark.parametrize("wrong", ["delete from fxlib_about", "insert into fxlib_about default values"])
+@pytest.mark.parametrize("version_is_told", [True, False])
+def test_a_database_whose_table_about_has_not_its_one_row_is_refused_in_plain_words(
+    kind: type[SqlJobStore], wrong: str, version_is_told: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    shared = kind is PostgresJobStore
+    url = request.getfixturevalue("postgres").url() if shared else f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    store = kind(url)
+    with store._write.begin() as db:
+        db.exec_driver_sql(wrong)
+        if not version_is_told:
+            db.exec_driver_sql("delete from fxlib_version")
+    name = store._write.url.database
+    store.close()
+    with pytest.raises(FxlibError) as refused:
+        kind(url)
+    rows = 0 if wrong.startswith("delete") else 2
+    assert f"--database: the table fxlib_about of the database {name} has {rows} rows and not its one" in str(
+        refused.value
+    )
+    assert "Restore the database from a backup, or use a new one." in str(refused.value)
+
+
 def test_an_answer_is_looked_up_by_its_key_and_not_among_all_that_ended(tmp_path: Path) -> None:
     store = SqlJobStore(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
     asked = sql._REUSABLE.params(cache_key="k", hardware=["cpu"])

@@ -101,9 +101,13 @@ class SqlJobStore(JobStore):
         """Store when a lease ends; here it is kept in memory."""
 
     def _prepare(self) -> None:
-        with self._writing() as db:
-            self._alone(db, "schema")
-            migrations.prepare(db)
+        try:
+            with self._writing() as db:
+                self._alone(db, "schema")
+                migrations.prepare(db)
+        except BaseException:
+            self.close()  # the caller gets no store that it could close
+            raise
 
     @override
     def enter(self, new: Sequence[NewJob]) -> Sequence[Job | None]:

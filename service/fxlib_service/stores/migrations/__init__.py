@@ -25,14 +25,27 @@ def prepare(db: sa.Connection) -> None:
     """Make the tables, or bring those of an earlier service up to date, within the transaction of `db`.
 
     Raises:
-        FxlibError: the tables are a later service's.
+        FxlibError: the tables are a later service's, or lack what every service writes into them.
     """
     if not sa.inspect(db).has_table(schema.about.name):
         schema.metadata.create_all(db)
         db.execute(schema.about.insert())
         db.execute(schema.version.insert().values(version_num=HEAD))
-    elif (version := _version(db)) != HEAD:
+        return
+    _check_about(db)
+    if (version := _version(db)) != HEAD:
         _upgrade(db, version)
+
+
+def _check_about(db: sa.Connection) -> None:
+    """Refuse a database whose one row of `fxlib_about` was deleted: leases would never expire there."""
+    count = db.execute(sa.select(sa.func.count()).select_from(schema.about)).scalar_one()
+    if count != 1:
+        raise FxlibError(
+            f"the table {schema.about.name} of the database {db.engine.url.database} has {count} rows and not its one",
+            where="--database",
+            hint="Something else than the service wrote there. Restore the database from a backup, or use a new one.",
+        )
 
 
 def _version(db: sa.Connection) -> str:
