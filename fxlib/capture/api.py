@@ -31,7 +31,7 @@ from fxlib.capture.recording import bytecode
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.samples import Given, bind, left_at_defaults
-from fxlib.capture.state import generators_unused, unchanged
+from fxlib.capture.state import DrawnError, generators_unused, unchanged
 from fxlib.capture.trace.checks import protect_old_values, refuse_out
 from fxlib.capture.trace.eager import EagerCalls
 from fxlib.capture.trace.hooks import install
@@ -213,14 +213,23 @@ def _traced_through(
 def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> CapturedModule:
     """Return what an attempt captures in which all functions of the forward were observed from the start.
 
+    Where a random generator was drawn from and other threads run, one more attempt tells whose draw that was.
+
     Raises:
         CaptureError: no attempt succeeds, or the forward keeps stand-ins of tensors.
     """
     also: tuple[FunctionType, ...] = ()
+    drawn = 0
     for _ in range(_ATTEMPTS):
         with _collecting_nothing():
             recorder = Recorder(model, also)
-            captured = attempt(recorder)
+            try:
+                captured = attempt(recorder)
+            except DrawnError as error:
+                drawn += 1
+                if drawn > 1 or not error.others:
+                    raise
+                continue
             if (late := recorder.met_late()) is None and not recorder.disturbed:
                 recorder.refuse_leaks()
                 if recorder.writes_out:

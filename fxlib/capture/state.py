@@ -127,6 +127,13 @@ def _restore(value: Any, copy: Any, ignored: Collection[str]) -> None:
         value.update(kept) if isinstance(value, dict) else None
 
 
+class DrawnError(CaptureError):
+    """A generator was drawn from while a forward was captured."""
+
+    others: bool
+    """Whether other threads ran, one of which may have drawn."""
+
+
 @contextmanager
 def generators_unused(forward: object) -> Iterator[None]:
     """Refuse a block that draws from the random generators of Python or NumPy: each run would see the same numbers.
@@ -134,24 +141,26 @@ def generators_unused(forward: object) -> Iterator[None]:
     The generators are put back, unless other threads run, which may have drawn numbers as well.
 
     Raises:
-        CaptureError: a generator was drawn from.
+        DrawnError: a generator was drawn from.
     """
     before = [(name, read, put, read()) for name, read, put in _generators()]
-    drawn = ""
+    drawn, others = "", False
     try:
         yield
     finally:
         for name, read, put, state in before:
             if not _same(state, read()):
-                drawn = name
-                if threading.active_count() == 1:
+                drawn, others = name, threading.active_count() > 1
+                if not others:
                     put(state)
     if drawn:
-        raise CaptureError(
+        error = DrawnError(
             f"{drawn} was drawn from while the forward was traced, and a graph would see the same numbers at every run",
             where=source.of_definition(forward),
             hint="Draw with torch (torch.rand), or before the forward. If another thread drew, capture before it runs.",
         )
+        error.others = others
+        raise error
 
 
 def _generators() -> list[tuple[str, Callable[[], Any], Callable[[Any], None]]]:

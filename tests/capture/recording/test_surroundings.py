@@ -1,9 +1,11 @@
 """What a forward asks of Python and of torch: answered as a run would answer it, or refused."""
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Number
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.rpc import rpc_sync
+from torch.fx import Tracer
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -93,6 +96,52 @@ def draws_an_array(x: torch.Tensor) -> Any:
 def test_random_numbers_of_pythons_and_numpys_are_refused(forward: Callable[..., Any]) -> None:
     with pytest.raises(CaptureError, match="was drawn from"):
         fxlib.capture(forward)
+
+
+class DrawsInAnotherThread(Tracer):
+    """A tracer whose first traces, so many, meet a draw of another thread."""
+
+    left = 0
+    asked = SimpleQueue[bool]()
+    drawn = SimpleQueue[float]()
+
+    def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
+        if DrawsInAnotherThread.left:
+            DrawsInAnotherThread.left -= 1
+            self.asked.put(True)
+            self.drawn.get()
+        return super().is_leaf_module(module, qualified_name)
+
+    @classmethod
+    def draw(cls) -> None:
+        while cls.asked.get():
+            cls.drawn.put(random.random())
+
+
+@pytest.fixture
+def other_thread() -> Iterator[None]:
+    thread = threading.Thread(target=DrawsInAnotherThread.draw)
+    thread.start()
+    yield
+    DrawsInAnotherThread.asked.put(False)
+    thread.join()
+
+
+@pytest.mark.usefixtures("other_thread")
+def test_a_draw_of_another_thread_is_not_the_forwards() -> None:
+    DrawsInAnotherThread.left = 1
+    captured = fxlib.capture(nn.Sequential(nn.ReLU()), tracer_class=DrawsInAnotherThread)
+    assert not DrawsInAnotherThread.left
+    assert torch.equal(captured(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
+
+
+@pytest.mark.usefixtures("other_thread")
+def test_a_draw_at_each_attempt_is_taken_for_the_forwards() -> None:
+    DrawsInAnotherThread.left = 2
+    with pytest.raises(CaptureError, match="was drawn from"):
+        fxlib.capture(nn.Sequential(nn.ReLU()), tracer_class=DrawsInAnotherThread)
+    with pytest.raises(CaptureError, match="was drawn from"):
+        fxlib.capture(draws)
 
 
 @contextmanager
