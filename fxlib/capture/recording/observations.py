@@ -73,6 +73,9 @@ _OPERATORS = frozenset(
 """Methods that change what an operator does, or a function in C, once a class has them."""
 _OF_CLASSES = frozenset({"__name__", "__qualname__"})
 """What `type` computes of a class, and anybody may set."""
+_OF_METHODS = frozenset({"__func__", "__self__", "__class__"})
+"""What a bound method has itself; all else is its function's."""
+_NAMED = (type, FunctionType, MethodType)
 _NEVER_PATCHED = sys.stdlib_module_names | {"torch", "numpy", "fxlib"}
 
 
@@ -129,6 +132,8 @@ class Observations:
             return
         if kind is super:
             self._attribute_of_super(name, owner)
+        elif kind is MethodType and name not in _OF_METHODS:
+            self.attribute(name, owner.__func__)
         elif issubclass(kind, ModuleType):
             self._attribute_of_module(name, owner)
         elif issubclass(kind, type):
@@ -294,9 +299,13 @@ class Observations:
             self.item(container, key)
         elif not is_a(container, VALUES):
             self._looked_into(container, "__contains__", "__iter__", "__getitem__")
-            for each in _elements(container):  # which are compared
-                self.deep(each)
-        self.deep(key)
+            for each in _elements(container):
+                self._compared(each)
+        self._compared(key)
+
+    def _compared(self, value: Any) -> None:
+        if not is_a(value, _NAMED):  # each equals itself alone, whatever its name
+            self.deep(value)
 
     def contents(self, value: Any, *_: Any) -> Fact | None:
         """Handle a read of the contents of a container."""
@@ -334,9 +343,12 @@ class Observations:
             self._record.count(value)
 
     def deep(self, value: Any, seen: set[int] | None = None) -> None:
-        """Handle a read of everything that a value leads to, except modules, functions and classes."""
+        """Handle a read of everything that a value leads to, except modules; of functions and classes, their names."""
         kind = type(value)
-        if kind in STATELESS or is_a(value, (*VALUES, type, ModuleType, nn.Module, FunctionType, MethodType)):
+        if is_a(value, _NAMED):
+            self._names(value)
+            return
+        if kind in STATELESS or is_a(value, (*VALUES, ModuleType, nn.Module)):
             return
         seen = set() if seen is None else seen
         if id(value) in seen or kind.__module__.partition(".")[0] in _MACHINERY:
@@ -359,6 +371,13 @@ class Observations:
             if known:
                 self._record.see(held)
             self.deep(held, seen)
+
+    def _names(self, value: Any) -> None:
+        """Note what the text of a class or a function is made of."""
+        if is_a(value, type):
+            self.special(type(value))
+            self.attribute("__module__", value)
+        self.attribute("__qualname__", value)
 
     def truth(self, value: Any) -> None:
         """Handle a branch on the truth of a value."""
