@@ -227,7 +227,7 @@ class ObservedFunctions:
         They come from where nobody looked, such as a table of hooks, or ran while a module was imported.
 
         Args:
-            own: ids of the tracer's code, which is none of the program's.
+            own: ids of the code of what is none of the program's: the tracer, and what finds modules.
         """
         ran = [each for each in self._ran.values() if id(each) not in own and _elsewhere.get(id(each)) is not each]
         files = {getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - self._imported}

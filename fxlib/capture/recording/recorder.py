@@ -231,8 +231,12 @@ class Recorder:
         )
 
     def met_late(self) -> tuple[FunctionType, ...] | None:
-        """Return functions to be observed from the start of another attempt; None if this one has seen all."""
-        bases = () if self._record.tracer is None else type(self._record.tracer).__mro__
+        """Return functions to be observed from the start of another attempt; None if this one has seen all.
+
+        Finders of modules run where torch imports one that nothing has needed before, and are none of the program's.
+        """
+        others = (*sys.meta_path, *([] if self._record.tracer is None else [self._record.tracer]))
+        bases = [base for each in others for base in (each if isinstance(each, type) else type(each)).__mro__]
         return self._functions.met_late({id(each.__code__) for base in bases for each in all_functions(base)})
 
     def refuse_leaks(self) -> None:

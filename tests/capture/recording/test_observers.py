@@ -1,10 +1,15 @@
 """Which functions run from instrumented code: however a function is reached, what it reads is a fact."""
 
 import gc
+import importlib
+import sys
 import weakref
 from collections.abc import Callable
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import FunctionType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +17,9 @@ from torch import nn
 from torch.nn.modules import module as torchs
 
 import fxlib
+from fxlib.capture import api
 from fxlib.capture.recording.observers import ObservedFunctions
+from fxlib.capture.recording.recorder import Recorder
 
 X = torch.linspace(-2, 2, 12).view(3, 4)
 
@@ -76,6 +83,36 @@ def test_instrumented_code_keeps_no_model_and_no_function_alive() -> None:
     gc.collect()
 
     assert [each() for each in held] == [None, None]
+
+
+class Finder:
+    """What tools put where Python looks for modules; it knows none."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        self.asked.append(name)
+
+
+class Imports(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        importlib.import_module("fxlib_tests_imported")
+        return x + 1
+
+
+def test_what_finds_a_module_is_none_of_the_forward_s_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fxlib_tests_imported.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    finder = Finder()
+    monkeypatch.setattr(sys, "meta_path", [finder, PathFinder])
+    with mock.patch.object(api, "Recorder", wraps=Recorder) as attempts:
+        captured = fxlib.capture(Imports())
+    assert attempts.call_count == 1
+    assert finder.asked == ["fxlib_tests_imported"]
+    assert torch.equal(captured(X), X + 1)
 
 
 class Asks(nn.Module):
