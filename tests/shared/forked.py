@@ -33,6 +33,8 @@ _IMPORTED = [
 ]
 _IMPORTED_BY_TESTS = ["fxlib.cli.main", "fxlib.inspection", "torch._dynamo"]
 """What most processes that run tests come to import besides, but for plugins of pytest, which imports these itself."""
+_LAST = "tests.shared.set_aside"
+"""What sets aside all that was imported, so that no process which is forked copies it to look for garbage there."""
 _SHARED = "FXLIB_TEST_FORKS"
 """The environment variable that says where the process is that others are forked from."""
 
@@ -40,7 +42,7 @@ _SHARED = "FXLIB_TEST_FORKS"
 def forks() -> ForkServerContext:
     """Return the context of `multiprocessing` whose processes begin with these imports."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
+    context.set_forkserver_preload([*_IMPORTED, _LAST])
     return context
 
 
@@ -49,7 +51,7 @@ def begin() -> None:
 
     It imports while this one goes on.
     """
-    forks().set_forkserver_preload([*_IMPORTED, *_IMPORTED_BY_TESTS])
+    forks().set_forkserver_preload([*_IMPORTED, *_IMPORTED_BY_TESTS, _LAST])
     forkserver.ensure_running()
     server: Any = forkserver._forkserver
     os.environ[_SHARED] = f"{os.getpid()} {server._forkserver_alive_fd} {server._forkserver_address}"
