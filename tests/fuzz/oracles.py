@@ -29,7 +29,7 @@ _REFUSED = (
     *("code.__new__", "function.__new__", "sys.addaudithook", "sys.setprofile", "sys.settrace", "marshal."),
 )
 _HARMLESS = frozenset({"socket.gethostname", "ctypes.seh_exception"})
-_FILES = ("<eval_with_key>", "<guards of fxlib>")
+_FILE = "<eval_with_key>"
 _NOT_GENERATED = (
     *(ast.Import, ast.ImportFrom, ast.ClassDef, ast.AsyncFunctionDef, ast.Lambda, ast.Global, ast.Nonlocal, ast.Await),
     *(ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.Try, ast.While, ast.With, ast.Delete),
@@ -70,7 +70,7 @@ def _problem(event: str, args: tuple[Any, ...]) -> str:
         return f"imports {args[0]}"
     if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wxa+"):
         return f"writes {args[0]}"
-    if event == "exec" and not (args[0].co_filename.startswith(_FILES) or _makes_tuples(args[0])):
+    if event == "exec" and not (args[0].co_filename.startswith(_FILE) or _makes_tuples(args[0])):
         return f"executes code of {args[0].co_filename}"
     if event == "compile":
         return _compiled(*args)
@@ -85,10 +85,9 @@ def _compiled(source: Any, name: Any) -> str:
     text = source.decode("utf-8", "replace") if isinstance(source, bytes) else str(source)
     if name == "<string>" and _OF_A_CLASS.fullmatch(text):
         return ""
-    if not str(name).startswith(_FILES):
+    if not str(name).startswith(_FILE):
         return f"compiles as {name}: {text[:400]!r}"
-    if str(name).startswith(_FILES[0]):
-        _GENERATED.append(text)
+    _GENERATED.append(text)
     return ""
 
 

@@ -16,6 +16,7 @@ from torch.distributed.rpc import rpc_sync
 
 import fxlib
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.guards import dict_entries
 from tests.runtime.gradients.pushing import log
 from tests.runtime.remote_functions import NAME, read
 
@@ -248,3 +249,20 @@ def test_a_step_in_which_the_programs_code_changes_what_the_forward_reads_is_the
         for index, (now, was) in enumerate(zip(one, other, strict=True)):
             same = torch.equal(now, was) if isinstance(now, torch.Tensor) else now == was
             assert same, (number, index, now, was)
+
+
+def test_the_checks_of_a_step_in_which_nothing_is_written_to_compare_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Any] = []
+    holds = dict_entries._Comparison.holds
+
+    def counted(comparison: Any) -> bool:
+        compared.append(comparison)
+        return holds(comparison)
+
+    monkeypatch.setattr(dict_entries._Comparison, "holds", counted)
+    module: CapturedModule = fxlib.capture(Model("a module"), leaf_modules=(Leaf,), contracts=CONTRACTS)
+    for step in range(3):
+        compared.clear()
+        module(ROWS, X, Meter())
+        assert bool(compared) == (step == 0)
+    assert module._fxlib.graphs.usage().original == {}

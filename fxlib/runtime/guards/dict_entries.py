@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
-from itertools import repeat
+from itertools import chain, repeat
 from operator import is_
 from typing import Any, Final
 
-COMPILED_AFTER: Final = 8
-"""Number of successful checks in a row after which code is generated for the entries."""
-MOST_COMPILED: Final = 2_000
-"""The largest number of entries for which code is generated: 20 us for each, once, which halves the time of a check."""
-_SUBSCRIPTED = (dict, OrderedDict)
-"""Classes whose `table[key]` is `dict.get`, but for what is absent."""
+import torch
+from torch._C._dynamo.guards import dict_version
+
+CHANGES_TO_RESTLESS: Final = 3
+"""Number of checks before which a dict was written to, after which its entries are compared at each check."""
 
 
 class Mark(Enum):
@@ -32,64 +30,115 @@ _ABSENT = Mark.ABSENT
 class DictEntries:
     """Entries of dicts, and the object that each is held to: `Mark.ABSENT` where there was none.
 
-    They are compared in one pass in C. Entries that have held for a while are compared by code that is generated for
-    them, `a[b] is not c or ...`, which takes half of that time.
+    Each dict has a version, which every write to it replaces. A check compares the versions of all dicts with those of
+    the last check that held, and entries of the other dicts alone. So a check reads one number for each dict, where
+    entries take several reads each, which are slow after a wait: other programs have had the processor's caches since.
+    A dict that is written to again and again is compared by its entries at once.
     """
 
     def __init__(self) -> None:
-        self.holds: Callable[[], bool] = self._compare
-        """Returns whether each entry holds its object."""
-        self._checks = 0
-        self._tables: list[dict[Any, Any]] = []
-        self._keys: list[Any] = []
-        self._values: list[Any] = []
+        self._entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._orders: list[tuple[dict[Any, Any], Sequence[Any]]] = []
+        self._changes: dict[int, int] = {}
+        """By the id of a dict: at how many checks it had another version."""
+        self._all: _Comparison | None = None
+        """Of all entries; None where some were added since it was made."""
+        self._restless: _Comparison | None = None
+        """Of the entries of dicts that are written to again and again; None where there are none."""
+        self._steady: list[dict[Any, Any]] = []
+        """The other dicts."""
+        self._versions: list[int] | None = None
+        """Those of the steady dicts when all entries held; None where they never have."""
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._entries)
 
     def add(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """Hold an entry to a value."""
-        self._tables.append(table)
-        self._keys.append(key)
-        self._values.append(value)
+        self._entries.append((table, key, value))
+        self._all = self._versions = None
+
+    def add_order(self, table: dict[Any, Any], keys: Sequence[Any]) -> None:
+        """Hold a dict, and none of a class of its own, to these very keys in this order."""
+        self._orders.append((table, keys))
+        self._all = self._versions = None
 
     def now(self, index: int) -> Any:
         """Return what the entry that was added as number `index` holds now."""
-        return dict.get(self._tables[index], self._keys[index], _ABSENT)
+        table, key, _ = self._entries[index]
+        return dict.get(table, key, _ABSENT)
 
     def hold_to(self, index: int, value: Any) -> None:
         """Hold an entry to another value from now on."""
-        self._values[index] = value
-        self._checks, self.holds = 0, self._compare
+        self._entries[index] = (*self._entries[index][:2], value)
+        self._all = self._versions = None
 
-    def _compare(self) -> bool:
-        same = all(map(is_, map(dict.get, self._tables, self._keys, repeat(_ABSENT)), self._values))
-        self._checks = self._checks + 1 if same else 0
-        if self._checks == COMPILED_AFTER and 0 < len(self) <= MOST_COMPILED:
-            self.holds = self._compiled()
-        return same
+    def holds(self) -> bool:
+        """Whether each entry holds its object, and each dict that has an order its keys."""
+        versions = list(map(dict_version, self._steady))
+        if versions == self._versions:
+            return self._restless is None or self._restless.holds()
+        return self._compare(versions)
 
-    def _compiled(self) -> Callable[[], bool]:
-        known: dict[str, Any] = {"get": dict.get, "absent": _ABSENT}
-        names: dict[int, str] = {id(each): repr(each) for each in (None, True, False)}
+    def _compare(self, versions: list[int]) -> bool:
+        """Compare all entries, and where they hold, note the versions that dicts had before."""
+        if self._all is None:
+            self._lay_out()
+            versions = list(map(dict_version, self._steady))
+        assert self._all is not None  # noqa: S101 - laid out above
+        if not self._all.holds():
+            return False
+        changed = []
+        if self._versions is not None:
+            pairs = zip(self._steady, self._versions, versions, strict=True)
+            changed = [id(table) for table, before, now in pairs if before != now]
+        self._versions = versions
+        for each in changed:
+            self._changes[each] = self._changes.get(each, 0) + 1
+        if any(self._changes[each] == CHANGES_TO_RESTLESS for each in changed):
+            self._lay_out()
+        return True
 
-        def name(value: Any) -> str:
-            if id(value) not in names:
-                names[id(value)] = made = f"_{len(known)}"
-                known[made] = value
-            return names[id(value)]
+    def _lay_out(self) -> None:
+        """Sort dicts into those that are written to again and again, and the others; no version of these is known."""
+        tables = {id(table): table for table, _, _ in self._entries} | {id(table): table for table, _ in self._orders}
+        restless = {each for each in tables if self._changes.get(each, 0) >= CHANGES_TO_RESTLESS}
+        self._all = _Comparison(self._entries, self._orders, tables.keys())
+        self._restless = _Comparison(self._entries, self._orders, restless) if restless else None
+        self._steady = [table for each, table in tables.items() if each not in restless]
+        self._versions = None
 
-        differences = []
-        for table, key, value in zip(self._tables, self._keys, self._values, strict=True):
-            where, what = name(table), name(key)  # keys are others' text, and none of it is in the code
-            if type(table) not in _SUBSCRIPTED:
-                differences.append(f"get({where}, {what}, absent) is not {name(value)}")
-            elif value is _ABSENT:
-                differences.append(f"{what} in {where}")
-            else:
-                differences.append(f"{where}[{what}] is not {name(value)}")
-        lines = " or\n        ".join(differences)
-        text = f"def holds():\n  try:\n    return not (\n        {lines}\n    )\n  except KeyError:\n    return False\n"
-        exec(compile(text, "<guards of fxlib>", "exec"), known)  # noqa: S102 - made above, of names of its own alone
-        holds: Callable[[], bool] = known["holds"]
-        return holds
+
+class _Comparison:
+    """Entries of some dicts, laid out so that a few passes in C compare them.
+
+    Args:
+        entries: dict, key and value of each entry of any dict.
+        orders: dicts, and their keys.
+        ids: of the dicts whose entries these are.
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[tuple[dict[Any, Any], Any, Any]],
+        orders: Iterable[tuple[dict[Any, Any], Sequence[Any]]],
+        ids: Collection[int],
+    ) -> None:
+        own = [each for each in entries if id(each[0]) in ids]
+        plain = [each for each in own if each[2] is not Mark.TENSOR]
+        tensors = [each for each in own if each[2] is Mark.TENSOR]
+        ordered = [each for each in orders if id(each[0]) in ids]
+        self._tables, self._keys, self._values = [[each[place] for each in plain] for place in range(3)]
+        self._of_tensors, self._tensors = [[each[place] for each in tensors] for place in range(2)]
+        self._ordered = [table for table, _ in ordered]
+        self._sizes = [len(keys) for _, keys in ordered]
+        self._order = [key for _, keys in ordered for key in keys]
+
+    def holds(self) -> bool:
+        """Whether each entry holds its object, and each dict that has an order its keys."""
+        return (
+            all(map(is_, map(dict.get, self._tables, self._keys, repeat(_ABSENT)), self._values))
+            and all(map(isinstance, map(dict.get, self._of_tensors, self._tensors), repeat(torch.Tensor)))
+            and list(map(len, self._ordered)) == self._sizes
+            and all(map(is_, chain.from_iterable(self._ordered), self._order))
+        )

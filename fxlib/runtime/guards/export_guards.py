@@ -180,15 +180,16 @@ def _metadata_of(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
     plain = [repr(leaf) for leaf in leaves if type(leaf) in _PLAIN] if len(tensors) < len(leaves) else []
     if len(tensors) + len(plain) < len(leaves):
         return None
-    if any(map(torch.Tensor.is_conj, tensors)) or any(map(torch.Tensor.is_neg, tensors)):
+    first: dict[int, int] = {}  # the first place of each tensor, which may be given twice
+    places = list(map(first.setdefault, map(id, tensors), itertools.count()))
+    own = tensors if len(first) == len(tensors) else [tensors[place] for place in first.values()]
+    if any(map(torch.Tensor.is_conj, own)) or any(map(torch.Tensor.is_neg, own)):
         return None
     try:
-        strides = list(map(torch.Tensor.stride, tensors))
+        strides = list(map(torch.Tensor.stride, own))
     except RuntimeError:  # one is sparse
         return None
-    first: dict[int, int] = {}  # the first place of each tensor, which may be given twice
-    places = map(first.setdefault, map(id, tensors), itertools.count())
-    return (kinds, *plain, *map(_METADATA, tensors), *strides, *places)
+    return (kinds, *plain, *map(_METADATA, own), *strides, *places)
 
 
 def _flattener(spec: pytree.TreeSpec) -> Callable[[Any, list[Any]], bool] | None:

@@ -12,7 +12,6 @@ from operator import attrgetter, eq, is_
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import Graph, Node
 
@@ -40,13 +39,11 @@ class _Column:
     is_flat: bool = False
     """Whether `read` finds several values of each owner, which stand one after another in `values`."""
     owners: list[Any] = field(default_factory=list)
-    keys: list[Any] | None = None
-    """The second argument of `read`, where it takes one."""
     values: list[Any] = field(default_factory=list)
 
     def holds(self) -> bool:
         """Whether each owner's value is as it was, to the letter."""
-        found = map(self.read, self.owners) if self.keys is None else map(self.read, self.owners, self.keys)
+        found = map(self.read, self.owners)
         return all(map(self.matches, chain.from_iterable(found) if self.is_flat else found, self.values))
 
 
@@ -60,8 +57,6 @@ class _Columns:
         self._codes = _Column(attrgetter("__code__"))
         self._lengths = _Column(len, matches=eq)
         self._elements = _Column(iter, is_flat=True)
-        self._dict_values = _Column(dict.values, is_flat=True)
-        self._tensors = _Column(dict.get, matches=isinstance, keys=[])
         self._defaults = _Column(attrgetter("__defaults__"))
         self._keyword_defaults = _Column(attrgetter("__kwdefaults__"))
         self._cells = _Column(attrgetter("cell_contents"))
@@ -69,7 +64,7 @@ class _Columns:
         for fact in facts:
             self._place(fact)
         columns = (
-            *(self._types, self._bases, self._codes, self._lengths, self._elements, self._dict_values, self._tensors),
+            *(self._types, self._bases, self._codes, self._lengths, self._elements),
             *(self._defaults, self._keyword_defaults, self._cells),
         )
         self._used = [each for each in columns if each.owners]
@@ -114,15 +109,14 @@ class _Columns:
             self._others.append(fact)
 
     def _place_dict(self, owner: dict[Any, Any], items: Sequence[tuple[Any, Any]]) -> None:
-        _add(self._lengths, owner, len(items))
-        if not items:
-            return
-        _add(self._elements, owner, *(key for key, _ in items))
-        if not _has_tensors(items):
-            _add(self._dict_values, owner, *(held for _, held in items))
-            return
+        keys = [key for key, _ in items]
+        if type(owner) is dict:
+            self._entries.add_order(owner, keys)
+        else:  # an order of its own may change without a write
+            _add(self._lengths, owner, len(items))
+            _add(self._elements, owner, *keys)
         for key, held in items:
-            self._place_entry(Fact(Kind.ITEM, owner, key, held))
+            self._entries.add(owner, key, held)
 
     def _place_entry(self, fact: Fact) -> None:
         if fact.kind is Kind.ITEM:
@@ -131,12 +125,7 @@ class _Columns:
             (table,) = gc.get_referents(fact.owner.__dict__)  # the dict itself, behind its proxy
         else:
             table = attributes_of(fact.owner)
-        if fact.value is Mark.TENSOR:
-            assert self._tensors.keys is not None  # noqa: S101 - made above
-            self._tensors.keys.append(fact.key)
-            _add(self._tensors, table, torch.Tensor)
-        else:
-            self._entries.add(table, fact.key, fact.value)
+        self._entries.add(table, fact.key, fact.value)
 
 
 def _add(column: _Column, owner: Any, *values: Any) -> None:
