@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -70,6 +70,12 @@ class Wakeups:
 
     def __init__(self) -> None:
         self._waiting: deque[Waiter] = deque()
+        self._registered = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no worker is registered, not even one that was woken and has not looked yet."""
+        return not self._registered
 
     def wake_one(self, where: Mapping[str, str]) -> None:
         """Wake the worker that has waited longest, of those that could take a job which may run `where`."""
@@ -89,9 +95,11 @@ class Wakeups:
         """Register a waiter for the length of the block."""
         waiter = Waiter(labels)
         self._waiting.append(waiter)
+        self._registered += 1
         try:
             yield waiter
         finally:
+            self._registered -= 1
             with suppress(ValueError):
                 self._waiting.remove(waiter)
             if waiter.woken.done() and not waiter.looked:
@@ -119,7 +127,7 @@ class Dispatcher:
         self.leases = leases
         self._background = background
         self._on_expiry = on_expiry
-        self._wakeups: defaultdict[str, Wakeups] = defaultdict(Wakeups)
+        self._wakeups: dict[str, Wakeups] = {}
         self._turn = asyncio.Lock()
         self._closed = False
 
@@ -137,7 +145,8 @@ class Dispatcher:
 
     def wake(self, job: Job) -> None:
         """Wake a worker that could take this job, or one that waited for it."""
-        self._wakeups[job.torch_version].wake_one(job.where)
+        if (wakeups := self._wakeups.get(job.torch_version)) is not None:
+            wakeups.wake_one(job.where)
 
     def wake_all(self) -> None:
         """Wake all waiting workers."""
@@ -155,10 +164,10 @@ class Dispatcher:
 
     async def claim(self, worker: Worker, *, wait_s: float, principal: str = "") -> Grant | None:
         """Lease a job to a worker, waiting up to `wait_s` seconds for one; return None if there was none."""
-        await self._workers.see(worker)
-        wakeups, deadline = self._wakeups[worker.torch_version], time.monotonic() + wait_s
+        await self._workers.see(worker, principal)
+        deadline = time.monotonic() + wait_s
         while True:
-            with wakeups.waiting(worker.labels) as waiter:
+            with self._waiting(worker) as (wakeups, waiter):
                 grant = await self._claim_surely(worker, principal)
                 if grant is not None:
                     for where in grant.others:
@@ -166,6 +175,17 @@ class Dispatcher:
                     return grant
                 if self._closed or not await waiter.wait(deadline - time.monotonic()):
                     return None
+
+    @contextmanager
+    def _waiting(self, worker: Worker) -> Iterator[tuple[Wakeups, Waiter]]:
+        """Register a worker as a waiter for the length of the block. Versions that nobody waits for take no memory."""
+        wakeups = self._wakeups.setdefault(worker.torch_version, Wakeups())
+        try:
+            with wakeups.waiting(worker.labels) as waiter:
+                yield wakeups, waiter
+        finally:
+            if wakeups.idle:
+                del self._wakeups[worker.torch_version]
 
     async def heartbeat(self, job_id: str, token: str) -> bool:
         """Extend a lease; return False if the job was cancelled.

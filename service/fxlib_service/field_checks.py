@@ -25,6 +25,7 @@ _FAILURE: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _BACKEND: Final = re.compile(r"[a-z_]{1,40}==[0-9A-Za-z.+!_-]{1,60}")
 _MAX_BACKENDS: Final = 16
 _MAX_MODULES: Final = 1_000
+_MAX_MODULES_TEXT: Final = 64 << 10
 _MAX_TEXT: Final = 256
 _MAX_MESSAGE: Final = 4_000
 _MAX_RATE: Final = 1e15
@@ -66,6 +67,11 @@ def check_worker(worker: jobs_pb2.WorkerInfo) -> None:
             ),
             ("allowed_modules", len(worker.allowed_modules) <= _MAX_MODULES, f"must be at most {_MAX_MODULES}"),
             ("allowed_modules", all(map(_is_text, worker.allowed_modules)), "must be names"),
+            (
+                "allowed_modules",
+                sum(map(len, worker.allowed_modules)) <= _MAX_MODULES_TEXT,
+                f"must be at most {_MAX_MODULES_TEXT} characters together",
+            ),
             ("containment", _CONTAINMENT.fullmatch(worker.containment), "must be the name of a level"),
         )
         if not ok

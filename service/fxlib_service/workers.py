@@ -1,10 +1,15 @@
-"""The workers that the service knows: when each was last heard from, and its hardware."""
+"""The workers that the service knows: when each was last heard from, and its hardware.
+
+All that they say of themselves has a limit together. Beyond it, those are forgotten that were heard from longest ago,
+of the caller whose workers say most: one that invents workers makes nobody else's disappear.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -14,6 +19,10 @@ from fxlib_service.ledger import Ledger
 from fxlib_service.stores.base import Worker
 
 _SHOWN: Final = 5
+_MOST_BYTES: Final = 4 << 20
+"""About the bytes of all descriptions together: GetCapabilities returns those of all live workers in one message."""
+_BYTES_EACH: Final = 200
+"""What is counted for a description besides its texts."""
 _FORGET_S: Final = 7 * 24 * 3600.0
 _STORE_EVERY_S: Final = 60.0
 _SHARE_EVERY_S: Final = 15.0
@@ -49,6 +58,8 @@ class Workers:
         self._workers: dict[str, Worker] = {}
         self._heard_at: dict[str, float] = {}
         self._stored_at: dict[str, float] = {}
+        self._principals: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
 
     async def recall(self) -> None:
         """Load the stored workers, but those that this service has heard from later."""
@@ -58,25 +69,35 @@ class Workers:
             heard_at = now - max(0.0, wall - worker.seen_at)
             if heard_at > self._heard_at.get(worker.id, -math.inf):
                 self._workers[worker.id], self._heard_at[worker.id] = worker, heard_at
+                self._sizes[worker.id] = _size(worker)
 
-    async def see(self, worker: Worker) -> None:
-        """Record a worker's description of itself; it is stored when it changed, and now and then otherwise."""
+    async def see(self, worker: Worker, principal: str = "") -> None:
+        """Record a worker's description of itself, and whose worker it is.
+
+        It is stored when it changed, and now and then otherwise.
+        """
         now, wall = self._steady(), self._clock.now()
         known = self._workers.get(worker.id)
         self._workers[worker.id] = replace(worker, seen_at=wall)
         self._heard_at[worker.id] = now
+        self._principals[worker.id] = principal
         same = known is not None and replace(known, seen_at=0.0) == replace(worker, seen_at=0.0)
         if same and now - self._stored_at.get(worker.id, -math.inf) < self._store_every_s:
             return
         self._stored_at[worker.id] = now
-        self._forget(now - _FORGET_S)
+        self._sizes[worker.id] = _size(worker)
+        self._forget([name for name, at in self._heard_at.items() if at < now - _FORGET_S])
+        gone = self._too_many()
+        self._forget(gone)
         forgotten = self._clock.before(_FORGET_S)
-        await self._ledger.write(self._ledger.store.see, replace(worker, seen_at=wall), forget_before=forgotten)
+        await self._ledger.write(
+            self._ledger.store.see, replace(worker, seen_at=wall), forget_before=forgotten, gone=gone
+        )
 
     async def touch(self, worker_id: str) -> None:
         """Record that a worker was just heard from."""
         if worker_id in self._workers and self._shared:
-            await self.see(self._workers[worker_id])
+            await self.see(self._workers[worker_id], self._principals.get(worker_id, ""))
         elif worker_id in self._workers:
             self._workers[worker_id] = replace(self._workers[worker_id], seen_at=self._clock.now())
             self._heard_at[worker_id] = self._steady()
@@ -110,10 +131,36 @@ class Workers:
         found = f"there are {shown}" if there else f"none has the label {' or '.join(sorted(where)[:_SHOWN])}"
         return f"no live worker has {show_labels(where)} yet; {found}"
 
-    def _forget(self, before: float) -> None:
-        self._workers = {name: worker for name, worker in self._workers.items() if self._heard_at[name] >= before}
-        self._heard_at = {name: at for name, at in self._heard_at.items() if name in self._workers}
-        self._stored_at = {name: at for name, at in self._stored_at.items() if name in self._workers}
+    def _too_many(self) -> list[str]:
+        """Return the workers to forget so that all that is known of the others fits."""
+        left, gone = sum(self._sizes.values()), list[str]()
+        if left <= _MOST_BYTES:
+            return gone
+        of = self._principals.get
+        taken = Counter[str]()
+        for name, size in self._sizes.items():
+            taken[of(name, "")] += size
+        longest_ago = sorted(self._sizes, key=lambda name: self._heard_at[name], reverse=True)
+        while left > _MOST_BYTES:
+            most = taken.most_common(1)[0][0]
+            name = next(each for each in reversed(longest_ago) if of(each, "") == most)
+            longest_ago.remove(name)
+            taken[most] -= self._sizes[name]
+            left -= self._sizes[name]
+            gone.append(name)
+        return gone
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            for known in (self._workers, self._heard_at, self._stored_at, self._principals, self._sizes):
+                known.pop(name, None)
+
+
+def _size(worker: Worker) -> int:
+    """Return about how many bytes a worker's description takes."""
+    texts = (worker.id, worker.torch_version, worker.hardware, worker.fxlib_version, worker.containment)
+    labels = (text for label in worker.labels.items() for text in label)
+    return _BYTES_EACH + sum(len(text.encode()) for text in (*texts, *worker.allowed_modules, *labels))
 
 
 def _could_take(worker: Worker, torch_version: str, where: Mapping[str, str]) -> bool:

@@ -194,9 +194,10 @@ class MemoryJobStore(JobStore):
             return self._answered()[:limit]
 
     @override
-    def see(self, worker: Worker, *, forget_before: float) -> None:
+    def see(self, worker: Worker, *, forget_before: float, gone: Collection[str] = ()) -> None:
         with self._lock:
-            kept = {known.id: known for known in self._workers.values() if known.seen_at >= forget_before}
+            left = [known for known in self._workers.values() if known.seen_at >= forget_before]
+            kept = {known.id: known for known in left if known.id not in gone}
             self._workers = kept | {worker.id: worker}
 
     @override

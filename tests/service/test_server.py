@@ -267,7 +267,7 @@ async def test_an_end_in_order_tells_everybody(tmp_path: Path) -> None:
             client.workers.Claim(workers_pb2.ClaimRequest(worker=worker(torch_version="2.0"), wait_s=50))
         )
         assert server._core is not None
-        while not server._core.dispatcher._wakeups["2.0"]._waiting:  # noqa: ASYNC110  # nothing tells
+        while "2.0" not in server._core.dispatcher._wakeups:  # noqa: ASYNC110  # nothing tells
             await asyncio.sleep(0.01)
         async with asyncio.timeout(60):  # and waits for nobody's end
             await server.stop()

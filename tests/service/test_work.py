@@ -6,6 +6,7 @@ from math import inf, nan
 import pytest
 
 from fxlib.v1 import jobs_pb2, workers_pb2
+from fxlib_service.dispatch import Wakeups
 from fxlib_service.errors import Code, ServiceError
 from tests.service.leasing import leased, report
 from tests.service.support import (
@@ -196,6 +197,34 @@ async def test_a_call_to_a_bell_is_not_lost_with_the_one_it_woke() -> None:
         lease = await second
         assert lease is not None
         assert lease.job_id == job.id
+
+
+async def test_versions_of_torch_that_no_worker_waits_for_are_not_remembered() -> None:
+    async with make_service() as core:
+        for number in range(3):
+            job = await submit(core, request(torch_version=f"2.13.{number}+mine"))
+            await core.optimizer.CancelJob(jobs_pb2.CancelJobRequest(job_id=job.id), None)
+            assert await claim(core, worker(torch_version=f"3.{number}"), wait_s=0.0) is None
+        assert core.dispatcher._wakeups == {}
+        waiting = asyncio.create_task(claim(core, worker(), wait_s=600))
+        await asyncio.sleep(0.05)
+        assert await claim(core, worker("w2"), wait_s=0.0) is None
+        job = await submit(core)
+        lease = await waiting
+        assert lease is not None
+        assert (lease.job_id, core.dispatcher._wakeups) == (job.id, {})
+
+
+async def test_who_was_woken_and_has_not_looked_keeps_the_others_of_its_version_together() -> None:
+    wakeups = Wakeups()
+    with wakeups.waiting({}):
+        wakeups.wake_one({})
+        assert not wakeups.idle
+        with wakeups.waiting({}) as second:
+            pass
+        assert not second.woken.done()
+        assert not wakeups.idle
+    assert wakeups.idle
 
 
 async def test_completing_twice_is_completing_once() -> None:

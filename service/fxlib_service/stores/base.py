@@ -196,8 +196,11 @@ class JobStore(ABC):
         """Return up to `limit` jobs that workers answered, the latest first."""
 
     @abstractmethod
-    def see(self, worker: Worker, *, forget_before: float) -> None:
-        """Store a worker's description in place of its last one, and delete workers not seen since `forget_before`."""
+    def see(self, worker: Worker, *, forget_before: float, gone: Collection[str] = ()) -> None:
+        """Store a worker's description in place of its last one.
+
+        Workers not seen since `forget_before`, and those with the ids in `gone`, are deleted.
+        """
 
     @abstractmethod
     def workers(self) -> Sequence[Worker]:

@@ -273,12 +273,12 @@ class SqlJobStore(JobStore):
             return _all(db, _ANSWERED.limit(limit))
 
     @override
-    def see(self, worker: Worker, *, forget_before: float) -> None:
+    def see(self, worker: Worker, *, forget_before: float, gone: Collection[str] = ()) -> None:
         table = schema.workers
-        gone = sa.or_(table.c.id == worker.id, table.c.seen_at < forget_before)
+        over = sa.or_(table.c.id.in_([worker.id, *gone]), table.c.seen_at < forget_before)
         with self._writing() as db:
             self._alone(db, "workers")
-            db.execute(table.delete().where(gone))
+            db.execute(table.delete().where(over))
             db.execute(table.insert(), worker_to_row(worker))
 
     @override
