@@ -81,8 +81,9 @@ class TrialActor:
 
     def join(self, address: StoreAddress) -> None:
         """Join the other processes, over TCP alone (shared memory would measure no network), and set the limits."""
-        os.environ["TP_SOCKET_IFNAME"] = self._config.interface
         config = self._config
+        # RPC itself goes by TensorPipe, and what its processes agree on at their start and end by Gloo.
+        os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = config.interface
         self._store_address = address
 
         def rendezvous(*_: Any, **__: Any) -> Iterator[tuple[distributed.Store, int, int]]:

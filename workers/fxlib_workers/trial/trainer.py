@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,9 +107,8 @@ class ToleranceCheck:
         return self._errors.get(arm, {})
 
 
-def _join(store: distributed.Store, rank: int, size: int, interface: str) -> None:
-    """Join the group of all ranks, over TCP on one interface; return when all of them have joined."""
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
+def _join(store: distributed.Store, rank: int, size: int) -> None:
+    """Join the group of all ranks, over TCP on the trial's interface; return when all of them have joined."""
     distributed.init_process_group("gloo", store=distributed.PrefixStore("trainers", store), rank=rank, world_size=size)
 
 
@@ -235,7 +233,7 @@ class Trainer(TrialActor):
     def join_group(self) -> None:
         """Become one of the ranks over which collectives run."""
         rank = self._config.rank - len(self._workload.servers)
-        _join(self._store(), rank, self._workload.trainers, self._config.interface)
+        _join(self._store(), rank, self._workload.trainers)
         _wrap_data_parallel(self._modules[ORIGINAL])
 
     @returns_exceptions
