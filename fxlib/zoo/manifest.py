@@ -200,17 +200,15 @@ def read_manifest(path: Path) -> Manifest:
     except tomllib.TOMLDecodeError as error:
         raise ManifestError(str(error), where=str(path)) from error
     reader = _Reader(path, text)
-    entries = tuple(reader.entries(read))
-    if not entries:
-        raise ManifestError("it lists no model", where=str(path), hint="Add a table [[model]].")
     seen = dict[str, Entry]()
-    for entry in entries:
+    for index, entry in reader.entries(read):
         if entry.name in seen:
-            raise reader.error(
-                f"two models are called {entry.name!r}", key=entry.name, hint="Give one of them another name."
-            )
+            told = f"two models are called {entry.name!r}"
+            raise reader.error(told, key=entry.name, index=index, hint="Give one of them another name.")
         seen[entry.name] = entry
-    return Manifest(path=path, text=text, entries=entries)
+    if not seen:
+        raise ManifestError("it lists no model", where=str(path), hint="Add a table [[model]].")
+    return Manifest(path=path, text=text, entries=tuple(seen.values()))
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -225,7 +223,8 @@ class _Reader:
         self._path = path
         self._lines = text.splitlines()
 
-    def entries(self, read: Mapping[str, Any]) -> Iterator[Entry]:
+    def entries(self, read: Mapping[str, Any]) -> Iterator[tuple[int, Entry]]:
+        """Yield each entry, with the index of the table that it comes from."""
         for key in read:
             if key not in ("defaults", "model"):
                 raise self._unknown(key, ("defaults", "model"), table="")
@@ -237,7 +236,8 @@ class _Reader:
         self._check(defaults, _SETTINGS, "defaults", 0)
         for index, model in enumerate(models):
             self._check(model, _MODEL, "model", index)
-            yield from self._expanded({**defaults, **model}, model, index)
+            for entry in self._expanded({**defaults, **model}, model, index):
+                yield index, entry
 
     def error(self, message: str, *, key: str = "", index: int = 0, hint: str = "") -> ManifestError:
         """Return an error that names the line of the key, looked for first in the model of this index."""
@@ -376,13 +376,18 @@ class _Reader:
         return self.error(where, key=key, index=index, hint=hint)
 
     def _line(self, key: str, index: int) -> str:
-        """Return ":LINE" of a key, looked for first in the model of this index; "" if it stands nowhere as written."""
+        """Return ":LINE" of a key, looked for first in the model of this index.
+
+        That of the model itself, if the key stands nowhere as written, and "" if there is no model.
+        """
         heads = [at for at, line in enumerate(self._lines) if re.match(r"\s*\[\[\s*model\s*\]\]", line)]
         start = heads[index] if index < len(heads) else 0
         pattern = re.compile(
             rf"\s*(?:\[+\s*(?:[\w.]+\.)?{re.escape(key)}\b|(?:[\w.]+\.)?[\"']?{re.escape(key)}[\"']?\s*=)"
         )
         found = [at for at, line in enumerate(self._lines) if pattern.match(line)]
-        inline = [at for at, line in enumerate(self._lines) if re.search(rf"\b{re.escape(key)}\b", line)]
+        inline = [at for at, line in enumerate(self._lines) if re.search(rf"(?<!\w){re.escape(key)}(?!\w)", line)]
         near = next((at for at in [*found, *inline] if at >= start), next(iter(found), None))
+        if near is None:
+            near = heads[index] if index < len(heads) else None
         return "" if near is None else f":{near + 1}"

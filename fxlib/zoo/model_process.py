@@ -6,11 +6,13 @@ descriptor that it is given. A model's crash, its hang and its imports are this 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
 import random
 import resource
+import signal
 import sys
 import time
 import traceback
@@ -27,6 +29,7 @@ from fxlib.zoo.dependencies import Observer
 if TYPE_CHECKING:
     from fxlib.zoo.manifest import Entry
 
+_PR_SET_PDEATHSIG: Final = 1
 ENTRY_POINTS: Final = "fxlib.models"
 """The group of entry points in which a package offers its models."""
 
@@ -45,6 +48,8 @@ class _FailedError(Exception):
 def main() -> int:
     """Do what standard input says, and write how it ended."""
     asked = json.loads(sys.stdin.buffer.read())
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody else ends it once the run is killed
     answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
     here = os.getpid()
 

@@ -74,7 +74,7 @@ def write_site(run: Run, earlier: Sequence[Run], folder: Path) -> list[Path]:
         )
     try:
         (folder / "models").mkdir(parents=True, exist_ok=True)
-        for name, text in made.items():
+        for name, text in reversed(made.items()):  # the index last: it names no page that is not there
             write_whole(folder / name, [text.encode()])
     except OSError as error:
         raise RunError(error.strerror or str(error), where=str(error.filename or folder)) from error

@@ -39,6 +39,7 @@ def crashes() -> None:
 
 
 def hangs() -> None:
+    print("hanging", flush=True)
     time.sleep(1000)
 
 

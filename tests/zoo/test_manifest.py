@@ -48,6 +48,9 @@ def test_a_glob_makes_an_entry_for_each_file_beside_the_manifest(tmp_path: Path)
     assert [each.target for each in entries] == [str(tmp_path / "a.fxg"), str(tmp_path / "b.fxg")]
 
 
+TWICE = '[[model]]\nfactory = "n:f"\nmatrix = {a = [1]}\n'
+
+
 @pytest.mark.parametrize(
     "text, line, told",
     [
@@ -71,7 +74,10 @@ def test_a_glob_makes_an_entry_for_each_file_beside_the_manifest(tmp_path: Path)
         ('[[model]]\nfile = "none*.fxg"\n', 2, "no file matches 'none*.fxg'"),
         ('[[model]]\nfactory = "m:f"\nname = "{nett}"\nmatrix = {net = ["a"]}\n', 3, "It may hold {net}, {file}."),
         ('[[model]]\nfactory = "m:f"\nname = "{net.__class__}"\nmatrix = {net = ["a"]}\n', 3, "cannot be filled in"),
-        ('[[model]]\nfactory = "m:f"\n[[model]]\nfactory = "n:f"\n', None, "two models are called 'f'"),
+        ('[[model]]\nfactory = "m:f"\n[[model]]\nfactory = "n:f"\n', 4, "two models are called 'f'"),
+        ('[[model]]\nfactory = "m:f"\n[[model]]\nfactory = "n:g"\nname = "f"\n', 5, "two models are called 'f'"),
+        (f'{TWICE}[[model]]\nfactory = "m:f"\nname = "f[a=1]"\n', 6, "two models are called 'f[a=1]'"),
+        (f'[[model]]\nfactory = "m:f"\nname = "f[a=1]"\n{TWICE}', 4, "two models are called 'f[a=1]'"),
         ('[model]\nfactory = "m:f"\n', 1, "Write [[model]], with two brackets."),
         ("[[model\n", None, "line 1"),
         ("", None, "it lists no model"),

@@ -1,17 +1,21 @@
 """The site of a run: what it holds, what is inert in it, and that a browser shows and filters it."""
 
+import errno
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from fxlib.serialization.files import write_whole
 from fxlib.spec.report import Estimate
-from fxlib.zoo import Row, Run, Runs
+from fxlib.zoo import Row, Run, Runs, report
 from fxlib.zoo.report import results, write_site
+from fxlib.zoo.runs import RunError
 
 HOSTILE = '<script>document.title="hit"</script>"\'&{{ 7*7 }}\u202egnp\x1b[31m'
 CHROMIUM = shutil.which("chromium")
@@ -91,6 +95,26 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "site").write_text("a file")
     with pytest.raises(RunError, match="site"):
         write_site(made(tmp_path, [adopted("a")]), [], tmp_path / "site")
+
+
+def test_a_disk_that_is_full_leaves_an_index_that_names_no_missing_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, site = made(tmp_path, [adopted("a"), adopted("b")]), tmp_path / "site"
+    room = 2
+
+    def full_after_two(target: Path, parts: Iterable[bytes]) -> None:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        room -= 1
+        write_whole(target, parts)
+
+    monkeypatch.setattr(report, "write_whole", full_after_two)
+    with pytest.raises(RunError, match="No space left on device"):
+        write_site(run, [], site)
+    assert len(list((site / "models").iterdir())) == 2
+    assert not (site / "index.html").exists()
 
 
 @pytest.mark.slow

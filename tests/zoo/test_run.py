@@ -154,6 +154,18 @@ def test_nothing_of_a_hostile_model_is_left_running(tmp_path: Path, service: str
     assert mine == []
 
 
+def test_a_hanging_model_ends_with_a_run_that_is_killed(tmp_path: Path, service: str) -> None:
+    path = manifest(tmp_path, of("hangs"))
+    run = Module("fxlib.cli", "zoo", "run", str(path), "--service", service, log=tmp_path / "log")
+    limit = time.monotonic() + 120
+    while not any("hanging" in log.read_text() for log in tmp_path.glob("zoo.runs/*/logs/*")):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    (model,) = psutil.Process(run.pid).children()
+    run.end(signal.SIGKILL)
+    model.wait(60)
+
+
 def test_a_failure_that_nobody_expected_ends_with_1(tmp_path: Path, service: str) -> None:
     code, found = run(manifest(tmp_path, of("raises")), service)
     assert code == 1
