@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 IN_ONE_PIECE = said=$$($(1) 2>&1) && echo "$$said" | tail -n 1 || { echo "$$said"; exit 1; }
 SYSTEM_PACKAGES := chromium:chromium chromedriver:chromium-driver prometheus:prometheus dot:graphviz ip:iproute2 pg_ctlcluster:postgresql
 
-.PHONY: help install check lint types arrows protos-lint fast test others cluster fuzz system demo bench docs reference protos format clean
+.PHONY: help install check lint types arrows protos-lint fast test others cluster fuzz system demo bench docs reference screenshots protos format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -104,6 +104,9 @@ docs: $(INSTALLED) ## the pages of docs/ as a site, in build/site
 
 reference: $(INSTALLED) ## the pages of docs/reference/ that come from the code and from protos/
 	$(BIN)/python -m tests.reference
+
+screenshots: $(INSTALLED) ## the pictures of docs/how-to/dashboard.md, which a test takes in chromium
+	FXLIB_SCREENSHOTS=docs/how-to/dashboard $(BIN)/python -m pytest -q -k pictures tests/dashboard/test_screenshots.py
 
 protos: $(INSTALLED) ## the stubs of protos/, into fxlib/v1/ (or under STUBS)
 	$(BIN)/python -m grpc_tools.protoc --proto_path=protos \

@@ -1,62 +1,22 @@
 """The dashboard in a real browser: live updates, going back, the keyboard, a narrow window, dark mode, many jobs."""
 
-import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.wait import WebDriverWait
 
+from tests.dashboard.browser import MISSING, chromium, dashboard, until
 from tests.dashboard.support import HOSTILE, STEERING, Served, served
 from tests.service.principals import token
-from tests.shared.forked import Module
 from tests.shared.real_service import free_port
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromium-driver is not installed (make system)"),
-]
-PATIENCE_S = 100.0
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING or "all is there")]
 JOBS = 10_000
-
-
-@contextmanager
-def dashboard(service: Served, folder: Path) -> Iterator[str]:
-    """Run `fxlib dashboard` on a free port, and give its address."""
-    ready = folder / "ready"
-    options = ["--service", service.address, "--token-file", str(service.viewer), "--patience", "2"]
-    process = Module(
-        "fxlib.cli", "dashboard", *options, "--listen", "127.0.0.1:0", "--ready-file", str(ready), log=folder / "log"
-    )
-    try:
-        yield f"http://{process.until_written(ready).strip()}"
-    finally:
-        process.end()
-
-
-@contextmanager
-def chromium(folder: Path) -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    quiet = ("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync")
-    for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-component-update", *quiet):
-        options.add_argument(option)
-    options.add_argument(f"--user-data-dir={folder / 'profile'}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(executable_path=DRIVER))
-    driver.set_page_load_timeout(PATIENCE_S)
-    try:
-        yield driver
-    finally:
-        driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +46,6 @@ def browser(opened: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     said = [each["message"] for each in opened.get_log("browser") if each["level"] == "SEVERE"]
     assert [each for each in said if "status of 503" not in each and "ERR_" not in each] == []
-
-
-def until(browser: webdriver.Chrome, text: str) -> None:
-    WebDriverWait(browser, PATIENCE_S, ignored_exceptions=[Exception]).until(
-        lambda found: text in found.find_element(By.TAG_NAME, "body").text, f"{text!r} on the page"
-    )
 
 
 def test_a_job_s_page_follows_it_to_its_end_without_being_loaded_again(
