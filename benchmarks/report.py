@@ -60,13 +60,27 @@ def ratio_interval(
     return median_interval([a / b for a, b in zip(above, below, strict=True)], level=level)
 
 
-def main(name: str, measure: Callable[[bool], Sequence[Row]], *, about: str) -> None:
-    """Run one benchmark from the command line: print its rows, and write them to `--json FILE`."""
+Measure = Callable[[bool], Sequence[Row]]
+"""A function that measures, and returns the rows; its argument says whether it is to end within a minute."""
+
+
+def main(name: str, measure: Measure | Mapping[str, Measure], *, about: str) -> None:
+    """Run one benchmark from the command line: print its rows, and write them to `--json FILE`.
+
+    A benchmark that is given as a mapping has parts, by name, which may be run one at a time.
+    """
+    parts = measure if isinstance(measure, Mapping) else {"": measure}
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here, as one JSON list")
     parser.add_argument("--quick", action="store_true", help="end within a minute on two cores")
+    parser.set_defaults(parts=[])
+    if isinstance(measure, Mapping):
+        told = f"of {', '.join(parts)}; all, if none is given"
+        parser.add_argument("parts", nargs="*", metavar="PART", help=told)
     options = parser.parse_args()
-    rows = measure(options.quick)
+    if unknown := set(options.parts) - set(parts):
+        parser.error(f"no part is called {', '.join(sorted(unknown))}")
+    rows = [each for part in options.parts or parts for each in parts[part](options.quick)]
     for each in rows:
         print(line(each))
     if options.json is not None:

@@ -341,24 +341,36 @@ async def measure_services(served: Services, ids: list[str], figures: Figures, w
         await each.close()
 
 
-def measure(quick: bool) -> list[Row]:
-    """Run each kind of store, with one service or several."""
-    jobs, watchers, several = (JOBS // 10, WATCHERS // 5, (1, 2)) if quick else (JOBS, WATCHERS, (1, 2, 4))
-    before, rows = os.sched_getaffinity(0), list[Row]()
-    for name, made, counts in (("SQLite", sqlite, (1,)), ("PostgreSQL", postgres, several)):
-        with tempfile.TemporaryDirectory() as temporary, made(Path(temporary), jobs) as (url, ids):
-            for services in counts:
-                case: Case = {"store": name, "services": services, "jobs": jobs, "watchers": watchers}
-                figures = Figures(case=case)
-                with running(Path(temporary), url, services) as served:
-                    os.sched_setaffinity(0, {CLIENT_CORE})
-                    try:
-                        asyncio.run(measure_services(served, ids, figures, watchers, quick=quick))
-                    finally:
-                        os.sched_setaffinity(0, before)
-                rows += figures.rows
-    return rows
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One case: a kind of store, and the number of services on it."""
 
+    store: str
+    services: int
+
+    def __call__(self, quick: bool) -> list[Row]:
+        """Fill a store, and measure its services; with `quick`, on fewer jobs and watchers."""
+        jobs, watchers = (JOBS // 10, WATCHERS // 5) if quick else (JOBS, WATCHERS)
+        made = postgres if self.store == "PostgreSQL" else sqlite
+        figures = Figures(case={"store": self.store, "services": self.services, "jobs": jobs, "watchers": watchers})
+        before = os.sched_getaffinity(0)
+        with (
+            tempfile.TemporaryDirectory() as temporary,
+            made(Path(temporary), jobs) as (url, ids),
+            running(Path(temporary), url, self.services) as served,
+        ):
+            os.sched_setaffinity(0, {CLIENT_CORE})
+            try:
+                asyncio.run(measure_services(served, ids, figures, watchers, quick=quick))
+            finally:
+                os.sched_setaffinity(0, before)
+        return figures.rows
+
+
+PARTS: Final = {
+    "sqlite-1": Part(store="SQLite", services=1),
+    **{f"postgresql-{count}": Part(store="PostgreSQL", services=count) for count in (1, 2, 4)},
+}
 
 if __name__ == "__main__":
-    main("stores", measure, about=__doc__ or "")
+    main("stores", PARTS, about=__doc__ or "")

@@ -103,8 +103,8 @@ def begun(folder: Path) -> Stage:
     for each in ("dev", "proc"):
         subprocess.run(["mount", "--rbind", f"/{each}", root / each], check=True)
     for path in (_PYTHON, Path(sys.executable), Path(_OFFLINE["PYTHONPATH"])):
-        for each in path.parents:
-            inside = root / each.relative_to("/")
+        for parent in path.parents:
+            inside = root / parent.relative_to("/")
             inside.chmod(inside.stat().st_mode | 0o111)
     if ONLINE not in os.environ:
         fetches = root / "usr/local/sbin/apt-get"

@@ -1,0 +1,1 @@
+"""What the benchmark of zoos is made of: the factories that its manifest names."""
