@@ -9,6 +9,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -54,6 +55,17 @@ _LOOKAHEAD_BYTES: Final = 16 << 10
 _READ_BYTES: Final = 64 << 10
 
 logger = logging.getLogger(__name__)
+
+
+def _end_http(server: WSGIServer, thread: Thread) -> None:
+    """End a server that runs on a thread. It looks twice a second whether it shall, or when somebody connects."""
+    asked = Thread(target=server.shutdown)
+    asked.start()
+    while thread.is_alive():
+        with suppress(OSError), socket.create_connection(server.server_address[:2], timeout=1.0):  # type: ignore[arg-type]
+            thread.join(0.01)
+    asked.join()
+    server.server_close()
 
 
 def pages(metrics: _App, not_ready: Callable[[], str]) -> _App:
@@ -209,10 +221,7 @@ class Server:
             with suppress(asyncio.CancelledError):
                 await task
         if self._metrics is not None:
-            server, thread = self._metrics
-            await asyncio.to_thread(server.shutdown)
-            server.server_close()
-            thread.join()
+            await asyncio.to_thread(_end_http, *self._metrics)
         if self._core is not None:
             await self._core.close()
         self._data_lock.release()

@@ -7,8 +7,10 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partialmethod
 from http.client import HTTPResponse
 from pathlib import Path
+from socketserver import BaseServer
 from typing import Any
 
 import grpc
@@ -275,6 +277,17 @@ async def test_an_end_in_order_tells_everybody(tmp_path: Path) -> None:
         error = await failure(watching.read())
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert details(error, error_details_pb2.RetryInfo).retry_delay.seconds == 1
+
+
+async def test_its_end_does_not_wait_until_the_server_of_pages_looks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seldom = partialmethod(BaseServer.serve_forever, poll_interval=40.0)
+    monkeypatch.setattr(BaseServer, "serve_forever", seldom)
+    server = Server(Config(data=tmp_path / "data", listen=ANYWHERE, metrics=ANYWHERE))
+    await server.start()
+    async with asyncio.timeout(20):
+        await server.stop()
 
 
 async def test_one_service_to_a_data_folder(tmp_path: Path) -> None:
