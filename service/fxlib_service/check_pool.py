@@ -8,11 +8,13 @@ import os
 import signal
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sized
+from collections.abc import Callable, Hashable
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any, Final, TypeVar, cast
+from multiprocessing.reduction import ForkingPickler
+from typing import Final, TypeVar, cast
 
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.fair_budget import FairBudget
@@ -22,8 +24,9 @@ T = TypeVar("T")
 _PLACES: Final = 2
 _WAITING: Final = 1_000
 _LONGEST_S: Final = 100.0
-_REMEMBERED: Final = 1_000_000
-"""Number of remembered answers and of their items together, an item being the digest and the size of a blob."""
+_REMEMBERED_BYTES: Final = 64 << 20
+"""The bytes of all remembered answers together, as they came from the processes, each with those of its place."""
+_PLACE_BYTES: Final = 500
 _NICE: Final = 5
 _CHECKS: Final = "fxlib_service.content_checks"
 
@@ -45,10 +48,10 @@ class CheckPool:
         self.turns = FairBudget("checks", total=places, share=max(1, places - 1), waiting=_WAITING)
         self._idle = list[_Child]()
         self._busy = set[_Child]()
-        self._known: OrderedDict[Hashable, object] = OrderedDict()
-        self._items = 0
+        self._known: OrderedDict[Hashable, _Answer] = OrderedDict()
+        self._bytes = 0
         self._closed = False
-        self._running = dict[Hashable, asyncio.Future[Any]]()
+        self._running = dict[Hashable, asyncio.Future[_Answer]]()
 
     async def run(
         self,
@@ -64,7 +67,7 @@ class CheckPool:
             function: a function of a module, which changes nothing; it is called in another process.
             args: its arguments, which are pickled.
             tenant: who asks.
-            key: identifies function and arguments; None, if the answer is not to be remembered.
+            key: identifies function and arguments in a few bytes; None, if the answer is not to be remembered.
             load: is called on a thread at this tenant's turn, and returns the first argument. It is told whether the
                 answer is known already; then it may return nothing, but still raise.
 
@@ -109,20 +112,20 @@ class CheckPool:
             if known:
                 return self._recalled(check.key)
             if check.key in self._running:  # another tenant has just asked the same
-                return _told(await asyncio.shield(self._running[check.key]))
+                return (await asyncio.shield(self._running[check.key])).told()
             answer = asyncio.ensure_future(self._asked(check.function, (*data, *check.args)))
             if check.key is None:
-                return _told(await answer)
+                return (await answer).told()
             self._running[check.key] = answer
             try:
                 found = await answer
             finally:
                 del self._running[check.key]
             self._remember(check.key, found)
-            return _told(found)
+            return found.told()
 
-    async def _asked(self, function: Callable[..., object], args: tuple[object, ...]) -> object:
-        """Return what a child answers: a value, or a refusal as a ServiceError."""
+    async def _asked(self, function: Callable[..., object], args: tuple[object, ...]) -> _Answer:
+        """Return what a child answers."""
         child = self._idle.pop() if self._idle else await asyncio.to_thread(_Child)
         self._busy.add(child)
         try:
@@ -143,14 +146,28 @@ class CheckPool:
 
     def _recalled(self, key: Hashable) -> object:
         self._known.move_to_end(key)
-        return _told(self._known[key])
+        return self._known[key].told()
 
-    def _remember(self, key: Hashable, found: object) -> None:
-        self._known[key] = found
-        self._items += _weight(found)
-        while self._items > _REMEMBERED:
+    def _remember(self, key: Hashable, answer: _Answer) -> None:
+        self._known[key] = answer
+        self._bytes += answer.size + _PLACE_BYTES
+        while self._bytes > _REMEMBERED_BYTES:
             _, oldest = self._known.popitem(last=False)
-            self._items -= _weight(oldest)
+            self._bytes -= oldest.size + _PLACE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What a check returned, or its refusal, and the size in bytes in which that came."""
+
+    found: object
+    size: int
+
+    def told(self) -> object:
+        """Return what was found, or raise the refusal."""
+        if isinstance(self.found, ServiceError):
+            raise self.found.copy()
+        return self.found
 
 
 class _Check:
@@ -179,7 +196,7 @@ class _Child:
         self._process.start()
         theirs.close()
 
-    def ask(self, function: Callable[..., object], args: tuple[object, ...]) -> object:
+    def ask(self, function: Callable[..., object], args: tuple[object, ...]) -> _Answer:
         """Return what the function returns, or the ServiceError that it raises.
 
         Raises:
@@ -190,10 +207,11 @@ class _Child:
         self._pipe.send((function, args))
         if not self._pipe.poll(_LONGEST_S):
             raise TimeoutError
-        failed, answer = self._pipe.recv()
+        data = self._pipe.recv_bytes()
+        failed, found = ForkingPickler.loads(data)
         if failed:
-            raise RuntimeError(answer)
-        return answer
+            raise RuntimeError(found)
+        return _Answer(found=found, size=len(data))
 
     def end(self) -> None:
         """Kill the process."""
@@ -218,16 +236,6 @@ def _serve(pipe: Connection) -> None:
         except Exception:  # noqa: BLE001  # whatever it is, the service logs it
             answer = True, traceback.format_exc()
         pipe.send(answer)
-
-
-def _told(found: object) -> object:
-    if isinstance(found, ServiceError):
-        raise found.copy()
-    return found
-
-
-def _weight(found: object) -> int:
-    return 1 + (len(found) if isinstance(found, Sized) else 0)
 
 
 def _retrieved(task: asyncio.Future[object]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import posixpath
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from fxlib.protocol import trial_to_proto
+from fxlib.spec.job import TrialOptions
+from fxlib_service import check_pool
 from fxlib_service.check_pool import CheckPool
 from fxlib_service.errors import Code, ServiceError
 from tests.service.checks import die, fail, note, refuse, wait_for
-from tests.service.support import make_service, submit
+from tests.service.support import make_service, request, submit
 
 
 @asynccontextmanager
@@ -54,6 +58,30 @@ async def test_a_refusal_is_remembered_too(tmp_path: Path) -> None:
             assert caught.value.code is Code.INVALID_REQUEST
             assert [each.field for each in caught.value.violations] == ["graph"]
     assert len(lines(tmp_path / "noted")) == 1
+
+
+async def test_what_is_remembered_is_bounded_in_bytes_whatever_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_pool, "_REMEMBERED_BYTES", 20_000)
+    async with pool() as checks:
+        for number in range(12):
+            await checks.run(posixpath.normpath, f"{number}" + "x" * 5_000, tenant="ads", key=number)
+        assert 5_000 < checks._bytes <= 20_000
+        assert len(checks._known) == 3
+
+
+async def test_what_a_request_holds_besides_its_fields_is_not_kept() -> None:
+    besides = b"\xc2\x3e\x80\x80\x40" + bytes(1 << 20)  # a field of number 1000, as a later version may have one
+    async with make_service() as core:
+        admission = core.workers._admission
+        for message in ("recipe", "trial"):
+            asked = request()
+            asked.trial.CopyFrom(trial_to_proto(TrialOptions()))
+            getattr(asked, message).MergeFromString(besides)
+            await submit(core, asked)
+        assert len(pickle.dumps(list(admission.checks._known))) < 10_000
+        kept = [len(each.trial) for each in admission._valid.values()]
+        assert len(kept) == 1
+        assert max(kept) < 1_000
 
 
 async def test_what_several_tenants_ask_at_once_is_checked_once(tmp_path: Path) -> None:
