@@ -4,8 +4,9 @@ Arms: `tried` (stayed inside of its tensors), `ruled` (under a rule for its argu
 overloads of torch.ops and functions and methods of torch counted each. The `calls` of the arm `table` were made to tell
 them apart. Those that may travel are then called `again`, with fewer calls of each: `signals` are calls that ended
 their process or wrote beside their tensors. Quick runs leave that out.
-Case `{model}`: the share of the operators of its graph, as torch.export makes it and as decomposed to core ATen, that
-may travel. `python -m benchmarks.out_of_bounds` makes the table anew.
+Case `{model}`: the `operators` of its graph, as torch.export makes it and as decomposed to core ATen, each counted
+once, and the `share` of them that may travel; `torch.nn` is all its modules together.
+`python -m benchmarks.out_of_bounds` makes the table anew.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from torch._ops import OpOverload
 
 from benchmarks.out_of_bounds.__main__ import read
 from benchmarks.out_of_bounds.trials import Trial
@@ -45,11 +47,13 @@ def measure(quick: bool) -> Sequence[Row]:
         row(benchmark="memory_safety", case={}, arm=arm, metric=metric, unit="", samples=[float(count)])
         for arm, metric, count in counts
     ]
-    shares = {name: share(model, inputs) for name, model, inputs in models(quick)}
-    return rows + [
-        row(benchmark="memory_safety", case={"model": name}, arm="travels", metric="share", unit="", samples=[found])
-        for name, found in shares.items()
-    ]
+    for name, found in graphs(quick):
+        share = sum(operator_name(each) is not None for each in found) / len(found)
+        rows += [
+            row(benchmark="memory_safety", case={"model": name}, arm="graph", metric=metric, unit="", samples=[value])
+            for metric, value in (("operators", float(len(found))), ("share", share))
+        ]
+    return rows
 
 
 def tried_again(names: Sequence[str]) -> list[tuple[str, str, int]]:
@@ -72,25 +76,24 @@ def again(trials: Sequence[Trial]) -> list[tuple[str, str, int]]:
     return [("again", metric, count) for metric, count in found.items()]
 
 
-def models(quick: bool) -> Iterator[tuple[str, torch.nn.Module, tuple[torch.Tensor, ...]]]:
-    """Yield whole models, and in long runs the modules of torch.nn, too."""
+def graphs(quick: bool) -> Iterator[tuple[str, frozenset[OpOverload]]]:
+    """Yield the operators of whole models, and in long runs those of all modules of torch.nn together."""
     for name in zoo.models(heavy=False)[: 2 if quick else None]:
-        yield name, *zoo.build(name)
-    for name, (make, inputs) in () if quick else CASES.items():
-        if name not in _NOT_EXPORTED:
-            yield f"nn.{name}", make(), inputs
+        yield name, operators(*zoo.build(name))
+    if not quick:
+        of_modules = [operators(make(), inputs) for name, (make, inputs) in CASES.items() if name not in _NOT_EXPORTED]
+        yield "torch.nn", frozenset().union(*of_modules)
 
 
-def share(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
-    """Return the share of a graph's operators that may travel, each counted once, as decomposed where torch can."""
+def operators(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> frozenset[OpOverload]:
+    """Return the operators of a model's graph, as exported and as decomposed where torch can."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exported = torch.export.export(model, inputs, strict=False)
-        graphs = [exported.graph]
+        found = [exported.graph]
         with contextlib.suppress(Exception):  # CrossMapLRN2d cannot be decomposed
-            graphs.append(exported.run_decompositions().graph)
-    found = {node.target for graph in graphs for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
-    return sum(operator_name(each) is not None for each in found) / max(len(found), 1)
+            found.append(exported.run_decompositions().graph)
+    return frozenset(node.target for graph in found for node in graph.nodes if isinstance(node.target, OpOverload))
 
 
 if __name__ == "__main__":

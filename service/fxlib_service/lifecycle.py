@@ -203,13 +203,26 @@ def _expire(job: Job, expired: LeaseExpired, now: float) -> Transition:
     if job.state is not State.RUNNING or job.token != expired.token:
         return Transition(job=job)
     lost = f"worker {job.worker_id} was lost (attempt {job.attempts} of {MAX_ATTEMPTS})"
-    if job.attempts < MAX_ATTEMPTS:
-        return _requeue(job, now, f"{lost}; queued again")
-    failure = Failure(
-        code=Code.WORKER_LOST.name,
-        message=f"{lost}: the job may have crashed its workers, or they lost contact with the service",
+    return _requeue_or_fail(
+        job, now, lost, "the job may have crashed its workers, or they lost contact with the service"
     )
-    return _fail(job, failure, now)
+
+
+def _release(job: Job, now: float) -> Transition:
+    """Queue a job again that its worker gives back, which is no attempt.
+
+    Once its history is full, it is one: workers that take and give back without end shall fill no disk.
+    """
+    given_back = f"given back by worker {job.worker_id}"
+    if job.last_sequence < MAX_EVENTS:
+        return _requeue(replace(job, attempts=job.attempts - 1), now, given_back)
+    return _requeue_or_fail(job, now, given_back, "its workers give it back without end")
+
+
+def _requeue_or_fail(job: Job, now: float, happened: str, why: str) -> Transition:
+    if job.attempts < MAX_ATTEMPTS:
+        return _requeue(job, now, f"{happened}; queued again")
+    return _fail(job, Failure(code=Code.WORKER_LOST.name, message=f"{happened}: {why}"), now)
 
 
 def _under_lease(job: Job, happened: Reported | Completed | Failed | Released, now: float) -> Transition:
@@ -227,7 +240,7 @@ def _under_lease(job: Job, happened: Reported | Completed | Failed | Released, n
         case Failed():
             return _fail(job, happened.failure, now)
         case Released():
-            return _requeue(replace(job, attempts=job.attempts - 1), now, f"given back by worker {job.worker_id}")
+            return _release(job, now)
 
 
 def _check_same(job: Job, happened: Reported | Completed | Failed | Released) -> None:

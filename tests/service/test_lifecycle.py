@@ -173,6 +173,18 @@ def test_a_history_is_bounded_and_still_ends() -> None:
     assert end.event.state is State.SUCCEEDED
 
 
+def test_workers_that_take_and_give_back_without_end_fill_no_disk() -> None:
+    taken: list[Input] = [CLAIM, Released(token="t1")]
+    transition = after(*taken * (MAX_EVENTS // 2 - 1))
+    assert (transition.job.state, transition.job.attempts) == (State.QUEUED, 0)
+    ended = after(*taken * MAX_ATTEMPTS, job=transition.job)
+    assert (ended.job.state, ended.job.attempts) == (State.FAILED, MAX_ATTEMPTS)
+    assert ended.job.failure == Failure(
+        code="WORKER_LOST", message="given back by worker w1: its workers give it back without end"
+    )
+    assert ended.job.last_sequence <= MAX_EVENTS + 2 * MAX_ATTEMPTS
+
+
 TOKENS = st.sampled_from(["t1", "t2", ""])
 INPUTS: st.SearchStrategy[Input] = st.one_of(
     st.builds(Claimed, worker_id=st.just("w"), token=st.sampled_from(["t1", "t2"]), hardware=st.just("cpu")),
