@@ -23,6 +23,7 @@ from typing import Final
 INTERFACE: Final = "fxline0"
 """The line's name on each host."""
 
+_PREFIX: Final = "fxlib-test-"
 _TUN: Final = Path("/dev/net/tun")
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _MTU: Final = 16_000
@@ -50,10 +51,11 @@ def unavailable() -> str:
 @contextmanager
 def two_hosts(*, delay_s: float, bytes_per_s: float) -> Iterator[tuple[Host, Host]]:
     """Have two hosts for a block; a packet takes `delay_s` one way, and each way has the rate."""
+    _take_down_orphans()
     hosts, ends = list[Host](), list[int]()
     with ExitStack() as undo:
         for number in (1, 2):
-            name, address = f"fxlib-test-{os.getpid()}-{number}", f"10.213.7.{number}"
+            name, address = f"{_PREFIX}{os.getpid()}-{number}", f"10.213.7.{number}"
             _ip("netns", "add", name)
             undo.callback(_ip, "netns", "delete", name)
             end, device = _tun()
@@ -126,5 +128,13 @@ def _tun() -> tuple[int, str]:
     return end, told[:16].rstrip(b"\0").decode()
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+def _take_down_orphans() -> None:
+    """Take down what tests left that were killed: names say whose they are."""
+    for name in (line.split()[0] for line in _ip("netns", "list").splitlines() if line.startswith(_PREFIX)):
+        if not Path("/proc", name.removeprefix(_PREFIX).partition("-")[0]).exists():
+            with suppress(subprocess.CalledProcessError):  # another test was faster
+                _ip("netns", "delete", name)
+
+
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
