@@ -2,11 +2,11 @@
 
 The models are small ones of pytorchcv and transformers, and of timm where it is installed (`pip install --no-deps
 timm`), with weights drawn from a seed: all in inference, and some in training besides. `fxlib serve`, `fxlib worker`
-and `fxlib zoo run` are processes of their own. A part of the zoo is measured with one worker and with two, undisturbed:
-`wall time`, on one host, whose workers take turns at measuring. Then the whole zoo is measured by two workers, while
-the run is killed (SIGKILL), interrupted (SIGINT), or its service is killed and started again, and the same command
-goes on: `interrupted`. `measured twice` counts the measurements beyond one of a row; `again` is a second run of the
-zoo as it is. `gain` is the median over the models that were adopted.
+and `fxlib zoo run` are processes of their own. `whole`: all models, with two workers; `gain` is the median over the
+models that were adopted, and `again` a second run of the zoo as it is. `wall-time`: each eighth of them, with one
+worker and with two, which take turns at measuring on the one host. `interrupted`: each fourth of them, while the run is
+killed (SIGKILL) or interrupted (SIGINT), or its service is killed and started again, and the same command goes on;
+`measured twice` counts the measurements beyond one of a row.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ capture_s = 1500
 WORKERS: Final = 2
 LONGEST_PAUSE_S: Final = 90.0
 """The longest time between two kills."""
+INTERRUPTED: Final = 4
+"""The zoo's part that is killed: each so manieth row."""
 LEASE_S: Final = 900.0
 """The time after which a silent worker has lost its job: nobody kills workers, and the machine may be others', too."""
 STARTS: Final = 3
@@ -311,23 +313,31 @@ def wall_times(quick: bool) -> list[Row]:
 
 
 def whole(quick: bool) -> list[Row]:
-    """Measure the whole zoo through kills, run it again, and report on it."""
+    """Measure the whole zoo, run it again, and report on it."""
     with place(quick=quick) as (folder, path), serving(folder / "whole", WORKERS) as service:
         zoo = Zoo(path, service, folder / "zoo.log")
-        kills = interrupted(zoo, service, 20.0 if quick else LONGEST_PAUSE_S)
+        zoo.seconds()
         rows, measured = zoo.rows(), service.measured()
-        case: Case = {"figure": "interrupted", "rows": len(rows)}
         again: Case = {"figure": "again", "rows": len(rows)}
-        found = list(by_family(rows))
-        found += [figure(case, kind, count) for kind, count in kills.items()]
-        found.append(figure(case, "measured twice", sum(count - 1 for count in measured.values())))
-        found.append(figure(again, "time", zoo.seconds(), "s"))
-        found.append(figure(again, "measured", (service.measured() - measured).total()))
-        found.append(
-            figure({"figure": "report", "rows": len(rows)}, "size", zoo.report_bytes(folder / "site"), "bytes")
-        )
-        return found
+        report: Case = {"figure": "report", "rows": len(rows)}
+        return [
+            *by_family(rows),
+            figure(again, "time", zoo.seconds(), "s"),
+            figure(again, "measured", (service.measured() - measured).total()),
+            figure(report, "size", zoo.report_bytes(folder / "site"), "bytes"),
+        ]
+
+
+def killed(quick: bool) -> list[Row]:
+    """Measure a part of the zoo through kills."""
+    with place(quick=quick) as (folder, path), serving(folder / "killed", WORKERS) as service:
+        zoo = Zoo(path, service, folder / "zoo.log", "--shard", f"1/{1 if quick else INTERRUPTED}")
+        kills = interrupted(zoo, service, 20.0 if quick else LONGEST_PAUSE_S)
+        measured = service.measured()
+        case: Case = {"figure": "interrupted", "rows": len(measured)}
+        found = [figure(case, kind, kills[kind]) for kind in ("killed", "interrupted", "service killed")]
+        return [*found, figure(case, "measured twice", sum(count - 1 for count in measured.values()))]
 
 
 if __name__ == "__main__":
-    main("zoo", {"wall-time": wall_times, "whole": whole}, about=__doc__ or "")
+    main("zoo", {"whole": whole, "wall-time": wall_times, "interrupted": killed}, about=__doc__ or "")
