@@ -105,6 +105,9 @@ class Reason(Enum):
     AHEAD_DISTRIBUTED = "under distributed autograd no call runs ahead: the context of a step does not exist before it"
     AHEAD_SEVERAL_TRAINERS = "with several trainers, no read of what pushes write runs ahead: theirs are ordered unseen"
     AHEAD_NO_ROWS = "its result has other rows than its keys, so that it stays behind pushes: {detail}"
+    AHEAD_NOT_UPDATED = (
+        "what a push makes of its rows could not be computed here, so that they are read again: {detail}"
+    )
     AHEAD_OTHER_INPUTS = "the forward is not called with the batch as it was when it was pulled: {detail}"
 
     # About a part that a backend compiles.

@@ -24,6 +24,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed.rpc import internal
 
 from fxlib.batch.isolation import apart, as_sent, sendable
+from fxlib.batch.known_rows import KnownRows as KnownRows
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 """A function, its positional arguments, and its keyword arguments."""

@@ -2,23 +2,27 @@
 
 A contract that names keys says that row i of a result depends on the state of the keys in row i alone, and that a write
 changes the state of its keys alone. So of the rows that were read before a push, those are as they should be that have
-none of its keys. The others are read again behind it, and take the places of the first. Whether a read and the push of
-its gradient keep what they declare is tried on the functions themselves; how often keys come again is told by batches.
+none of its keys. The others are read again behind it, or updated here as the server updates them, and take the places
+of the first. Whether a read and the push of its gradient keep what they declare is tried on the functions themselves;
+how often keys come again is told by batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from fxlib.analysis.effects.prologue import Way, meet
 from fxlib.analysis.effects.resources import ServerState, states_of
+from fxlib.batch.known_rows import KnownRows, numerics
 from fxlib.errors import ContractError
 from fxlib.pipeline.program import Program
-from fxlib.runtime import CapturedModule
+from fxlib.pipeline.updates import Block, Origin, Updates, replaced, same_known, some_of
+from fxlib.runtime import CapturedModule, functions
 from fxlib.runtime.functions import name_of
 from fxlib.runtime.gradients.pushes import Push
 from fxlib.spec.contract import Contract, contract_of
@@ -46,8 +50,9 @@ def check_keys(
     >>> fxlib.check_keys(my.ps.lookup, my.ps.push, lambda: (my.ps.reset(), ("users", torch.arange(100)))[1])
 
     Row i of a result has to depend on the keys in row i alone, a push has to change the rows of its keys alone, and a
-    read may change nothing. Dense Adam, momentum or decay over all rows, and rows that are drawn as they are first
-    looked up, are found. What the arguments do not show is not: give many keys, of old rows and new ones.
+    read may change nothing; an update (`with_state=`, `update=`) has to make the same bits as the push. Dense Adam,
+    momentum or decay over all rows, and rows that are drawn as they are first looked up, are found. What the arguments
+    do not show is not: give many keys, of old rows and new ones.
 
     Args:
         read: a function with `@fxlib.remote(reads=..., keys=...)`.
@@ -89,6 +94,33 @@ def check_keys(
     _same(first[others], after[others], f"{name_of(push)} changes rows of other keys than its own")
     for chosen in (some, others, order):
         _same(after, pushed(reading=chosen), f"{name_of(read)} changes what is read later: it is no mere read")
+    if reads.with_state is not None and writes.update is not None:
+        _check_update(case, push, reads.with_state, writes.update, gradients, torch.cat([some, some[:1]]))
+
+
+def _check_update(  # noqa: PLR0917 - what it checks
+    case: _Case,
+    push: Callable[..., object],
+    with_state: str,
+    update: str,
+    gradients: Sequence[torch.Tensor],
+    chosen: torch.Tensor,
+) -> None:
+    """Make pushes on the server and by their update, and compare; one of the keys is named twice."""
+    read_known, updated = functions.resolve(with_state), functions.resolve(update)
+    first = case.begin()
+    arguments = case.with_keys(chosen)
+    known: KnownRows = read_known(*arguments)
+    _same(first[chosen], known.rows, f"{with_state} returns other rows")
+    for each in gradients:
+        gradient = torch.cat([each, each[:1]])
+        known = updated(known, *arguments, gradient)
+        push(*arguments, gradient)
+        server: KnownRows = read_known(*arguments)
+        where = f"{update} makes other rows of them than {name_of(push)}"
+        _same(server.rows, known.rows, where)
+        if not same_known(server, known):
+            raise ContractError(f"{where}: their state differs", where="fxlib.check_keys")
 
 
 class _Case:
@@ -158,12 +190,12 @@ class Repair:
 
     Attributes:
         rows: for each call with such, by its place in the message, their numbers in its result.
-        sampled: a call, and the place among its rows here, of a row that should not have changed; None where there is
+        sampled: a call, and the place among its rows here, of a row that is known without this; None where there is
             none.
     """
 
     rows: Mapping[int, torch.Tensor]
-    sampled: tuple[int, int] | None
+    sampled: tuple[int, int] | None = None
 
 
 class Rows:
@@ -172,12 +204,23 @@ class Rows:
     Attributes:
         changed: numbers of the rows that pushes may have changed since they were read, of all calls one after another,
             in rising order; empty where there are none.
+        known: what came of each call, its state with it, once it was merged; empty where nothing did.
     """
 
     def __init__(
-        self, reads: frozenset[ServerState], calls: Sequence[Arguments], contracts: Sequence[Contract]
+        self,
+        reads: frozenset[ServerState],
+        calls: Sequence[Arguments],
+        contracts: Sequence[Contract],
+        origins: Sequence[Origin] = (),
     ) -> None:
         """Look at the keys of each call.
+
+        Args:
+            reads: what is read.
+            calls: the arguments of each.
+            contracts: theirs.
+            origins: of their rows, where these come with their state.
 
         Raises:
             NotByKeys: they are no keys that rows can be told apart by.
@@ -186,6 +229,9 @@ class Rows:
         self._calls = calls
         self._contracts = contracts
         self._keys = [keys_in(contract, *call) for contract, call in zip(contracts, calls, strict=True)]
+        self._origins = origins
+        if origins:
+            self._keys = list(map(_copied, self._keys))
         parts = [contract.part_of(*call) for contract, call in zip(contracts, calls, strict=True)]
         self._spaces = {part: place for place, part in enumerate(dict.fromkeys(parts))}
         self._of_calls = _Keys([self._spaces[part] for part in parts], self._keys)
@@ -195,6 +241,7 @@ class Rows:
         self._sampled: int | None = None
         self._repaired: list[tuple[Repair, Callable[[], Sequence[Any]]]] = []
         self.changed: torch.Tensor = _NONE
+        self.known: Sequence[KnownRows] = ()
 
     def __len__(self) -> int:
         return self._length
@@ -229,6 +276,27 @@ class Rows:
         if sample is not None and len(self.changed) < len(hit):
             others = (~hit).nonzero().reshape(-1)
             self._sampled = int(others[sample % len(others)])
+
+    def may_be_updated(self, updates: Updates) -> bool:
+        """Whether it is known what all pushes of a step make of these rows, and none of them is wrong by now."""
+        return bool(self._origins) and not len(self.changed) and updates.cover(self._reads, self._origins)
+
+    def sample(self, number: int) -> None:
+        """Have a row read again that the pushes that are about to be made do not change, or whose update is known."""
+        self._sampled = number % len(self) if len(self) else None
+
+    def updated(self, updates: Updates) -> None:
+        """Take over what the pushes of a step have made of rows."""
+        for place, (origin, keys) in enumerate(zip(self._origins, self._keys, strict=True)):
+            for rows, known in updates.of(origin, keys):
+                self._repaired.append((Repair(rows={place: rows}), partial(tuple, (known,))))
+
+    def blocks(self) -> list[Block]:
+        """Return the rows that its forward had."""
+        if not self.known or {each.made_by for each in self.known} != {numerics()}:
+            return []  # this process may compute other bits than the server
+        of_calls = zip(self._origins, self._keys, self.known, strict=True)
+        return [Block(origin, self._reads, keys, known) for origin, keys, known in of_calls]
 
     def _of_rows(self, of_keys: torch.Tensor) -> torch.Tensor:
         """Return what holds of any key in a row, from what holds of each key."""
@@ -282,30 +350,35 @@ class Rows:
         self._repaired.clear()
 
     @property
-    def is_repaired(self) -> bool:
-        """Whether anything was read again."""
-        return bool(self._repaired)
+    def is_merged(self) -> bool:
+        """Whether what came is not yet the results."""
+        return bool(self._repaired or self._origins)
 
     def merged(self, results: Sequence[Any]) -> list[Any]:
         """Return the results of the calls, with the rows that were read again in their places.
 
         Raises:
             NotByKeys: a result has other rows than its keys.
-            KeysBroken: a row that no push was to change has changed.
+            KeysBroken: a row has changed that no push was to change, or otherwise than its update says.
             Exception: reading again failed.
         """
-        found = list(results)
+        found = [_as_known(each) for each in results]
         for repair, read in self._repaired:
-            for (place, rows), again in zip(repair.rows.items(), read(), strict=True):
-                first = found[place]
+            for (place, rows), each in zip(repair.rows.items(), read(), strict=True):
+                first, again = found[place], _as_known(each)
                 _check_rows(first, self._lengths[place], first)
                 _check_rows(again, rows.shape[0], first)
                 if repair.sampled is not None and repair.sampled[0] == place:
-                    at = repair.sampled[1]
-                    if not same_bits(first[int(rows[at])], again[at]):
+                    at = torch.tensor([repair.sampled[1]])
+                    if not same_known(some_of(first, rows[at]), some_of(again, at)):
                         raise KeysBroken(place)
-                found[place] = first.index_copy(0, rows, again)
-        return found
+                found[place] = replaced(first, rows, again)
+        if not self._origins:
+            return [each.rows for each in found]
+        for place, each in enumerate(found):
+            _check_rows(each, self._lengths[place], each)
+        self.known = found
+        return [_copied(each.rows) for each in found]
 
 
 class _Keys:
@@ -331,7 +404,7 @@ class _Keys:
 
 
 class KeysBroken(Exception):  # noqa: N818 - becomes an error of the call, which has its name
-    """A row has changed that no push was to change; its argument is the place of the call in its message."""
+    """A row is not as contracts have it behind a push; its argument is the place of the call in its message."""
 
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -368,11 +441,24 @@ def _with_keys(contract: Contract, call: Arguments, keys: torch.Tensor) -> Argum
     return args, {**kwargs, str(contract.keys): keys}
 
 
-def _check_rows(result: Any, rows: int, like: Any) -> None:
-    if not isinstance(result, torch.Tensor) or result.dim() == 0 or result.shape[0] != rows:
-        raise NotByKeys(f"{rows} keys brought {_shape(result)}")
-    if result.shape[1:] != like.shape[1:] or result.dtype != like.dtype or result.requires_grad:
-        raise NotByKeys(f"rows that were read again are of another kind: {_shape(result)} and {_shape(like)}")
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what the program cannot write to before the push."""
+    return tensor.clone()
+
+
+def _as_known(result: Any) -> KnownRows:
+    return result if isinstance(result, KnownRows) else KnownRows(rows=result, made_by="")
+
+
+def _check_rows(known: KnownRows, rows: int, like: KnownRows) -> None:
+    if len(known.tensors) != len(like.tensors):
+        raise NotByKeys("rows that were read again have another state")
+    for each, first in zip(known.tensors, like.tensors, strict=True):
+        found: Any = each  # whatever came
+        if not isinstance(found, torch.Tensor) or found.dim() == 0 or found.shape[0] != rows:
+            raise NotByKeys(f"{rows} keys brought {_shape(found)}")
+        if each.shape[1:] != first.shape[1:] or each.dtype != first.dtype or each.requires_grad:
+            raise NotByKeys(f"rows that were read again are of another kind: {_shape(each)} and {_shape(first)}")
 
 
 def _shape(result: Any) -> str:

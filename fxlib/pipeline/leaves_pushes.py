@@ -50,6 +50,10 @@ class LeavesPushes(ABC):
         """Forget all that was fetched: the servers may hold other values."""
 
     @abstractmethod
+    def pushing(self) -> None:
+        """Update rows that were read ahead as the servers update them, while pushes are under way."""
+
+    @abstractmethod
     def _step_pushed(self) -> None:
         """Note that the pushes of a step were made."""
 
@@ -64,6 +68,7 @@ class LeavesPushes(ABC):
 
     def left(self, pushes: PushesInFlight) -> None:
         """Note that the pushes of a step were sent, and will be waited for by `settle_pushes`."""
+        self.pushing()
         self._pushing = None
         writes = [each for each in WATCH.in_flight if each not in self._others_writes]
         self._left = _Left(pushes=pushes, step=self._batches + 1, writes=writes)

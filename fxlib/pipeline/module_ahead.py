@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx import Node
 
 from fxlib import batch
-from fxlib.analysis.effects.prologue import Way
+from fxlib.analysis.effects.prologue import Way, meet
 from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline.by_keys import SAMPLED
@@ -25,6 +25,7 @@ from fxlib.pipeline.leaves_pushes import LeavesPushes, several_trainers
 from fxlib.pipeline.program import Program
 from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
 from fxlib.pipeline.unchanged import Noted
+from fxlib.pipeline.updates import Block, Updates
 from fxlib.pipeline.watch import WATCH
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule
@@ -41,6 +42,8 @@ MOST_AHEAD = 64
 """Number of batches of which something is kept at most; the oldest is forgotten for a further one."""
 
 
+MOST_BLOCKS = 4096
+"""Number of results whose rows are kept until the next push."""
 MOST_IN_VAIN = 3
 """Number of times in a row that a read is made in vain before it is left to its forward: a loop may push by itself."""
 
@@ -132,6 +135,12 @@ class ModuleAhead(LeavesPushes):
         self._depth = 1
         self._not_by_keys: dict[Node, str] = {}
         """Calls that are no longer repaired row by row, and why."""
+        self._without_state: set[Node] = set()
+        """Calls whose rows are not read with their state any more."""
+        self._blocks: list[Block] = []
+        """The rows that forwards had since the last push, as the servers have them."""
+        self._updates: Updates | None = None
+        """What the pushes that were made last make of rows, as far as that is known."""
         self._in_vain: dict[Node, int] = {}
         """How often in a row what a call read was written before a forward took it, by its node."""
         self.taken = self.unused = 0
@@ -156,7 +165,12 @@ class ModuleAhead(LeavesPushes):
         except Exception:  # noqa: BLE001 - its forward raises it, in its place
             return None
         requests = [
-            Request(call, arguments, by_keys=by_keys and call.node not in self._not_by_keys)
+            Request(
+                call,
+                arguments,
+                by_keys=by_keys and call.node not in self._not_by_keys,
+                with_state=self._loops > 0 and call.node not in self._without_state and not several_trainers(),
+            )
             if all(noted[place] is not None for place in needs)
             else None
             for call, arguments, needs in zip(program.calls, found, program.needs, strict=True)
@@ -215,6 +229,7 @@ class ModuleAhead(LeavesPushes):
             warnings.warn(f"a push has failed that a loop left in flight: {error}", FxlibWarning, stacklevel=2)
         self._loops -= 1
         self._leaving -= leaves_pushes
+        self._forget_blocks()
         self._rest()
 
     @property
@@ -245,10 +260,12 @@ class ModuleAhead(LeavesPushes):
         """Wait for all that is in flight, and forget it: another graph runs from now on."""
         self.settle_pushes()
         self.withdraw(list(self._entries))
+        self._forget_blocks()
 
     def drop(self) -> None:
         """Forget all that was fetched: the servers may hold other values."""
         self._pushing = None
+        self._forget_blocks()
         for entry in self._entries:
             for each in entry.waiting:
                 each.drop()
@@ -256,6 +273,8 @@ class ModuleAhead(LeavesPushes):
     def written(self, states: frozenset[ServerState]) -> None:
         """Forget what was read of states that a call is about to write, unless that is one of this step's pushes."""
         own = self._pushing is not None and self._pushing == get_ident()
+        if not own:
+            self._blocks = [each for each in self._blocks if not meet(each.reads, states)]
         for entry in filter(None, (self._current, *self._entries)):
             for each in entry.waiting:
                 if own and each.is_prepared:
@@ -289,14 +308,25 @@ class ModuleAhead(LeavesPushes):
     def ended(self) -> None:
         """Note that the forward has ended, however it did."""
         if self._current is not None:
-            for each in self._current.requests:
-                if each is not None and each.why_not_by_keys:
+            for each in filter(None, self._current.requests):
+                if each.why_not_by_keys:
                     self._not_by_keys[each.call.node] = each.why_not_by_keys
                     if each.why_not_by_keys != BROKEN:
                         self._tell(each.why_not_by_keys)
+                self._keep_rows(each)
             self.unused += sum(each.state is State.IN_FLIGHT for each in self._current.waiting)
         self._current = None
         self._rest()
+
+    def _keep_rows(self, request: Request) -> None:
+        """Keep the rows that a forward had, for what the push of their gradient makes of them."""
+        if request.rows is None or request.state is not State.TAKEN:
+            return
+        blocks = request.rows.blocks()
+        if request.why_not_with_state or (request.rows.known and not blocks):
+            self._without_state.add(request.call.node)
+        if self._grad_enabled and self._loops and len(self._blocks) < MOST_BLOCKS:
+            self._blocks += blocks
 
     def riders(self, pushes: Sequence[Push]) -> Sequence[Rider]:
         """Return the reads that may travel with the pushes that are made next."""
@@ -304,18 +334,37 @@ class ModuleAhead(LeavesPushes):
         if several_trainers():
             _LOG.debug("%s: %s", type(self._module).__name__, Reason.AHEAD_SEVERAL_TRAINERS.sentence())
         sample = self._pushes if self._pushes % SAMPLED == 0 else None
+        blocks, self._blocks = self._blocks, []
+        self._updates = Updates(pushes, blocks) if blocks and not several_trainers() else None
         for place, entry in self._to_come():
             is_next = place < self._steps_of_push and not several_trainers()
             for each in entry.waiting:
                 if each.is_behind_push:
-                    each.pushed(pushes, sample=sample if is_next else None)
+                    each.pushed(pushes, sample=sample if is_next else None, updates=self._updates)
                     if is_next:
                         travelling += each.to_travel()
         self._pushing, self._others_writes = get_ident(), WATCH.in_flight
         return riders_of(travelling)
 
+    def pushing(self) -> None:
+        """Update rows that were read ahead as the servers update them, while pushes are under way."""
+        waiting = [each for _, entry in self._to_come() for each in entry.waiting if each.is_updated]
+        if not waiting and not self._leaving:
+            return
+        try:
+            if self._updates is not None:
+                self._updates.make()
+        except Exception as problem:  # noqa: BLE001 - the rows are read again
+            self._updates = None
+            self._without_state |= {each.call.node for each in waiting}
+            self._tell(Reason.AHEAD_NOT_UPDATED.sentence(f"{type(problem).__name__}: {problem}"))
+        for each in waiting:
+            each.updated(self._updates)
+
     def pushed(self) -> None:
         """Note that the pushes of a step were made, and make the reads that had to come behind them."""
+        self.pushing()
+        self._forget_blocks()
         self._pushing = None
         self._step_pushed()
         for place, entry in self._to_come():
@@ -349,7 +398,8 @@ class ModuleAhead(LeavesPushes):
                         each.make()
                         continue
                     each.make(beside=left.writes)
-                    each.pushed(left.pushes.pushes, sample=None)
+                    each.pushed(left.pushes.pushes, sample=None, updates=self._updates)
+                    each.updated(self._updates)
                 elif pushed and place < (self._period or 1) and (again := each.repair()) is not None:
                     again.make()
 
@@ -478,6 +528,9 @@ class ModuleAhead(LeavesPushes):
         if limits not in self._flow_controls:
             self._flow_controls[limits] = FlowControl(*limits)
         return self._flow_controls[limits]
+
+    def _forget_blocks(self) -> None:
+        self._blocks, self._updates = [], None
 
     def _rest(self) -> None:
         if not self._entries and self._current is None and not self._loops:

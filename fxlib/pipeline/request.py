@@ -18,6 +18,7 @@ from fxlib.analysis.effects.prologue import CallAhead, Way, meet
 from fxlib.analysis.effects.resources import ServerState, contract_of_call
 from fxlib.errors import FxlibError
 from fxlib.pipeline.by_keys import Arguments, KeysBroken, NotByKeys, Repair, Rows
+from fxlib.pipeline.updates import Origin, Updates, calls_with_state, origin_of
 from fxlib.pipeline.watch import WATCH
 from fxlib.reasons import Reason
 from fxlib.runtime import functions, ops
@@ -27,6 +28,7 @@ from fxlib.runtime.ops.batches import IN_ORDER, BatchInFlight, NamedCall, issue_
 from fxlib.runtime.ops.operators import is_this_process, server_name
 from fxlib.runtime.ops.record import calls_in, current_recording
 from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT, own_timeout, tensor_bytes
+from fxlib.spec.contract import Contract
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class Request:
         rows: its rows, where it is read by keys; None where it is not, or where this batch has no such keys.
         rides: whether it travels with pushes that are being made.
         why_not_by_keys: why what it read can no longer be put right by rows; empty where it can.
+        why_not_with_state: why its rows are no longer read with their state; empty where they can be.
+        is_updated: whether its rows are about to be updated as the pushes update them that are being made.
     """
 
     __slots__ = (
@@ -64,19 +68,27 @@ class Request:
         "_end_spans",
         "_future",
         "_read_again",
+        "_sent",
         "call",
+        "is_updated",
         "rides",
         "rows",
         "state",
         "why_not_by_keys",
+        "why_not_with_state",
     )
 
-    def __init__(self, call: CallAhead, arguments: tuple[Any, ...], *, by_keys: bool = True) -> None:
+    def __init__(
+        self, call: CallAhead, arguments: tuple[Any, ...], *, by_keys: bool = True, with_state: bool = False
+    ) -> None:
         self.call = call
         self.state = State.PARKED
         self.rides = False
-        self.why_not_by_keys = ""
+        self.why_not_by_keys = self.why_not_with_state = ""
+        self.is_updated = False
         self._arguments = arguments
+        self._sent = arguments
+        """What is sent in place of them, which brings the rows with their state."""
         self._future: Any = None
         self._end_spans: list[Callable[[], None]] = []
         """What ends its spans in flight while it travels behind a push."""
@@ -85,13 +97,27 @@ class Request:
         self.rows: Rows | None = None
         if by_keys and call.way is Way.BY_KEYS:
             contracts = [each for each in call.contracts if each is not None]
+            origins = self._with_state(contracts) if with_state else []
             with suppress(NotByKeys):
-                self.rows = Rows(call.reads, [(args, kwargs) for _, args, kwargs in self._calls], contracts)
+                self.rows = Rows(call.reads, [(args, kwargs) for _, args, kwargs in self._calls], contracts, origins)
+
+    def _with_state(self, contracts: Sequence[Contract]) -> Sequence[Origin]:
+        """Have the rows read with their state, and return their origins; where they cannot be, none."""
+        pairs = zip(self._calls, contracts, strict=True)
+        origins = [found for pair in pairs if (found := origin_of(self.server, *pair)) is not None]
+        batched_by = self._arguments[3] if self.is_batch else None
+        sent = calls_with_state(self._calls, contracts, batched_by) if len(origins) == len(contracts) else None
+        if sent is None:
+            return []
+        calls, batched_by = sent
+        to, timeout = self._arguments[0], self._arguments[2 if self.is_batch else 4]
+        self._sent = (to, calls, timeout, batched_by) if self.is_batch else (to, *calls[0], timeout)
+        return origins
 
     @property
     def _calls(self) -> Sequence[NamedCall]:
-        """Its calls: one, or those of a batch."""
-        calls: Sequence[NamedCall] = self._arguments[1] if self.is_batch else [self._arguments[1:4]]
+        """Its calls, as they are sent: one, or those of a batch."""
+        calls: Sequence[NamedCall] = self._sent[1] if self.is_batch else [self._sent[1:4]]
         return calls
 
     @property
@@ -117,7 +143,7 @@ class Request:
             return
         issue: Callable[..., Any] = issue_batch if self.is_batch else ops.issue_call
         end_spans = self.begin_spans(self.way)
-        self._future = issue(*self._arguments)
+        self._future = issue(*self._sent)
         _ended_by(self._future, end_spans)
 
     @property
@@ -142,24 +168,39 @@ class Request:
         self.drop()
         return True
 
-    def pushed(self, pushes: Sequence[Push], *, sample: int | None) -> None:
+    def pushed(self, pushes: Sequence[Push], *, sample: int | None, updates: Updates | None) -> None:
         """Before the pushes of a step are made, note what they change of what was read, or forget what was read.
 
         Args:
             pushes: those of a step.
             sample: see `Rows.pushed`.
+            updates: what is known of what they make of rows.
         """
         if self.rows is None or self.state is not State.IN_FLIGHT:
             self.park()
             return
+        self.is_updated = updates is not None and self.rows.may_be_updated(updates)
         try:
-            self.rows.pushed(pushes, sample=sample)
+            if not self.is_updated:
+                self.rows.pushed(pushes, sample=sample)
+            elif sample is not None:
+                self.rows.sample(sample)
         except NotByKeys:
             self.park()
             self.rows = None
             return
         if not self.rows.is_concurrent:
             self._await()
+
+    def updated(self, updates: Updates | None) -> None:
+        """Take over what the pushes that are being made make of rows; None: that cannot be known after all."""
+        if not self.is_updated:
+            return
+        self.is_updated = False
+        if updates is None or self.rows is None:
+            self.park()
+        else:
+            self.rows.updated(updates)
 
     @property
     def is_prepared(self) -> bool:
@@ -229,10 +270,20 @@ class Request:
             return None
         future, self._future = self._future, None
         self.state = State.TAKEN
-        merged = self._merged if self.rows is not None and self.rows.is_repaired else None
+        merged = self._merged if self.rows is not None and self.rows.is_merged else None
         if self.is_batch:
-            return _TakenBatch(future, self._arguments, merged)
-        return _Taken(future, partial(ops.remote_call, *self._arguments), merged)
+            return _TakenBatch(future, self._arguments, merged, self._made_again)
+        return _Taken(future, self._make_again, merged)
+
+    def _make_again(self) -> Any:
+        """Make the call as the program makes it."""
+        self._made_again()
+        return ops.remote_call(*self._arguments)
+
+    def _made_again(self) -> None:
+        """Note that what was sent has failed."""
+        if self._sent is not self._arguments:
+            self.why_not_with_state = "it failed"
 
     def take_later(self, settle: Callable[[], None]) -> Any:
         """Return what stands for the issue of the call while pushes are in flight, which its wait settles first."""
@@ -257,7 +308,7 @@ class Request:
             raise FxlibError(
                 f"a row of {name} has changed that no push was to change, so that rows may have been stale",
                 where=f"server {self.server!r}",
-                hint="keys= of it, or of what takes its gradient, is not so: fxlib.check_keys tests it.",
+                hint="keys= or update= of it, or of what takes its gradient, is not so: fxlib.check_keys tests it.",
             ) from None
         except Exception:  # noqa: BLE001 - what failed is made again, by the call itself
             _LOG.debug("rows could not be read again", exc_info=True)
@@ -275,7 +326,7 @@ class Request:
             ((name, args, kwargs),) = calls
             batchable = contract is not None and contract.batchable and not name.startswith(".")
             return (functions.resolve(name), args, kwargs) if batchable else None
-        batched_by = self._arguments[3]
+        batched_by = self._sent[3]
         found = [(functions.resolve(name), args, kwargs) for name, args, kwargs in calls]
         if batched_by == IN_ORDER:
             return None
@@ -343,7 +394,7 @@ class Reread:
             return
         to, timeout = request._arguments[0], request._arguments[2 if request.is_batch else 4]
         if request.is_batch:
-            flying: Any = issue_batch(to, tuple(self._sent), timeout, request._arguments[3])
+            flying: Any = issue_batch(to, tuple(self._sent), timeout, request._sent[3])
             request._read_again.append(flying)
             _ended_by(flying, self._end_spans)
             request.rows.read_again(self._repair, lambda: [flying.result(place) for place in range(len(flying))])
@@ -487,14 +538,21 @@ class _TakenBatch(BatchInFlight):
 
     ran_ahead = True
 
-    def __init__(self, flying: BatchInFlight, arguments: tuple[Any, ...], merged: Merge | None) -> None:
+    def __init__(
+        self,
+        flying: BatchInFlight,
+        arguments: tuple[Any, ...],
+        merged: Merge | None,
+        made_again: Callable[[], None],
+    ) -> None:
         super().__init__(*arguments[:3], in_order=False)
         self.future, self.refused = flying.future, flying.refused
-        self._merged = merged
+        self._merged, self._made_again = merged, made_again
 
     @override
     def _receive(self) -> list[Any]:
         if self.refused is not None:
+            self._made_again()
             return super()._receive()
         assert self.future is not None  # noqa: S101 - it was sent
         landed: Sequence[Any] | None = None
@@ -503,4 +561,7 @@ class _TakenBatch(BatchInFlight):
         DEADLINES.forget(self.future)
         if landed and self._merged is not None and not any(map(batch.failed, landed)):
             landed = self._merged(landed)
-        return list(landed) if landed and not any(map(batch.failed, landed)) else self._one_by_one()
+        if landed and not any(map(batch.failed, landed)):
+            return list(landed)
+        self._made_again()
+        return self._one_by_one()

@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch.distributed import TCPStore, rpc
@@ -24,7 +24,7 @@ from torch.distributed import autograd as dist_autograd
 
 from fxlib import batch
 from fxlib.errors import WorkloadError
-from fxlib.ps.state import EmbeddingTable, ServerState, place
+from fxlib.ps.state import EmbeddingTable, ServerState, place, updated_rows
 from fxlib.spec.contract import remote
 from fxlib.spec.servers import Server, ServiceTimePer
 
@@ -37,6 +37,8 @@ __all__ = [
     "lookup_bag",
     "lookup_bags",
     "lookup_many",
+    "lookup_many_with_state",
+    "lookup_with_state",
     "place",
     "pull",
     "push",
@@ -49,10 +51,12 @@ __all__ = [
     "setup",
     "state_digest",
     "step",
+    "updated",
     "use_own_store",
 ]
 
 Pooling = Literal["sum", "mean"]
+Found = TypeVar("Found")
 Calls: TypeAlias = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
 """Arguments and keyword arguments of calls that came together."""
 
@@ -197,6 +201,7 @@ def state_digest() -> str:
     concurrent=True,
     gradient="fxlib.ps:push",
     batched_by="fxlib.ps:lookup_many",
+    with_state="fxlib.ps:lookup_with_state",
 )
 def lookup(table: str, indices: torch.Tensor) -> torch.Tensor:
     """Return rows of a table: integers of any shape to float32 [*indices.shape, dim].
@@ -219,7 +224,29 @@ def lookup_many(calls: Calls) -> list[torch.Tensor]:
     return _in_turn(EmbeddingTable.rows, calls)
 
 
-@remote(writes="tables", part="table", keys="indices")
+@remote(reads="tables", part="table", keys="indices", concurrent=True, batched_by="fxlib.ps:lookup_many_with_state")
+def lookup_with_state(table: str, indices: torch.Tensor) -> batch.KnownRows:
+    """Return rows as `lookup` does, with the state of their optimizer: `updated` takes them.
+
+    Raises:
+        WorkloadError: this server has no such table.
+        IndexError: an index is not a row of the table.
+    """
+    return _serving().table(table).known_rows(indices)
+
+
+@remote(reads="tables")
+def lookup_many_with_state(calls: Calls) -> list[batch.KnownRows]:
+    """Serve many calls of `lookup_with_state`, one after another, and return their results.
+
+    Raises:
+        WorkloadError: this server lacks one of the tables.
+        IndexError: an index is not a row of its table.
+    """
+    return _in_turn(EmbeddingTable.known_rows, calls)
+
+
+@remote(writes="tables", part="table", keys="indices", update="fxlib.ps:updated")
 def push(table: str, indices: torch.Tensor, gradient: torch.Tensor) -> None:
     """Apply the gradient [*indices.shape, dim] of a `lookup` by the table's optimizer.
 
@@ -229,6 +256,12 @@ def push(table: str, indices: torch.Tensor, gradient: torch.Tensor) -> None:
         ValueError: the gradient's shape does not fit.
     """
     _serving().table(table).update(indices, gradient)
+
+
+@remote(pure=True)
+def updated(known: batch.KnownRows, table: str, indices: torch.Tensor, gradient: torch.Tensor) -> batch.KnownRows:  # noqa: ARG001 - it takes what `push` does
+    """Return what a `push` makes of the rows of its indices, with the same bits; it runs on the trainer."""
+    return updated_rows(known, indices, gradient)
 
 
 @remote(reads="tables", gradient="fxlib.ps:push_bag", batched_by="fxlib.ps:lookup_bags")
@@ -337,10 +370,10 @@ def _serving(items: int = 1) -> ServerState:
     return state
 
 
-def _in_turn(read: Callable[..., torch.Tensor], calls: Calls) -> list[torch.Tensor]:
+def _in_turn(read: Callable[..., Found], calls: Calls) -> list[Found]:
     state = _serving(len(calls))
     return [_read(state, read, *args, **kwargs) for args, kwargs in calls]
 
 
-def _read(state: ServerState, read: Callable[..., torch.Tensor], table: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _read(state: ServerState, read: Callable[..., Found], table: str, *args: Any, **kwargs: Any) -> Found:
     return read(state.table(table), *args, **kwargs)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 from urllib.parse import quote
 
 import torch
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from typing_extensions import override
 
+from fxlib.batch.known_rows import KnownRows
 from fxlib.errors import WorkloadError
 from fxlib.spec.servers import Server, ServiceTimePer, Table
 from fxlib.spec.workload import Dense
@@ -185,11 +186,21 @@ class EmbeddingTable(_Parameter):
     @torch.no_grad()
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Return a copy of rows."""
+        (found,) = self._copied((self.weight,), indices)
+        return found
+
+    @torch.no_grad()
+    def known_rows(self, indices: torch.Tensor) -> KnownRows:
+        """Return a copy of rows, and all that their next update needs besides its gradient."""
+        rows, *state = self._copied((self.weight, *self._optimizer.tensors()), indices)
+        return KnownRows(rows=rows, state=tuple(state), settings=(self._optimizer.lr,))
+
+    def _copied(self, tensors: Sequence[torch.Tensor], indices: torch.Tensor) -> list[torch.Tensor]:
         if indices.dtype not in _INDICES:
             indices = self._flat(indices).view(indices.shape)
         with self._lock:
             try:
-                return torch.embedding(self.weight, indices)
+                return [torch.embedding(each, indices) for each in tensors]
             except IndexError:  # it does not say which
                 self._check(self._flat(indices))
                 raise
@@ -212,10 +223,7 @@ class EmbeddingTable(_Parameter):
         """Apply a gradient of rows; those named twice are summed first, in the order given."""
         flat = self._checked(indices)
         _check_shape(self.name, gradient, (*indices.shape, self.weight.shape[1]))
-        rows, places = torch.unique(flat, return_inverse=True)
-        total = self.weight.new_zeros(len(rows), self.weight.shape[1])
-        # One row after another on the CPU, whatever the number of threads.
-        total.index_add_(0, places, gradient.reshape(len(flat), total.shape[1]).to(total.dtype))
+        rows, _, total = _summed(flat, gradient, like=self.weight)
         with self._lock:
             self._optimizer.update(rows, total)
 
@@ -318,7 +326,7 @@ class RowOptimizer:
     """
 
     def __init__(self, name: Literal["sgd", "adagrad"], lr: float, parameter: torch.Tensor) -> None:
-        self._lr = lr
+        self.lr = lr
         self._parameter = parameter
         self._squares = torch.zeros_like(parameter) if name == "adagrad" else None
 
@@ -328,14 +336,47 @@ class RowOptimizer:
 
     def update(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
         """Apply `gradient` [len(rows), dim] to `rows`."""
-        if self._squares is None:
-            step = gradient
-        else:
-            squares = self._squares.index_select(0, rows).add_(gradient * gradient)
-            self._squares.index_copy_(0, rows, squares)
-            step = gradient / squares.sqrt_().add_(_EPSILON)
         # By what takes rows alone: indexing by brackets, which takes anything, is slower by half.
-        self._parameter.index_copy_(0, rows, self._parameter.index_select(0, rows).sub_(self._lr * step))
+        held = [self._parameter, *self.tensors()]
+        taken = [each.index_select(0, rows) for each in held]
+        _step(taken, gradient, self.lr)
+        for each, changed in zip(held, taken, strict=True):
+            each.index_copy_(0, rows, changed)
+
+
+def _step(taken: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float) -> None:
+    """Change rows, and the optimizer's state of them, by a gradient of theirs."""
+    rows, *state = taken
+    if state:
+        (squares,) = state
+        squares.add_(gradient * gradient)
+        gradient = gradient / squares.sqrt().add_(_EPSILON)
+    rows.sub_(lr * gradient)
+
+
+def _summed(
+    flat: torch.Tensor, gradient: torch.Tensor, *, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the rows that are named, the place of each index among these, and the sum of each one's gradients."""
+    rows, places = torch.unique(flat, return_inverse=True)
+    total = like.new_zeros(len(rows), like.shape[-1])
+    # One row after another on the CPU, whatever the number of threads.
+    total.index_add_(0, places, gradient.reshape(len(flat), total.shape[1]).to(total.dtype))
+    return rows, places, total
+
+
+@torch.no_grad()
+def updated_rows(known: KnownRows, indices: torch.Tensor, gradient: torch.Tensor) -> KnownRows:
+    """Return what `EmbeddingTable.update` makes of rows that came by the same indices, by the same operators."""
+    flat = indices.reshape(-1).long()
+    _check_shape("rows", gradient, tuple(known.rows.shape))
+    rows, places, total = _summed(flat, gradient, like=known.rows)
+    named = torch.empty_like(rows).scatter_(0, places, torch.arange(len(flat)))  # any of those that name a row
+    taken = [each.reshape(len(flat), each.shape[-1]).index_select(0, named) for each in known.tensors]
+    (lr,) = known.settings
+    _step(taken, total, cast("float", lr))
+    changed, *state = (each.index_select(0, places).view(known.rows.shape) for each in taken)
+    return KnownRows(rows=changed, state=tuple(state), settings=known.settings, made_by=known.made_by)
 
 
 def place(

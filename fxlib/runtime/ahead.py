@@ -46,6 +46,9 @@ class Ahead(Protocol):
             pushes: these, as `fxlib.runtime.gradients.pushes` has them.
         """
 
+    def pushing(self) -> None:
+        """Do what can be done while pushes are under way; never raises."""
+
     @property
     def may_leave_pushes(self) -> bool:
         """Whether `push_gradients` may return before pushes were answered."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from fxlib.errors import FxlibError
@@ -59,13 +61,18 @@ def push_gradients(module: nn.Module) -> None:
         if leaves:
             aheads[0].left(PushesInFlight(pending, current_recording(), riders))
             return
-        push_all(pending, current_recording(), riders)
+        push_all(pending, current_recording(), riders, lambda: _while_pushing(aheads))
     except BaseException:
         for ahead in aheads:
             ahead.drop()
         raise
     for ahead in aheads:
         ahead.pushed()
+
+
+def _while_pushing(aheads: Sequence[Ahead]) -> None:
+    for ahead in aheads:
+        ahead.pushing()
 
 
 def drop_gradients(module: nn.Module) -> None:

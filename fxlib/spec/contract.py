@@ -36,10 +36,13 @@ class Contract:
     parts are taken side by side. `gradient`: the remote function that takes this one's gradient. `batchable`: many
     calls to one server may travel as one, through `fxlib.batch`, which the server then has to have installed.
     `batched_by`: the remote function that serves many of these calls at once, in place of that: called with a list of
-    (args, kwargs), it returns the list of their results. `returns`: the result's structure, a nest of tuples, lists and
-    dicts with `None` for each leaf, so that it can be unpacked while tracing; or, for `torch.export`, a function of the
-    same arguments that makes tensors of the result's shapes and dtypes, in that structure. In either, a flag, a text
-    and `Exactly(3)` stand for this very value: the forward may decide by it, and each run checks it.
+    (args, kwargs), it returns the list of their results. `with_state`: the remote function that reads the same rows by
+    the same arguments, and returns a `fxlib.batch.KnownRows`; `update`: the pure function that returns what a push
+    makes of such rows, with the same bits as the server: it is called with them, and with the arguments of the push.
+    `returns`: the result's structure, a nest of tuples, lists and dicts with `None` for each leaf, so that it can be
+    unpacked while tracing; or, for `torch.export`, a function of the same arguments that makes tensors of the result's
+    shapes and dtypes, in that structure. In either, a flag, a text and `Exactly(3)` stand for this very value: the
+    forward may decide by it, and each run checks it.
     """
 
     pure: bool = False
@@ -59,6 +62,8 @@ class Contract:
     gradient: str | None = None
     batchable: bool = False
     batched_by: str | None = None
+    with_state: str | None = None
+    update: str | None = None
     returns: object = None
     """Structure of the result, or a function that makes tensors like those in it, of the arguments of a call; `None`:
     a single leaf or unknown."""
@@ -82,20 +87,27 @@ class Contract:
                 raise ContractError(f"{option}= names an argument, and {argument!r} is no name")
             if place is not None and (argument is None or place < 0):
                 raise ContractError(f"{option}_at={place} is no place of an argument that {option}= names")
-        if self.keys is not None and not (self.reads or self.writes):
-            raise ContractError("keys= speaks of rows of a state, and none is declared", hint="Name it with reads=.")
-        if self.concurrent and (self.keys is None or not self.is_read):
-            raise ContractError("concurrent= speaks of reads by keys", hint="Name these with keys=, and write nothing.")
+        self._check_keys()
         if self.gradient is not None and self.structure is not None:
             raise ContractError(
                 "gradient= speaks of one tensor, and returns= declares several",
                 hint="Return one tensor, or drop gradient= and push by hand.",
             )
-        for name in (self.gradient, self.batched_by):
+        for name in (self.gradient, self.batched_by, self.with_state, self.update):
             if name is not None and ":" not in name and not name.startswith("."):
                 raise ContractError(
                     f"{name!r} does not name a remote function", hint='Write "package.module:function".'
                 )
+
+    def _check_keys(self) -> None:
+        if self.keys is not None and not (self.reads or self.writes):
+            raise ContractError("keys= speaks of rows of a state, and none is declared", hint="Name it with reads=.")
+        if self.concurrent and (self.keys is None or not self.is_read):
+            raise ContractError("concurrent= speaks of reads by keys", hint="Name these with keys=, and write nothing.")
+        if self.with_state is not None and (self.keys is None or not self.is_read):
+            raise ContractError("with_state= speaks of reads by keys", hint="Name these with keys=, and write nothing.")
+        if self.update is not None and (self.keys is None or not self.writes):
+            raise ContractError("update= speaks of writes by keys", hint="Name these with keys=.")
 
     @property
     def structure(self) -> object:
@@ -156,6 +168,8 @@ def remote(
     gradient: str | None = None,
     batchable: bool = True,
     batched_by: str | None = None,
+    with_state: str | None = None,
+    update: str | None = None,
     returns: object = None,
 ) -> Callable[[F], F]:
     """Declare the contract of a remote function where it is defined.
@@ -177,6 +191,8 @@ def remote(
         gradient=gradient,
         batchable=batchable,
         batched_by=batched_by,
+        with_state=with_state,
+        update=update,
         returns=returns,
     )
 

@@ -33,7 +33,7 @@ class BlobRef(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Contract(_message.Message):
-    __slots__ = ("pure", "reads", "writes", "commutes", "gradient", "batched_by", "returns", "batchable", "part", "part_at", "keys", "keys_at", "concurrent")
+    __slots__ = ("pure", "reads", "writes", "commutes", "gradient", "batched_by", "returns", "batchable", "part", "part_at", "keys", "keys_at", "concurrent", "with_state", "update")
     PURE_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,8 @@ class Contract(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     KEYS_AT_FIELD_NUMBER: _ClassVar[int]
     CONCURRENT_FIELD_NUMBER: _ClassVar[int]
+    WITH_STATE_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
     pure: bool
     reads: _containers.RepeatedScalarFieldContainer[str]
     writes: _containers.RepeatedScalarFieldContainer[str]
@@ -60,7 +62,9 @@ class Contract(_message.Message):
     keys: str
     keys_at: int
     concurrent: bool
-    def __init__(self, pure: _Optional[bool] = ..., reads: _Optional[_Iterable[str]] = ..., writes: _Optional[_Iterable[str]] = ..., commutes: _Optional[bool] = ..., gradient: _Optional[str] = ..., batched_by: _Optional[str] = ..., returns: _Optional[_Union[Value, _Mapping]] = ..., batchable: _Optional[bool] = ..., part: _Optional[str] = ..., part_at: _Optional[int] = ..., keys: _Optional[str] = ..., keys_at: _Optional[int] = ..., concurrent: _Optional[bool] = ...) -> None: ...
+    with_state: str
+    update: str
+    def __init__(self, pure: _Optional[bool] = ..., reads: _Optional[_Iterable[str]] = ..., writes: _Optional[_Iterable[str]] = ..., commutes: _Optional[bool] = ..., gradient: _Optional[str] = ..., batched_by: _Optional[str] = ..., returns: _Optional[_Union[Value, _Mapping]] = ..., batchable: _Optional[bool] = ..., part: _Optional[str] = ..., part_at: _Optional[int] = ..., keys: _Optional[str] = ..., keys_at: _Optional[int] = ..., concurrent: _Optional[bool] = ..., with_state: _Optional[str] = ..., update: _Optional[str] = ...) -> None: ...
 
 class Graph(_message.Message):
     __slots__ = ("format", "modules", "tensors", "storages", "targets", "contracts", "texts", "clients")

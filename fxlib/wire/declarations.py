@@ -44,6 +44,8 @@ def write_contract(contract: Contract) -> pb.Contract:
         keys=contract.keys or "",
         keys_at=contract.keys_at,
         concurrent=contract.concurrent,
+        with_state=contract.with_state or "",
+        update=contract.update or "",
     )
     if contract.structure is not None:  # a function that makes the result's like stays where it was declared
         ValueWriter().write(message.returns, mapped(contract.structure, lambda _: None))
@@ -52,7 +54,8 @@ def write_contract(contract: Contract) -> pb.Contract:
 
 def check_contract(message: pb.Contract, limits: Limits = DEFAULT) -> None:
     """Raise Fault unless the message is a contract that does not contradict itself."""
-    for text in (*message.reads, *message.writes, message.gradient, message.batched_by, message.part, message.keys):
+    named = (message.gradient, message.batched_by, message.with_state, message.update)
+    for text in (*message.reads, *message.writes, *named, message.part, message.keys):
         check_comment(text, limits)
     if message.HasField("returns"):
         check_value(message.returns, Place(limits=limits, kind="result"))
@@ -79,6 +82,8 @@ def read_contract(message: pb.Contract) -> Contract:
             gradient=message.gradient or None,
             batched_by=message.batched_by or None,
             batchable=message.batchable,
+            with_state=message.with_state or None,
+            update=message.update or None,
             returns=ValueReader().read(message.returns) if message.HasField("returns") else None,
         )
     except ContractError as error:

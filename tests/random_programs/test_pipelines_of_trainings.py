@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -16,7 +17,7 @@ from torch.fx import GraphModule
 import fxlib
 from fxlib import batch
 from fxlib.errors import FxlibWarning
-from fxlib.pipeline import request, unchanged, watch
+from fxlib.pipeline import by_keys, request, unchanged, updates, watch
 from fxlib.pipeline.by_keys import Rows
 from fxlib.pipeline.module_ahead import ModuleAhead
 from fxlib.recipes import recipes
@@ -27,7 +28,11 @@ from tests.shared.many import many
 
 pytestmark = pytest.mark.slow
 
-RARE = {"a changed tensor": 16}
+RARE = {
+    "a changed tensor": 16,
+    "updates of another push are missed": 49,
+    "pushes without an update change nothing": 15,
+}
 """Seeds of trainings that notice what few do, by what they notice: there they come first."""
 
 SEEDS = range(many(30))
@@ -60,16 +65,22 @@ def differences(training: Training, worlds: Callable[[int], AbstractContextManag
     return found
 
 
-def check(seed: int, *, by_keys: bool = False) -> None:
-    training = random_training(seed, loop=True, by_keys=by_keys)
+def check(seed: int, *, by_keys: bool = False, updated: bool = False) -> None:
+    training = random_training(seed, loop=True, by_keys=by_keys, updated=updated)
     found = differences(training, simulated)
     assert not found, f"seed {seed}: {found}\n{training.deviations} {training.in_the_loop}\n{training.module.code}"
 
 
-@pytest.mark.parametrize("by_keys, seeds", [(False, SEEDS), (True, SEEDS_BY_KEYS)], ids=["whole", "by keys"])
-def test_trainings_under_a_pipeline_do_what_the_trainings_do(by_keys: bool, seeds: Sequence[int]) -> None:
+@pytest.mark.parametrize(
+    "by_keys, updated, seeds",
+    [(False, False, SEEDS), (True, False, SEEDS_BY_KEYS), (True, True, SEEDS_BY_KEYS)],
+    ids=["whole", "by keys", "updated"],
+)
+def test_trainings_under_a_pipeline_do_what_the_trainings_do(
+    by_keys: bool, updated: bool, seeds: Sequence[int]
+) -> None:
     for seed in seeds:
-        check(seed, by_keys=by_keys)
+        check(seed, by_keys=by_keys, updated=updated)
 
 
 def deferred_differences(training: Training, worlds: Callable[[int], AbstractContextManager[World]]) -> list[str]:
@@ -88,10 +99,12 @@ def deferred_differences(training: Training, worlds: Callable[[int], AbstractCon
     return found
 
 
-@pytest.mark.parametrize("by_keys", [False, True], ids=["whole", "by keys"])
-def test_pushes_that_are_left_in_flight_end_where_they_did(by_keys: bool) -> None:
+@pytest.mark.parametrize(
+    "by_keys, updated", [(False, False), (True, False), (True, True)], ids=["whole", "by keys", "updated"]
+)
+def test_pushes_that_are_left_in_flight_end_where_they_did(by_keys: bool, updated: bool) -> None:
     for seed in range(many(10)):
-        training = random_training(seed, loop=True, by_keys=by_keys)
+        training = random_training(seed, loop=True, by_keys=by_keys, updated=updated)
         found = deferred_differences(training, simulated)
         assert not found, f"seed {seed}: {found}\n{training.deviations} {training.in_the_loop}"
 
@@ -174,6 +187,26 @@ def _rows_in_other_places() -> AbstractContextManager[object]:
     return mock.patch.object(Rows, "merged", turned)
 
 
+def _rows_are_not_updated() -> AbstractContextManager[object]:
+    return mock.patch.object(Rows, "updated", return_value=None)
+
+
+def _updates_of_another_push_are_missed() -> AbstractContextManager[object]:
+    return mock.patch.object(updates, "replaced", lambda known, *_: known)
+
+
+def _pushes_without_an_update_change_nothing() -> AbstractContextManager[object]:
+    stack = ExitStack()
+    stack.enter_context(mock.patch.object(updates.Updates, "_forget_what_others_change"))
+    stack.enter_context(mock.patch.object(updates.Updates, "cover", return_value=True))
+    return stack
+
+
+def _the_state_is_not_updated() -> AbstractContextManager[object]:
+    merge = updates.replaced
+    return mock.patch.object(by_keys, "replaced", lambda known, *rest: replace(merge(known, *rest), state=known.state))
+
+
 def _any_tensor_will_do() -> AbstractContextManager[object]:
     return mock.patch.object(unchanged.Noted, "is_still", return_value=True)
 
@@ -195,12 +228,18 @@ PLANTED_BY_KEYS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "rows in other places": _rows_in_other_places,
     "rows are read again in front of their push": _riders_before_the_pushes,
 }
+PLANTED_IN_UPDATES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "rows are not updated": _rows_are_not_updated,
+    "updates of another push are missed": _updates_of_another_push_are_missed,
+    "pushes without an update change nothing": _pushes_without_an_update_change_nothing,
+    "the state is not updated": _the_state_is_not_updated,
+}
 
 
-def _seeds_that_notice(bug: str, *, by_keys: bool = False) -> Iterator[int]:
+def _seeds_that_notice(bug: str, *, by_keys: bool = False, updated: bool = False) -> Iterator[int]:
     for seed in (RARE.get(bug, 0), *(SEEDS_BY_KEYS if by_keys else SEEDS)):
         try:
-            check(seed, by_keys=by_keys)
+            check(seed, by_keys=by_keys, updated=updated)
         except (AssertionError, RuntimeError):
             yield seed
 
@@ -217,18 +256,26 @@ def test_a_pipeline_by_keys_without_one_of_its_rules_is_caught(bug: str) -> None
         assert next(_seeds_that_notice(bug, by_keys=True), None) is not None
 
 
-def test_random_trainings_read_by_keys_and_read_changed_rows_again() -> None:
+@pytest.mark.parametrize("bug", PLANTED_IN_UPDATES)
+def test_a_pipeline_that_updates_rows_without_one_of_its_rules_is_caught(bug: str) -> None:
+    with PLANTED_IN_UPDATES[bug]():
+        assert next(_seeds_that_notice(bug, by_keys=True, updated=True), None) is not None
+
+
+def test_random_trainings_read_by_keys_and_read_changed_rows_again_or_update_them() -> None:
     """Else their sameness would say nothing."""
     with (
         mock.patch.object(Rows, "merged", autospec=True, side_effect=Rows.merged) as merged,
+        mock.patch.object(Rows, "updated", autospec=True, side_effect=Rows.updated) as updated,
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", FxlibWarning)
         taken: list[int] = []
-        for seed in range(20):
-            training = random_training(seed, loop=True, by_keys=True)
+        for seed in range(40):
+            training = random_training(seed, loop=True, by_keys=True, updated=seed >= 20)
             run(training, recipes.apply(training.module).module, simulated(0), pipelined(seed, taken))
     assert merged.call_count > 20
+    assert updated.call_count > 20
     assert sum(taken) > merged.call_count
 
 

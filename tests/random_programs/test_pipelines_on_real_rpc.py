@@ -23,8 +23,9 @@ def servers() -> Iterator[None]:
         yield
 
 
-def test_trainings_under_a_pipeline_do_what_the_trainings_do() -> None:
+@pytest.mark.parametrize("updated", [False, True], ids=["whole", "updated"])
+def test_trainings_under_a_pipeline_do_what_the_trainings_do(updated: bool) -> None:
     for seed in range(many(8)):
-        training = random_training(seed, loop=True)
+        training = random_training(seed, loop=True, by_keys=updated, updated=updated)
         found = differences(training, lambda _: fresh_servers())
         assert not found, f"seed {seed}: {found}\n{training.deviations} {training.in_the_loop}\n{training.module.code}"

@@ -72,7 +72,7 @@ def test_random_trainings_send_messages_fail_and_deviate() -> None:
 
 def _in_order_of_arrival() -> AbstractContextManager[object]:
     together = pushes._push_side_by_side
-    return mock.patch.object(pushes, "_push_side_by_side", lambda found, recording: together(found[::-1], recording))
+    return mock.patch.object(pushes, "_push_side_by_side", lambda found, *rest: together(found[::-1], *rest))
 
 
 def _unchained() -> AbstractContextManager[object]:

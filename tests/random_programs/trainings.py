@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,7 @@ from torch.distributed import rpc
 from torch.fx import Graph, GraphModule, Node
 
 import fxlib
+from fxlib import batch
 from fxlib.errors import FxlibError
 from fxlib.runtime import CapturedModule, functions, ops
 from fxlib.runtime.gradients.tape import Tape
@@ -165,10 +166,59 @@ def push_and_decay(table: str, keys: torch.Tensor, gradient: torch.Tensor) -> No
     push_rows(table, keys, gradient)
 
 
+@fxlib.remote(
+    reads="keyed",
+    part="table",
+    keys="keys",
+    concurrent=True,
+    gradient=f"{HERE}:push_momentum",
+    with_state=f"{HERE}:look_up_known",
+)
+def look_up_momentum(table: str, keys: torch.Tensor) -> torch.Tensor:
+    return _rows(table)[keys]
+
+
+@fxlib.remote(reads="keyed", part="table", keys="keys", concurrent=True)
+def look_up_known(table: str, keys: torch.Tensor) -> batch.KnownRows:
+    return batch.KnownRows(rows=_rows(table)[keys], state=(_momentum(table)[keys],))
+
+
+@fxlib.remote(writes="keyed", part="table", keys="keys", update=f"{HERE}:moved")
+def push_momentum(table: str, keys: torch.Tensor, gradient: torch.Tensor) -> None:
+    named, places = keys.remainder(KEYED_ROWS).unique(return_inverse=True)
+    rows, momentum = _rows(table).clone(), _momentum(table).clone()
+    rows[named], momentum[named] = _moved(rows[named], momentum[named], places, gradient, MOMENTUM)
+    simulation._state()[table], simulation._state()[f"momentum of {table}"] = rows, momentum
+
+
+@fxlib.remote(pure=True)
+def moved(known: batch.KnownRows, table: str, keys: torch.Tensor, gradient: torch.Tensor) -> batch.KnownRows:
+    named, places = keys.unique(return_inverse=True)
+    first = torch.stack([(keys == key).nonzero()[0, 0] for key in named]) if len(named) else named
+    (momentum,) = known.state
+    rows, momentum = _moved(known.rows[first], momentum[first], places, gradient, MOMENTUM)
+    return replace(known, rows=rows[places], state=(momentum[places],))
+
+
+MOMENTUM = 0.75
+
+
+def _momentum(table: str) -> torch.Tensor:
+    return simulation._state().get(f"momentum of {table}", torch.zeros(KEYED_ROWS, 4))
+
+
+def _moved(
+    rows: torch.Tensor, momentum: torch.Tensor, places: torch.Tensor, gradient: torch.Tensor, factor: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    momentum = (momentum * factor).index_add(0, places, gradient)
+    return rows - momentum * 0.5, momentum
+
+
 def forget_rows() -> None:
     """Put the rows of a real server back to the first ones."""
     for row in ("first", "second", "users", "items"):
         simulation._OWN.pop(row, None)
+        simulation._OWN.pop(f"momentum of {row}", None)
 
 
 LOOK_UPS = (look_up_table, look_up_table, look_up_count, look_up_both, look_up_row, look_up_row, look_up_row)
@@ -238,7 +288,9 @@ class Training:
         return torch.randn(2, 4), SERVERS[step % 2]
 
 
-def random_training(seed: int, *, rare: bool = True, loop: bool = False, by_keys: bool = False) -> Training:
+def random_training(
+    seed: int, *, rare: bool = True, loop: bool = False, by_keys: bool = False, updated: bool = False
+) -> Training:
     """Make the training that belongs to a seed.
 
     Args:
@@ -246,6 +298,7 @@ def random_training(seed: int, *, rare: bool = True, loop: bool = False, by_keys
         rare: some pushes may fail, or declare nothing.
         loop: most lookups need the batch alone, some fail, and the loop has ways of its own.
         by_keys: most lookups are by keys, of which few or many come again in the next step.
+        updated: most of these come with their state, and their pushes say how they update it.
     """
     rng = random.Random(seed)
     found = rng.random()
@@ -257,7 +310,7 @@ def random_training(seed: int, *, rare: bool = True, loop: bool = False, by_keys
     elif found < 0.6:
         deviations = {step: rng.choice(DEVIATIONS) for step in range(6) if rng.random() < 0.5}
     return Training(
-        module=CapturedModule(Root(rng), _graph(rng, rare=rare, loop=loop, by_keys=by_keys)),
+        module=CapturedModule(Root(rng), _graph(rng, rare=rare, loop=loop, by_keys=by_keys, updated=updated)),
         seed=seed,
         by_keys=by_keys,
         steps=6,
@@ -267,14 +320,16 @@ def random_training(seed: int, *, rare: bool = True, loop: bool = False, by_keys
     )
 
 
-def _graph(rng: random.Random, *, rare: bool, loop: bool, by_keys: bool = False) -> Graph:
+def _graph(rng: random.Random, *, rare: bool, loop: bool, by_keys: bool = False, updated: bool = False) -> Graph:
     graph = Graph()
     x, to = graph.placeholder("x"), graph.placeholder("to")
     values, gathered = [graph.call_function(torch.mul, (graph.get_attr("weight"), x))], []
     spread, decays = rng.choice((2, 30, 200, KEYED_ROWS)), rng.random() < 0.1
+    if updated:
+        spread = min(spread, 30)
     for index in range(rng.randrange(2, 7)):
         if by_keys and rng.random() < 0.8:
-            gathered.append(_look_up_by_keys(graph, rng, (x, to), index, spread, decays=decays))
+            gathered.append(_look_up_by_keys(graph, rng, (x, to), index, spread, decays=decays, updated=updated))
             values.append(_work(graph, rng, gathered[-1], rng.choice(values)))
             continue
         function = rng.choice(RARE) if rare and rng.random() < 0.08 else rng.choice(LOOK_UPS)
@@ -315,11 +370,12 @@ def _look_up(
 
 
 def _look_up_by_keys(
-    graph: Graph, rng: random.Random, given: tuple[Node, Node], index: int, spread: int, *, decays: bool
+    graph: Graph, rng: random.Random, given: tuple[Node, Node], index: int, spread: int, *, decays: bool, updated: bool
 ) -> Node:
     value, dynamic = given
     to = rng.choice((*SERVERS, *SERVERS, *SERVERS, dynamic))
     function = rng.choice((look_up_rows, look_up_rows, look_up_rows, look_up_rows_or_fail, look_up_bags))
+    function = look_up_momentum if updated and rng.random() < 0.95 else function
     function = look_up_decayed if decays and rng.random() < 0.3 else function
     drawn = graph.call_function(torch.mul, (graph.call_function(torch.abs, (value,)), rng.choice((50, 977))))
     keys = graph.call_function(torch.remainder, (graph.call_method("long", (drawn,)), spread))
@@ -331,7 +387,8 @@ def _look_up_by_keys(
     assert contract is not None
     call = graph.call_function(ops.remote_call, (to, functions.name_of(function), args, {}, None))
     call.meta["contract"] = contract
-    return graph.call_function(ops.track_gradient, (call, to, contract.gradient, args, {}, None, index))
+    tracked = graph.call_function(ops.track_gradient, (call, to, contract.gradient, args, {}, None, index))
+    return graph.call_method("mul_", (tracked, 0.5)) if updated and rng.random() < 0.2 else tracked
 
 
 def _work(graph: Graph, rng: random.Random, one: Node, other: Node) -> Node:

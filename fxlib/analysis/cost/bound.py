@@ -16,8 +16,8 @@ the program, its calls sent singly or coalesced:
 
 In a loop under `fxlib.pipeline`, servers and links work beside the trainer, so their terms are what they do for one
 step, and no more. What is left of the critical path is the chain of *conflicts*: a read of rows that a push changes
-comes after that push, which comes after backward; and a read that runs ahead leaves no more steps before its own than
-the pipeline is deep.
+comes after that push, unless the trainer can make the push's update itself, and the push comes after backward; and a
+read that runs ahead leaves no more steps before its own than the pipeline is deep.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class _PipelinedTerms(_Terms):
         loop: Loop,
     ) -> None:
         super().__init__(dependencies, costs)
-        self._ahead, self._depth, self._conflicts = ahead, loop.depth, loop.conflicts
+        self._ahead, self._depth, self._loop = ahead, loop.depth, loop
         self._step_s = math.inf
         """The length of the steps that a read has before its own."""
         behind = (costs.messages[node] for node, each in ahead.items() if each.way is not Way.NOTHING_WRITTEN)
@@ -352,7 +352,7 @@ class _PipelinedTerms(_Terms):
 
     def _left_s(self, call: CallCost, way: Way | None) -> float:
         """Return how long after the last push a read is answered: behind that, it is made of what this changes."""
-        share = 0.0 if way is Way.NOTHING_WRITTEN else self._conflicts.get(call.call, 1.0)
+        share = 0.0 if way is Way.NOTHING_WRITTEN else self._loop.changed(call.call, call.contract)
         again_s = share * min(self._added_s(call), call.service_s)
         return max(call.service_s - self._depth * self._step_s, again_s, 0.0)
 

@@ -75,6 +75,10 @@ class Loop:
     several_trainers: bool = False
     """Whether other trainers push, too: reads of what pushes write stay in their step then."""
 
+    def changed(self, call: str, contract: Contract | None) -> float:
+        """Return the share of a call's rows that are read again: none where the trainer updates them itself."""
+        return 0.0 if contract is not None and contract.with_state is not None else self.conflicts.get(call, 1.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCost:

@@ -90,7 +90,7 @@ class _Steps(Step):
     ) -> None:
         super().__init__(costs)
         self._order, self._ahead, self._way = order, ahead, way
-        self._depth, self._conflicts = min(loop.depth, _MOST_DEPTH), loop.conflicts
+        self._depth, self._loop = min(loop.depth, _MOST_DEPTH), loop
         self._to_come: deque[list[_Read]] = deque()
         """The reads for each of the next steps."""
         self._taken: dict[Node, _Read] = {}
@@ -163,7 +163,7 @@ class _Steps(Step):
                 self.now_s += _KEYS_S * len(message.calls)
                 if not all(each is not None and each.concurrent for each in call.contracts):
                     self._arrived(read.trips)
-                shares = ((each, self._conflicts.get(each.call, 1.0)) for each in message.calls)
+                shares = ((each, self._loop.changed(each.call, each.contract)) for each in message.calls)
                 changed = tuple(_part_of(each, share) for each, share in shares if share)
                 if not changed:
                     continue

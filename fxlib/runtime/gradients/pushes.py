@@ -84,7 +84,16 @@ def _resolved(gradient: str) -> tuple[Callable[..., Any] | None, Contract | None
     return function, contract_of(function)
 
 
-def push_all(pushes: Sequence[Push], recording: Recording | None, riders: Sequence[Rider] = ()) -> None:
+def _nothing() -> None:
+    pass
+
+
+def push_all(
+    pushes: Sequence[Push],
+    recording: Recording | None,
+    riders: Sequence[Rider] = (),
+    meanwhile: Callable[[], None] = _nothing,
+) -> None:
     """Make pushes, and return when all have been answered.
 
     Args:
@@ -92,6 +101,7 @@ def push_all(pushes: Sequence[Push], recording: Recording | None, riders: Sequen
         recording: the recording of the step, if there is one.
         riders: reads that may travel behind the last pushes, one at most for each server. Those that cannot are told
             of no outcome.
+        meanwhile: is called once the last messages were sent, if not all have been answered by then.
 
     Raises:
         Exception: what the first failing push in program order raises. On its server and part, none is made behind it;
@@ -104,7 +114,7 @@ def push_all(pushes: Sequence[Push], recording: Recording | None, riders: Sequen
         group = list(each)
         left -= len(group)
         if travels:
-            _push_side_by_side(group, recording, () if left else riders)
+            _push_side_by_side(group, recording, () if left else riders, _nothing if left else meanwhile)
         else:
             for push in group:
                 _push(push, recording)
@@ -116,9 +126,17 @@ def _push(push: Push, recording: Recording | None) -> None:
         operators.remote_call(call.to, call.gradient, push.arguments, call.kwargs, call.timeout_s)
 
 
-def _push_side_by_side(pushes: Sequence[Push], recording: Recording | None, riders: Sequence[Rider] = ()) -> None:
+def _push_side_by_side(
+    pushes: Sequence[Push],
+    recording: Recording | None,
+    riders: Sequence[Rider] = (),
+    meanwhile: Callable[[], None] = _nothing,
+) -> None:
     with nullcontext() if recording is None else recording.span("push"), uninterrupted():
-        outcomes = _Round(pushes, recording, riders).outcomes()
+        round_ = _Round(pushes, recording, riders)
+        round_.begin()
+        meanwhile()
+        outcomes = round_.outcomes()
     _raise_first(pushes, outcomes)
 
 

@@ -141,7 +141,17 @@ def of_method_called(
     if own is None or (found is None and own is helpers):
         return own
     # What it says of the method's arguments is not so of those that the helper is given.
-    return replace(own, part=None, part_at=None, keys=None, keys_at=None, concurrent=False, batched_by=None)
+    return replace(
+        own,
+        part=None,
+        part_at=None,
+        keys=None,
+        keys_at=None,
+        concurrent=False,
+        batched_by=None,
+        with_state=None,
+        update=None,
+    )
 
 
 def contracts_in(graph: Graph) -> dict[str, Contract]:

@@ -23,6 +23,8 @@ import torch
 from torch.distributed import rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
+from fxlib.batch.known_rows import KnownRows
+
 NO_LIMIT = 0.0
 """What `torch.distributed.rpc` takes for "no timeout"."""
 
@@ -95,9 +97,11 @@ class FlowControl:
 
 
 def tensor_bytes(value: object) -> int:
-    """Return the bytes of all tensors in a nest of tuples, lists and dicts."""
+    """Return the bytes of all tensors in a nest of tuples, lists and dicts, and in rows that came with their state."""
     if isinstance(value, torch.Tensor):
         return value.nbytes if value.layout not in _SPARSE else _sparse_bytes(value)
+    if isinstance(value, KnownRows):
+        return tensor_bytes(value.tensors)
     if isinstance(value, (tuple, list)):
         return sum(map(tensor_bytes, value))
     return sum(map(tensor_bytes, value.values())) if isinstance(value, Mapping) else 0

@@ -64,15 +64,17 @@ def test_a_read_of_what_nobody_writes_has_a_step_and_the_wait_in_its_own_to_come
         assert found.step_s == found.by_way[Way.NOTHING_WRITTEN]
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_read_of_what_a_push_writes_travels_with_it_or_ahead_by_keys(share: float) -> None:
-    module = recipes.apply(one_lookup(of_ps(ps.lookup), pushes=True)).module
-    found = predict_pipelined(module, pushing(4, 2, 9), Loop(depth=1, conflicts={"a": share}))
+@pytest.mark.parametrize("share, with_state", [(0.0, None), (1.0, None), (0.0, f"{ps.__name__}:lookup_with_state")])
+def test_a_read_of_what_a_push_writes_travels_with_it_or_ahead_by_keys(share: float, with_state: str | None) -> None:
+    contract = replace(of_ps(ps.lookup), with_state=with_state)
+    module = recipes.apply(one_lookup(contract, pushes=True)).module
+    conflicts = {"a": 1.0 if with_state else share}  # what the trainer updates itself is not read again
+    found = predict_pipelined(module, pushing(4, 2, 9), Loop(depth=1, conflicts=conflicts))
     assert found.by_way[None] == pytest.approx((4 + 9 + 2) * MS, rel=0.01)
     assert found.by_way[Way.BEHIND_PUSH] == pytest.approx((9 + 2 + 4) * MS, abs=COSTS)  # the server's work in turn
     assert found.by_way[Way.BY_KEYS] == pytest.approx((9 + 2 + 4 * share) * MS, abs=2 * COSTS)
     assert set(found.by_way) == {None, Way.BEHIND_PUSH, Way.BY_KEYS}
-    limit = bound_pipelined(module, pushing(4, 2, 9), Loop(depth=1, conflicts={"a": share}))
+    limit = bound_pipelined(module, pushing(4, 2, 9), Loop(depth=1, conflicts=conflicts))
     assert limit.limiting == "conflicts"
     assert limit.step_s == pytest.approx((9 + 2 + 4 * share) * MS)
 
