@@ -31,9 +31,8 @@ class DictEntries:
     """Entries of dicts, and the object that each is held to: `Mark.ABSENT` where there was none.
 
     Each dict has a version, which every write to it replaces. A check compares the versions of all dicts with those of
-    the last check that held, and entries of the other dicts alone. So a check reads one number for each dict, where
-    entries take several reads each, which are slow after a wait: other programs have had the processor's caches since.
-    A dict that is written to again and again is compared by its entries at once.
+    the last check that held, and where one is another, all entries. A dict that is written to again and again is
+    compared by its entries at once.
     """
 
     def __init__(self) -> None:
