@@ -8,8 +8,10 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -19,13 +21,23 @@ from tests.deploy.image_steps import SOURCES
 DOCKER = SOURCES / "deploy" / "docker"
 
 
+OVERLAY = """
+mount -t tmpfs probe $0 && mkdir $0/upper $0/work $0/root
+mount -t overlay overlay -o lowerdir=/,upperdir=$0/upper,workdir=$0/work $0/root && chroot $0/root true
+"""
+
+
+@cache
 def _unavailable() -> str:
     """Why no steps can be taken here, in words; empty if they can."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         return "the steps of an image take root, and `unshare`"
     if find_spec("hatchling") is None:
         return "hatchling is not installed (make install)"
-    return "" if "overlay" in Path("/proc/filesystems").read_text() else "this kernel has no overlays"
+    with TemporaryDirectory() as folder:
+        probe = ["unshare", "--mount", "sh", "-c", OVERLAY, folder]
+        probed = subprocess.run(probe, capture_output=True, text=True, check=False)
+    return f"no overlay can be mounted here: {probed.stderr}" if probed.returncode else ""
 
 
 pytestmark = [
