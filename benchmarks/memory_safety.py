@@ -4,8 +4,9 @@ Arms: `tried` (stayed inside of its tensors), `ruled` (under a rule for its argu
 overloads of torch.ops and functions and methods of torch counted each. The `calls` of the arm `table` were made to tell
 them apart. Those that may travel are then called `again`, with fewer calls of each: `signals` are calls that ended
 their process or wrote beside their tensors. Quick runs leave that out.
-Case `{model}`: the `operators` of its graph, as torch.export makes it and as decomposed to core ATen, each counted
-once, and the `share` of them that may travel; `torch.nn` is all its modules together.
+Case `{models}`: the `operators` of the graphs of all models of the tests' zoo that are of this family, or of all
+modules of `torch.nn`, as torch.export makes the graphs and as decomposed to core ATen, each operator counted once; and
+the `share` of them that may travel. Quick runs have the lightest models alone.
 `python -m benchmarks.out_of_bounds` makes the table anew.
 """
 
@@ -50,7 +51,7 @@ def measure(quick: bool) -> Sequence[Row]:
     for name, found in graphs(quick):
         share = sum(operator_name(each) is not None for each in found) / len(found)
         rows += [
-            row(benchmark="memory_safety", case={"model": name}, arm="graph", metric=metric, unit="", samples=[value])
+            row(benchmark="memory_safety", case={"models": name}, arm="graphs", metric=metric, unit="", samples=[value])
             for metric, value in (("operators", float(len(found))), ("share", share))
         ]
     return rows
@@ -77,9 +78,10 @@ def again(trials: Sequence[Trial]) -> list[tuple[str, str, int]]:
 
 
 def graphs(quick: bool) -> Iterator[tuple[str, frozenset[OpOverload]]]:
-    """Yield the operators of whole models, and in long runs those of all modules of torch.nn together."""
-    for name in zoo.models(heavy=False)[: 2 if quick else None]:
-        yield name, operators(*zoo.build(name))
+    """Yield the operators of the zoo's models, family by family, and those of the modules of torch.nn."""
+    for family in ("convolutional", "transformer"):
+        names = zoo.models(family=family, heavy=not quick)
+        yield family, frozenset().union(*(operators(*zoo.build(name, small=True)) for name in names))
     if not quick:
         of_modules = [operators(make(), inputs) for name, (make, inputs) in CASES.items() if name not in _NOT_EXPORTED]
         yield "torch.nn", frozenset().union(*of_modules)
@@ -87,6 +89,9 @@ def graphs(quick: bool) -> Iterator[tuple[str, frozenset[OpOverload]]]:
 
 def operators(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> frozenset[OpOverload]:
     """Return the operators of a model's graph, as exported and as decomposed where torch can."""
+    for each in model.modules():
+        if (config := getattr(each, "config", None)) is not None:
+            config.use_cache = False  # a cache is no output that torch.export knows
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exported = torch.export.export(model, inputs, strict=False)

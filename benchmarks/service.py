@@ -67,7 +67,11 @@ ROLES: Final = {
     "flooding-worker": 'role = "worker"',
     "operator": 'role = "operator"',
 }
-OWN_CHANNEL: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
+OWN_CHANNEL: Final = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),  # an answer of 6 MiB may be in the cache when the next flood asks
+)
 WORKER: Final = jobs_pb2.WorkerInfo(worker_id="w", torch_version=TORCH, hardware="cpu", fxlib_version="0.1.0")
 
 
