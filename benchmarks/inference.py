@@ -1,19 +1,21 @@
 """Forwards per second of networks that nobody here wrote, and how far results are from the exact ones.
 
 Arms, each in a process of its own, their short blocks in random order, round by round: `eager`; `stock_fuse`, which is
-torch's own torch.fx.experimental.optimization.fuse; `openvino` and `onnxruntime`, given the whole model; `inference`:
-the recipe, or the variant of it that a short choice before the run finds faster, as a worker does; `int8`: the same of
-that recipe, calibrated on the very inputs, without a bound; `auto`: the same of that recipe with OpenVINO and ONNX
-Runtime, the model itself among them, within 0.05 of its results; `auto_rounding`: within 0.0001, where int8 has no
-place; `compile` and `compile_freezing`: torch.compile with its defaults, and with weights compiled in, where that does
-not take too long (Inductor keeps what an earlier run has compiled). `--quick` leaves out what is slow to get ready: the
-last four, and `onnxruntime`. An arm that does not run has a row `left_out`, whose unit is the reason.
+torch's own torch.fx.experimental.optimization.fuse; `stock_int8`, its quantize_fx, calibrated on the very inputs;
+`openvino` and `onnxruntime`, given the whole model; `inference`: the recipe, or the variant of it that a short choice
+before the run finds faster, as a worker does; `int8`: the same of that recipe, calibrated on the very inputs, without a
+bound; `auto`: the same of that recipe with OpenVINO and ONNX Runtime, the model itself among them, within 0.05 of its
+results; `auto_rounding`: within 0.0001, where int8 has no place; `compile` and `compile_freezing`: torch.compile with
+its defaults, and with weights compiled in, where that does not take too long (Inductor keeps what an earlier run has
+compiled). `--quick` leaves out what is slow to get ready: the last four, and `onnxruntime`. An arm that does not run
+has a row `left_out`, whose unit is the reason.
 Metrics: `qps`, samples per second (batches times their size); `max_relative_error` of the output (see `utils.compare`)
 beside the model in float64, so that `eager` has one, too; `ready_s`, seconds from the model to the first output;
 `peak_mib` of the arm's process; and `ratio` of the medians of qps, with the interval of a bootstrap over rounds: `best`
 is the fastest arm within the bound of `auto`. Models: pytorchcv's, at 224 by 224 pixels; DeepRecommender's autoencoder
-(17,768 items); and transformers' BertModel with four layers of 256, on 128 tokens; all with random weights and
-statistics of norms. On a machine with a GPU the same rows are there for `device` cuda; `gpus` tells how many there are.
+(17,768 items); transformers' BertModel with four layers of 256, on 128 tokens, and one step of its LlamaModel of the
+same size, behind 127 tokens; and the renderer of LearningToPaint; all with random weights and statistics of norms. On a
+machine with a GPU the same rows are there for `device` cuda; `gpus` tells how many there are.
 """
 
 from __future__ import annotations
@@ -36,10 +38,14 @@ import numpy as np
 import torch
 from pytorchcv.model_provider import get_model
 from torch import nn
+from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
 from torch.fx.experimental.optimization import fuse
 from torch.nn import functional
+from transformers.cache_utils import DynamicCache
 from transformers.models.bert.configuration_bert import BertConfig
 from transformers.models.bert.modeling_bert import BertModel
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaModel
 
 import fxlib
 from benchmarks.report import RESAMPLES, Case, Row, main, row
@@ -105,7 +111,62 @@ class Encoder(nn.Module):
         return found
 
 
-_OTHERS: Final[Mapping[str, Callable[[], nn.Module]]] = {"deep_recommender": DeepRecommender, "bert": Encoder}
+class DecoderStep(nn.Module):
+    """One step of a small Llama: the next token of each text, of which 127 are in the cache of keys and values."""
+
+    _LAYERS: Final = 4
+    _HEADS: Final = 4
+    _PAST: Final = 127
+
+    def __init__(self) -> None:
+        super().__init__()
+        heads = {"num_attention_heads": self._HEADS, "num_key_value_heads": self._HEADS}
+        sizes = {"hidden_size": 256, "num_hidden_layers": self._LAYERS, "intermediate_size": 1024}
+        self.llama = LlamaModel(LlamaConfig(**sizes, **heads))
+        self.register_buffer("past", torch.randn(self._LAYERS, 2, 1, self._HEADS, self._PAST, 256 // self._HEADS))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Of shape (batch, 1), to (batch, 1, 256)."""
+        past = self.past.expand(-1, -1, tokens.shape[0], -1, -1, -1)
+        cache = DynamicCache()
+        for layer in range(self._LAYERS):
+            cache.update(past[layer, 0], past[layer, 1], layer)
+        found: torch.Tensor = self.llama(tokens, past_key_values=cache).last_hidden_state
+        return found
+
+
+class Painter(nn.Module):
+    """The neural renderer of LearningToPaint: from the ten numbers of a stroke to its picture.
+
+    Source: Z. Huang, W. Heng and S. Zhou, "Learning to Paint with Model-based Deep Reinforcement Learning" (ICCV 2019).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = itertools.pairwise((10, 512, 1024, 2048, 4096))
+        self.dense = nn.ModuleList(nn.Linear(of, to) for of, to in sizes)
+        channels = ((16, 32), (32, 32), (8, 16), (16, 16), (4, 8), (8, 4))
+        self.convolutions = nn.ModuleList(nn.Conv2d(of, to, 3, padding=1) for of, to in channels)
+        self.shuffle = nn.PixelShuffle(2)
+
+    def forward(self, strokes: torch.Tensor) -> torch.Tensor:
+        """Of shape (batch, 10), to (batch, 128, 128)."""
+        x = strokes
+        for dense in self.dense:
+            x = functional.relu(dense(x))
+        x = x.view(-1, 16, 16, 16)
+        for first, second in zip(self.convolutions[::2], self.convolutions[1::2], strict=True):
+            x = self.shuffle(second(functional.relu(first(x))))
+        return 1 - torch.sigmoid(x).view(-1, 128, 128)
+
+
+_OTHERS: Final[Mapping[str, Callable[[], nn.Module]]] = {
+    "deep_recommender": DeepRecommender,
+    "bert": Encoder,
+    "llama_step": DecoderStep,
+    "painter": Painter,
+}
+_TOKENS: Final = {"bert": 128, "llama_step": 1}
 
 
 def model_of(name: str, device: str) -> nn.Module:
@@ -119,10 +180,12 @@ def model_of(name: str, device: str) -> nn.Module:
 
 
 def inputs_of(name: str, batch: int, device: str) -> torch.Tensor:
-    """Return the same inputs in every process: images, ratings of one item in a hundred, or tokens."""
+    """Return the same inputs in every process: images, ratings of one item in a hundred, tokens, or strokes."""
     generator = torch.Generator().manual_seed(1)
-    if name == "bert":
-        return torch.randint(5, 30_000, (batch, 128), generator=generator).to(device)
+    if name in _TOKENS:
+        return torch.randint(5, 30_000, (batch, _TOKENS[name]), generator=generator).to(device)
+    if name == "painter":
+        return torch.rand(batch, 10, generator=generator).to(device)
     if name == "deep_recommender":
         shape = (batch, DeepRecommender._SIZES[0])
         rated = torch.rand(shape, generator=generator) < 0.01
@@ -153,6 +216,14 @@ def ours(recipe: str, bound: float | None, model: nn.Module, x: torch.Tensor) ->
     return made[min(range(len(made)), key=lambda index: median(taken_s[index]))]
 
 
+def stock_int8(model: nn.Module, x: torch.Tensor) -> Forward:
+    """Return a model as torch's own FX quantization has it, static and calibrated on the very inputs."""
+    prepared = quantize_fx.prepare_fx(model, get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    quantized: Forward = quantize_fx.convert_fx(prepared)
+    return quantized
+
+
 def whole(backend: str, model: nn.Module, x: torch.Tensor) -> Forward:
     """Return a model as a backend computes it, without a graph of ours.
 
@@ -177,6 +248,7 @@ ARMS: Mapping[str, Callable[[nn.Module, torch.Tensor], Forward]] = {
     "stock_fuse": lambda model, _: fuse(model),
     "openvino": partial(whole, "openvino"),
     "onnxruntime": partial(whole, "onnxruntime"),
+    "stock_int8": stock_int8,
     "inference": partial(ours, "inference", None),
     "int8": partial(ours, "int8", None),
     "auto": partial(ours, "auto", _BOUND),
@@ -298,7 +370,7 @@ def _serve(connection: Connection, arm: str, name: str, threads: int, device: st
 
 CONVNETS: Final = ("resnet50", "mobilenetv2_w1", "densenet121", "efficientnet_b0", "resnext50_32x4d")
 MODELS: Final = (*CONVNETS, *_OTHERS)
-BATCHES: Final = {"deep_recommender": (1, 32, 256), "bert": (1, 8)}
+BATCHES: Final = {"deep_recommender": (1, 32, 256), "painter": (1, 64)}
 IMAGES: Final = (1, 8)
 THREADS: Final = (2, 1)
 ROUNDS: Final = 30
