@@ -117,6 +117,8 @@ class DecoderStep(nn.Module):
     _LAYERS: Final = 4
     _HEADS: Final = 4
     _PAST: Final = 127
+    past: torch.Tensor
+    """Keys and values, [layers, 2, 1, heads, tokens, size of a head]."""
 
     def __init__(self) -> None:
         super().__init__()
