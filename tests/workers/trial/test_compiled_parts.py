@@ -61,8 +61,9 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(backends.BACKENDS, "inductor", Uneven())
 
 
-def lowered() -> CapturedModule:
-    found = Recipe(name="lowered", passes=(Lower(backend="inductor"),)).run(fxlib.capture(Three())).module
+def lowered(model: nn.Module | None = None) -> CapturedModule:
+    graph = fxlib.capture(model or Three())
+    found = Recipe(name="lowered", passes=(Lower(backend="inductor"),)).run(graph).module
     assert isinstance(found, CapturedModule)
     return found
 
@@ -103,6 +104,24 @@ def test_where_gradients_are_recorded_a_part_is_timed_with_its_backward() -> Non
         parts = time_parts(module, lambda: module(x), limit_s=60.0)
     assert [each.plain_s is not None for each in parts] == [True, True, False]
     assert x.grad is None
+
+
+class Shared(nn.Module):
+    """Two parts over one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x * self.weight).exp().sin()
+        return (F.dropout(x) * self.weight).exp().cos()
+
+
+def test_a_backward_of_a_part_does_not_go_on_into_the_part_before_it() -> None:
+    module, x = lowered(Shared()), torch.rand(10)
+    parts = time_parts(module, lambda: module(x).sum().backward(), limit_s=60.0)
+    assert [each.plain_s is not None for each in parts] == [True, True]
 
 
 def test_a_compiler_that_takes_too_long_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
