@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock, get_ident
 
-from torch import distributed
-
 from fxlib.pipeline.request import Request
 from fxlib.pipeline.watch import WATCH
 from fxlib.runtime.gradients.pushes import PushesInFlight
@@ -57,6 +55,11 @@ class LeavesPushes(ABC):
     def _step_pushed(self) -> None:
         """Note that the pushes of a step were made."""
 
+    @property
+    @abstractmethod
+    def _several_trainers(self) -> bool:
+        """Whether other processes write to the servers, too, in an order that this one does not see."""
+
     @abstractmethod
     def _waiting(self) -> Iterable[Request]:
         """Return all requests that no forward has taken."""
@@ -64,7 +67,7 @@ class LeavesPushes(ABC):
     @property
     def may_leave_pushes(self) -> bool:
         """Whether `push_gradients` may return before pushes were answered; other trainers' are ordered with them."""
-        return self._leaving > 0 and not several_trainers()
+        return self._leaving > 0 and not self._several_trainers
 
     def left(self, pushes: PushesInFlight) -> None:
         """Note that the pushes of a step were sent, and will be waited for by `settle_pushes`."""
@@ -114,8 +117,3 @@ class LeavesPushes(ABC):
             yield
         finally:
             self._making = None
-
-
-def several_trainers() -> bool:
-    """Whether this process trains together with others, whose pushes are ordered with its own."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

@@ -114,6 +114,7 @@ def pipeline(
     memory_bytes: int | None = None,
     ahead: bool = False,
     defer_pushes: bool = False,
+    trainers: int | None = None,
 ) -> Pipeline[B]:
     """Yield a loader's batches, and make the declared reads of the next ones while the loop works on this one.
 
@@ -135,12 +136,21 @@ def pipeline(
         defer_pushes: `push_gradients` returns before the servers have answered. They have before the next forward's
             first result, any other remote call of this process, `state_dict` of the module or the pipeline, the next
             `push_gradients`, and the end of the loop: there a failed push is raised, with a note that names its step.
+        trainers: number of processes that write to the servers. With several, reads of what pushes write stay in their
+            step. By default the ranks of the process group count, and RPC workers that the module does not call.
 
     Raises:
-        FxlibError: `depth` is less than 1, or `module` is no module.
+        FxlibError: `depth` or `trainers` is less than 1, or `module` is no module.
     """
     return Pipeline(
-        loader, module, inputs=inputs, depth=depth, memory_bytes=memory_bytes, ahead=ahead, defer_pushes=defer_pushes
+        loader,
+        module,
+        inputs=inputs,
+        depth=depth,
+        memory_bytes=memory_bytes,
+        ahead=ahead,
+        defer_pushes=defer_pushes,
+        trainers=trainers,
     )
 
 
@@ -163,9 +173,14 @@ class Pipeline(Generic[B]):
         memory_bytes: int | None,
         ahead: bool,
         defer_pushes: bool,
+        trainers: int | None,
     ) -> None:
         if depth < 1:
             raise FxlibError(f"depth={depth} batches", where="fxlib.pipeline", hint="Give a depth of 1 or more.")
+        if trainers is not None and trainers < 1:
+            raise FxlibError(
+                f"trainers={trainers}", where="fxlib.pipeline", hint="This process is one: give 1 or more."
+            )
         if not callable(module):
             raise FxlibError(
                 f"a {type(module).__name__} is no module",
@@ -178,6 +193,7 @@ class Pipeline(Generic[B]):
         self._depth = depth
         self._memory_bytes = memory_bytes
         self._defer_pushes = defer_pushes
+        self._trainers = trainers
         self._used: dict[ModuleAhead, list[_Pulled[B]]] = {}
         """What is made ahead for each module of the epoch, and for which batches."""
         self.why_not_ahead = "" if ahead else _why_not_ahead(loader)
@@ -269,7 +285,7 @@ class Pipeline(Generic[B]):
         ahead, held = ahead_of(module), 0
         if ahead not in used:
             used[ahead] = []
-            ahead.open(self._depth, leaves_pushes=self._defer_pushes)
+            ahead.open(self._depth, leaves_pushes=self._defer_pushes, trainers=self._trainers)
         for place, each in enumerate(queue):
             if each.error is not None:
                 return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,9 +20,10 @@ from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline.by_keys import SAMPLED
 from fxlib.pipeline.choice import Choice, InTurn, MeasuredChoice
-from fxlib.pipeline.leaves_pushes import LeavesPushes, several_trainers
+from fxlib.pipeline.leaves_pushes import LeavesPushes
 from fxlib.pipeline.program import Program
 from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
+from fxlib.pipeline.trainers import Trainers, servers_of
 from fxlib.pipeline.unchanged import Noted
 from fxlib.pipeline.updates import Block, Updates
 from fxlib.pipeline.watch import WATCH
@@ -35,8 +35,6 @@ from fxlib.runtime.ops import operators
 from fxlib.runtime.submodules import local_modules
 from fxlib.runtime.tracking.flow_control import FlowControl
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
-
-_LOG = logging.getLogger(__name__)
 
 MOST_AHEAD = 64
 """Number of batches of which something is kept at most; the oldest is forgotten for a further one."""
@@ -131,6 +129,7 @@ class ModuleAhead(LeavesPushes):
         """Number of batches for each push, of late; None before the first push."""
         self._pushes = 0
         """Number of steps whose pushes were made."""
+        self._trainers = Trainers()
         self._choice: Choice = MeasuredChoice()
         self._depth = 1
         self._not_by_keys: dict[Node, str] = {}
@@ -151,6 +150,8 @@ class ModuleAhead(LeavesPushes):
 
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
         """Make what may be made now of a later forward's calls; None where that is nothing, and will be."""
+        if not self._loops:
+            self._trainers.loop_began(servers_of(self._module), None)
         program = None if self._is_distributed else self._program_for(args, kwargs)
         if program is None or not program.calls:
             return None
@@ -169,7 +170,7 @@ class ModuleAhead(LeavesPushes):
                 call,
                 arguments,
                 by_keys=by_keys and call.node not in self._not_by_keys,
-                with_state=self._loops > 0 and call.node not in self._without_state and not several_trainers(),
+                with_state=self._loops > 0 and call.node not in self._without_state and not self._several_trainers,
             )
             if all(noted[place] is not None for place in needs)
             else None
@@ -196,13 +197,15 @@ class ModuleAhead(LeavesPushes):
             self._tell(Reason.AHEAD_OTHER_INPUTS.sentence(entry.why_not))
         self._rest()
 
-    def open(self, depth: int, *, leaves_pushes: bool = False) -> None:
+    def open(self, depth: int, *, leaves_pushes: bool = False, trainers: int | None = None) -> None:
         """Begin to watch what this process writes: a loop has begun.
 
         Args:
             depth: number of batches ahead of their step.
             leaves_pushes: whether `push_gradients` returns before pushes were answered.
+            trainers: number of processes that write to the servers; None where nobody has said.
         """
+        self._trainers.loop_began(servers_of(self._module), trainers)
         self.settle_pushes()
         self._loops += 1
         self._leaving += leaves_pushes
@@ -280,8 +283,20 @@ class ModuleAhead(LeavesPushes):
                 if own and each.is_prepared:
                     continue
                 if each.written(states):
-                    self.unused += 1
-                    self._in_vain[each.call.node] = self._in_vain.get(each.call.node, 0) + 1
+                    self._made_in_vain(each)
+
+    def _made_in_vain(self, request: Request) -> None:
+        self.unused += 1
+        self._in_vain[request.call.node] = self._in_vain.get(request.call.node, 0) + 1
+
+    def synchronized(self) -> None:
+        """Forget all that was fetched, as often in vain as another process may have written."""
+        self._forget_blocks()
+        for entry in self._entries:
+            for each in entry.waiting:
+                if each.state is State.IN_FLIGHT or each.rides:
+                    self._made_in_vain(each)
+                    each.drop()
 
     # What `fxlib.runtime` asks.
 
@@ -331,13 +346,13 @@ class ModuleAhead(LeavesPushes):
     def riders(self, pushes: Sequence[Push]) -> Sequence[Rider]:
         """Return the reads that may travel with the pushes that are made next."""
         travelling: list[Travels] = []
-        if several_trainers():
-            _LOG.debug("%s: %s", type(self._module).__name__, Reason.AHEAD_SEVERAL_TRAINERS.sentence())
+        if self._several_trainers:
+            self._trainers.tell()
         sample = self._pushes if self._pushes % SAMPLED == 0 else None
         blocks, self._blocks = self._blocks, []
-        self._updates = Updates(pushes, blocks) if blocks and not several_trainers() else None
+        self._updates = Updates(pushes, blocks) if blocks and not self._several_trainers else None
         for place, entry in self._to_come():
-            is_next = place < self._steps_of_push and not several_trainers()
+            is_next = place < self._steps_of_push and not self._several_trainers
             for each in entry.waiting:
                 if each.is_behind_push:
                     each.pushed(pushes, sample=sample if is_next else None, updates=self._updates)
@@ -377,6 +392,10 @@ class ModuleAhead(LeavesPushes):
         self._period = self._steps_of_push
         self._steps = -1 if self._loops else 0  # of a loop, this step is still to end
 
+    @property
+    def _several_trainers(self) -> bool:
+        return self._trainers.are_several
+
     def _waiting(self) -> Iterator[Request]:
         return (each for entry in (self._current, *self._entries) if entry is not None for each in entry.waiting)
 
@@ -405,7 +424,7 @@ class ModuleAhead(LeavesPushes):
 
     def _may_leave(self, request: Request, place: int, *, pushed: bool) -> bool:
         """Whether a call need not wait for a push, nor be left to its forward since others keep writing."""
-        waits = request.is_behind_push and (request.rows is None or several_trainers())
+        waits = request.is_behind_push and (request.rows is None or self._several_trainers)
         if waits and not self._is_free(place, pushed=pushed):
             return False
         return pushed or self._in_vain.get(request.call.node, 0) < MOST_IN_VAIN
@@ -415,7 +434,7 @@ class ModuleAhead(LeavesPushes):
 
         A wrong guess costs a read that is made in vain: each push has its reads made anew.
         """
-        if several_trainers():
+        if self._several_trainers:
             return False
         if pushed:
             return place < (self._period or 1)

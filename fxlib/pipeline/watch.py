@@ -1,20 +1,28 @@
-"""Every write that this process makes to a server while something may be fetched ahead.
+"""Every write that this process makes to a server, and every synchronization, while something may be fetched ahead.
 
 All calls of `torch.distributed.rpc` from Python go through one function of torch's, whatever alias a program has for
 `rpc_sync` or `rpc_async`; `rpc.remote` goes through three. While somebody watches, these are replaced. What a call
 writes is told by its function's contract, or by that of the graph; a function without one may write anything. A write
 is told of before it is sent, and counts as in flight until it is answered.
+
+A collective, a barrier or an access to a store orders this process with others: what they wrote before it, the program
+sees behind it. So what was read ahead is forgotten there. Whatever alias a program has for them, they go through
+methods of `ProcessGroup`, `Work` and `Store`, which are replaced, too. Those inside a forward or a backward belong to
+the step itself, and are left alone.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import FunctionType
 from typing import Any, Protocol
 
+import torch
+from torch import distributed
 from torch.distributed.rpc import api
 
 from fxlib import batch
@@ -23,11 +31,25 @@ from fxlib.analysis.effects.resources import ANY_STATE, ServerState, states_of
 from fxlib.errors import ContractError
 from fxlib.runtime import functions
 from fxlib.runtime.ops.operators import server_name
+from fxlib.runtime.tracking.forward_context import THREAD
 from fxlib.spec.contract import Contract, contract_of
 
 _NOTHING: frozenset[ServerState] = frozenset()
 _ANYTHING = frozenset({ANY_STATE})
 _CREATIONS = ("_invoke_remote_builtin", "_invoke_remote_python_udf", "_invoke_remote_torchscript")
+_COLLECTIVES = (
+    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single"),
+    *("all_gather_single_coalesced", "allreduce", "allreduce_coalesced", "all_to_all_single", "alltoall"),
+    *("alltoall_base", "barrier", "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+    *("_reduce_scatter_base", "scatter", "send"),
+)
+"""Methods of a process group that begin a collective, or a message between two ranks."""
+_STORE_ACCESSES = (
+    *("add", "append", "barrier", "check", "compare_set", "delete_key", "get", "list_keys", "multi_get", "multi_set"),
+    *("num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait"),
+)
+"""Methods of a store by which processes learn of each other."""
 
 
 class Listener(Protocol):
@@ -38,6 +60,9 @@ class Listener(Protocol):
 
     def written(self, states: frozenset[ServerState]) -> None:
         """Forget what was read of states that a call is about to write."""
+
+    def synchronized(self) -> None:
+        """Forget what was read before other processes' writes were ordered with what this one does next."""
 
 
 class _Write:
@@ -66,8 +91,8 @@ class Watch:
         """Contracts that graphs state, by the name of the function."""
         self._known: dict[tuple[FunctionType, str], frozenset[ServerState]] = {}
         """What functions that declare it write on a server, under the contracts that are stated now."""
-        self._replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
-        """Functions of torch's, by name: the original, and what stands for it."""
+        self._replaced: dict[tuple[Any, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        """Functions of torch's, by owner and name: the original, and what stands for it."""
 
     def add(self, listener: Listener, stated: Mapping[str, Contract]) -> None:
         """Tell a listener of writes from now on, and take the contracts that its graph states for true."""
@@ -88,8 +113,8 @@ class Watch:
             if self._listeners:
                 return
             if self._is_in_place():  # else what somebody else has put over ours stays, and ours does nothing below it
-                for name, (original, _) in self._replaced.items():
-                    setattr(api, name, original)
+                for (owner, name), (original, _) in self._replaced.items():
+                    setattr(owner, name, original)
                 self._replaced.clear()
             self._writes.clear()
             self._stated.clear()
@@ -118,7 +143,9 @@ class Watch:
             return [each for each in self._writes if each.thread == threading.get_ident()]
 
     def _is_in_place(self) -> bool:
-        return bool(self._replaced) and all(getattr(api, name) is ours for name, (_, ours) in self._replaced.items())
+        return bool(self._replaced) and all(
+            getattr(owner, name) is ours for (owner, name), (_, ours) in self._replaced.items()
+        )
 
     def _begin(self) -> None:
         call = api._invoke_rpc
@@ -134,13 +161,41 @@ class Watch:
                 write.future = call(to, func, *args, **kwargs)
                 return write.future
 
-        self._replace("_invoke_rpc", watched)
+        self._replace(api, "_invoke_rpc", watched)
         for name in _CREATIONS:
-            self._replace(name, self._creating(getattr(api, name)))
+            self._replace(api, name, self._creating(getattr(api, name)))
+        if distributed.is_available():
+            self._begin_synchronizations()
 
-    def _replace(self, name: str, ours: Callable[..., Any]) -> None:
-        self._replaced[name] = getattr(api, name), ours
-        setattr(api, name, ours)
+    def _begin_synchronizations(self) -> None:
+        for name in _COLLECTIVES:  # some backends wait in them, others in the wait for their result
+            self._synchronizes(distributed.ProcessGroup, name)
+        self._synchronizes(distributed.Work, "wait")
+        for name in _STORE_ACCESSES:
+            self._synchronizes(distributed.Store, name)
+
+    def _synchronizes(self, owner: type, name: str) -> None:
+        """Have listeners settle before a method, and forget behind it."""
+        original = getattr(owner, name, None)
+        if original is None:  # another version of torch
+            return
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not self._listeners or _is_within_a_step():
+                return original(*args, **kwargs)
+            self._told_of_call()
+            found = original(*args, **kwargs)
+            with self._lock:
+                for each in list(self._listeners):
+                    each.synchronized()
+            return found
+
+        self._replace(owner, name, watched)
+
+    def _replace(self, owner: Any, name: str, ours: Callable[..., Any]) -> None:
+        self._replaced[owner, name] = inspect.getattr_static(owner, name), ours  # a class's own method, unbound
+        setattr(owner, name, ours)
 
     def _creating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -219,6 +274,11 @@ class _Telling:
 
     def __exit__(self, *_: object) -> None:
         self._watch.end(self._write)
+
+
+def _is_within_a_step() -> bool:
+    """Whether this thread runs a forward of a captured module, or a backward."""
+    return THREAD.forward is not None or torch._C._current_graph_task_id() != -1
 
 
 def _calls_within(function: Any, args: Any) -> Iterable[batch.Call] | None:

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.distributed import rpc
 from torch.utils import data
 
@@ -507,6 +507,7 @@ DEEDS: dict[str, Callable[[nn.Module, Any], object]] = {
     "the next pushes": lambda module, _: fxlib.push_gradients(module),
     "no pushes": lambda module, _: fxlib.drop_gradients(module),
     "the pipeline's state": lambda _, loop: loop.state_dict(),
+    "a key of a store": lambda _, __: distributed.HashStore().set("step", "1"),
 }
 
 

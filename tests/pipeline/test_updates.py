@@ -17,6 +17,7 @@ from fxlib import batch, ps
 from fxlib.errors import ContractError, FxlibError, FxlibWarning
 from fxlib.pipeline import by_keys, module_ahead
 from fxlib.pipeline.by_keys import Rows
+from fxlib.pipeline.trainers import Trainers
 from fxlib.pipeline.updates import Updates
 from fxlib.runtime import CapturedModule
 from fxlib.spec.servers import Server, Table
@@ -233,7 +234,7 @@ def test_what_a_push_to_no_part_makes_of_other_parts_is_not_known(read_again: li
 
 def test_several_trainers_push_unseen_so_that_nothing_is_updated() -> None:
     with (
-        mock.patch.object(module_ahead, "several_trainers", return_value=True),
+        mock.patch.object(Trainers, "are_several", True),
         mock.patch.object(Updates, "make") as make,
     ):
         check_same(KEYS * 2, look_up_momentum)

@@ -439,7 +439,9 @@ class Trainer(TrialActor):
         if arm not in self._loops:
             bound, depth = self._bound[arm], self._depths[arm]
             batches = (copy_of(self._batches[index % len(self._batches)]) for index in itertools.count())
-            loop = iter(pipeline(batches, bound.module, inputs=bound.arguments, depth=depth, ahead=True))
+            trainers = self._workload.trainers
+            made = pipeline(batches, bound.module, inputs=bound.arguments, depth=depth, ahead=True, trainers=trainers)
+            loop = iter(made)
             self._loops[arm] = cast("Generator[Batch, None, None]", loop)
             ahead_of(cast("CapturedModule", bound.module)).choose_by(choice)
         return next(self._loops[arm])

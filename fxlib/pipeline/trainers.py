@@ -1,0 +1,72 @@
+"""Does this process train alone? Pushes of other trainers change the servers in an order that it does not see."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+
+from torch import distributed
+from torch.distributed import rpc
+from torch.fx import GraphModule
+
+from fxlib.analysis.effects.resources import destination
+from fxlib.errors import FxlibWarning
+from fxlib.reasons import Reason
+from fxlib.runtime.ops.calls import is_call, is_issue
+
+
+def servers_of(module: GraphModule) -> frozenset[str]:
+    """Return the names of the workers that a graph calls, as far as these are constants."""
+    calls = (node for node in module.graph.nodes if is_call(node) or is_issue(node))
+    return frozenset(name for node in calls if (name := destination(node)) is not None)
+
+
+class Trainers:
+    """Tells whether there are several trainers, from what the loop said, the process group, and the RPC workers.
+
+    A worker of RPC that the module does not call may be another trainer, or a server that others write to through it.
+    So it counts as one until the loop says how many trainers there are.
+    """
+
+    def __init__(self) -> None:
+        self._servers: Collection[str] = frozenset()
+        self._stated: int | None = None
+        self._agent: object = None
+        """The RPC agent whose workers were looked at; None before."""
+        self._others: list[str] = []
+        """The names of its workers that are neither this process nor servers of the module."""
+        self._told = False
+
+    def loop_began(self, servers: Collection[str], stated: int | None) -> None:
+        """Take what a loop knows: the servers that its module calls, and the number of trainers where it was said."""
+        self._servers, self._stated, self._agent = servers, stated, None
+
+    @property
+    def are_several(self) -> bool:
+        """Whether any process but this one may write to the servers."""
+        if self._stated is not None:
+            return self._stated > 1
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            return True
+        return bool(self._other_workers())
+
+    def tell(self) -> None:
+        """Warn, once, of workers that count as trainers although nobody has said so."""
+        others = [] if self._stated is not None else self._other_workers()
+        if others and not self._told:
+            warnings.warn(
+                f"{Reason.AHEAD_SEVERAL_TRAINERS.sentence()}. The module does not call {', '.join(others)}, which may "
+                "train, too: fxlib.pipeline(..., trainers=1) says that no other process writes to its servers",
+                FxlibWarning,
+                stacklevel=4,
+            )
+            self._told = True
+
+    def _other_workers(self) -> list[str]:
+        if not rpc.api._is_current_rpc_agent_set():
+            return []
+        agent = rpc.api._get_current_rpc_agent()
+        if agent is not self._agent:
+            names = {each.name for each in agent.get_worker_infos()} - {agent.get_worker_info().name}
+            self._agent, self._others = agent, sorted(names - set(self._servers))
+        return self._others
