@@ -64,10 +64,17 @@ Measure = Callable[[bool], Sequence[Row]]
 """A function that measures, and returns the rows; its argument says whether it is to end within a minute."""
 
 
-def main(name: str, measure: Measure | Mapping[str, Measure], *, about: str) -> None:
+def main(
+    name: str,
+    measure: Measure | Mapping[str, Measure],
+    *,
+    about: str,
+    summary: Callable[[Sequence[Row]], Sequence[Row]] = lambda _: (),
+) -> None:
     """Run one benchmark from the command line: print its rows, and write them to `--json FILE`.
 
-    A benchmark that is given as a mapping has parts, by name, which may be run one at a time.
+    A benchmark that is given as a mapping has parts, by name, which may be run one at a time. `summary` returns what
+    all rows say together.
     """
     parts = measure if isinstance(measure, Mapping) else {"": measure}
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
@@ -81,6 +88,7 @@ def main(name: str, measure: Measure | Mapping[str, Measure], *, about: str) -> 
     if unknown := set(options.parts) - set(parts):
         parser.error(f"no part is called {', '.join(sorted(unknown))}")
     rows = [each for part in options.parts or parts for each in parts[part](options.quick)]
+    rows += summary(rows)
     for each in rows:
         print(line(each))
     if options.json is not None:

@@ -186,10 +186,14 @@ class Arms:
     """The loops that read for the next step during this one, by arm, but the expert's."""
     tried_across: Mapping[Way, Steps]
     """Those that the expert tries."""
+    ahead: CapturedModule
+    """The module of the arm `pipeline`."""
     predicted_s: Mapping[str, float]
     """Seconds per step, by the cost model."""
     bound_s: Mapping[str, float]
     """Seconds per step that no schedule can beat, and of a loop that knows its next batch, by the cost model."""
+    limits: Mapping[str, str]
+    """What makes these steps no shorter, by bound."""
 
 
 def arms(job: Job) -> Arms:
@@ -199,13 +203,14 @@ def arms(job: Job) -> Arms:
     schedule, ahead = (
         recipes.apply(graph, "schedule", profile=profile, workload=job.workload).module for _ in range(2)
     )
+    assert isinstance(ahead, CapturedModule)
     knows_next = job.cell.mode != "distributed"
     predicted = {arm: predict(each, profile).step_s for arm, each in ((BLOCKING, graph), (FXLIB, schedule))}
-    bounds = {BOUND: bound(graph, profile).step_s}
+    bounds = {BOUND: bound(graph, profile)}
     if knows_next:
         loop = Loop(depth=job.cell.depth, conflicts=job.conflicts(graph))
         predicted[PIPELINE] = predict_pipelined(schedule, profile, loop).step_s
-        bounds[PIPELINE_BOUND] = bound_pipelined(graph, profile, loop).step_s
+        bounds[PIPELINE_BOUND] = bound_pipelined(graph, profile, loop)
     return Arms(
         steps={
             BLOCKING: blocking(job),
@@ -216,8 +221,10 @@ def arms(job: Job) -> Arms:
         tried={way: by_hand(job, way) for way in ways(job.cell)},
         across={PIPELINE: pipelined(job, ahead)} if knows_next else {},
         tried_across={way: by_hand_across(job, way) for way in ways(job.cell)} if knows_next else {},
+        ahead=ahead,
         predicted_s=predicted,
-        bound_s=bounds,
+        bound_s={arm: each.step_s for arm, each in bounds.items()},
+        limits={arm: each.limiting for arm, each in bounds.items()},
     )
 
 

@@ -85,7 +85,12 @@ def _across() -> Iterator[Cell]:
     yield replace(MIDDLE, lookups=8, mode="forward", conflicts=0.1, service_ms=10.0, per="call")
 
 
-CELLS = (*GRID, *(cell for hidden in HIDDEN for cell in _around(replace(MIDDLE, hidden=hidden))), *_across())
+PARTS = {
+    "grid": GRID,
+    "around": tuple(cell for hidden in HIDDEN for cell in _around(replace(MIDDLE, hidden=hidden))),
+    "across": tuple(_across()),
+}
+"""All cells: the grid, what lies around its middle, and what matters to reading ahead."""
 QUICK_CELLS = (
     Cell(lookups=8, service_ms=0.0, hidden=256),
     MIDDLE,

@@ -21,7 +21,7 @@ def rows(found: Measured) -> list[Row]:
     steps = [
         row(
             benchmark=BENCHMARK,
-            case=found.cell.case,
+            case=found.case,
             arm=arm,
             metric="step_seconds",
             unit="s",
@@ -37,6 +37,7 @@ def rows(found: Measured) -> list[Row]:
             ratio(found, "speedup", BLOCKING, PIPELINE, of=PIPELINE),
             ratio(found, "speedup_across_the_step", FXLIB, PIPELINE, of=PIPELINE),
             ratio(found, "ratio_to_hand_pipeline", PIPELINE, HAND_PIPELINE, of=PIPELINE),
+            ratio(found, "ratio_to_compute", PIPELINE, COMPUTE, of=PIPELINE),
             figure(found, PIPELINE, "share_to_bound", "share", *interval(found, _to_bound(found), (FXLIB, PIPELINE))),
         ]
     return [*steps, *bounds, *shares(found), *ratios, *predictions(found)]
@@ -78,7 +79,7 @@ def predictions(found: Measured) -> Iterator[Row]:
 def figure(found: Measured, arm: str, metric: str, unit: str, value: float, low: float, high: float) -> Row:  # noqa: PLR0917
     """Return a row of the cell."""
     return Row(
-        benchmark=BENCHMARK, case=found.cell.case, arm=arm, metric=metric, value=value, unit=unit, low=low, high=high,
+        benchmark=BENCHMARK, case=found.case, arm=arm, metric=metric, value=value, unit=unit, low=low, high=high,
         runs=len(found.step_s[FXLIB]),
     )  # fmt: skip
 

@@ -25,12 +25,17 @@ import torch
 from benchmarks.grid.arms import Job, Steps, arms, check, one_by_one
 from benchmarks.grid.cells import HAND, HAND_PIPELINE, PIPELINE, Cell
 from benchmarks.grid.recommender import served
+from benchmarks.report import Case
+from fxlib.pipeline.choice import InTurn, MeasuredChoice
+from fxlib.pipeline.module_ahead import ahead_of
 from fxlib.ps.local import local
 
 Name = TypeVar("Name", bound=str)
 
 BLOCK_S = 0.1
 TRIED_ROUNDS = 5
+CHOOSING_STEPS = 80
+"""Steps within which a pipeline has chosen its way, before the clock starts: as the expert's programs are chosen."""
 AHEAD = frozenset({PIPELINE, HAND_PIPELINE})
 """Arms in whose steps each finds what the one before has asked for: but the first, which is before the clock starts."""
 
@@ -47,6 +52,14 @@ class Measured:
     """Seconds per step by arm, as the cost model had it."""
     bound_s: Mapping[str, float]
     """Seconds of a step that no schedule can beat, and of a loop that knows its next batch."""
+    limits: Mapping[str, str]
+    """What makes these steps no shorter, by bound."""
+
+    @property
+    def case(self) -> Case:
+        """What rows say of the cell, and the term of the lowest bound that keeps its step from being shorter."""
+        lowest = min(self.limits, key=self.bound_s.__getitem__, default="")
+        return {**self.cell.case, "limited_by": self.limits.get(lowest, "")}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Measured:
@@ -63,13 +76,20 @@ def measure(cell: Cell, *, rounds: int) -> Measured:
     tried = {way: one_by_one(job, step) for way, step in found.tried.items()}
     by_hand = {f"{HAND} ({way})": each for way, each in tried.items()}
     by_hand |= {f"{HAND_PIPELINE} ({way})": each for way, each in found.tried_across.items()}
+    ahead = ahead_of(found.ahead)
+    ahead.choose_by(InTurn)  # so that every way is compared
     check(job, {**steps, **by_hand})
+    ahead.choose_by(MeasuredChoice)
     best = fastest(tried)
     steps[HAND] = tried[best]
     if found.tried_across:
         steps[HAND_PIPELINE] = found.tried_across[fastest(found.tried_across)]
+    if PIPELINE in steps:
+        deque(steps[PIPELINE](CHOOSING_STEPS), maxlen=0)
     step_s = interleaved(steps, rounds=rounds)
-    return Measured(cell=cell, step_s=step_s, hand=best, predicted_s=found.predicted_s, bound_s=found.bound_s)
+    return Measured(
+        cell=cell, step_s=step_s, hand=best, predicted_s=found.predicted_s, bound_s=found.bound_s, limits=found.limits
+    )
 
 
 def fastest(programs: Mapping[Name, Steps]) -> Name:

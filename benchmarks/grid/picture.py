@@ -69,7 +69,8 @@ def label(case: Case) -> str:
     """Name a cell in as few words as do."""
     words = {"lookups": "{} lookups", "servers": "{} servers", "service_ms": "{:g} ms", "hidden": "hidden {}"}
     words |= {"per": "per {}", "mode": "{}", "mbit_per_s": "{} Mbit/s"}
-    return ", ".join(words[key].format(value) for key, value in case.items())
+    words |= {"conflicts": "{:g} of keys again", "zipf": "Zipf {:g}", "depth": "depth {}"}
+    return ", ".join(words[key].format(value) for key, value in case.items() if key in words)
 
 
 def line(y: float, name: str, arms: Mapping[str, Row], axis: Axis) -> Iterator[str]:

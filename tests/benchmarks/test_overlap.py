@@ -13,7 +13,7 @@ from torch.distributed.rpc import rpc_sync
 
 import fxlib
 from benchmarks.grid import paper
-from benchmarks.grid.cells import BOUND, CELLS, GRID, MIDDLE, QUICK_CELLS, Cell
+from benchmarks.grid.cells import BOUND, GRID, MIDDLE, PARTS, QUICK_CELLS, Cell
 from benchmarks.grid.figures import rows, summary
 from benchmarks.grid.measure import Measured
 from benchmarks.grid.picture import picture
@@ -40,6 +40,7 @@ def cell_of(steps_s: Mapping[str, float], cell: Cell = MIDDLE) -> Measured:
         hand="single",
         predicted_s={},
         bound_s={"bound": 0.01, "pipeline_bound": 0.012},
+        limits={"bound": "compute", "pipeline_bound": "conflicts"},
     )
 
 
@@ -61,6 +62,7 @@ def test_across_the_step_the_share_is_of_what_lies_between_the_step_by_itself_an
     found = rows(cell_of({"fxlib": 0.020, "pipeline": 0.014}))
     assert figure(found, "pipeline", "share_to_bound").value == pytest.approx(6 / 8)
     assert figure(found, "pipeline_bound", "step_seconds").value == 0.012
+    assert {each.case["limited_by"] for each in found} == {"compute"}
 
 
 def test_an_interval_holds_the_share_of_noisy_rounds() -> None:
@@ -70,6 +72,7 @@ def test_an_interval_holds_the_share_of_noisy_rounds() -> None:
         hand="single",
         predicted_s={},
         bound_s={"bound": 0.01, "pipeline_bound": 0.012},
+        limits={"bound": "compute", "pipeline_bound": "conflicts"},
     )
     share = figure(rows(noisy), "fxlib", "headroom_share")
     assert share.low <= share.value <= share.high
@@ -82,8 +85,8 @@ def test_the_summary_counts_the_cells_that_fall_short_and_lists_them() -> None:
     found = summary([row for each in (good, behind, slow) for row in rows(each)])
     assert figure(found, "fxlib", "cells_below_hand").value == 1
     assert figure(found, "fxlib", "cells_slower_than_blocking").value == 1
-    assert [each.case for each in found if each.metric == "ratio_to_hand"] == [behind.cell.case]
-    assert [each.case for each in found if each.metric == "speedup"] == [slow.cell.case]
+    assert [each.case for each in found if each.metric == "ratio_to_hand"] == [behind.case]
+    assert [each.case for each in found if each.metric == "speedup"] == [slow.case]
     assert figure(found, "fxlib", "median_headroom_share").value == pytest.approx(7 / 9)
 
 
@@ -103,12 +106,13 @@ def test_slack_covers_two_hundredths_and_no_more() -> None:
 
 
 def test_every_cell_is_measured_once_and_the_quick_ones_are_among_the_kinds() -> None:
-    assert len(set(CELLS)) == len(CELLS)
-    assert set(GRID) <= set(CELLS)
-    assert {cell.mode for cell in CELLS} == {"local", "push", "forward", "distributed"}
-    assert {cell.servers for cell in CELLS} == {1, 2, 4}
-    assert {cell.per for cell in CELLS} == {"item", "call"}
-    assert {cell.mode for cell in QUICK_CELLS} <= {cell.mode for cell in CELLS}
+    cells = [cell for part in PARTS.values() for cell in part]
+    assert len(set(cells)) == len(cells)
+    assert {GRID[0], *QUICK_CELLS} <= set(cells)
+    assert {cell.mode for cell in cells} == {"local", "push", "forward", "distributed"}
+    assert {cell.servers for cell in cells} == {1, 2, 4}
+    assert {cell.per for cell in cells} == {"item", "call"}
+    assert {cell.mode for cell in QUICK_CELLS} <= {cell.mode for cell in cells}
 
 
 def test_the_picture_has_a_mark_for_every_arm_of_every_cell() -> None:

@@ -9,7 +9,7 @@ the program, its calls sent singly or coalesced:
   a call taking its issue, its service with nothing else in its way, and its wait. Coalescing shortens such chains, so
   a call that may share a message has an issue only on the way to its own answer, and a call that may travel in the
   message of an earlier one does not wait for that one's answer. Loss, backward, the rest and the pushes follow, which
-  take at least the issue and the service of the longest of them.
+  take at least the issue and the service of the longest of them, and what they all together make a server work.
 - *server*: a server's workers share its work evenly at best. Each call is at least the work that it adds to a batch,
   and a batch is at least the longest of its calls.
 - *transfer*: each link carries all bytes that cross it, one after another.
@@ -161,8 +161,16 @@ class _Terms:
 
     def _critical_path_s(self) -> float:
         """Return the longest path through the dependencies, and what must come after it."""
-        pushes = [each.push.issue_s + each.push.service_s.median for each in self._pushes]
-        return self._forward_s() + self._after_s + max(pushes, default=0.0)
+        return self._forward_s() + self._after_s + self._pushes_s()
+
+    def _pushes_s(self) -> float:
+        """Return how long the pushes take at least, from the end of backward to the last answer."""
+        longest_s = max((each.push.issue_s + each.push.service_s.median for each in self._pushes), default=0.0)
+        by_destination: dict[str, list[CallCost]] = {}
+        for each in self._pushes:
+            by_destination.setdefault(each.cost.to, []).append(each.cost)
+        busy = (self._work_of(to, calls) + min(call.issue_s for call in calls) for to, calls in by_destination.items())
+        return max((longest_s, *busy))
 
     def _forward_s(self) -> float:
         """Return the longest path through the forward."""
