@@ -3,12 +3,12 @@
 Arms, each in a process of its own, their short blocks in random order, round by round: `eager`; `stock_fuse`, which is
 torch's own torch.fx.experimental.optimization.fuse; `stock_int8`, its quantize_fx, calibrated on the very inputs;
 `openvino` and `onnxruntime`, given the whole model; `inference`: the recipe, or the variant of it that a short choice
-before the run finds faster, as a worker does; `int8`: the same of that recipe, calibrated on the very inputs, without a
-bound; `auto`: the same of that recipe with OpenVINO and ONNX Runtime, the model itself among them, within 0.05 of its
-results; `auto_rounding`: within 0.0001, where int8 has no place; `compile` and `compile_freezing`: torch.compile with
-its defaults, and with weights compiled in, where that does not take too long (Inductor keeps what an earlier run has
-compiled). `--quick` leaves out what is slow to get ready: the last four, and `onnxruntime`. An arm that does not run
-has a row `left_out`, whose unit is the reason.
+before the run finds faster, as a worker does; `bfloat16` and `int8`: the same of these recipes, `int8` calibrated on
+the very inputs, without a bound; `auto`: the same of that recipe with OpenVINO and ONNX Runtime, the model itself among
+them, within 0.05 of its results; `auto_rounding`: within 0.0001, where int8 has no place; `compile` and
+`compile_freezing`: torch.compile with its defaults, and with weights compiled in, where that does not take too long
+(Inductor keeps what an earlier run has compiled). `--quick` leaves out what is slow to get ready: the last four, and
+`onnxruntime`. An arm that does not run has a row `left_out`, whose unit is the reason.
 Metrics: `qps`, samples per second (batches times their size); `max_relative_error` of the output (see `utils.compare`)
 beside the model in float64, so that `eager` has one, too; `ready_s`, seconds from the model to the first output;
 `peak_mib` of the arm's process; and `ratio` of the medians of qps, with the interval of a bootstrap over rounds: `best`
@@ -48,7 +48,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaModel
 
 import fxlib
-from benchmarks.report import RESAMPLES, Case, Row, main, row
+from benchmarks.report import RESAMPLES, Case, Measure, Row, main, row
 from fxlib.capture.coerce import as_graph
 from fxlib.recipes import recipes
 from fxlib.recipes.alternatives import candidates
@@ -252,6 +252,7 @@ ARMS: Mapping[str, Callable[[nn.Module, torch.Tensor], Forward]] = {
     "onnxruntime": partial(whole, "onnxruntime"),
     "stock_int8": stock_int8,
     "inference": partial(ours, "inference", None),
+    "bfloat16": partial(ours, "bfloat16", None),
     "int8": partial(ours, "int8", None),
     "auto": partial(ours, "auto", _BOUND),
     "auto_rounding": partial(ours, "auto", _ROUNDING),
@@ -378,30 +379,36 @@ THREADS: Final = (2, 1)
 ROUNDS: Final = 30
 QUICK_ROUNDS: Final = 9
 BLOCK_S: Final = 0.3
-BUDGET_S: Final = 60.0
+BUDGET_S: Final = 40.0
 """No further round of a case begins after so long, but for the least number."""
 LEAST_ROUNDS: Final = 9
 COMPILATION_S: Final = 150.0
 """Seconds that `compile` may take for one size of batches."""
 RATIOS: Final = (
     *(("inference", each) for each in ("eager", "stock_fuse")),
-    *((each, "eager") for each in ("int8", "auto", "auto_rounding")),
+    *((each, "eager") for each in ("bfloat16", "int8", "auto", "auto_rounding")),
+    ("int8", "stock_int8"),
     ("auto", "best"),
 )
 
 
-def measure(quick: bool) -> Sequence[Row]:
-    """Measure every model; with `quick`, the first one, with two threads."""
-    models, threads, rounds = (MODELS[:1], THREADS[:1], QUICK_ROUNDS) if quick else (MODELS, THREADS, ROUNDS)
-    arms = [arm for arm in ARMS if not (quick and arm in (*_SLOW_TO_COMPILE, *_SLOW_TO_CHOOSE))]
+def part(name: str) -> Measure:
+    """Return what measures one model; a quick run has two threads, and no arm that is slow to get ready."""
+
+    def measure(quick: bool) -> Sequence[Row]:
+        threads, rounds = (THREADS[:1], QUICK_ROUNDS) if quick else (THREADS, ROUNDS)
+        arms = [arm for arm in ARMS if not (quick and arm in (*_SLOW_TO_COMPILE, *_SLOW_TO_CHOOSE))]
+        found = [each for count in threads for each in compare(name, count, "cpu", arms, rounds)]
+        return [*found, *(compare(name, 1, "cuda", arms, rounds) if torch.cuda.is_available() else ())]
+
+    return measure
+
+
+def machine(_: bool) -> Sequence[Row]:
+    """Tell how many GPUs there are."""
+    case: Case = {"model": "any", "batch": 0, "threads": 0, "device": "cuda"}
     gpus = torch.cuda.device_count()
-    everywhere: Case = {"model": "any", "batch": 0, "threads": 0, "device": "cuda"}
-    found = [row(benchmark="inference", case=everywhere, arm="machine", metric="gpus", unit="", samples=[gpus])]
-    for device in ("cpu", "cuda") if gpus else ("cpu",):
-        for name in models:
-            for count in threads if device == "cpu" else threads[:1]:
-                found += compare(name, count, device, arms, rounds)
-    return found
+    return [row(benchmark="inference", case=case, arm="machine", metric="gpus", unit="", samples=[gpus])]
 
 
 def compare(name: str, threads: int, device: str, arms: Sequence[str], rounds: int) -> Iterator[Row]:
@@ -472,4 +479,5 @@ def figures(case: Case, errors: dict[str, float], qps: dict[str, list[float]]) -
 
 
 if __name__ == "__main__":
-    main("inference", measure, about="Forwards per second of networks, rewritten for inference.")
+    parts = {"machine": machine, **{name: part(name) for name in MODELS}}
+    main("inference", parts, quick=("machine", "resnet50"), about="Forwards per second of networks, for inference.")

@@ -70,11 +70,12 @@ def main(
     *,
     about: str,
     summary: Callable[[Sequence[Row]], Sequence[Row]] = lambda _: (),
+    quick: Sequence[str] = (),
 ) -> None:
     """Run one benchmark from the command line: print its rows, and write them to `--json FILE`.
 
     A benchmark that is given as a mapping has parts, by name, which may be run one at a time. `summary` returns what
-    all rows say together.
+    all rows say together; `quick` names the parts that a quick run has, if that is not all.
     """
     parts = measure if isinstance(measure, Mapping) else {"": measure}
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
@@ -87,7 +88,8 @@ def main(
     options = parser.parse_args()
     if unknown := set(options.parts) - set(parts):
         parser.error(f"no part is called {', '.join(sorted(unknown))}")
-    rows = [each for part in options.parts or parts for each in parts[part](options.quick)]
+    chosen = options.parts or (quick if options.quick and quick else parts)
+    rows = [each for part in chosen for each in parts[part](options.quick)]
     rows += summary(rows)
     for each in rows:
         print(line(each))
