@@ -14,8 +14,12 @@ from fxlib import protocol, wire
 from fxlib.capture.coerce import Model, as_graph
 from fxlib.client.variant_exchange import PreparedVariant, prepare_variants
 from fxlib.errors import WorkloadError
+from fxlib.passes import Quantize
+from fxlib.passes.infra.base import Context
+from fxlib.recipes.recipes import RECIPES, PlanningRequest, Recipe
 from fxlib.runtime.backends import BACKENDS, installed
 from fxlib.runtime.guards.folded_weights import Mark, marks_of
+from fxlib.spec.inputs import with_ranges_of
 from fxlib.spec.job import TrialOptions
 from fxlib.spec.labels import problems_of
 from fxlib.spec.profile import Profile
@@ -158,6 +162,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         )
     auto = protocol.is_auto(question.recipe)
     sent = bool(wanting) or (auto and question.weights and workload.mode == "forward" and not captured.training)
+    workload = calibrated(captured, workload, question) if sent else workload
     marks = marks_of(captured) if sent else {}  # noted before they are read: a write in between shows
     encoded = wire.encode(captured, weights=sent)
     graph = encoded.graph.SerializeToString(deterministic=True)
@@ -195,6 +200,27 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         declined=declined,
         passes=frozenset(protocol.passes_of(question.recipe)),
     )
+
+
+def calibrated(captured: GraphModule, workload: Workload, question: Question) -> Workload:
+    """Return a workload with the ranges of what int8 layers take, where its batches are described and were kept here.
+
+    The recipe's passes before the one that quantizes run here, too, as it names layers by what they leave. Made-up
+    batches are in the range of the real ones then.
+
+    Raises:
+        PassError: a pass does not apply.
+    """
+    passes = RECIPES["int8"].passes if protocol.is_auto(question.recipe) else protocol.steps_of(question.recipe)
+    place, step = next(((i, each) for i, each in enumerate(passes) if isinstance(each, Quantize)), (0, None))
+    if step is None or workload.spec is None or not workload.calibration:
+        return workload
+    if protocol.is_auto(question.recipe) and question.max_relative_error <= _TRIAL.max_relative_error:
+        return workload  # which leaves int8 no place
+    before = Recipe(name="before int8", passes=passes[:place]).run(captured, PlanningRequest.of(workload)).module
+    context = Context(before, workload=workload, max_relative_error=question.max_relative_error)
+    told = with_ranges_of(workload.spec, workload.calibration)
+    return replace(workload, batches=told, ranges=step.ranges(before, context))
 
 
 def _sent(profile: Profile) -> Profile:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 
@@ -29,6 +30,7 @@ from fxlib.runtime.backends import installed
 from fxlib.spec.job import Blob, Job
 from fxlib.spec.report import Report
 from fxlib.utils import tracing
+from fxlib.utils.compare import largest_error
 from fxlib.utils.hardware import instructions
 from fxlib.v1 import jobs_pb2
 
@@ -220,21 +222,42 @@ def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -
         )
         screen(rewritten, prepared.captured, passes=prepared.passes)
         rewritten.computed_from(prepared.marks)
+    report = job.report
+    if problem := _misses_bound(prepared, module):
+        module, why = prepared.captured, Reason.NOT_SAME.sentence(problem)
+        report = replace(report, decision="keep_original", reason=Reason.NOT_SAME, explanation=why)
     variants, reports = bind_variants(
         prepared.variants,
-        job.report.variants,
+        report.variants,
         answer.variants,
         answer.values,
         seconds=seconds,
         passes=prepared.passes,
     )
-    report = replace(job.report, variants={**reports, **prepared.declined})
+    report = replace(report, variants={**reports, **prepared.declined})
     if report.adopts and isinstance(module, GraphModule) and isinstance(prepared.captured, CapturedModule):
         module = with_variants(prepared.captured, module, variants)
     module = module if report.adopts else left_alone(module)
     report = _blamed(report) if prepared.ran else report
     _LOG.info("job %s: %s; %s", job.id, report.decision, report.explanation)
     return Result.of(report, module=module, job_id=job.id, cached=job.cached)
+
+
+def _misses_bound(prepared: Prepared, module: nn.Module) -> str:
+    """Return how a module is further from the original than allowed on the batches that did not leave this process.
+
+    A trial has seen made-up ones alone. Only where ranges were taken of the batches is the program known to run here.
+    """
+    if module is prepared.captured or not prepared.workload.ranges:
+        return ""
+    bound, worst = prepared.request.trial.max_relative_error, 0.0
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for batch in prepared.workload.calibration:
+            found, expected = (each(*batch.inputs, **batch.kwargs) for each in (module, prepared.captured))
+            worst = max(worst, largest_error(found, expected))
+    if worst <= bound:
+        return ""
+    return f"on the job's own batches it has a relative error of {worst:.3g}, and max_relative_error is {bound:g}"
 
 
 def _check_machine(report: Report) -> None:

@@ -63,14 +63,14 @@ def recipe_from_proto(proto: jobs_pb2.Recipe) -> recipes.Recipe:
 
 def passes_that_need(need: Need, recipe: RecipeLike) -> tuple[str, ...]:
     """Return the names of a recipe's passes that need the weights, say, as far as this library knows them."""
-    return tuple(step.name for step in _passes(recipe) if need in step.needs)
+    return tuple(step.name for step in steps_of(recipe) if need in step.needs)
 
 
 def passes_of(recipe: RecipeLike) -> tuple[str, ...]:
     """Return the names of the passes of a recipe, and of what it tries, as far as this library knows them."""
     if is_auto(recipe):
         return tuple({step.name: None for each in candidates(AUTO, backends=BACKENDS) for step in each.passes})
-    return tuple(step.name for step in _passes(recipe))
+    return tuple(step.name for step in steps_of(recipe))
 
 
 def is_auto(recipe: RecipeLike) -> bool:
@@ -78,7 +78,8 @@ def is_auto(recipe: RecipeLike) -> bool:
     return recipe == AUTO.name
 
 
-def _passes(recipe: RecipeLike) -> tuple[GraphPass, ...]:
+def steps_of(recipe: RecipeLike) -> tuple[GraphPass, ...]:
+    """Return the passes of a recipe, as far as this library knows them."""
     try:
         return recipe_from_proto(recipe_to_proto(recipe)).passes
     except PassError:  # a newer service may know what this library does not; if not, it says so

@@ -18,9 +18,10 @@ from safetensors.torch import load, save
 from torch.fx import GraphModule
 
 from fxlib import wire
-from fxlib.errors import WireError, WorkloadError
+from fxlib.errors import LimitError, WireError, WorkloadError
 from fxlib.protocol.converter import DTYPE, Bijection, Converter, Rule, finite
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
+from fxlib.spec.calibration import LayerRange
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
 from fxlib.spec.job import TrialOptions
 from fxlib.spec.workload import Assume, Dense, Mode, Optimizer, RemoteObject, Server, Table, Workload
@@ -51,6 +52,10 @@ _SERVER = Converter(
         "service_time_per": Rule(read=lambda per: per or "item"),
     },
 )
+
+_RANGE = Converter(LayerRange, workload_pb2.LayerRange, number=None)
+_MAX_RANGES = 16_384
+"""Layers of which a request may tell ranges."""
 
 _STRUCTURE = "fxlib.structure"
 """Where the header of a batch says how its inputs are nested."""
@@ -86,6 +91,7 @@ def workload_to_proto(workload: Workload) -> EncodedWorkload:
         clip_norm=workload.clip_norm,
         loss_scale=workload.loss_scale,
         pipeline=workload.pipeline,
+        ranges=map(_RANGE.write, workload.ranges),
     )
     for name, contract in workload.contracts.items():
         proto.contracts[name].CopyFrom(contract_to_proto(contract, f"Workload.contracts[{name!r}]"))
@@ -115,6 +121,8 @@ def workload_from_proto(proto: workload_pb2.Workload, blobs: Mapping[str, bytes]
         WireError: a blob is missing, or is not what it should be, or a field has no meaning.
         WorkloadError: a field describes no step that can run.
     """
+    if len(proto.ranges) > _MAX_RANGES:
+        raise LimitError(f"ranges of {len(proto.ranges):,} layers, and there may be {_MAX_RANGES:,}", where="ranges")
     return Workload(
         batches=_batches_from_proto(proto, blobs),
         loss=_loss_from_proto(proto.loss, blobs),
@@ -134,6 +142,7 @@ def workload_from_proto(proto: workload_pb2.Workload, blobs: Mapping[str, bytes]
         clip_norm=proto.clip_norm if proto.HasField("clip_norm") else None,
         loss_scale=proto.loss_scale if proto.HasField("loss_scale") else None,
         pipeline=proto.pipeline,
+        ranges=tuple(map(_RANGE.read, proto.ranges)),
     )
 
 

@@ -298,6 +298,22 @@ def describe(batches: Sequence[Batch], *, count: int, ranges: Mapping[str, Range
     return BatchSpec(inputs=inputs, kwargs=kwargs, target=specs.get("target"), count=count)
 
 
+def with_ranges_of(spec: BatchSpec, batches: Sequence[Batch]) -> BatchSpec:
+    """Return a description that draws floats without bounds from the range that they have in batches, zero included."""
+    found = dict[int, Tensors]()
+    for name, tensor in spec.named.items():
+        values = [each.named[name] for each in batches if each.named[name].numel()]
+        if not (tensor.dtype.is_floating_point and tensor.low is None and values):
+            continue
+        low, high = min(0.0, *(float(each.min()) for each in values)), max(0.0, *(float(each.max()) for each in values))
+        if math.isfinite(low) and math.isfinite(high) and low < high:
+            found[id(tensor)] = replace(tensor, low=low, high=high)
+    inputs, kwargs = pytree.mapped(
+        lambda leaf: found.get(id(leaf), leaf), (spec.inputs, dict(spec.kwargs)), is_leaf=_is_description
+    )
+    return replace(spec, inputs=inputs, kwargs=kwargs)
+
+
 def draw(spec: BatchSpec, seed: int) -> tuple[Batch, ...]:
     """Draw described batches from a seed: the same ones in every process.
 

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from typing_extensions import Unpack
 
 from fxlib.errors import WorkloadError
+from fxlib.spec.calibration import LayerRange
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch, BatchSpec, Range, Tensors, describe, draw, normalize, samples_in
 from fxlib.spec.servers import Dense, RemoteObject, Server, Table
@@ -56,6 +57,9 @@ MAX_PROCESSES = 256
 MAX_THREADS = 1024
 MAX_DEPTH = 64
 """Batches that a pipeline pulls ahead of their step."""
+
+MAX_CALIBRATION = 8
+"""Batches of which the ranges of int8 layers are taken."""
 
 OPTIMIZERS = ("none", "sgd", "adagrad", "adam", "adamw")
 
@@ -202,6 +206,9 @@ class Workload:
             job, with a graph and a decision of its own.
         evaluation: short for one more variant, "evaluation": eval mode, no gradients, the workload's own batches.
         pipeline: depth of the `fxlib.pipeline` under which the launcher's loop runs, as its `depth=`; 0: it runs none.
+        calibration: real batches that stay in this process: where int8 is asked for, the client takes the ranges of
+            what layers take from them, and sends these. `Workload.describe` keeps its first ones, for forwards alone.
+        ranges: such ranges.
 
     Raises:
         WorkloadError: a field does not describe a step that can run.
@@ -225,6 +232,8 @@ class Workload:
     variants: Sequence[Variant] = ()
     evaluation: bool = False
     pipeline: int = 0
+    calibration: Sequence[Batch] = field(default=(), repr=False, compare=False)
+    ranges: Sequence[LayerRange] = ()
 
     def __post_init__(self) -> None:
         """Normalize batches, targets, optimizer and servers; check the rest."""
@@ -236,6 +245,8 @@ class Workload:
             object.__setattr__(self, "targets", None)
         elif self.targets is not None:
             raise WorkloadError("a description carries its own target", where="Workload.targets")
+        if self.calibration:  # whatever `batches` takes
+            object.__setattr__(self, "calibration", normalize(self.calibration, None)[:MAX_CALIBRATION])
         if self.evaluation:
             object.__setattr__(
                 self, "variants", (Variant(name=_EVALUATION, training=False, grad=False), *self.variants)
@@ -246,6 +257,7 @@ class Workload:
         self._check_gradients()
         self._check_processes()
         self._check_variants()
+        self._check_ranges()
 
     @classmethod
     def describe(
@@ -273,7 +285,9 @@ class Workload:
         """
         real, ranges = cls(batches=batches, **step), ranges or {}
         variants = [each.described(count=count, ranges=ranges) for each in real.variants]
-        return replace(real, batches=describe(real.real_batches, count=count, ranges=ranges), variants=variants)
+        told = describe(real.real_batches, count=count, ranges=ranges)
+        kept = real.real_batches[:MAX_CALIBRATION] if real.mode == "forward" else ()
+        return replace(real, batches=told, variants=variants, calibration=kept)
 
     @property
     def spec(self) -> BatchSpec | None:
@@ -399,6 +413,11 @@ class Workload:
                 where="Workload.mode",
                 hint='Use mode="local", or leave them out.',
             )
+
+    def _check_ranges(self) -> None:
+        for each in self.ranges:
+            if problem := each.problem:
+                raise WorkloadError(f"the range {problem}", where=f"Workload.ranges[{', '.join(each.weights)}]")
 
     def _check_processes(self) -> None:
         for name in ("threads", "trainers"):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.utils import _python_dispatch
+from torch.utils import _pytree as pytree
 
 from fxlib.errors import PassError
 
@@ -139,6 +140,14 @@ def _kind(tensor: torch.Tensor) -> str:
     shape = "nested" if nested else f"of shape {tuple(tensor.shape)}"
     layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
     return f"{tensor.dtype}{layout} {shape} on {tensor.device}"
+
+
+def largest_error(value: object, reference: object) -> float:
+    """Return the largest relative error of any tensor of a nest (see `relative_error`); infinity for another nest."""
+    ours, theirs = pytree.tree_leaves(value), pytree.tree_leaves(reference)
+    if len(ours) != len(theirs):
+        return math.inf
+    return max(map(relative_error, ours, theirs), default=0.0)
 
 
 def relative_error(value: object, reference: object) -> float:

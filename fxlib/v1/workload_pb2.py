@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fxlib.v1 import graph_pb2 as fxlib_dot_v1_dot_graph__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66xlib/v1/workload.proto\x12\x08\x66xlib.v1\x1a\x14\x66xlib/v1/graph.proto\"\xd2\x04\n\x08Workload\x12\'\n\x07\x62\x61tches\x18\x01 \x01(\x0b\x32\x14.fxlib.v1.BatchBlobsH\x00\x12*\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32\x13.fxlib.v1.BatchSpecH\x00\x12\x1c\n\x04loss\x18\x03 \x01(\x0b\x32\x0e.fxlib.v1.Loss\x12*\n\toptimizer\x18\x04 \x01(\x0b\x32\x17.fxlib.v1.OptimizerSpec\x12 \n\x04mode\x18\x05 \x01(\x0e\x32\x12.fxlib.v1.StepMode\x12\x0f\n\x07threads\x18\x06 \x01(\x05\x12\x10\n\x08trainers\x18\x07 \x01(\x05\x12%\n\x07servers\x18\x08 \x03(\x0b\x32\x14.fxlib.v1.ServerSpec\x12!\n\x05rrefs\x18\t \x03(\x0b\x32\x12.fxlib.v1.RRefSpec\x12\x34\n\tcontracts\x18\n \x03(\x0b\x32!.fxlib.v1.Workload.ContractsEntry\x12\x0e\n\x06\x61ssume\x18\x0b \x01(\t\x12\x0c\n\x04seed\x18\x0c \x01(\x04\x12\x14\n\x0c\x61\x63\x63umulation\x18\r \x01(\x05\x12\x16\n\tclip_norm\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nloss_scale\x18\x0f \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08pipeline\x18\x10 \x01(\x05\x1a\x44\n\x0e\x43ontractsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.fxlib.v1.Contract:\x02\x38\x01\x42\x08\n\x06inputsB\x0c\n\n_clip_normB\r\n\x0b_loss_scale\"0\n\nBatchBlobs\x12\"\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x11.fxlib.v1.BlobRef\"\x84\x02\n\tBatchSpec\x12$\n\x06inputs\x18\x01 \x03(\x0b\x32\x14.fxlib.v1.TensorSpec\x12/\n\x06kwargs\x18\x02 \x03(\x0b\x32\x1f.fxlib.v1.BatchSpec.KwargsEntry\x12$\n\x06target\x18\x03 \x01(\x0b\x32\x14.fxlib.v1.TensorSpec\x12\r\n\x05\x63ount\x18\x04 \x01(\x05\x12&\n\x06nested\x18\x05 \x01(\x0b\x32\x16.fxlib.v1.NestedInputs\x1a\x43\n\x0bKwargsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.fxlib.v1.TensorSpec:\x02\x38\x01\"Y\n\x0cNestedInputs\x12\"\n\tstructure\x18\x01 \x01(\x0b\x32\x0f.fxlib.v1.Value\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.fxlib.v1.TensorSpec\"\x90\x01\n\nTensorSpec\x12\r\n\x05shape\x18\x01 \x03(\x03\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x10\n\x03low\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07repeats\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x0c\n\x04skew\x18\x06 \x01(\x01\x42\x06\n\x04_lowB\x07\n\x05_highB\n\n\x08_repeats\"B\n\x04Loss\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12\"\n\x05graph\x18\x02 \x01(\x0b\x32\x11.fxlib.v1.BlobRefH\x00\x42\x06\n\x04kind\"Q\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02lr\x18\x02 \x01(\x01\x12\x10\n\x08momentum\x18\x03 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x04 \x01(\x01\"\xa4\x01\n\nServerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06tables\x18\x02 \x03(\x0b\x32\x13.fxlib.v1.TableSpec\x12\"\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x13.fxlib.v1.DenseSpec\x12\r\n\x05setup\x18\x04 \x01(\t\x12\x16\n\x0eservice_time_s\x18\x05 \x01(\x01\x12\x18\n\x10service_time_per\x18\x06 \x01(\t\"S\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x03\x12\x11\n\toptimizer\x18\x04 \x01(\t\x12\n\n\x02lr\x18\x05 \x01(\x01\"G\n\tDenseSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12\n\n\x02lr\x18\x04 \x01(\x01\"\xc3\x01\n\x08RRefSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0b\n\x03\x63ls\x18\x03 \x01(\t\x12\x1d\n\x04\x61rgs\x18\x04 \x03(\x0b\x32\x0f.fxlib.v1.Value\x12.\n\x06kwargs\x18\x05 \x03(\x0b\x32\x1e.fxlib.v1.RRefSpec.KwargsEntry\x1a>\n\x0bKwargsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1e\n\x05value\x18\x02 \x01(\x0b\x32\x0f.fxlib.v1.Value:\x02\x38\x01*l\n\x08StepMode\x12\x19\n\x15STEP_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11STEP_MODE_FORWARD\x10\x01\x12\x13\n\x0fSTEP_MODE_LOCAL\x10\x02\x12\x19\n\x15STEP_MODE_DISTRIBUTED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66xlib/v1/workload.proto\x12\x08\x66xlib.v1\x1a\x14\x66xlib/v1/graph.proto\"\xf8\x04\n\x08Workload\x12\'\n\x07\x62\x61tches\x18\x01 \x01(\x0b\x32\x14.fxlib.v1.BatchBlobsH\x00\x12*\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32\x13.fxlib.v1.BatchSpecH\x00\x12\x1c\n\x04loss\x18\x03 \x01(\x0b\x32\x0e.fxlib.v1.Loss\x12*\n\toptimizer\x18\x04 \x01(\x0b\x32\x17.fxlib.v1.OptimizerSpec\x12 \n\x04mode\x18\x05 \x01(\x0e\x32\x12.fxlib.v1.StepMode\x12\x0f\n\x07threads\x18\x06 \x01(\x05\x12\x10\n\x08trainers\x18\x07 \x01(\x05\x12%\n\x07servers\x18\x08 \x03(\x0b\x32\x14.fxlib.v1.ServerSpec\x12!\n\x05rrefs\x18\t \x03(\x0b\x32\x12.fxlib.v1.RRefSpec\x12\x34\n\tcontracts\x18\n \x03(\x0b\x32!.fxlib.v1.Workload.ContractsEntry\x12\x0e\n\x06\x61ssume\x18\x0b \x01(\t\x12\x0c\n\x04seed\x18\x0c \x01(\x04\x12\x14\n\x0c\x61\x63\x63umulation\x18\r \x01(\x05\x12\x16\n\tclip_norm\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nloss_scale\x18\x0f \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08pipeline\x18\x10 \x01(\x05\x12$\n\x06ranges\x18\x11 \x03(\x0b\x32\x14.fxlib.v1.LayerRange\x1a\x44\n\x0e\x43ontractsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.fxlib.v1.Contract:\x02\x38\x01\x42\x08\n\x06inputsB\x0c\n\n_clip_normB\r\n\x0b_loss_scale\"h\n\nLayerRange\x12\x0f\n\x07weights\x18\x01 \x03(\t\x12\x0b\n\x03use\x18\x02 \x01(\x05\x12\r\n\x05least\x18\x03 \x01(\x01\x12\x0c\n\x04most\x18\x04 \x01(\x01\x12\x0e\n\x06values\x18\x05 \x01(\x03\x12\x0f\n\x07too_far\x18\x06 \x01(\t\"0\n\nBatchBlobs\x12\"\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x11.fxlib.v1.BlobRef\"\x84\x02\n\tBatchSpec\x12$\n\x06inputs\x18\x01 \x03(\x0b\x32\x14.fxlib.v1.TensorSpec\x12/\n\x06kwargs\x18\x02 \x03(\x0b\x32\x1f.fxlib.v1.BatchSpec.KwargsEntry\x12$\n\x06target\x18\x03 \x01(\x0b\x32\x14.fxlib.v1.TensorSpec\x12\r\n\x05\x63ount\x18\x04 \x01(\x05\x12&\n\x06nested\x18\x05 \x01(\x0b\x32\x16.fxlib.v1.NestedInputs\x1a\x43\n\x0bKwargsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.fxlib.v1.TensorSpec:\x02\x38\x01\"Y\n\x0cNestedInputs\x12\"\n\tstructure\x18\x01 \x01(\x0b\x32\x0f.fxlib.v1.Value\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.fxlib.v1.TensorSpec\"\x90\x01\n\nTensorSpec\x12\r\n\x05shape\x18\x01 \x03(\x03\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x10\n\x03low\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07repeats\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x0c\n\x04skew\x18\x06 \x01(\x01\x42\x06\n\x04_lowB\x07\n\x05_highB\n\n\x08_repeats\"B\n\x04Loss\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12\"\n\x05graph\x18\x02 \x01(\x0b\x32\x11.fxlib.v1.BlobRefH\x00\x42\x06\n\x04kind\"Q\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02lr\x18\x02 \x01(\x01\x12\x10\n\x08momentum\x18\x03 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x04 \x01(\x01\"\xa4\x01\n\nServerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06tables\x18\x02 \x03(\x0b\x32\x13.fxlib.v1.TableSpec\x12\"\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x13.fxlib.v1.DenseSpec\x12\r\n\x05setup\x18\x04 \x01(\t\x12\x16\n\x0eservice_time_s\x18\x05 \x01(\x01\x12\x18\n\x10service_time_per\x18\x06 \x01(\t\"S\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x03\x12\x11\n\toptimizer\x18\x04 \x01(\t\x12\n\n\x02lr\x18\x05 \x01(\x01\"G\n\tDenseSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12\n\n\x02lr\x18\x04 \x01(\x01\"\xc3\x01\n\x08RRefSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0b\n\x03\x63ls\x18\x03 \x01(\t\x12\x1d\n\x04\x61rgs\x18\x04 \x03(\x0b\x32\x0f.fxlib.v1.Value\x12.\n\x06kwargs\x18\x05 \x03(\x0b\x32\x1e.fxlib.v1.RRefSpec.KwargsEntry\x1a>\n\x0bKwargsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1e\n\x05value\x18\x02 \x01(\x0b\x32\x0f.fxlib.v1.Value:\x02\x38\x01*l\n\x08StepMode\x12\x19\n\x15STEP_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11STEP_MODE_FORWARD\x10\x01\x12\x13\n\x0fSTEP_MODE_LOCAL\x10\x02\x12\x19\n\x15STEP_MODE_DISTRIBUTED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,34 +38,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BATCHSPEC_KWARGSENTRY']._serialized_options = b'8\001'
   _globals['_RREFSPEC_KWARGSENTRY']._loaded_options = None
   _globals['_RREFSPEC_KWARGSENTRY']._serialized_options = b'8\001'
-  _globals['_STEPMODE']._serialized_start=1881
-  _globals['_STEPMODE']._serialized_end=1989
+  _globals['_STEPMODE']._serialized_start=2025
+  _globals['_STEPMODE']._serialized_end=2133
   _globals['_WORKLOAD']._serialized_start=60
-  _globals['_WORKLOAD']._serialized_end=654
-  _globals['_WORKLOAD_CONTRACTSENTRY']._serialized_start=547
-  _globals['_WORKLOAD_CONTRACTSENTRY']._serialized_end=615
-  _globals['_BATCHBLOBS']._serialized_start=656
-  _globals['_BATCHBLOBS']._serialized_end=704
-  _globals['_BATCHSPEC']._serialized_start=707
-  _globals['_BATCHSPEC']._serialized_end=967
-  _globals['_BATCHSPEC_KWARGSENTRY']._serialized_start=900
-  _globals['_BATCHSPEC_KWARGSENTRY']._serialized_end=967
-  _globals['_NESTEDINPUTS']._serialized_start=969
-  _globals['_NESTEDINPUTS']._serialized_end=1058
-  _globals['_TENSORSPEC']._serialized_start=1061
-  _globals['_TENSORSPEC']._serialized_end=1205
-  _globals['_LOSS']._serialized_start=1207
-  _globals['_LOSS']._serialized_end=1273
-  _globals['_OPTIMIZERSPEC']._serialized_start=1275
-  _globals['_OPTIMIZERSPEC']._serialized_end=1356
-  _globals['_SERVERSPEC']._serialized_start=1359
-  _globals['_SERVERSPEC']._serialized_end=1523
-  _globals['_TABLESPEC']._serialized_start=1525
-  _globals['_TABLESPEC']._serialized_end=1608
-  _globals['_DENSESPEC']._serialized_start=1610
-  _globals['_DENSESPEC']._serialized_end=1681
-  _globals['_RREFSPEC']._serialized_start=1684
-  _globals['_RREFSPEC']._serialized_end=1879
-  _globals['_RREFSPEC_KWARGSENTRY']._serialized_start=1817
-  _globals['_RREFSPEC_KWARGSENTRY']._serialized_end=1879
+  _globals['_WORKLOAD']._serialized_end=692
+  _globals['_WORKLOAD_CONTRACTSENTRY']._serialized_start=585
+  _globals['_WORKLOAD_CONTRACTSENTRY']._serialized_end=653
+  _globals['_LAYERRANGE']._serialized_start=694
+  _globals['_LAYERRANGE']._serialized_end=798
+  _globals['_BATCHBLOBS']._serialized_start=800
+  _globals['_BATCHBLOBS']._serialized_end=848
+  _globals['_BATCHSPEC']._serialized_start=851
+  _globals['_BATCHSPEC']._serialized_end=1111
+  _globals['_BATCHSPEC_KWARGSENTRY']._serialized_start=1044
+  _globals['_BATCHSPEC_KWARGSENTRY']._serialized_end=1111
+  _globals['_NESTEDINPUTS']._serialized_start=1113
+  _globals['_NESTEDINPUTS']._serialized_end=1202
+  _globals['_TENSORSPEC']._serialized_start=1205
+  _globals['_TENSORSPEC']._serialized_end=1349
+  _globals['_LOSS']._serialized_start=1351
+  _globals['_LOSS']._serialized_end=1417
+  _globals['_OPTIMIZERSPEC']._serialized_start=1419
+  _globals['_OPTIMIZERSPEC']._serialized_end=1500
+  _globals['_SERVERSPEC']._serialized_start=1503
+  _globals['_SERVERSPEC']._serialized_end=1667
+  _globals['_TABLESPEC']._serialized_start=1669
+  _globals['_TABLESPEC']._serialized_end=1752
+  _globals['_DENSESPEC']._serialized_start=1754
+  _globals['_DENSESPEC']._serialized_end=1825
+  _globals['_RREFSPEC']._serialized_start=1828
+  _globals['_RREFSPEC']._serialized_end=2023
+  _globals['_RREFSPEC_KWARGSENTRY']._serialized_start=1961
+  _globals['_RREFSPEC_KWARGSENTRY']._serialized_end=2023
 # @@protoc_insertion_point(module_scope)

@@ -15,6 +15,7 @@ from fxlib import Client, Workload, wire
 from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.protocol import RecipeLike
 from fxlib.reasons import Reason
+from fxlib.recipes import recipes
 from fxlib.utils.compare import relative_error
 from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
@@ -170,3 +171,53 @@ def test_weights_without_values_keep_the_original(client: Client) -> None:
     with pytest.warns(FxlibWarning, match="a tensor on the meta device has no values"):
         result = client.optimize(model, FORWARDS, recipe="inference", progress=False)
     assert result.decision == "keep_original"
+
+
+def quantizable() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)).eval()
+
+
+BATCHES = [torch.rand(16, 64) * 3.0 for _ in range(3)]
+
+
+def answered_in_int8(service: Scripted, model: nn.Module, *, scale: float = 1.0) -> None:
+    """Have the service answer with the int8 form of the model, for the launcher's batches times a number."""
+    captured = fxlib.capture(model)
+    steps = Workload(batches=[scale * each for each in BATCHES], mode="forward", optimizer="none")
+    rewrite = recipes.get("int8").run(captured, recipes.PlanningRequest(workload=steps))
+    answer = wire.encode(rewrite.module, beside=captured)
+    service.blobs |= answer.blobs
+    service.adopt(wire.serialize(answer.graph))
+    service.job.result.preserves = "lossy"
+    service.job.result.max_relative_error = 0.01
+
+
+def test_of_described_batches_ranges_alone_are_sent(service: Scripted, client: Client) -> None:
+    model, steps = quantizable(), Workload.describe(BATCHES, mode="forward", optimizer="none")
+    answered_in_int8(service, model)
+    result = client.optimize(model, steps, recipe="int8", max_relative_error=0.05, progress=False)
+    request = service.requests[-1].workload
+    assert [list(each.weights) for each in request.ranges] == [["0.bias", "0.weight"], ["2.bias", "2.weight"]]
+    assert request.ranges[0].most == pytest.approx(max(float(each.max()) for each in BATCHES))
+    assert not request.HasField("batches")
+    assert 2.9 < request.description.inputs[0].high <= 3.0
+    assert sent(service) == 4  # weights, and no values of batches
+    assert result.decision == "adopt"
+
+
+def test_what_misses_the_bound_on_batches_that_were_not_sent_is_not_taken(service: Scripted, client: Client) -> None:
+    model, steps = quantizable(), Workload.describe(BATCHES, mode="forward", optimizer="none")
+    answered_in_int8(service, model, scale=0.1)  # the real inputs are cut off
+    result = client.optimize(model, steps, recipe="int8", max_relative_error=0.05, progress=False)
+    assert (result.decision, result.reason) == ("keep_original", Reason.NOT_SAME)
+    assert "on the job's own batches it has a relative error of" in str(result)
+    with torch.no_grad():
+        assert torch.equal(result.module(BATCHES[0]), model(BATCHES[0]))
+
+
+def test_training_and_other_recipes_keep_no_batches_and_send_no_ranges(service: Scripted, client: Client) -> None:
+    assert Workload.describe(BATCHES, loss="mean").calibration == ()
+    model, steps = quantizable(), Workload.describe(BATCHES, mode="forward", optimizer="none")
+    client.optimize(model, steps, recipe="inference", progress=False)
+    assert not service.requests[-1].workload.ranges

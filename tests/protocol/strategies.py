@@ -1,5 +1,6 @@
 """Random instances of what travels."""
 
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from fxlib.reasons import Declined, Reason
+from fxlib.spec.calibration import LayerRange
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
 from fxlib.spec.job import Blob, Event, Failure, Job, TrialOptions
@@ -106,6 +108,19 @@ _step: dict[str, st.SearchStrategy[Any]] = {
     "contracts": st.dictionaries(function, contracts, max_size=2),
     "assume": st.sampled_from(["", "reads", "pure"]),
     "seed": st.integers(0, 2**63 - 1),
+    "ranges": st.lists(
+        st.builds(
+            LayerRange,
+            weights=st.lists(word, max_size=2).map(tuple),
+            use=st.integers(0, 9),
+            least=st.floats(-9, 0),
+            most=st.floats(0, 9),
+            values=st.integers(0, 2**62),
+            too_far=word,
+        )
+        | st.just(LayerRange(weights=("weight",), least=-math.inf, most=math.inf, values=0)),
+        max_size=2,
+    ).map(tuple),
 }
 workloads = st.builds(Workload, mode=st.sampled_from(["forward", "distributed"]), **_step) | st.builds(
     Workload,

@@ -7,14 +7,14 @@ the results are within the bound, and puts the operators of `fxlib.runtime.int8`
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.modules.conv import _ConvNd
-from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.analysis.effects.gradients import may_leave_gradients
@@ -27,12 +27,12 @@ from fxlib.passes.infra.folded_values import CHANNELS_LAST, become, hold, read, 
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8, is_call, is_issue
 from fxlib.runtime.submodules import submodule
+from fxlib.spec.calibration import LayerRange
 from fxlib.spec.inputs import Batch
-from fxlib.utils.compare import relative_error
+from fxlib.spec.workload import MAX_CALIBRATION
+from fxlib.utils.compare import largest_error
 
 _OPERATORS = torch.ops.fxlib
-_BATCHES = 8
-"""At most so many batches are looked at: each is run for each layer whose share of the error is measured."""
 _LEAST_VALUES = 100
 """Of values that are alike, one more lies outside of the range of so many others with a chance of 2 in 101."""
 
@@ -42,9 +42,10 @@ class Quantize(GraphPass):
     """Run linear layers and two-dimensional convolutions on int8 weights and inputs, with sums in 32 bits.
 
     Weights have a scale for each output channel. The range of a layer's input is the one that it has over the
-    workload's real batches, where there are any and the program makes no remote calls; otherwise each forward takes
-    that of its own input. With a bound on the error (`Context.max_relative_error`) and batches to measure it on, the
-    layers that move the results most, each alone, stay in float until the rest is within the bound.
+    workload's real batches, where there are any and the program makes no remote calls, or the one that the workload
+    tells (`Workload.ranges`); otherwise each forward takes that of its own input. With a bound on the error
+    (`Context.max_relative_error`) and batches to measure it on, the layers that move the results most, each alone, stay
+    in float until the rest is within the bound.
     """
 
     least_weights: int = 4096
@@ -59,14 +60,12 @@ class Quantize(GraphPass):
         layers, declined = found.layers, found.declined
         if not layers:
             return PassResult(module, changes=0, declined=tuple(declined))
-        batches = _batches(module, context)
-        ranges: dict[Node, Range] = {}
+        batches, ranges = _batches(module, context), Ranges()
+        told = () if context.workload is None or batches else context.workload.ranges
         if batches:
-            reference, ranges = calibrate(module, layers, batches)
-            layers = self._with_known_range(layers, ranges, declined)
-            if context.max_relative_error is not None:
-                measured = _Error(module, batches, reference, ranges)
-                layers = self._within(measured, layers, context.max_relative_error, declined)
+            layers, ranges = self._calibrated(module, layers, batches, context.max_relative_error, declined)
+        elif told:
+            layers, ranges = self._as_told(layers, told, declined)
         for layer in layers:
             _rewrite(module, layer, ranges.get(layer.input))
         _chain(module)
@@ -74,6 +73,61 @@ class Quantize(GraphPass):
             _restore_layout(module, layer)
         sweep(module)
         return PassResult(module, changes=len(layers), declined=tuple(declined))
+
+    @torch.no_grad()
+    def ranges(self, module: GraphModule, context: Context) -> tuple[LayerRange, ...]:
+        """Return what a pass without the workload's batches needs to do what this one would; `module` stays as it is.
+
+        Returns:
+            Nothing where there are no layers, or no batches that the program can be run on here.
+        """
+        layers, batches = _Search(module, context.get(Effects), self.least_weights).layers, _batches(module, context)
+        if not layers or not batches:
+            return ()
+        declined = list[Declined]()
+        _, found = self._calibrated(module, layers, batches, context.max_relative_error, declined)
+        too_far = {each.node: each.detail for each in declined if each.reason is Reason.ERROR_BOUND}
+        return tuple(
+            LayerRange(
+                weights=weights,
+                use=use,
+                least=found[layer.input].least,
+                most=found[layer.input].most,
+                values=found[layer.input].values,
+                too_far=too_far.get(layer.node.name, ""),
+            )
+            for (weights, use), layer in _named(layers).items()
+        )
+
+    def _calibrated(
+        self,
+        module: GraphModule,
+        layers: Sequence[Layer],
+        batches: Sequence[Sequence[Any]],
+        bound: float | None,
+        declined: list[Declined],
+    ) -> tuple[list[Layer], Ranges]:
+        """Return the layers that batches let run on int8 weights, and the ranges of what all of them take."""
+        reference, ranges = calibrate(module, layers, batches)
+        kept = self._with_known_range(layers, ranges, declined)
+        if bound is not None:
+            kept = self._within(_Error(module, batches, reference, ranges), kept, bound, declined)
+        return kept, ranges
+
+    def _as_told(
+        self, layers: Sequence[Layer], told: Sequence[LayerRange], declined: list[Declined]
+    ) -> tuple[list[Layer], Ranges]:
+        """Return the same of ranges that were taken elsewhere; of a layer that they leave out, nothing is known."""
+        known = {(each.weights, each.use): each for each in told}
+        ranges, kept = Ranges(), list[Layer]()
+        for name, layer in _named(layers).items():
+            found = known.get(name)
+            ranges[layer.input] = Range() if found is None else Range(found.least, found.most, found.values)
+            if found is not None and found.too_far:
+                declined.append(Declined(node=layer.node.name, reason=Reason.ERROR_BOUND, detail=found.too_far))
+            else:
+                kept.append(layer)
+        return self._with_known_range(kept, ranges, declined), ranges
 
     def _with_known_range(
         self, layers: Sequence[Layer], ranges: Mapping[Node, Range], declined: list[Declined]
@@ -144,6 +198,10 @@ class Range:
         return Range(min(self.least, least), max(self.most, most), self.values + value.numel())
 
 
+Ranges: TypeAlias = dict[Node, Range]
+"""The ranges of the values that layers take."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layer:
     """A layer that can run on int8 weights: the integers, and what they stand for."""
@@ -184,6 +242,16 @@ class Layer:
             given, scale, zero_point, self.weight, self.scales, self.bias, *self.options, None, 0, False
         )
         return result
+
+
+def _named(layers: Sequence[Layer]) -> dict[tuple[tuple[str, ...], int], Layer]:
+    """Return layers by the names of their weights and, where several have the same, by their number."""
+    uses, found = Counter[tuple[str, ...]](), dict[tuple[tuple[str, ...], int], Layer]()
+    for layer in layers:
+        weights = tuple(sorted(layer.sources))
+        found[weights, uses[weights]] = layer
+        uses[weights] += 1
+    return found
 
 
 def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -260,9 +328,10 @@ def _batches(module: GraphModule, context: Context) -> tuple[Sequence[Any], ...]
     A program that writes to its inputs or to its state has no layers, since it may write to their weights, too.
     """
     remote = any(is_call(node) or is_issue(node) for node in module.graph.nodes)
-    if context.workload is None or context.workload.spec is not None or remote:
+    if context.workload is None or remote:
         return ()
-    bound = [_bound(module, each) for each in context.workload.real_batches[:_BATCHES]]
+    known = context.workload.real_batches or context.workload.calibration
+    bound = [_bound(module, each) for each in known[:MAX_CALIBRATION]]
     return tuple(each for each in bound if each is not None)
 
 
@@ -331,12 +400,7 @@ class _Error:
         """Return the largest relative error of any result (see `relative_error`)."""
         run = _Replaced(self.module, layers, self.ranges)
         pairs = zip(self.batches, self.reference, strict=True)
-        return max(_largest(run.results_of(batch), expected) for batch, expected in pairs)
-
-
-def _largest(value: Any, reference: Any) -> float:
-    ours, theirs = (pytree.tree_leaves(each) for each in (value, reference))
-    return max((relative_error(*pair) for pair in zip(ours, theirs, strict=True)), default=0.0)
+        return max(largest_error(run.results_of(batch), expected) for batch, expected in pairs)
 
 
 def _rewrite(module: GraphModule, layer: Layer, known: Range | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 import fxlib
 from fxlib import Workload, wire
+from fxlib.client.request import Question, calibrated
 from fxlib.errors import FxlibWarning
 from fxlib.recipes import recipes
 from fxlib.recipes.recipes import PlanningRequest, Rewrite
@@ -328,3 +330,40 @@ def test_a_layer_that_is_called_twice_has_one_range_for_each_call() -> None:
     rewrite = quantized(model, workload(batch))
     assert changes(rewrite, "quantize") == 2
     assert_near(model, rewrite, batch)
+
+
+class Shared(nn.Module):
+    """A layer that is called twice, between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(100.0 * self.middle(self.first(x).relu())))
+
+
+@pytest.mark.parametrize("bound", [None, 0.02])
+@pytest.mark.parametrize("model", [Net, Shared])
+def test_ranges_that_were_taken_elsewhere_make_the_same_module(model: type[nn.Module], bound: float | None) -> None:
+    net = made(model())
+    batches = (images(4, 2), images(4, 3)) if model is Net else (rows(16, 64), rows(16, 64, 2))
+    own = quantized(net, workload(*batches), bound)
+    described = Workload.describe(list(batches), mode="forward", optimizer="none")
+    told = calibrated(fxlib.capture(net), described, Question(recipe="int8", max_relative_error=bound or 1.0))
+    assert len(told.ranges) >= 3
+    elsewhere = quantized(net, replace(told, calibration=()), bound)
+    assert [(each.changes, each.declined) for each in elsewhere.passes] == [
+        (each.changes, each.declined) for each in own.passes
+    ]
+    with torch.no_grad():
+        assert torch.equal(elsewhere.module(*batches[:1]), own.module(*batches[:1]))
+
+
+def test_a_layer_of_which_no_range_was_told_stays_in_float() -> None:
+    net, batch = made(Shared()), rows(16, 64)
+    described = Workload.describe([batch], mode="forward", optimizer="none")
+    told = calibrated(fxlib.capture(net), described, Question(recipe="int8", max_relative_error=1.0))
+    rewrite = quantized(net, replace(told, calibration=(), ranges=told.ranges[1:]))
+    assert reasons(rewrite, "quantize") == ["CALIBRATION_TOO_SMALL"]
+    assert changes(rewrite, "quantize") == 2
