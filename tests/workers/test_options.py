@@ -122,7 +122,6 @@ CLUSTER = ["--ray-address", "head:6379", "--interface", "eth0"]
         (WHOLE, {"a": WHOLE, "b": WHOLE}, Level.PRIVATE),  # the nodes share a network
         (WHOLE, {"a": WHOLE, "b": BARE}, Level.FILTERED),
         (BARE, {"a": WHOLE}, Level.FILTERED),  # which rewrites the graph
-        (WHOLE, {}, Level.NONE),
     ],
 )
 def test_a_cluster_contains_as_far_as_the_least_of_its_nodes(
@@ -136,8 +135,15 @@ def test_the_node_that_keeps_a_cluster_from_a_level_is_named() -> None:
     required = parse([*CLUSTER, "--require-containment", "private"])
     with pytest.raises(OptionError, match="node b: files: there is no user namespace"):
         check_containment(required, WHOLE, {"a": WHOLE, "b": BARE})
-    with pytest.raises(OptionError, match="no node of the cluster can be asked"):
-        check_containment(required, WHOLE, {})
+
+
+def test_a_worker_that_reaches_no_cluster_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logs, "set_up", lambda: None)
+    assert main(["--ray-address", "127.0.0.1:9", "--interface", "eth0"]) == 2
+    told = "fxlib worker: --ray-address: nothing can be reached at 127.0.0.1:9: Connection refused"
+    assert capsys.readouterr().err.startswith(told)
 
 
 def test_an_unknown_level_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

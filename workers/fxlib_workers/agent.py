@@ -61,7 +61,7 @@ def containment_level(settings: TrialSettings, host: Available, nodes: Nodes | N
     if nodes is None:
         return here
     # The processes of a trial on a cluster meet on the nodes' network.
-    there = [each.level(own_network=False) for each in nodes.values()] or [Level.NONE]
+    there = [each.level(own_network=False) for each in nodes.values()]
     return min(here, *there, key=lambda level: level.rank)
 
 
@@ -77,7 +77,6 @@ def check_containment(config: Config, host: Available, nodes: Nodes | None = Non
     unrelated = {Part.USER, Part.MEMORY}
     why = [f"{part}: {reason}" for part, reason in host.missing if part not in unrelated]
     why += [] if config.trial.interface == LOOPBACK else [_SHARED_NETWORK]
-    why += ["no node of the cluster can be asked"] if nodes is not None and not nodes else []
     for node, found in (nodes or {}).items():
         why += [f"node {node}: {part}: {reason}" for part, reason in found.missing if part not in unrelated]
     raise OptionError(

@@ -8,35 +8,106 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Final
 
+from fxlib.errors import OptionError, of_system
+from fxlib_workers.process.exceptions import shorten
 from fxlib_workers.process.probe import Available, available
 
 _NODE_S: Final = 60.0
 """The time in which each node is to have answered."""
 
 _ALL_S: Final = 120.0
+_REACH_S: Final = 5.0
+"""The time in which the cluster's head is to have taken a connection."""
+
 _SILENT: Final = "filter"
+_HOST_AND_PORT: Final = re.compile(r"(?:ray://)?\[?([^\[\]]+?)\]?:(\d+)")
+_TRIES: Final = {"RAY_NUM_REDIS_GET_RETRIES": "3"}
+"""Ray's own option: how often it asks a head that refuses it, once a second."""
+
+_OTHER_TOKEN: Final = re.compile(r"InvalidAuthToken|Unauthenticated|AuthenticationError")
+_VERSIONS: Final = r".*?(Ray: \S+\s+Python: \S+)"
+_OTHER_VERSION: Final = re.compile(f"Version mismatch: {_VERSIONS}{_VERSIONS}", re.DOTALL)
+_NO_NODE_HERE: Final = re.compile(r"No node info found|none of these match this node")
 
 
 def allowed_on_nodes(address: str) -> Mapping[str, Available]:
-    """Return what each node of the cluster at an address allows, by its address; nothing if it is not reached."""
+    """Return what each node of the cluster at an address allows, by what the node is called.
+
+    Raises:
+        OptionError: the worker cannot connect to the cluster; says whether nothing answers there, it wants another
+            token, it runs another version of Ray or Python, or has no node on this host.
+    """
+    _reach(address)
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", __name__, address],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAY_USAGE_STATS_ENABLED": "0"},
+            capture_output=True,
+            env={
+                **_TRIES,
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "RAY_USAGE_STATS_ENABLED": "0",
+            },
+            text=True,
             timeout=_ALL_S,
-            check=True,
+            check=False,
         )
-    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
-        return {}
+    except subprocess.TimeoutExpired:
+        raise OptionError(
+            f"no Ray has answered at {address} within {_ALL_S:.0f} s",
+            option="ray-address",
+            hint="See that this is the port of the cluster's head (6379 unless told otherwise).",
+        ) from None
+    if done.returncode:
+        raise _explain(address, done.stderr)
+    sys.stderr.write(done.stderr)
     told = json.loads(done.stdout.splitlines()[-1])
     return {node: Available.without(missing) for node, missing in told.items()}
+
+
+def _reach(address: str) -> None:
+    """Open a connection to the head, and close it: Ray itself takes minutes to find that nobody is there."""
+    if (found := _HOST_AND_PORT.fullmatch(address)) is None:
+        return
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=_REACH_S).close()
+    except (OSError, OverflowError) as error:
+        why = of_system(error) if isinstance(error, OSError) else error
+        raise OptionError(
+            f"nothing can be reached at {address}: {why}",
+            option="ray-address",
+            hint="See that the cluster's head runs, and that this host may connect to it.",
+        ) from None
+
+
+def _explain(address: str, said: str) -> OptionError:
+    """Return the error that tells why the process could not connect, by what it has said."""
+    if found := _OTHER_VERSION.search(said):
+        theirs, ours = (" ".join(each.replace(":", "").split()).replace(" P", ", P") for each in found.groups())
+        message = f"the cluster at {address} runs {theirs}, and this worker {ours}"
+        hint = "Run the worker with the cluster's versions of Ray and Python."
+    elif _OTHER_TOKEN.search(said):
+        message = f"the cluster at {address} does not take this worker's token"
+        hint = (
+            "Give the worker the cluster's token: RAY_AUTH_MODE=token with RAY_AUTH_TOKEN, or with the file that "
+            "RAY_AUTH_TOKEN_PATH names."
+        )
+    elif _NO_NODE_HERE.search(said):
+        message = f"no node of the cluster at {address} is on this host"
+        hint = f"Start one beside the worker: ray start --address={address} --num-cpus=0."
+    else:
+        lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it ended without a word"]
+        message = f"the worker cannot connect to {address}: {shorten(lines[-1])}"
+        hint = ""
+    return OptionError(message, option="ray-address", hint=hint)
 
 
 def _ask(address: str) -> Mapping[str, Mapping[str, str]]:
