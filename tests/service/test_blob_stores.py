@@ -44,9 +44,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """A bucket of a server that speaks the API of S3."""
-    pytest.importorskip("s3fs", reason="the service's extra s3 is not installed")
-    moto = pytest.importorskip("moto.server", reason="moto[server,s3] is not installed")
-    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    from moto.server import ThreadedMotoServer  # half a second, which no other test needs
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     with pytest.MonkeyPatch.context() as patched:
