@@ -1,16 +1,23 @@
-"""The Ray of a worker's own: who can reach it."""
+"""The nodes of a Ray: who can reach that of a worker's own, and what is left on those of a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
+import ray
+from ray.exceptions import RayActorError
 
+from fxlib_workers.process.child import FOLDER, Channel, ChildEndedError
 from fxlib_workers.process.containment import Part
+from fxlib_workers.trial import drive
 from fxlib_workers.trial.driver import TrialDriver
-from fxlib_workers.trial.nodes import connected
+from fxlib_workers.trial.nodes import Nodes, connected
 from tests.workers.cases import Lookups, descendants, fill, lookup_workload
 from tests.workers.process.contained import host
 from tests.workers.trial_settings import MEASURED, QUICK, SETTINGS
@@ -36,6 +43,44 @@ def test_a_folder_with_too_long_a_path_for_sockets_is_a_sentence(tmp_path: Path)
     folder = tmp_path / "long-name-of-a-folder-for-temporary-files"
     with pytest.raises(RuntimeError, match="have the worker's TMPDIR name a folder whose path is"):
         connected(SETTINGS, folder).__enter__()
+
+
+class _Quiet(Channel):
+    """A channel over which nothing comes for a while, and which is closed then."""
+
+    def __init__(self) -> None:
+        self.waits: list[float | None] = []
+
+    def send(self, **_: object) -> None:
+        pass
+
+    def receive(self, timeout_s: float | None = None) -> None:
+        self.waits.append(timeout_s)
+        if timeout_s is None or len(self.waits) > 1:
+            raise ChildEndedError
+
+
+@pytest.mark.parametrize("address, waits, left", [("head:6379", 60.0, 1), ("", None, 0)])
+def test_nodes_of_a_cluster_are_left_when_no_trial_comes(
+    address: str, waits: float | None, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, quiet = MagicMock(), _Quiet()
+    monkeypatch.setattr(drive, "connected", lambda *_: nullcontext(nodes))
+    monkeypatch.setenv(FOLDER, "/nowhere")
+    assert drive.drive(replace(SETTINGS, ray_address=address), quiet) == 0
+    assert quiet.waits[0] == waits
+    assert nodes.leave.call_count == left
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("nodes")
+def test_nodes_that_were_left_have_no_actor_and_get_one_again(nodes: Nodes) -> None:
+    (node,) = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
+    before = nodes.host(node)
+    nodes.leave()
+    with pytest.raises(RayActorError):
+        ray.get(before.warm_up.remote())
+    assert nodes.host(node) != before
 
 
 @pytest.fixture(scope="module")

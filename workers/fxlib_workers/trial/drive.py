@@ -33,6 +33,9 @@ from fxlib_workers.trial.trainer import EncodedProgram
 _ALIVE_S: Final = 5.0
 """The interval of messages that say that this process is alive."""
 
+_IDLE_S: Final = 60.0
+"""The time without a trial after which the nodes of a cluster are left, so that its autoscaler may take them away."""
+
 
 def drive(settings: TrialSettings, channel: Channel) -> int:
     """Run trials until the worker ends; return the exit status."""
@@ -42,7 +45,9 @@ def drive(settings: TrialSettings, channel: Channel) -> int:
                 nodes.warm_up()
             channel.send(ready=True)
             while True:
-                if (message := channel.receive()) is not None and "folder" in message:
+                if (message := channel.receive(_IDLE_S if settings.ray_address else None)) is None:
+                    nodes.leave()  # these are a cluster's
+                elif "folder" in message:
                     _run(JobFolder(Path(message["folder"])), nodes, channel, profile=message["profile"])
     except ChildEndedError:
         return 0

@@ -58,6 +58,11 @@ class Nodes:
         if (host := self._hosts.pop(node, None)) is not None:
             ray.kill(host)
 
+    def leave(self) -> None:
+        """End what runs on each node between trials: an autoscaler takes a node away only once nothing runs there."""
+        for node in list(self._hosts):
+            self.forget(node)
+
     def warm_up(self) -> None:
         """Have each node load the libraries that processes of trials need, and return at once."""
         for node in ray.nodes():
