@@ -34,6 +34,8 @@ needs_prometheus = pytest.mark.skipif(
 @dataclass
 class Prometheus:
     address: str
+    scraped: str
+    """The address of the metrics that it scrapes."""
 
     def ask(self, path: str, **parameters: str) -> Any:
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
@@ -59,7 +61,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
         try:
-            made = Prometheus(address)
+            made = Prometheus(address, service.metrics)
             _wait_for_a_scrape(made)
             _work_a_day(service)
             _wait_for(made, "fxlib_leases_expired_total >= 1")
@@ -141,6 +143,14 @@ def test_a_gain_is_shown_as_the_trial_measured_it(prometheus: Prometheus) -> Non
     assert float(sample["value"][1]) == 0.5
     (sample,) = prometheus.samples('fxlib_model_qps{model="dlrm", arm="optimized"}')
     assert float(sample["value"][1]) == 150
+
+
+@needs_prometheus
+def test_metrics_are_named_as_prometheus_wants_them(prometheus: Prometheus) -> None:
+    scrape = fetch(f"http://{prometheus.scraped}/metrics")
+    assert "fxlib_queue_depth" in scrape
+    ran = subprocess.run(["promtool", "check", "metrics"], input=scrape, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout + ran.stderr) == (0, "")
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs `promtool` (`make system` installs it)")
