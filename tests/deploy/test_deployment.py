@@ -85,3 +85,17 @@ def test_units_are_valid(path: Path, tmp_path: Path) -> None:
     unit.write_text(path.read_text().replace("/opt/fxlib/bin/python", sys.executable))
     ran = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_folder_of_the_unit_s_token_is_one_that_the_service_takes() -> None:
+    """It takes none that other users may enter, which is what systemd makes unless it is told otherwise."""
+    unit = (DEPLOY / "systemd" / "fxlib-service.service").read_text()
+    assert "RuntimeDirectory=fxlib\nRuntimeDirectoryMode=0700\n" in unit
+    assert "FXLIB_RUNTIME_DIR=%t/fxlib" in unit
+
+
+def test_the_readme_s_file_of_options_is_one(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"```toml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
+    (file := tmp_path / "fxlib.toml").write_text(shown)
+    port = SERVICE.read(["--config", str(file)], {}).listen.port
+    assert str(WORKER.read(["--config", str(file)], {}).token_file) == f"/run/fxlib/{port}.token"
