@@ -22,6 +22,7 @@ from fxlib.zoo.dependencies import Dependencies
 State = Literal["waiting", "asked", "done", "failed"]
 """Not begun; the service has its job; there is an answer; it could not run."""
 
+_STAMP: Final = "%Y%m%dT%H%M%SZ"
 _FORM: Final = 1
 """The version of the files, which a reader checks."""
 
@@ -116,7 +117,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's name: when the run began, in UTC."""
+        """The folder's name: when the run began, in UTC, or above the newest one if the clock was behind that."""
         return self.folder.name
 
     @property
@@ -216,17 +217,23 @@ class Runs:
 
     def __iter__(self) -> Iterator[Run]:
         if self.folder.is_dir():
-            yield from (Run(each.parent) for each in sorted(self.folder.glob("*/run.json")))
+            found = (Run(each.parent) for each in self.folder.glob("*/run.json"))
+            yield from sorted(found, key=lambda each: (_order(each.name), each.name))
 
     def begin(self, manifest: str, entries: Sequence[str], *, fresh: bool = False, now: datetime | None = None) -> Run:
-        """Begin a run.
+        """Begin a run. Its name is above those of all others, also if the clock was set back since the newest began.
 
         Raises:
             RunError: its folder cannot be made.
         """
         at = datetime.now(UTC) if now is None else now
-        for number in range(1000):
-            folder = self.folder / (at.strftime("%Y%m%dT%H%M%SZ") + (f"-{number}" if number else ""))
+        newest = self.latest()
+        stamp, first = (at.strftime(_STAMP), 0)
+        if newest is not None and _order(newest.name) >= (stamp, 0):
+            stamp, last = _order(newest.name)
+            first = last + 1
+        for number in range(first, first + 1000):
+            folder = self.folder / (stamp + (f"-{number}" if number else ""))
             try:
                 for kind in ("rows", "reports", "logs"):
                     (folder / kind).mkdir(parents=True, exist_ok=kind != "rows")
@@ -237,11 +244,11 @@ class Runs:
             about = {"manifest": manifest, "entries": list(entries), "began": at.isoformat(), "fresh": fresh}
             _write(folder / "run.json", about)
             return Run(folder)
-        raise RunError("a thousand runs began in this second", where=str(self.folder))
+        raise RunError("a thousand runs begin at once", where=str(self.folder))
 
     def latest(self) -> Run | None:
         """Return the newest run, if there is any."""
-        return max(self, key=lambda each: _order(each.name), default=None)
+        return next(reversed(list(self)), None)
 
     def named(self, name: str) -> Run:
         """Return the run of this name, or the only one whose name begins with it; "latest" is the newest.
@@ -263,16 +270,13 @@ class Runs:
 
     def before(self, run: Run) -> list[Run]:
         """Return the runs before this one, the newest first."""
-        return sorted(
-            (each for each in self if _order(each.name) < _order(run.name)),
-            key=lambda each: _order(each.name),
-            reverse=True,
-        )
+        return [each for each in reversed(list(self)) if _order(each.name) < _order(run.name)]
 
 
 def _order(name: str) -> tuple[str, int]:
-    stamp, _, number = name.partition("-")
-    return stamp, int(number) if number.isdecimal() else 0
+    """Return what runs are ordered by; one that somebody gave another name is older than all."""
+    found = re.fullmatch(r"(\d{8}T\d{6}Z)(?:-(\d{1,9}))?", name, re.ASCII)
+    return ("", 0) if found is None else (found[1], int(found[2] or 0))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,0 +1,43 @@
+"""The runs of a zoo, as folders: which is the newest, whatever the clock says."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from fxlib.zoo import Runs
+from fxlib.zoo.runs import RunError
+
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+
+def begin(runs: Runs, *after: timedelta) -> list[str]:
+    return [runs.begin("zoo.toml", ["a"], now=NOON + each).name for each in after]
+
+
+def test_a_run_that_began_after_the_clock_was_set_back_is_the_newest(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    names = begin(runs, timedelta(days=9), timedelta(0), timedelta(hours=-5), timedelta(days=9), timedelta(days=10))
+    ahead = "20261201T120000Z"
+    assert names == [ahead, f"{ahead}-1", f"{ahead}-2", f"{ahead}-3", "20261202T120000Z"]
+    assert [each.name for each in runs] == names
+    assert runs.named("latest").name == names[-1]
+    assert [each.name for each in runs.before(runs.named(names[2]))] == [names[1], names[0]]
+
+
+def test_runs_that_begin_in_one_second_follow_each_other_beyond_the_tenth(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    names = begin(runs, *[timedelta(0)] * 12)
+    assert [each.name for each in runs] == names
+    assert names[-1] == "20261122T120000Z-11"
+
+
+def test_a_run_that_somebody_renamed_is_found_and_is_not_the_newest(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    (tmp_path / begin(runs, timedelta(0))[0]).rename(tmp_path / "release-9")
+    names = begin(runs, timedelta(0), timedelta(0))
+    assert runs.named("latest").name == names[-1]
+    assert runs.named("release").name == "release-9"
+    assert [each.name for each in runs] == ["release-9", *names]
+    with pytest.raises(RunError, match="several runs begin with '2026'"):
+        runs.named("2026")
