@@ -39,7 +39,9 @@ def add_to(commands: Commands) -> None:
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_run(_action(actions, "run", "measure all models, or go on where a run was interrupted", _run))
-    _add_run(_action(actions, "retry", "begin again with the models that failed in the newest run", _retry))
+    retry = _action(actions, "retry", "begin again with the models that failed in the newest run", _retry)
+    retry.add_argument("--failed", action="store_true", help="those that failed, which is what retry takes anyway")
+    _add_run(retry)
     status = _action(actions, "status", "how far the newest run is", _status)
     status.add_argument("--json", action="store_true", help="print JSON")
     report = _action(

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -34,6 +35,11 @@ ENTRY_POINTS: Final = "fxlib.models"
 """The group of entry points in which a package offers its models."""
 
 _REUSED: Final = "REQUEST_ID_REUSED"
+_NO_DEVICE: Final = re.compile(
+    r"not compiled with (CUDA|XPU)|not linked with support for|no NVIDIA driver|No CUDA GPUs|No XPU devices"
+    r"|on a CUDA device but|CUDA unknown error|invalid device ordinal"
+)
+"""How torch says that a device is not there."""
 _FORM: Final = "Write sizes, a dtype and the range of integers: 8x3x224x224, 8x12:int64<30000."
 
 
@@ -66,13 +72,9 @@ def main() -> int:
         answer = {"failed": error.code, "message": str(error)}
     except SystemExit as error:
         answer = {"failed": "EXITED", "message": f"it called sys.exit({error.code!r})"}
-    except (MemoryError, RuntimeError) as error:
-        traceback.print_exc()
-        out_of_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
-        answer = {"failed": "MEMORY" if out_of_memory else "MODEL", "message": _one_line(error)}
     except Exception as error:  # noqa: BLE001 - whatever a model raises is its row's
         traceback.print_exc()
-        answer = {"failed": "MODEL", "message": _one_line(error)}
+        answer = _raised(error)
     tell(**answer)
     answers.close()
     os._exit(0)  # threads and exit handlers of the model's have nothing more to do
@@ -249,6 +251,17 @@ def _tensors(text: str) -> Any:
     except ValueError as error:
         raise _FailedError("WORKLOAD", f"{text!r} is no tensor. {_FORM}") from error
     return Tensors(shape=sizes, dtype=dtype)
+
+
+def _raised(error: Exception) -> dict[str, Any]:
+    """Return what is told of an exception that nobody expected."""
+    told = _one_line(error)
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return {"failed": "MEMORY", "message": told}
+    if _NO_DEVICE.search(str(error)):
+        told = f"it needs a device that this machine has not; have it made on the CPU ({told})"
+        return {"failed": "DEVICE", "message": told}
+    return {"failed": "MODEL", "message": told}
 
 
 def _one_line(error: BaseException) -> str:

@@ -32,6 +32,7 @@ HOSTILE = {
     "writes_nonsense": ("ANSWER", "the process wrote no answer"),
     "stops_answering": ("CRASHED", "the process stopped answering while making the model"),
     "raises": ("MODEL", "KeyError: 'no such weights'"),
+    "needs_a_gpu": ("DEVICE", "it needs a device that this machine has not; have it made on the CPU"),
     "returns_text": ("WORKLOAD", "there is no workload"),
     "no_such": ("FACTORY", "has no attribute 'no_such'"),
 }
@@ -237,7 +238,7 @@ def test_retry_begins_again_with_failures_alone(tmp_path: Path, service: str, mo
     assert found["reads_a_file"].explanation.startswith("FileNotFoundError")
     width.write_text("4")
     before = newest(path).name
-    assert main(["zoo", "retry", str(path), "--service", service]) == 0
+    assert main(["zoo", "retry", str(path), "--failed", "--service", service]) == 0
     assert newest(path).name == before
     assert rows(path)["reads_a_file"].attempt == 2
     assert rows(path)["clicks"].attempt == 1
