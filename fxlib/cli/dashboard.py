@@ -1,4 +1,4 @@
-"""`fxlib dashboard`: a service's workers, queue, jobs and models in a browser."""
+"""`fxlib dashboard`: a service's workers, queue, jobs and models in a browser, and the runs of zoos."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def add_to(commands: Commands) -> None:
         metavar="NAME",
         help="name under which visitors come, such as dashboard.example.org; repeatable",
     )
+    parser.add_argument(
+        "--zoo",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="folder of a zoo's runs (zoo.runs), which are shown, too; repeatable",
+    )
     parser.add_argument("--https-cert", type=Path, metavar="FILE", help="serve HTTPS; PEM file of the certificate")
     parser.add_argument("--https-key", type=Path, metavar="FILE", help="PEM file of its key")
     parser.add_argument(
@@ -67,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     with endpoint_of(options).connect() as client:
         scheme = "http" if options.https_cert is None else "https"
         warn(f"dashboard of {options.service}: {scheme}://{host}:{port}/ (Ctrl-C ends it)")
-        serve(client, door, ready=options.ready_file)
+        serve(client, door, zoos=options.zoo, ready=options.ready_file)
     return 0
 
 

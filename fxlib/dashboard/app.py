@@ -39,10 +39,12 @@ from fxlib.client import Client
 from fxlib.dashboard.live import Feed, Live
 from fxlib.dashboard.view import LARGEST_PAGE, PAGE, Page, View, event_data, gain_chart
 from fxlib.dashboard.visitors import COOKIE, Visitors, check_origin, check_private
+from fxlib.dashboard.zoos import UnknownRunError, Zoos
 from fxlib.errors import CredentialError, FxlibError, RejectedError, RemoteError, WireError
 from fxlib.pages import environment, style
 from fxlib.serialization.files import write_whole
 from fxlib.spec.job import Event, JobFilter, State
+from fxlib.zoo.runs import RunError
 
 _STATES: Final[Sequence[State]] = get_args(State)
 _MOST_FORM_BYTES: Final = 1 << 14
@@ -58,18 +60,26 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Vary": "Accept",
 }
+_TOLD: Final = (RemoteError, WireError, HTTPException, UnknownRunError, RunError)
+"""What is told as a page, or as JSON."""
 _STATUSES: Final = {"JOB_NOT_FOUND": 404, "INVALID_REQUEST": 400, "PERMISSION_DENIED": 403, "UNAUTHENTICATED": 401}
 
 
-def make_app(client: Client, *, hosts: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> Starlette:
+def make_app(
+    client: Client, *, hosts: Sequence[str], zoos: Sequence[Path] = (), stopping: Callable[[], bool] = lambda: False
+) -> Starlette:
     """Return the application.
 
     Args:
         client: a client of the service, with the credential of a viewer.
         hosts: the names under which visitors come; others are refused, so that no other site's name leads here.
+        zoos: folders of runs of zoos, which are shown, too.
         stopping: says whether the process is about to end, for streams that would go on.
+
+    Raises:
+        FxlibError: a folder of a zoo is not there, or two have one name.
     """
-    site = _Site(client, stopping)
+    site = _Site(client, Zoos(zoos), stopping)
     pages = {
         "/": site.workers,
         "/queue": site.queue,
@@ -77,6 +87,9 @@ def make_app(client: Client, *, hosts: Sequence[str], stopping: Callable[[], boo
         "/jobs/{job_id}": site.job,
         "/models": site.models,
         "/model": site.model,
+        "/zoo": site.zoos,
+        "/zoo/diff": site.zoo_diff,
+        "/zoo/{run}": site.zoo_run,
     }
     routes = [
         Route("/workers.json", site.workers),
@@ -86,6 +99,7 @@ def make_app(client: Client, *, hosts: Sequence[str], stopping: Callable[[], boo
         Route("/jobs/{job_id}/retry", site.retry, methods=["POST"]),
         *(Route(path, page) for path, page in pages.items()),
         Route("/live", site.live),
+        Route("/live/zoo", site.live_zoos),
         Route("/sign-in", site.sign_in_page, methods=["GET"]),
         Route("/sign-in", site.sign_in, methods=["POST"]),
         Route("/sign-out", site.sign_out, methods=["POST"]),
@@ -99,7 +113,7 @@ def make_app(client: Client, *, hosts: Sequence[str], stopping: Callable[[], boo
             Middleware(_Headers),
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
         ],
-        exception_handlers={RemoteError: site.failed, WireError: site.failed, HTTPException: site.failed},
+        exception_handlers=dict.fromkeys(_TOLD, site.failed),
         lifespan=site.lifespan,
     )
 
@@ -130,12 +144,13 @@ class _Headers:
 class _Site:
     """The endpoints. Those that ask the service run on threads."""
 
-    def __init__(self, client: Client, stopping: Callable[[], bool]) -> None:
-        self._client, self._stopping = client, stopping
+    def __init__(self, client: Client, zoos: Zoos, stopping: Callable[[], bool]) -> None:
+        self._client, self._zoos, self._stopping = client, zoos, stopping
         self._view, self._visitors = View(client), Visitors()
         self._live: Live | None = None
         self._templates = environment("fxlib.dashboard")
         self._templates.filters |= {"moment": _moment, "gain_chart": gain_chart}
+        self._templates.globals["zoos"] = bool(zoos)
         self._static = {
             "style.css": (style() + _file("dashboard.css"), "text/css"),
             "dashboard.js": (_file("dashboard.js"), "text/javascript"),
@@ -144,7 +159,7 @@ class _Site:
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Make what lives on the event loop."""
-        self._live = Live(self._client, self._view)
+        self._live = Live(self._client, self._view, self._zoos)
         yield
 
     def workers(self, request: Request) -> Response:
@@ -174,10 +189,34 @@ class _Site:
         told = self._view.model(request.query_params.get("namespace", ""), request.query_params.get("name", ""))
         return self._page(request, "model", told)
 
+    def zoos(self, request: Request) -> Response:
+        """Show the zoos, and the newest runs of each."""
+        return self._page(request, "zoo", self._zoos.all())
+
+    def zoo_run(self, request: Request) -> Response:
+        """Show one run of a zoo: of its rows those that fit the filter."""
+        asked = request.query_params
+        told = self._zoos.run(request.path_params["run"], asked.get("zoo", ""))
+        outcome, name = asked.get("outcome", ""), asked.get("name", "")
+        rows = [each for each in told["rows"] if outcome in ("", each["outcome"]) and name in each["name"]]
+        wanted = {"outcome": outcome, "name": name}
+        return self._page(request, "zoo_run", {**told, "rows": rows}, wanted=wanted)
+
+    def zoo_diff(self, request: Request) -> Response:
+        """Show what changed between two runs of a zoo."""
+        asked = request.query_params
+        told = self._zoos.diff(asked.get("a", ""), asked.get("b", ""), asked.get("zoo", ""))
+        return self._page(request, "zoo_diff", told)
+
     async def live(self, request: Request) -> Response:
         """Tell that something changed, as server-sent events."""
         assert self._live is not None  # noqa: S101 - the application has started
         return self._stream(self._live.changes, lambda _: "event: changed\ndata: \n\n", from_now=True)
+
+    async def live_zoos(self, request: Request) -> Response:
+        """Tell that a run of a zoo went on, as server-sent events."""
+        assert self._live is not None  # noqa: S101 - the application has started
+        return self._stream(self._live.zoos, lambda _: "event: changed\ndata: \n\n", from_now=True)
 
     async def events(self, request: Request) -> Response:
         """Tell a job's events as they happen, as server-sent events, and the end of the job."""
@@ -255,6 +294,10 @@ class _Site:
         status, headers = 503, dict[str, str]()
         if isinstance(error, HTTPException):
             status = error.status_code
+        elif isinstance(error, UnknownRunError):
+            status = 404
+        elif isinstance(error, RunError):
+            status = 500
         elif isinstance(error, RejectedError):
             status = _STATUSES.get(error.code, 502)
         elif isinstance(error, CredentialError | WireError):
@@ -414,19 +457,20 @@ class Door:
     key: Path | None = None
 
 
-def serve(client: Client, door: Door, *, ready: Path | None = None) -> None:
+def serve(client: Client, door: Door, *, zoos: Sequence[Path] = (), ready: Path | None = None) -> None:
     """Serve the dashboard of a service until SIGTERM or SIGINT.
 
     Args:
         client: a client of the service, with the credential of a viewer.
         door: where visitors come.
+        zoos: folders of runs of zoos, which are shown, too.
         ready: a file into which the address is written once it listens; None: no file.
 
     Raises:
-        FxlibError: it cannot listen there, or a file of the certificate cannot be used.
+        FxlibError: it cannot listen there, or a file of the certificate, or a folder of a zoo, cannot be used.
     """
     hosts = ["localhost", "127.0.0.1", "[::1]", "::1", door.host, *door.names]
-    app = make_app(client, hosts=hosts, stopping=lambda: server.should_exit)
+    app = make_app(client, hosts=hosts, zoos=zoos, stopping=lambda: server.should_exit)
     config = uvicorn.Config(
         app,
         log_level="warning",

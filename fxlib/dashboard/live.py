@@ -11,6 +11,7 @@ from typing import Final, Generic, TypeVar
 
 from fxlib.client import Client
 from fxlib.dashboard.view import View
+from fxlib.dashboard.zoos import Zoos
 from fxlib.errors import RemoteError, ServiceUnavailableError
 from fxlib.spec.job import Event
 
@@ -107,11 +108,12 @@ class Feed(Generic[T]):
 
 
 class Live:
-    """The feeds: one of all changes, and one of each job that somebody follows. It is made on the event loop."""
+    """The feeds: of all changes, of runs of zoos, and of each job that is followed. It is made on the event loop."""
 
-    def __init__(self, client: Client, view: View) -> None:
+    def __init__(self, client: Client, view: View, zoos: Zoos) -> None:
         self._client, self._view = client, view
-        self.changes: Feed[str] = Feed(self._poll)
+        self.changes: Feed[str] = Feed(lambda tell, wanted: _poll(view, tell, wanted))
+        self.zoos: Feed[str] = Feed(lambda tell, wanted: _poll(zoos, tell, wanted))
         self._jobs: dict[str, Feed[Event]] = {}
 
     def job(self, job_id: str) -> Feed[Event] | None:
@@ -122,21 +124,6 @@ class Live:
                 return None
             self._jobs[job_id] = Feed(lambda tell, wanted: self._follow(job_id, tell, wanted))
         return self._jobs[job_id]
-
-    def _poll(self, tell: Callable[[str], None], wanted: Callable[[], bool]) -> None:
-        last = None
-        while wanted():
-            try:
-                now = self._view.fingerprint()
-            except RemoteError as error:
-                now = type(error).__name__
-            except ValueError:  # the client was closed
-                return
-            if last not in (None, now):
-                self._view.forget()
-                tell(now)
-            last = now
-            time.sleep(_POLL_S)
 
     def _follow(self, job_id: str, tell: Callable[[Event], None], wanted: Callable[[], bool]) -> None:
         last = 0
@@ -156,3 +143,19 @@ class Live:
                 return
             else:
                 return
+
+
+def _poll(source: View | Zoos, tell: Callable[[str], None], wanted: Callable[[], bool]) -> None:
+    last = None
+    while wanted():
+        try:
+            now = source.fingerprint()
+        except RemoteError as error:
+            now = type(error).__name__
+        except ValueError:  # the client was closed
+            return
+        if last not in (None, now):
+            source.forget()
+            tell(now)
+        last = now
+        time.sleep(_POLL_S)

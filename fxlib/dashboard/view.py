@@ -5,23 +5,19 @@ A model's gain over time is a picture: for each job a point, and a square for wh
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from markupsafe import Markup
 
 from fxlib.client import Client
+from fxlib.dashboard.recent import Recent
 from fxlib.spec.job import Event, Job, JobFilter
 from fxlib.spec.report import plain
 from fxlib.utils.text import plain as one_line
-
-T = TypeVar("T")
 
 PAGE: Final = 100
 """The number of jobs on a page, unless the visitor asks for another."""
@@ -33,8 +29,6 @@ _HISTORY: Final = 200
 """The most jobs that the history of one model shows."""
 _RUNNING: Final = 500
 _TIMEOUT_S: Final = 10.0
-_RECENT_S: Final = 1.0
-_REMEMBERED: Final = 100
 
 _WIDTH: Final = 900
 _HEIGHT: Final = 240
@@ -60,7 +54,7 @@ class View:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._recent = _Recent()
+        self._recent = Recent()
 
     def forget(self) -> None:
         """Ask anew from now on, since something happened."""
@@ -183,38 +177,6 @@ def event_data(event: Event) -> dict[str, Any]:
 
 class _AllToldError(Exception):
     """All events of a job that there are have been told."""
-
-
-class _Recent:
-    """Answers of the last second, by their questions; all threads share them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
-        self._generation = 0
-
-    def forget(self) -> None:
-        """Forget all answers, also those that are on their way."""
-        with self._lock:
-            self._known.clear()
-            self._generation += 1
-
-    def get(self, key: Hashable, ask: Callable[[], T]) -> T:
-        """Return the answer to a question, asked now unless it was a moment ago."""
-        with self._lock:
-            at, known = self._known.get(key, (float("-inf"), None))
-            generation = self._generation
-        if time.monotonic() - at < _RECENT_S:
-            told: T = known
-            return told
-        answer = ask()
-        with self._lock:
-            if generation == self._generation:
-                self._known[key] = time.monotonic(), answer
-                self._known.move_to_end(key)
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        return answer
 
 
 def _line(job: Job) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from fxlib.reasons import Reason
 from fxlib.render import figure
 from fxlib.spec.report import TITLES, Span, Timeline, interval
-from fxlib.utils.text import plain, seconds
+from fxlib.utils.text import plain, plain_lines, seconds
 
 _TIMELINES: Final = {
     "original": "timeline_original",
@@ -32,12 +32,14 @@ _SPANS: Final = 2_000
 def environment(package: str) -> Environment:
     """Return the environment of the templates in a package's folder `pages`; they may include and import ours.
 
-    Text is escaped, whatever it is; a name that a template does not know is an error.
+    Text is escaped, whatever it is, and nothing in it steers or turns the direction of text; a name that a template
+    does not know is an error.
     """
     made = Environment(
         loader=ChoiceLoader([PackageLoader(package, "pages"), PackageLoader("fxlib", "pages")]),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -62,19 +64,24 @@ def fragment(result: Mapping[str, Any]) -> str:
 
     Text in it is plain: nothing of it is markup, steers, or turns the direction of what is around it.
     """
-    told = _plain(result)
+    told = inert(result)
     spans = sum(len(timeline["spans"]) for key in _TIMELINES.values() if (timeline := told.get(key)))
     shown = {"told": told, "title": TITLES[told["decision"]], "calls": _CALLS, "drawn": spans <= _SPANS}
     return environment("fxlib").get_template("result.html").render(shown)
 
 
-def _plain(value: Any) -> Any:
-    """Return plain data with every text in it plain."""
+def inert(value: Any) -> Any:
+    """Return plain data with nothing in its texts that steers, or turns the direction of what is around it."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, Mapping):
-        return {plain(key): _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+        return {plain(key): inert(each) for key, each in value.items()}
+    return [inert(each) for each in value] if isinstance(value, list) else value
+
+
+def _shown(value: Any) -> Any:
+    """Return what a template shows of a value: of text its lines, each of them plain, unless it is markup of ours."""
+    return plain_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _sentence(told: Mapping[str, Any]) -> str:

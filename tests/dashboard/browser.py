@@ -20,10 +20,10 @@ PATIENCE_S = 100.0
 
 
 @contextmanager
-def dashboard(service: Served, folder: Path) -> Iterator[str]:
+def dashboard(service: Served, folder: Path, *more: str) -> Iterator[str]:
     """Run `fxlib dashboard` on a free port, and give its address."""
     ready = folder / "ready"
-    options = ["--service", service.address, "--token-file", str(service.viewer), "--patience", "2"]
+    options = ["--service", service.address, "--token-file", str(service.viewer), "--patience", "2", *more]
     process = Module(
         "fxlib.cli", "dashboard", *options, "--listen", "127.0.0.1:0", "--ready-file", str(ready), log=folder / "log"
     )
@@ -54,3 +54,16 @@ def until(browser: webdriver.Chrome, text: str) -> None:
     WebDriverWait(browser, PATIENCE_S, ignored_exceptions=[Exception]).until(
         lambda found: text in found.find_element(By.TAG_NAME, "body").text, f"{text!r} on the page"
     )
+
+
+def look_for_strangers(browser: webdriver.Chrome, *, letters: str, scripts: int = 1) -> None:
+    """Check that text of strangers is shown, does nothing, and turns no text but its own around."""
+    until(browser, "<script>")
+    assert browser.title != "hit"
+    assert len(browser.find_elements(By.TAG_NAME, "script")) == scripts
+    assert browser.find_elements(By.CSS_SELECTOR, "img, [onerror]") == []
+    assert not any(each in browser.page_source for each in "\u202e\u2066\x1b")
+    within = "self::bdi or self::option or self::input or self::title or self::pre"
+    assert browser.find_elements(By.XPATH, f"//body//text()[contains(., '{letters}')]/..") != []
+    beside = f"//body//*[text()[contains(., '{letters}')]][not(ancestor-or-self::*[{within}])]"
+    assert [each.get_attribute("outerHTML") for each in browser.find_elements(By.XPATH, beside)] == []

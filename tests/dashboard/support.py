@@ -5,14 +5,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fxlib.spec.report import Estimate
 from fxlib.v1 import jobs_pb2, workers_pb2
+from fxlib.zoo import Row
 from tests.service.client import Client, running
 from tests.service.principals import token, write_policy
 from tests.service.support import Process, answer, graph_bytes, worker
 
-HOSTILE = "<script>document.title='hit'</script><img src=x onerror=document.title='hit'>\"'&{{ 7*7 }}"
+RIGHT_TO_LEFT = "\u05e9\u05dc\u05d5\u05dd"
+"""Letters that are read from the right, and have what stands beside them follow on their left."""
+HOSTILE = (
+    "<script>document.title='hit'</script><img src=x onerror=document.title='hit'>\"'&{{ 7*7 }}"
+    "'); DROP TABLE jobs; --" + RIGHT_TO_LEFT
+)
+"""What the service takes as a name: markup, a template, SQL, and letters of another direction."""
 STEERING = "\u202egnp\x1b[31m\u2066"
 """What turns the direction of text, and steers a terminal."""
+
+
+def measured(name: str, gain: float, job: str = "") -> Row:
+    estimate = Estimate(value=gain, low=gain - 0.02, high=gain + 0.02)
+    return Row(name=name, state="done", decision="adopt", reason="FASTER", explanation="f", gain=estimate, job_id=job)
 
 
 @dataclass(frozen=True, kw_only=True)

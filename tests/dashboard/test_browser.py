@@ -4,15 +4,20 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.dashboard.browser import MISSING, chromium, dashboard, until
-from tests.dashboard.support import HOSTILE, STEERING, Served, served
+from fxlib.v1 import jobs_pb2, workers_pb2
+from fxlib.zoo import Row, Runs
+from tests.dashboard.browser import MISSING, PATIENCE_S, chromium, dashboard, look_for_strangers, until
+from tests.dashboard.support import HOSTILE, RIGHT_TO_LEFT, STEERING, Served, measured, served
 from tests.service.principals import token
+from tests.service.support import answer, worker
 from tests.shared.real_service import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING or "all is there")]
@@ -126,13 +131,61 @@ def test_no_page_is_wider_than_a_narrow_window_and_all_can_be_read(
 
 
 def test_names_of_strangers_do_nothing_in_a_browser(service: Served, address: str, browser: webdriver.Chrome) -> None:
-    job_id = service.answered(HOSTILE)
-    for path in ("/jobs", f"/jobs/{job_id}", "/models"):
+    waits = service.owner.submit(name=HOSTILE, where={"rack": HOSTILE})
+    job = service.owner.submit(name=HOSTILE, labels={"team": HOSTILE})
+    who = worker(HOSTILE, hardware=HOSTILE + STEERING, labels={"rack": HOSTILE + "2"})
+    lease = service.owner.workers.Claim(workers_pb2.ClaimRequest(worker=who), timeout=60).lease
+    assert lease.job_id == job.id
+    service.report(lease, HOSTILE + STEERING)
+    for path in ("/", "/queue", "/jobs", f"/jobs/{job.id}", f"/jobs/{waits.id}"):
         browser.get(address + path)
-        until(browser, "<script>")
-        assert browser.title != "hit"
-        assert len(browser.find_elements(By.TAG_NAME, "script")) == 1
-        assert browser.find_elements(By.CSS_SELECTOR, "img, [onerror]") == []
+        look_for_strangers(browser, letters=RIGHT_TO_LEFT)
+    told = answer()
+    told.reason = told.hardware = HOSTILE + STEERING
+    told.notes.append(HOSTILE + STEERING)
+    told.passes[0].name = told.calls[0].node = told.calls[0].reason = HOSTILE + STEERING
+    service.owner.complete(lease, told)
+    named = urlencode({"namespace": "default", "name": HOSTILE})
+    for path in (f"/jobs/{job.id}", f"/jobs?{urlencode({'name': HOSTILE})}", "/models", f"/model?{named}"):
+        browser.get(address + path)
+        look_for_strangers(browser, letters=RIGHT_TO_LEFT)
+    service.owner.jobs.CancelJob(jobs_pb2.CancelJobRequest(job_id=waits.id), timeout=60)
+
+
+def test_runs_of_zoos_are_followed_and_compared(service: Served, tmp_path: Path, browser: webdriver.Chrome) -> None:
+    runs = Runs(tmp_path / "vision.runs")
+    for gain in (0.5, 0.2):
+        run = runs.begin("zoo.toml", ["ranker", HOSTILE])
+        run.write(measured("ranker", gain))
+    with dashboard(service, tmp_path, "--zoo", str(runs.folder)) as address:
+        browser.get(f"{address}/")
+        browser.find_element(By.LINK_TEXT, "Zoos").click()
+        until(browser, "live")
+        browser.execute_script("window.loadedOnce = true")
+        run.write(Row(name=HOSTILE, state="failed", failure="MODEL", explanation=HOSTILE + STEERING, expected=False))
+        counts = "//a[contains(., '{}')]/ancestor::tr/td[5]"
+        WebDriverWait(browser, PATIENCE_S, ignored_exceptions=[Exception]).until(
+            lambda found: found.find_element(By.XPATH, counts.format(run.name)).text == "1"
+        )
+        assert browser.execute_script("return window.loadedOnce")
+        browser.find_element(By.LINK_TEXT, run.name).click()
+        until(browser, "1 adopted, 1 failed.")
+        look_for_strangers(browser, letters=RIGHT_TO_LEFT)
+        browser.find_element(By.ID, "name").send_keys("ranker", Keys.ENTER)
+        WebDriverWait(browser, PATIENCE_S).until(
+            lambda found: len(found.find_elements(By.CSS_SELECTOR, "tbody tr")) == 1
+        )
+        browser.back()
+        browser.find_element(By.PARTIAL_LINK_TEXT, "What changed since run").click()
+        until(browser, "slower")
+        look_for_strangers(browser, letters=RIGHT_TO_LEFT)
+        assert browser.find_element(By.ID, "b").get_property("value") == run.name
+        size = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        for path in ("/zoo", f"/zoo/{run.name}", "/zoo/diff"):
+            browser.get(address + path)
+            until(browser, "Workers")
+            assert browser.execute_script("return document.scrollingElement.scrollWidth") <= 360, path
 
 
 def test_a_visitor_signs_in_and_cancels(service: Served, address: str, browser: webdriver.Chrome) -> None:
