@@ -9,6 +9,7 @@ from statistics import NormalDist
 from typing import Any, Final, Literal
 
 from fxlib.spec.report import plain
+from fxlib.zoo.pooling import logarithm
 from fxlib.zoo.runs import Row
 
 Kind = Literal["slower", "faster", "newly failing", "no longer measured", "measured again", "other", "new", "gone"]
@@ -78,7 +79,7 @@ def compare(before: Iterable[Row], after: Iterable[Row]) -> Comparison:
     figures = [
         (one, two)
         for one, two in both
-        if one.gain is not None and two.gain is not None and not (two.reused or two.job_id == one.job_id != "")
+        if one.gain is not None and two.gain is not None and not (two.reused or two.job_ids == one.job_ids != ())
     ]
     slower = holm([_p_lower(one, two) for one, two in figures])
     faster = holm([_p_lower(two, one) for one, two in figures])
@@ -112,19 +113,16 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def _p_lower(one: Row, two: Row) -> float:
     """Return the p-value of "`two` is not below `one`", by the normal distribution of their difference."""
-    (mean_one, error_one), (mean_two, error_two) = _logarithm(one), _logarithm(two)
+    assert one.gain is not None  # noqa: S101 - only rows with figures are compared
+    assert two.gain is not None  # noqa: S101
+    (mean_one, error_one), (mean_two, error_two) = (
+        logarithm(one.gain, one.confidence),
+        logarithm(two.gain, two.confidence),
+    )
     error = math.hypot(error_one, error_two)
     if not error:
         return 0.0 if mean_two < mean_one else 1.0
     return NormalDist().cdf((mean_two - mean_one) / error)
-
-
-def _logarithm(row: Row) -> tuple[float, float]:
-    """Return the logarithm of the speed-up, and its standard error."""
-    assert row.gain is not None  # noqa: S101 - only rows with figures are compared
-    low, value, high = (math.log(max(1.0 + each, 1e-9)) for each in (row.gain.low, row.gain.value, row.gain.high))
-    quantile = NormalDist().inv_cdf(0.5 + row.confidence / 2)
-    return value, (high - low) / (2 * quantile)
 
 
 def _kind(one: Row, two: Row) -> Kind | None:

@@ -39,6 +39,7 @@ _SETTINGS: Final[Mapping[str, tuple[type, ...]]] = {
     "namespace": (str,),
     "labels": (dict,),
     "where": (dict,),
+    "replicas": (list,),
     "min_gain": (int, float),
     "confidence": (int, float),
     "budget_s": (int, float),
@@ -88,6 +89,8 @@ class Entry:
         namespace: the namespace of the job.
         labels: labels of the job, besides those that every job of a zoo has.
         where: the labels that a worker must have to measure it; empty: any worker will do.
+        replicas: the labels, besides those of `where`, for each of several workers that are to measure it; the gain is
+            then the mean over their machines. Empty: one job.
         min_gain: the least gain to adopt (0.02 is 2%).
         confidence: the level of the interval.
         budget_s: the wall-clock budget of the measurement, in seconds.
@@ -109,6 +112,7 @@ class Entry:
     namespace: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     where: Mapping[str, str] = field(default_factory=dict)
+    replicas: Sequence[Mapping[str, str]] = ()
     min_gain: float = _TRIAL.min_gain
     confidence: float = _TRIAL.confidence
     budget_s: float = _TRIAL.budget_s
@@ -122,9 +126,15 @@ class Entry:
     def digest(self) -> str:
         """A hash of all that decides the answer; rows of equal digests asked the same, if no file changed."""
         asked = {name: value for name, value in asdict(self).items() if name not in ("deadline_s", "expect")}
-        if not self.where:
-            del asked["where"]  # manifests that say nothing of it have the digests of earlier releases
+        for name in ("where", "replicas"):
+            if not asked[name]:
+                del asked[name]  # manifests that say nothing of it have the digests of earlier releases
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def places(self) -> list[dict[str, str]]:
+        """For each job that measures it, the labels that its worker must have."""
+        return [{**self.where, **each} for each in self.replicas] or [dict(self.where)]
 
     @property
     def steps(self) -> list[tuple[str, Mapping[str, Any]]]:
@@ -353,19 +363,27 @@ class _Reader:
             if not isinstance(value, known[key]) or isinstance(value, bool):
                 wanted = " or ".join(dict.fromkeys(_KINDS[each] for each in known[key]))
                 raise self.error(f"{key} is {wanted}, not {value!r}", key=key, index=index)
-        places = given.get("matrix", {}).get("where", [])
-        if not isinstance(places, list):
-            places = []  # what is wrong with the matrix is said where it is multiplied out
-        for place in places:
-            if not isinstance(place, dict):
-                raise self.error(f"matrix.where holds tables, not {place!r}", key="where", index=index)
-        for labels in (given.get("labels", {}), given.get("where", {}), *places):
+        self._check_labels(given, index)
+
+    def _check_labels(self, given: Mapping[str, Any], index: int) -> None:
+        """Check the labels of the job, and those of the workers that may measure it."""
+        matrix, replicas = given.get("matrix", {}).get("where", []), given.get("replicas", [])
+        if not isinstance(matrix, list):
+            matrix = []  # what is wrong with the matrix is said where it is multiplied out
+        for key, name, tables in (("where", "matrix.where", matrix), ("replicas", "replicas", replicas)):
+            for table in tables:
+                if not isinstance(table, dict):
+                    raise self.error(f"{name} holds tables of labels, not {table!r}", key=key, index=index)
+        if len(replicas) == 1 or any(each in replicas[:at] for at, each in enumerate(replicas)):
+            hint = 'Write for each the labels of its worker: replicas = [{ rack = "1" }, { rack = "2" }].'
+            raise self.error("replicas are two or more, each of other labels", key="replicas", index=index, hint=hint)
+        for labels in (given.get("labels", {}), given.get("where", {}), *matrix, *replicas):
             for key, value in labels.items():
                 if not isinstance(value, str):
                     raise self.error(f"the label {key} is text, not {value!r}", key=key, index=index)
-        for place in (given.get("where", {}), *places):
-            for label, problem in problems_of(place):
-                raise self.error(f"where {label} {problem}", key="where", index=index)
+        for key, places in (("where", (given.get("where", {}), *matrix)), ("replicas", replicas)):
+            for label, problem in (each for place in places for each in problems_of(place)):
+                raise self.error(f"{key} {label} {problem}", key=key, index=index)
 
     def _unknown(
         self, key: str, known: Mapping[str, object] | Sequence[str], *, table: str, index: int = 0

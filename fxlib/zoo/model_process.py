@@ -106,27 +106,31 @@ def _asked(asked: Mapping[str, Any], observer: Observer, tell: Callable[..., Non
             name=entry.name,
             namespace=entry.namespace,
             labels=entry.labels,
-            where=entry.where,
             min_gain=entry.min_gain,
             confidence=entry.confidence,
             budget_s=entry.budget_s,
             max_relative_error=entry.max_relative_error,
-            fresh=asked["fresh"],
+            fresh=asked["fresh"] or bool(entry.replicas),
         )
+        jobs = list[Job]()
         try:
-            try:
-                found = hand_in(request_id=asked["request_id"])
-            except RejectedError as error:
-                if error.code != _REUSED:
-                    raise
-                found = hand_in()  # the model came out otherwise than before the run was interrupted
+            for where, request_id in zip(entry.places, asked["request_ids"], strict=True):
+                try:
+                    found = hand_in(where=where, request_id=request_id)
+                except RejectedError as error:
+                    if error.code != _REUSED:
+                        raise
+                    found = hand_in(where=where)  # the model came out otherwise than before the run was interrupted
+                if not isinstance(found, Job):  # there is nothing to ask, wherever it may be measured
+                    break
+                jobs.append(found)
         except RemoteError as error:
             raise _FailedError(getattr(error, "code", "") or "SERVICE", str(error)) from error
         except WorkloadError as error:
             raise _FailedError("WORKLOAD", str(error)) from error
     told = {"dependencies": asdict(observer.found()), "capture_s": time.monotonic() - start}
     if isinstance(found, Job):
-        return {**told, "job": found.id, "cached": found.cached}
+        return {**told, "jobs": [job.id for job in jobs], "cached": all(job.cached for job in jobs)}
     if found.reason is None:
         return {**told, "failed": "CAPTURE", "message": found.explanation}
     return {**told, "report": plain(found.to_dict())}

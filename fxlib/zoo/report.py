@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from fxlib.pages import environment
 from fxlib.serialization.files import write_whole
+from fxlib.spec.labels import show_labels
 from fxlib.spec.report import plain
 from fxlib.zoo.compare import Comparison, compare
 from fxlib.zoo.runs import Row, Run, RunError
@@ -89,6 +90,7 @@ def _environment(run: Run) -> Environment:
     made = environment("fxlib.zoo")
     script = (files("fxlib.zoo") / "pages" / "index.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    made.filters["labels"] = show_labels
     made.globals |= {"slug": run.slug, "script": Markup(script), "script_hash": digest}  # noqa: S704 - our own file
     return made
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -20,11 +21,14 @@ from typing import IO, Any, Final, cast
 
 from fxlib.client import Client, Endpoint
 from fxlib.errors import FxlibError, RejectedError, RemoteError, ServiceUnavailableError
+from fxlib.reasons import Reason
 from fxlib.spec.job import Job
+from fxlib.spec.labels import show_labels
 from fxlib.spec.report import Estimate, plain
 from fxlib.zoo.dependencies import Dependencies, environment
 from fxlib.zoo.manifest import Entry
-from fxlib.zoo.runs import Row, Run
+from fxlib.zoo.pooling import pooled
+from fxlib.zoo.runs import Replica, Row, Run
 
 _POLL_S: Final = 0.1
 _END_S: Final = 2.0
@@ -35,6 +39,8 @@ _IDS: Final = uuid.UUID("8a0f6a52-3f0b-4a5e-9a55-7c8d2f6b1e11")
 """The name space of request ids: a run that was interrupted hands in the same request again, with the same id."""
 
 _UNKNOWN_JOB: Final = "JOB_NOT_FOUND"
+_BY_SPEED: Final = (Reason.NOT_FASTER.name, Reason.BUDGET_EXHAUSTED.name)
+"""The reasons to keep an original by its figures alone, on which the figures of other machines have a say."""
 
 Listener = Callable[[Row], None]
 """A function that is told each row that changed, from any thread, one at a time."""
@@ -168,11 +174,12 @@ class _Course:
             self._check()
             self._tell(row)
             limit = min(deadline, time.monotonic() + entry.capture_s)
-            request_id = uuid.uuid5(_IDS, f"{self._run.name}/{entry.name}/{row.attempt}/{row.asked}").hex
+            request = f"{self._run.name}/{entry.name}/{row.attempt}/{row.asked}"
+            requests = [request, *(f"{request}/{index}" for index in range(1, len(entry.places)))]
             asked = {
                 "entry": asdict(entry),
                 "service": asdict(self._options.service),
-                "request_id": request_id,
+                "request_ids": [uuid.uuid5(_IDS, each).hex for each in requests],
                 "fresh": self._options.fresh,
             }
             answer = _ModelProcess(asked, self._run.log(entry.name)).answer(limit, self._check)
@@ -186,38 +193,53 @@ class _Course:
                 row = _answered(row, answer["report"])
                 self._run.write_report(entry.name, answer["report"])
                 return row
-            row = replace(row, state="asked", job_id=answer["job"], cached=answer["cached"])
+            row = replace(_with_jobs(row, entry, answer["jobs"]), state="asked", cached=answer["cached"])
         except (KeyError, TypeError, AttributeError):  # the model wrote it
             return _failed(row, "ANSWER", "the process wrote an answer of another form than its own")
         self._tell(row)
         return row
 
     def _followed(self, entry: Entry, row: Row, deadline: float) -> Row | None:
-        """Wait for the service's answer, across its restarts; return None if it does not know the job any more."""
-        pause_s = _POLL_S
-        while True:
+        """Wait for the service's answer, across its restarts; return None if it does not know a job any more."""
+        jobs = list[Job]()
+        for job_id in row.job_ids:
             try:
-                job: Job | None = self._client.job(row.job_id, timeout_s=5.0)
-            except ServiceUnavailableError:
-                job = None
+                job = self._ended(job_id, deadline)
             except RejectedError as error:
                 return None if error.code == _UNKNOWN_JOB else _failed(row, error.code or "SERVICE", str(error))
-            if job is not None and job.done:
-                return self._concluded(entry, row, job)
+            if job is None:
+                for each in row.job_ids[len(jobs) :]:
+                    with contextlib.suppress(RemoteError):
+                        self._client.cancel(each, timeout_s=5.0)
+                place = f" of a worker with {show_labels(row.replicas[len(jobs)].where)}" if row.replicas else ""
+                return _failed(row, "DEADLINE", f"there is no answer{place} after {entry.deadline_s:g} s")
+            jobs.append(job)
+        return self._concluded(entry, row, jobs)
+
+    def _ended(self, job_id: str, deadline: float) -> Job | None:
+        """Return a job once it has ended; None if it has not by then."""
+        pause_s = _POLL_S
+        while True:
+            with contextlib.suppress(ServiceUnavailableError):
+                if (job := self._client.job(job_id, timeout_s=5.0)).done:
+                    return job
             if time.monotonic() > deadline:
-                with contextlib.suppress(RemoteError):
-                    self._client.cancel(row.job_id, timeout_s=5.0)
-                return _failed(row, "DEADLINE", f"there is no answer after {entry.deadline_s:g} s")
+                return None
             self._check(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_POLL_S)
 
-    def _concluded(self, entry: Entry, row: Row, job: Job) -> Row:
-        if job.report is None:
-            told = f"{job.failure.message} ({job.failure.code})" if job.failure else f"the job was {job.state}"
-            return _failed(row, job.failure.code if job.failure else job.state.upper(), told)
-        report = cast("dict[str, Any]", plain(job.report.to_dict()))
-        self._run.write_report(entry.name, report)
-        return _answered(replace(row, cached=row.cached or job.cached), report)
+    def _concluded(self, entry: Entry, row: Row, jobs: Sequence[Job]) -> Row:
+        reports = []
+        for index, job in enumerate(jobs):
+            if job.report is None:
+                told = f"{job.failure.message} ({job.failure.code})" if job.failure else f"the job was {job.state}"
+                if row.replicas:
+                    told = f"where {show_labels(row.replicas[index].where)}: {told}"
+                return _failed(row, job.failure.code if job.failure else job.state.upper(), told)
+            reports.append(cast("dict[str, Any]", plain(job.report.to_dict())))
+        self._run.write_report(entry.name, reports[0])
+        row = replace(row, cached=row.cached or all(job.cached for job in jobs))
+        return _between(entry, row, jobs, reports) if row.replicas else _answered(row, reports[0])
 
     def _tell(self, row: Row) -> None:
         with self._telling:
@@ -252,7 +274,7 @@ class _Known:
                 return None
             if not row.dependencies.unchanged(self._states, self._environment):
                 return None
-            return (row, run) if not row.job_id or self._knows(row.job_id) else None
+            return (row, run) if all(map(self._knows, row.job_ids)) else None
         return None
 
     def _knows(self, job_id: str) -> bool:
@@ -359,6 +381,51 @@ def _answered(row: Row, report: dict[str, Any]) -> Row:
         torch_version=report.get("torch_version", ""),
         qps_original=before,
         qps_optimized=after,
+    )
+
+
+def _with_jobs(row: Row, entry: Entry, jobs: Sequence[str]) -> Row:
+    """Return the row with its job, or with those on several machines."""
+    if not entry.replicas:
+        (job_id,) = jobs
+        return replace(row, job_id=job_id)
+    made = [Replica(where=where, job_id=job_id) for where, job_id in zip(entry.places, jobs, strict=True)]
+    return replace(row, replicas=tuple(made))
+
+
+def _between(entry: Entry, row: Row, jobs: Sequence[Job], reports: Sequence[dict[str, Any]]) -> Row:
+    """Return the row with the mean gain over the machines that measured it, and the decision by that."""
+    rows = [_answered(row, report) for report in reports]
+    replicas = tuple(
+        replace(
+            each, worker=job.worker_id, hardware=one.hardware, decision=one.decision, reason=one.reason, gain=one.gain
+        )
+        for each, job, one in zip(row.replicas, jobs, rows, strict=True)
+    )
+    errors = [one.max_relative_error for one in rows if one.max_relative_error is not None]
+    row = replace(
+        rows[0],
+        replicas=replicas,
+        qps_original=None,
+        qps_optimized=None,
+        max_relative_error=max(errors) if errors else None,
+        hardware="; ".join(dict.fromkeys(one.hardware for one in rows)),
+    )
+    machines = defaultdict[str, list[Estimate]](list)
+    for each, one in zip(replicas, rows, strict=True):
+        if one.gain is None or (one.decision != "adopt" and one.reason not in _BY_SPEED):
+            told = f"where {show_labels(each.where)}: {one.explanation}"
+            return replace(row, decision="keep_original", reason=one.reason, explanation=told, gain=None)
+        machines[each.worker or each.job_id].append(one.gain)
+    gain = pooled(list(machines.values()), entry.confidence)
+    reason = Reason.FASTER if gain.low > entry.min_gain else Reason.NOT_FASTER
+    over = f"over {len(machines)} machines" if len(machines) > 1 else "on one machine, which measured all"
+    return replace(
+        row,
+        decision="adopt" if reason is Reason.FASTER else "keep_original",
+        reason=reason.name,
+        explanation=f"{reason.sentence()} ({over})",
+        gain=gain,
     )
 
 

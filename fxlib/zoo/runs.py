@@ -27,6 +27,29 @@ _FORM: Final = 1
 """The version of the files, which a reader checks."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """What one of several jobs found that measure one entry on different machines.
+
+    Attributes:
+        where: the labels that its worker must have.
+        job_id: the service's job.
+        worker: the id of the worker that measured it, once there is an answer.
+        hardware: where it was measured.
+        decision: "adopt" or "keep_original", by this job alone.
+        reason: the reason's name.
+        gain: the gain over the original there, relative.
+    """
+
+    where: Mapping[str, str]
+    job_id: str
+    worker: str = ""
+    hardware: str = ""
+    decision: str = ""
+    reason: str = ""
+    gain: Estimate | None = None
+
+
 class RunError(FxlibError):
     """A run cannot be read or written; names the file."""
 
@@ -59,6 +82,7 @@ class Row:
         capture_s: seconds of the capture.
         seconds: seconds from its beginning to its answer.
         finished_at: when there was an answer, as ISO 8601 in UTC.
+        replicas: its jobs on several machines, if it was to be measured on several: the gain is between them.
         dependencies: the files that the model was made of.
     """
 
@@ -85,7 +109,13 @@ class Row:
     capture_s: float | None = None
     seconds: float | None = None
     finished_at: str = ""
+    replicas: tuple[Replica, ...] = ()
     dependencies: Dependencies | None = field(default=None, repr=False)
+
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        """The service's jobs."""
+        return tuple(each.job_id for each in self.replicas) or ((self.job_id,) if self.job_id else ())
 
     @property
     def over(self) -> bool:
@@ -153,9 +183,10 @@ class Run:
         if not path.exists():
             return Row(name=name)
         told = _read(path)
-        gain, dependencies = told.pop("gain", None), told.pop("dependencies", None)
+        dependencies = told.pop("dependencies", None)
         try:
-            row = Row(**told, gain=None if gain is None else Estimate(**gain))
+            replicas = tuple(Replica(**_with_gain(each)) for each in told.pop("replicas", ()))
+            row = Row(**_with_gain(told), replicas=replicas)
             if dependencies is not None:
                 files = {path: (int(size), int(at)) for path, (size, at) in dependencies["files"].items()}
                 row = replace(row, dependencies=Dependencies(**{**dependencies, "files": files}))
@@ -169,7 +200,10 @@ class Run:
         Raises:
             RunError: the file cannot be written.
         """
-        _write(self._file("rows", row.name, "json"), asdict(row))
+        told = asdict(row)
+        if not row.replicas:
+            del told["replicas"]  # what earlier releases read
+        _write(self._file("rows", row.name, "json"), told)
 
     def report(self, name: str) -> Mapping[str, Any]:
         """Return the service's report on an entry, as `Result.to_dict` has it; empty if there is none."""
@@ -271,6 +305,11 @@ class Runs:
     def before(self, run: Run) -> list[Run]:
         """Return the runs before this one, the newest first."""
         return [each for each in reversed(list(self)) if _order(each.name) < _order(run.name)]
+
+
+def _with_gain(told: Mapping[str, Any]) -> dict[str, Any]:
+    gain = told.get("gain")
+    return {**told, "gain": None if gain is None else Estimate(**gain)}
 
 
 def _order(name: str) -> tuple[str, int]:

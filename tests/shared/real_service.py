@@ -5,9 +5,10 @@ import random
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import grpc
 import torch
@@ -21,6 +22,8 @@ from fxlib.recipes import recipes
 from fxlib.spec.report import Estimate, Report
 from fxlib.v1 import blobs_pb2, graph_pb2, jobs_pb2, workers_pb2, workers_pb2_grpc
 from tests.shared.forked import Module
+
+_NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 Answer = Callable[[workers_pb2.Lease, GraphModule], tuple[Report, GraphModule]]
 """A lease and its graph to a report and the graph that it speaks of."""
@@ -53,10 +56,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def scripted_worker(address: str, answer: Answer) -> Iterator[None]:
+def scripted_worker(
+    address: str, answer: Answer, *, name: str = "scripted", labels: Mapping[str, str] = _NO_LABELS
+) -> Iterator[None]:
     """Claim jobs and complete them with `answer`, on a thread."""
     stop = threading.Event()
-    thread = threading.Thread(target=_work, args=(address, answer, stop))
+    info = jobs_pb2.WorkerInfo(worker_id=name, torch_version=torch.__version__, hardware="test", labels=dict(labels))
+    thread = threading.Thread(target=_work, args=(address, info, answer, stop))
     thread.start()
     try:
         yield
@@ -65,10 +71,9 @@ def scripted_worker(address: str, answer: Answer) -> Iterator[None]:
         thread.join()
 
 
-def _work(address: str, answer: Answer, stop: threading.Event) -> None:
+def _work(address: str, info: jobs_pb2.WorkerInfo, answer: Answer, stop: threading.Event) -> None:
     connection = Connection(address)
     stub = workers_pb2_grpc.WorkerServiceStub(connection._channel)
-    info = jobs_pb2.WorkerInfo(worker_id="scripted", torch_version=torch.__version__, hardware="test")
     while not stop.is_set():
         with suppress(grpc.RpcError):
             claimed = stub.Claim(workers_pb2.ClaimRequest(worker=info, wait_s=0.5), timeout=60)

@@ -68,6 +68,11 @@ TWICE = '[[model]]\nfactory = "n:f"\nmatrix = {a = [1]}\n'
         ('[[model]]\nfactory = "m:f"\nconfidence = true\n', 3, "not True"),
         ('[[model]]\nfactory = "m:f"\nexpect = "adopted"\n', 3, "Is 'adopt' meant?"),
         ('[[model]]\nfactory = "m:f"\nlabels = {team = 3}\n', 3, "the label team is text, not 3"),
+        ('[[model]]\nfactory = "m:f"\nreplicas = ["a"]\n', 3, "replicas holds tables of labels, not 'a'"),
+        ('[[model]]\nfactory = "m:f"\nreplicas = [{a = "1"}]\n', 3, "replicas are two or more"),
+        ('[[model]]\nfactory = "m:f"\nreplicas = [{a = "1"}, {a = "1"}]\n', 3, "each of other labels"),
+        ('[[model]]\nfactory = "m:f"\nreplicas = [{a = "1"}, {a = 2}]\n', 3, "the label a is text, not 2"),
+        ('[[model]]\nfactory = "m:f"\nreplicas = [{a = "1"}, {"a b" = "2"}]\n', 3, "replicas 'a b' must be named"),
         ('[[model]]\nfactory = "m:f"\nmatrix = {threads = 2}\n', 3, "matrix.threads is a list of values"),
         ('[[model]]\nfactory = "m:f"\nmatrix = {threads = ["two"]}\n', 3, "threads is a whole number"),
         ('[[model]]\nfile = "a.fxg"\nmatrix = {size = [2]}\n', 3, "matrix.size would be an argument of a factory"),
@@ -117,6 +122,7 @@ def test_a_digest_changes_with_what_decides_the_answer_and_with_nothing_else(tmp
     def digest(line: str) -> str:
         return read(tmp_path, f'[[model]]\nfactory = "m:f"\n{line}\n').entries[0].digest
 
+    assert digest("") != digest('replicas = [{a = "1"}, {a = "2"}]')
     assert digest("") == digest("deadline_s = 7") == digest('expect = "adopt"')
     assert len({digest(""), digest("threads = 2"), digest('recipe = "training"'), digest("args = {a = 1}")}) == 4
 

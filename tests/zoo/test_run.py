@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
@@ -15,12 +17,17 @@ from unittest import mock
 
 import psutil
 import pytest
+from torch.fx import GraphModule
 
 from fxlib import connect
 from fxlib.cli import main
+from fxlib.reasons import Reason
+from fxlib.spec.report import Decision, Estimate, Report
+from fxlib.v1 import workers_pb2
 from fxlib.zoo import Row, Run, Runs
+from fxlib.zoo.report import write_site
 from tests.shared.forked import Module, forks
-from tests.shared.real_service import adopt, real_service, scripted_worker
+from tests.shared.real_service import Answer, adopt, real_service, scripted_worker
 
 pytestmark = pytest.mark.slow
 
@@ -334,3 +341,94 @@ def test_a_row_that_cannot_be_written_ends_the_run_with_a_sentence(
     (tmp_path / "zoo.runs").write_text("a file")
     assert main(["zoo", "run", str(path), "--service", service]) == 2
     assert "zoo.runs" in capsys.readouterr().err
+
+
+def gains(value: float, reason: Reason = Reason.FASTER) -> Answer:
+    def answered(lease: workers_pb2.Lease, graph: GraphModule) -> tuple[Report, GraphModule]:
+        report, module = adopt(lease, graph)
+        gain = Estimate(value=value, low=value - 0.01, high=value + 0.01)
+        decision: Decision = "adopt" if reason is Reason.FASTER else "keep_original"
+        return replace(report, gain=gain, decision=decision, reason=reason, explanation=reason.sentence("x")), module
+
+    return answered
+
+
+RACKS = 'replicas = [{rack = "1"}, {rack = "2"}, {rack = "3"}]'
+
+
+@contextmanager
+def racks(address: str, *answers: Answer) -> Iterator[None]:
+    """Workers on machines of racks 1, 2 and so on."""
+    with ExitStack() as workers:
+        for number, each in enumerate(answers, 1):
+            labels = {"rack": str(number)}
+            workers.enter_context(scripted_worker(address, each, name=f"worker-{number}", labels=labels))
+        yield
+
+
+def test_a_model_is_measured_on_several_machines_and_adopted_by_the_interval_between_them(tmp_path: Path) -> None:
+    path, other = manifest(tmp_path, of("clicks", RACKS)), tmp_path / "other"
+    with real_service(tmp_path / "service") as address:
+        with racks(address, gains(0.50), gains(0.52), gains(0.51)):
+            code, found = run(path, address)
+            _, again = run(path, address)
+        assert code == 0
+        row = found["clicks"]
+        assert (row.decision, row.reason, row.job_id) == ("adopt", "FASTER", "")
+        assert row.gain is not None
+        assert 0.47 < row.gain.low < 0.51 < row.gain.high < 0.55
+        assert row.explanation.endswith("(over 3 machines)")
+        told = [(each.where["rack"], each.worker, round(each.gain.value, 2)) for each in row.replicas if each.gain]
+        assert told == [("1", "worker-1", 0.5), ("2", "worker-2", 0.52), ("3", "worker-3", 0.51)]
+        assert sorted(jobs(address, tmp_path)) == sorted(row.job_ids)
+        assert again["clicks"].reused
+        assert again["clicks"].job_ids == row.job_ids
+        page = write_site(newest(path), [], tmp_path / "site")[2].read_text()
+        assert "<bdi>rack=3</bdi></td><td><bdi>worker-3</bdi>" in page
+
+        other.mkdir()
+        path = manifest(other, of("clicks", RACKS))
+        with racks(address, gains(0.50), gains(0.52), gains(0.03)):
+            _, found = run(path, address)
+        assert (found["clicks"].decision, found["clicks"].reason) == ("keep_original", "NOT_FASTER")
+        assert found["clicks"].gain is not None
+        assert found["clicks"].gain.low < 0.0
+        assert found["clicks"].gain.value > 0.2
+
+
+def test_what_one_machine_finds_wrong_no_figure_of_others_outweighs(tmp_path: Path) -> None:
+    path = manifest(tmp_path, of("clicks", RACKS))
+    with (
+        real_service(tmp_path / "service") as address,
+        racks(address, gains(0.5), gains(0.5), gains(0.5, Reason.NOT_SAME)),
+    ):
+        _, found = run(path, address)
+    assert (found["clicks"].decision, found["clicks"].reason, found["clicks"].gain) == (
+        "keep_original",
+        "NOT_SAME",
+        None,
+    )
+    assert found["clicks"].explanation.startswith("where rack=3: ")
+
+
+def test_replicas_that_one_worker_measured_are_told_as_one_machine(tmp_path: Path) -> None:
+    path = manifest(tmp_path, of("clicks", 'replicas = [{a = "1"}, {b = "2"}]'))
+    with (
+        real_service(tmp_path / "service") as address,
+        scripted_worker(address, gains(0.5), labels={"a": "1", "b": "2"}),
+    ):
+        _, found = run(path, address)
+    assert found["clicks"].decision == "adopt"
+    assert found["clicks"].explanation.endswith("(on one machine, which measured all)")
+
+
+def test_a_replica_that_nobody_measures_fails_the_row_and_says_which(tmp_path: Path) -> None:
+    path = manifest(tmp_path, of("clicks", f"{RACKS}\ndeadline_s = 20"))
+    with real_service(tmp_path / "service") as address, racks(address, gains(0.5), gains(0.5)):
+        code, found = run(path, address)
+        assert code == 1
+        assert found["clicks"].failure == "DEADLINE"
+        assert "no answer of a worker with rack=3" in found["clicks"].explanation
+        with connect(address) as client:
+            states = [client.job(each).state for each in found["clicks"].job_ids]
+    assert states == ["succeeded", "succeeded", "cancelled"]
