@@ -63,6 +63,9 @@ _MODEL: Final[Mapping[str, tuple[type, ...]]] = {
 _VARIED: Final = ("recipe", "threads", "where")
 """What a matrix may vary besides the arguments of a factory."""
 
+_BATCH_SIZE: Final = "batch_size"
+"""What it may vary of a file or an entry point, too, if the workload is a table."""
+
 _KINDS: Final = {str: "text", int: "a number", float: "a number", list: "a list", dict: "a table"}
 
 MOST_ENTRIES: Final = 10_000
@@ -221,6 +224,11 @@ def read_manifest(path: Path) -> Manifest:
     return Manifest(path=path, text=text, entries=tuple(seen.values()))
 
 
+def _first_size(tensor: Any) -> str:
+    """Return the first size of what the manifest says of a tensor, `8` of `8x3x224x224`; "" if it has none."""
+    return str(tensor).partition(":")[0].partition("x")[0]
+
+
 def _matches(name: str, pattern: str) -> bool:
     # Not fnmatch: names hold [ and ], which are classes there.
     return re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), name) is not None
@@ -264,12 +272,12 @@ class _Reader:
         for key, values in matrix.items():
             if not (isinstance(values, list) and values):
                 raise self.error(f"matrix.{key} is a list of values", key=key, index=index)
-            if key not in _VARIED and source != "factory":
+            if key not in (*_VARIED, _BATCH_SIZE) and source != "factory":
                 raise self.error(
                     f"matrix.{key} would be an argument of a factory, and there is none",
                     key=key,
                     index=index,
-                    hint="A file and an entry point may vary recipe, threads and where.",
+                    hint="A file and an entry point may vary batch_size, recipe, threads and where.",
                 )
         points = [dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values())]
         if len(points) * len(targets) > MOST_ENTRIES:
@@ -301,7 +309,11 @@ class _Reader:
         several: bool,
         index: int,
     ) -> Entry:
-        arguments = {**model.get("args", {}), **{k: v for k, v in point.items() if k not in _VARIED}}
+        settled = _VARIED if source == "factory" else (*_VARIED, _BATCH_SIZE)
+        arguments = {**model.get("args", {}), **{k: v for k, v in point.items() if k not in settled}}
+        workload = model.get("workload", "")
+        if _BATCH_SIZE in point and source != "factory":
+            workload = self._of_size(workload, point[_BATCH_SIZE], index)
         chosen = {name: value for name, value in settings.items() if name in _SETTINGS}
         if "recipe" in point or "recipe" in model:
             chosen.pop("passes", None) if "passes" not in model else None
@@ -311,11 +323,40 @@ class _Reader:
             source=source,  # type: ignore[arg-type]
             target=target,
             arguments=arguments,
-            workload=model.get("workload", ""),
+            workload=workload,
             threads=point.get("threads", model.get("threads")),
             **{**chosen, "labels": {**settings.get("labels", {})}},
         )
         self._check_choices(made, index)
+        return made
+
+    def _of_size(self, workload: Any, size: Any, index: int) -> dict[str, Any]:
+        """Return a workload's table with another batch size, the first size of the first input.
+
+        What has another first size than that has no batch dimension, and stays.
+        """
+        if not isinstance(workload, dict):
+            told = "a function makes the workload, so that" if workload else "there is no workload, in which"
+            hint = 'Write the workload as a table, such as workload = { inputs = ["8x3x224x224"] }.'
+            raise self.error(f"{told} matrix.batch_size changes nothing", key=_BATCH_SIZE, index=index, hint=hint)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise self.error(f"batch_size is a whole number above zero, not {size!r}", key=_BATCH_SIZE, index=index)
+        inputs, kwargs = workload.get("inputs", []), workload.get("kwargs", {})
+        if not (isinstance(inputs, list) and isinstance(kwargs, dict)):
+            raise self.error("inputs is a list, and kwargs a table", key="workload", index=index)
+        tensors = [*inputs, *kwargs.values()]
+        before = _first_size(tensors[0]) if tensors else ""
+        if not before:
+            raise self.error("no input has a size that matrix.batch_size could change", key=_BATCH_SIZE, index=index)
+
+        def sized(text: Any) -> Any:
+            return f"{size}{str(text)[len(before) :]}" if _first_size(text) == before else text
+
+        made = {**workload, "inputs": [sized(each) for each in inputs]}
+        if kwargs:
+            made["kwargs"] = {name: sized(each) for name, each in kwargs.items()}
+        if "target" in workload:
+            made["target"] = sized(workload["target"])
         return made
 
     def _name(

@@ -48,6 +48,7 @@ def test_a_glob_makes_an_entry_for_each_file_beside_the_manifest(tmp_path: Path)
     assert [each.target for each in entries] == [str(tmp_path / "a.fxg"), str(tmp_path / "b.fxg")]
 
 
+STEP = 'workload = {inputs = ["8x3"]}'
 TWICE = '[[model]]\nfactory = "n:f"\nmatrix = {a = [1]}\n'
 
 
@@ -76,6 +77,12 @@ TWICE = '[[model]]\nfactory = "n:f"\nmatrix = {a = [1]}\n'
         ('[[model]]\nfactory = "m:f"\nmatrix = {threads = 2}\n', 3, "matrix.threads is a list of values"),
         ('[[model]]\nfactory = "m:f"\nmatrix = {threads = ["two"]}\n', 3, "threads is a whole number"),
         ('[[model]]\nfile = "a.fxg"\nmatrix = {size = [2]}\n', 3, "matrix.size would be an argument of a factory"),
+        ('[[model]]\nfile = "a.fxg"\nworkload = "m:s"\nmatrix = {batch_size = [2]}\n', 4, "a function makes the work"),
+        ('[[model]]\nentry_point = "a"\nmatrix = {batch_size = [2]}\n', 3, "there is no workload, in which"),
+        (f'[[model]]\nfile = "a.fxg"\n{STEP}\nmatrix = {{batch_size = ["2"]}}\n', 4, "above zero, not '2'"),
+        (f'[[model]]\nfile = "a.fxg"\n{STEP}\nmatrix = {{batch_size = [0]}}\n', 4, "above zero, not 0"),
+        ('[[model]]\nfile = "a"\nworkload = {inputs = "8"}\nmatrix = {batch_size = [1]}\n', 3, "inputs is a list"),
+        ('[[model]]\nfile = "a"\nworkload = {inputs = [""]}\nmatrix = {batch_size = [1]}\n', 4, "no input has a size"),
         ('[[model]]\nfile = "none*.fxg"\n', 2, "no file matches 'none*.fxg'"),
         ('[[model]]\nfactory = "m:f"\nname = "{nett}"\nmatrix = {net = ["a"]}\n', 3, "It may hold {net}, {file}."),
         ('[[model]]\nfactory = "m:f"\nname = "{net.__class__}"\nmatrix = {net = ["a"]}\n', 3, "cannot be filled in"),
@@ -96,6 +103,25 @@ def test_what_is_wrong_is_named_with_its_line_and_what_it_might_have_meant(
     where = f"{tmp_path / 'zoo.toml'}" + ("" if line is None else f":{line}")
     assert str(raised.value).startswith(where + ":")
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("source", ['file = "*.fxg"', 'entry_point = "ranker"'])
+def test_files_and_entry_points_are_measured_at_several_batch_sizes(tmp_path: Path, source: str) -> None:
+    (tmp_path / "net.fxg").touch()
+    step = (
+        'workload = {inputs = ["8x12:int64<30000", "16x16"], kwargs = {mask = "8x12"}, target = "8:int64", count = 2}'
+    )
+    one, two = read(
+        tmp_path, f'[[model]]\n{source}\nname = "net-{{batch_size}}"\n{step}\nmatrix = {{batch_size = [1, 64]}}\n'
+    ).entries
+    assert [one.name, two.name] == ["net-1", "net-64"]
+    assert one.arguments == {}
+    assert two.workload == {
+        "inputs": ["64x12:int64<30000", "16x16"],
+        "kwargs": {"mask": "64x12"},
+        "target": "64:int64",
+        "count": 2,
+    }
 
 
 def test_a_missing_manifest_is_an_error(tmp_path: Path) -> None:
