@@ -106,7 +106,7 @@ def _guarded(options: argparse.Namespace) -> int:
         action: Callable[[argparse.Namespace], int] = options.run_action
         return action(options)
     except (ManifestError, RunError) as error:
-        warn(f"fxlib: {error}")
+        warn(plain(f"fxlib: {error}"))
         return MISUSED
 
 
@@ -155,7 +155,7 @@ def _status(options: argparse.Namespace) -> int:
     if options.json:
         say_json(results(run), indent=1)
         return 0
-    say(f"run {run.name} of {run.manifest}")
+    say(plain(f"run {run.name} of {run.manifest}"))
     say(_summary(run.rows()))
     return 0
 

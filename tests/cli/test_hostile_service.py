@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,8 +17,10 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from typing_extensions import override
 
+from fxlib.spec.report import Estimate
 from fxlib.utils.text import PlainFormatter, plain, plain_lines
 from fxlib.v1 import blobs_pb2, jobs_pb2
+from fxlib.zoo import Entry, Row, Runs, read_manifest
 from tests.cli.conftest import Run
 from tests.client.models import made
 from tests.client.scripted import SUCCEEDED, Context, Scripted, serving
@@ -166,6 +169,47 @@ def test_a_failure_steers_no_terminal(fxlib: Run) -> None:
         for command in COMMANDS[2:4]:
             told = fxlib(*command, "--service", address, "--patience", "60")
             assert "red" in harmless(told.out) + harmless(told.err)
+
+
+def zoo(folder: Path) -> tuple[Path, list[Entry]]:
+    """A manifest of two models with evil names, one run of them that is over, and one whose first job is followed."""
+    path = folder / "zoo.toml"
+    name = json.dumps(EVIL)  # as TOML writes it, too, but for the one character that JSON lets stand
+    models = f'[[model]]\nfactory = "m:f"\nname = {name}\n[[model]]\nfactory = "m:g"\nname = "other"\n'
+    path.write_text(models.replace("\x7f", "\\u007f"))
+    entries = list(read_manifest(path).entries)
+    gains = [Estimate(value=gain, low=gain - 0.01, high=gain + 0.01) for gain in (0.5, 0.2)]
+    for gain in gains:
+        run = Runs(folder / "zoo.runs").begin(EVIL, [each.name for each in entries])
+        told = {"reason": EVIL, "explanation": EVIL, "recipe": EVIL}
+        run.write(Row(name="other", asked=entries[1].digest, state="done", gain=gain, decision="adopt", **told))
+        run.write(Row(name=EVIL, asked=entries[0].digest, state="failed", failure=EVIL, **told))
+    run.write(Row(name=EVIL, asked=entries[0].digest, state="asked", job_id="job-1"))
+    return path, entries
+
+
+@pytest.mark.parametrize("state", [SUCCEEDED, jobs_pb2.JOB_STATE_FAILED])
+def test_a_run_of_a_zoo_steers_no_terminal(fxlib: Run, tmp_path: Path, state: jobs_pb2.JobState) -> None:
+    path, _ = zoo(tmp_path)
+    with hostile(state=state) as address:
+        told = fxlib("zoo", "run", str(path), "--service", address, "--patience", "60")
+    assert "red" in harmless(told.out)
+    assert "red" in harmless(told.err)
+    assert Runs(tmp_path / "zoo.runs").named("latest").over
+
+
+@pytest.mark.parametrize("command", ["status", "diff", "check", "report"])
+def test_what_is_told_of_runs_of_a_zoo_steers_no_terminal(fxlib: Run, tmp_path: Path, command: str) -> None:
+    path, _ = zoo(tmp_path)
+    first, _ = Runs(tmp_path / "zoo.runs")
+    options = {"diff": [first.name], "check": ["--against", first.name], "report": ["-o", str(tmp_path / "site")]}
+    asked = ["zoo", command, str(path), *options.get(command, [])]
+    told = fxlib(*asked)
+    assert ("red" in harmless(told.out)) == (command != "report")
+    assert harmless(told.err) == ""
+    assert json.loads(harmless(fxlib(*asked, "--json").out))
+    wrong = fxlib("zoo", command, str(tmp_path / EVIL), *options.get(command, []))
+    assert "red" in harmless(wrong.err)
 
 
 def test_text_of_strangers_becomes_blank_where_it_steers() -> None:
