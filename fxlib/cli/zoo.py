@@ -22,7 +22,8 @@ MISUSED: Final = 2
 REGRESSED: Final = 3
 
 _CODES = """exit codes: 0 all as expected; 1 some models could not run, or are not as expected; 2 the command line
-or the manifest is wrong; 3 a regression (check); 130 interrupted: run it again, and it goes on
+or the manifest is wrong, or a file cannot be written; 3 a regression (check); 130 interrupted: run it again, and it
+goes on
 """
 _LOCAL = re.compile(r"(localhost|127\.[\d.]+|\[::1\]):\d+|unix:.*")
 

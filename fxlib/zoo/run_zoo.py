@@ -28,7 +28,7 @@ from fxlib.spec.report import Estimate, plain
 from fxlib.zoo.dependencies import Dependencies, environment
 from fxlib.zoo.manifest import Entry
 from fxlib.zoo.pooling import pooled
-from fxlib.zoo.runs import Replica, Row, Run
+from fxlib.zoo.runs import Replica, Row, Run, RunError
 
 _POLL_S: Final = 0.1
 _END_S: Final = 2.0
@@ -297,9 +297,17 @@ class _ModelProcess:
         self._log = log
 
     def answer(self, limit: float, check: Callable[[], None]) -> dict[str, Any]:
-        """Return the process's last message; a failure if it has none by `limit`, a time of `time.monotonic`."""
+        """Return the process's last message; a failure if it has none by `limit`, a time of `time.monotonic`.
+
+        Raises:
+            RunError: its log cannot be written.
+        """
+        try:
+            log = self._log.open("wb")
+        except OSError as error:
+            raise RunError(error.strerror or str(error), where=str(self._log)) from error
         reading, writing = os.pipe()
-        with self._log.open("wb") as log, os.fdopen(reading, "rb") as answers:
+        with log, os.fdopen(reading, "rb") as answers:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "fxlib.zoo.model_process", str(writing)],
                 stdin=subprocess.PIPE,

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +182,10 @@ def zoo(folder: Path) -> tuple[Path, list[Entry]]:
     gains = [Estimate(value=gain, low=gain - 0.01, high=gain + 0.01) for gain in (0.5, 0.2)]
     for gain in gains:
         run = Runs(folder / "zoo.runs").begin(EVIL, [each.name for each in entries])
-        told = {"reason": EVIL, "explanation": EVIL, "recipe": EVIL}
-        run.write(Row(name="other", asked=entries[1].digest, state="done", gain=gain, decision="adopt", **told))
-        run.write(Row(name=EVIL, asked=entries[0].digest, state="failed", failure=EVIL, **told))
+        told = Row(name=EVIL, asked=entries[0].digest, state="failed", failure=EVIL, reason=EVIL, explanation=EVIL)
+        run.write(replace(told, recipe=EVIL, hardware=EVIL))
+        other = Row(name="other", asked=entries[1].digest, state="done", gain=gain, decision="adopt")
+        run.write(replace(other, reason=EVIL, explanation=EVIL))
     run.write(Row(name=EVIL, asked=entries[0].digest, state="asked", job_id="job-1"))
     return path, entries
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from unittest import mock
 
 import psutil
@@ -26,6 +26,7 @@ from fxlib.spec.report import Decision, Estimate, Report
 from fxlib.v1 import workers_pb2
 from fxlib.zoo import Row, Run, Runs
 from fxlib.zoo.report import write_site
+from tests.service.disks import MAY_MOUNT, small_disk
 from tests.shared.forked import Module, forks
 from tests.shared.real_service import Answer, adopt, real_service, scripted_worker
 
@@ -343,6 +344,47 @@ def test_a_row_that_cannot_be_written_ends_the_run_with_a_sentence(
     (tmp_path / "zoo.runs").write_text("a file")
     assert main(["zoo", "run", str(path), "--service", service]) == 2
     assert "zoo.runs" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="only root may mount a small disk")
+@pytest.mark.parametrize("when", ["while a model is captured", "while it is measured"])
+def test_a_run_whose_disk_is_full_ends_with_a_sentence_and_goes_on_once_there_is_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], when: str
+) -> None:
+    path = manifest(tmp_path, of("clicks"), of("layer"))
+    with small_disk(tmp_path / "disk") as disk, real_service(tmp_path / "service") as address:
+        folder = tmp_path / "zoo.runs"
+        folder.symlink_to(disk.path)
+
+        def answered(lease: workers_pb2.Lease, graph: GraphModule) -> tuple[Report, GraphModule]:
+            if when == "while it is measured":
+                disk.fill()
+            return adopt(lease, graph)
+
+        class Full(Forked):
+            """A model's process; the second one finds the disk full."""
+
+            def __init__(self, *command: Any, **options: Any) -> None:
+                if "layer" in str(sorted(folder.glob("*/logs/*"))) and when == "while a model is captured":
+                    disk.fill()
+                super().__init__(*command, **options)
+
+        with scripted_worker(address, answered):
+            code, found = run(path, address, "--max-parallel", "1", start=Full)
+            said = capsys.readouterr().err
+            assert code == 2
+            assert "No space left on device" in said.splitlines()[-1]
+            assert f"{folder}/" in said.splitlines()[-1]
+            assert any(not row.over for row in found.values())
+            disk.clear()
+            when = ""
+            code, found = run(path, address, "--max-parallel", "1")
+        assert code == 0
+        assert [row.outcome for row in found.values()] == ["adopted", "adopted"]
+        assert len(list(Runs(folder))) == 1
+        assert [row.attempt for row in found.values()] == [1, 1]
+        assert len(jobs(address, tmp_path)) == 2
+        assert list(folder.glob("*/rows/.*")) == []
 
 
 def gains(value: float, reason: Reason = Reason.FASTER) -> Answer:
