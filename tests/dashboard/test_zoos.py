@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fxlib.cli import main
 from fxlib.dashboard.app import make_app
 from fxlib.dashboard.zoos import Zoos
 from fxlib.zoo import Row, Run, Runs
+from fxlib.zoo.runs import Replica
 from tests.dashboard.support import HOSTILE, STEERING, measured
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -131,7 +133,8 @@ def test_names_of_strangers_are_inert_on_pages_of_zoos(tmp_path: Path) -> None:
     for gain in (0.5, 0.2):
         failed = Row(name="2" + name, state="failed", failure=name, explanation=name, recipe=name, job_id=name)
         run = Runs(folder).begin(name, [name, failed.name])
-        run.write(measured(name, gain))
+        there = Replica(where={"rack": name}, job_id="job-3", worker=name, hardware=name, reason=name)
+        run.write(replace(measured(name, gain), replicas=(there, replace(there, gain=measured("", gain).gain))))
         run.write(failed)
     with browsing(folder) as browser:
         links = re.findall(r'href="(/zoo[/?][^"]+)"', browser.get("/zoo").text)

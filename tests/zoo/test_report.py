@@ -15,7 +15,7 @@ from fxlib.serialization.files import write_whole
 from fxlib.spec.report import Estimate
 from fxlib.zoo import Row, Run, Runs, report
 from fxlib.zoo.report import results, write_site
-from fxlib.zoo.runs import RunError
+from fxlib.zoo.runs import Replica, RunError
 from tests.dashboard.browser import MISSING, chromium, look_for_strangers, until
 from tests.dashboard.support import HOSTILE as NAME
 from tests.dashboard.support import RIGHT_TO_LEFT, STEERING
@@ -73,7 +73,10 @@ def test_a_site_has_a_leaderboard_and_a_page_for_each_model(tmp_path: Path) -> N
 
 
 def test_names_and_sentences_are_inert(tmp_path: Path) -> None:
-    run = made(tmp_path, [Row(name=HOSTILE, state="failed", failure="MODEL", explanation=HOSTILE)])
+    there = Replica(where={"rack": HOSTILE}, job_id=HOSTILE, worker=HOSTILE, hardware=HOSTILE, reason=HOSTILE)
+    run = made(
+        tmp_path, [Row(name=HOSTILE, state="failed", failure="MODEL", explanation=HOSTILE, replicas=(there, there))]
+    )
     run.log(HOSTILE).write_text(HOSTILE)
     for path in write_site(run, [], tmp_path / "site"):
         if path.suffix == ".html":

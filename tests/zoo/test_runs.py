@@ -1,12 +1,13 @@
-"""The runs of a zoo, as folders: which is the newest, whatever the clock says."""
+"""The runs of a zoo, as folders and files: which is the newest, whatever the clock says, and what a row keeps."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from fxlib.zoo import Runs
-from fxlib.zoo.runs import RunError
+from fxlib.spec.report import Estimate
+from fxlib.zoo import Row, Runs
+from fxlib.zoo.runs import Replica, RunError
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
@@ -41,3 +42,17 @@ def test_a_run_that_somebody_renamed_is_found_and_is_not_the_newest(tmp_path: Pa
     assert [each.name for each in runs] == ["release-9", *names]
     with pytest.raises(RunError, match="several runs begin with '2026'"):
         runs.named("2026")
+
+
+def test_a_row_of_several_machines_is_read_as_it_was_written(tmp_path: Path) -> None:
+    run = Runs(tmp_path).begin("zoo.toml", ["a", "b"])
+    gain = Estimate(value=0.2, low=0.1, high=0.3)
+    there = Replica(where={"rack": "1"}, job_id="one", worker="w", hardware="h", decision="adopt", gain=gain)
+    several = Row(name="a", state="done", gain=gain, replicas=(there, Replica(where={"rack": "2"}, job_id="two")))
+    single = Row(name="b", state="asked", job_id="three")
+    for row in (several, single):
+        run.write(row)
+    assert run.rows() == [several, single]
+    assert [row.job_ids for row in run.rows()] == [("one", "two"), ("three",)]
+    (file,) = (run.folder / "rows").glob("b-*")
+    assert "replicas" not in file.read_text()  # which earlier releases cannot read
