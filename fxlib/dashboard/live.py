@@ -148,13 +148,14 @@ class Live:
 def _poll(source: View | Zoos, tell: Callable[[str], None], wanted: Callable[[], bool]) -> None:
     last = None
     while wanted():
+        away = False
         try:
             now = source.fingerprint()
         except RemoteError as error:
-            now = type(error).__name__
+            now, away = type(error).__name__, True
         except ValueError:  # the client was closed
             return
-        if last not in (None, now):
+        if now != last and (away or last is not None):  # pages that are read were made while it was there
             source.forget()
             tell(now)
         last = now
