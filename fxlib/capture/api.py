@@ -44,6 +44,7 @@ from fxlib.runtime.data_parallel import keep_body
 from fxlib.runtime.guards.capture_facts import Change
 from fxlib.runtime.guards.conditions import FixedAnswers
 from fxlib.runtime.module_state import FunctionModel
+from fxlib.runtime.own_code import is_closed_graph
 from fxlib.runtime.submodules import local_modules, submodule
 from fxlib.spec.contract import Contract
 
@@ -232,6 +233,7 @@ def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> 
                 continue
             if (late := recorder.met_late()) is None and not recorder.disturbed:
                 recorder.refuse_leaks()
+                captured._fxlib.writes_out = bool(recorder.writes_out)
                 if recorder.writes_out:
                     where = f"{recorder.writes_out}: the forward prints or logs"
                     warnings.warn(f"{where}, which a graph does not: it does so at capture", FxlibWarning, stacklevel=5)
@@ -314,9 +316,10 @@ def _capture_inside(captured: CapturedModule, options: Options) -> None:
         if isinstance(called, DistributedDataParallel) and not isinstance(called.module, GraphModule):
             classes = (type(each).__module__ for _, each in local_modules(called.module))
             if not all(each.startswith("torch.nn.modules.") for each in classes):
+                keep_body(called, None)
                 with suppress(CaptureError):  # the module inside is then known to the launcher alone
                     body = _traced(called.module, inner)
-                    keep_body(called, body)
+                    keep_body(called, body, closed=is_closed_graph(body))
                     conditions = captured._fxlib.conditions
                     conditions.python = conditions.python.joined(body._fxlib.conditions.python)
 

@@ -166,6 +166,8 @@ def parallel_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 _bodies: weakref.WeakKeyDictionary[nn.Module, GraphModule] = weakref.WeakKeyDictionary()
+_closed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Those whose module inside is known to change nothing, by the trace of its graph."""
 
 
 def body_of(module: nn.Module) -> GraphModule | None:
@@ -174,9 +176,26 @@ def body_of(module: nn.Module) -> GraphModule | None:
     return inside if isinstance(inside, GraphModule) else _bodies.get(module)
 
 
-def keep_body(module: nn.Module, body: GraphModule) -> None:
-    """Keep the graph of the module inside a `DistributedDataParallel`, for as long as that lives."""
-    _bodies[module] = body
+def keep_body(module: nn.Module, body: GraphModule | None, *, closed: bool = False) -> None:
+    """Keep the graph of the module inside a `DistributedDataParallel`, for as long as that lives; None: there is none.
+
+    Args:
+        module: the `DistributedDataParallel`.
+        body: the graph.
+        closed: whether the module inside, where the conditions of that graph hold, runs nothing besides it that could
+            change anything.
+    """
+    _closed.discard(module)
+    _bodies.pop(module, None)
+    if body is not None:
+        _bodies[module] = body
+    if closed:
+        _closed.add(module)
+
+
+def is_closed(module: nn.Module) -> bool:
+    """Whether a `DistributedDataParallel` is ordinary, and its module inside is known to change nothing."""
+    return module in _closed and is_ordinary(module)
 
 
 def _hook_of(module: DistributedDataParallel) -> tuple[str, str]:

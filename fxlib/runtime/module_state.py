@@ -160,6 +160,8 @@ class ModuleState:
     """What runs in place of a graph that runs code of the program's own."""
     changed_in_step: str = ""
     """What such code has changed in mid-step of what the forward reads, in words; empty if it never has."""
+    writes_out: bool = False
+    """Whether the forward prints or logs, which the graph does not, as far as the capture knows."""
     captured_with: Any = None
     """The options of the capture; None where the graph was received, or made in another way."""
     captured_code: CodeType | None = None

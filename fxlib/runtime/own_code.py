@@ -24,10 +24,12 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
+from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.errors import CaptureError, FxlibError
 from fxlib.runtime import failure
 from fxlib.runtime.compilers import outside_of_dynamo
+from fxlib.runtime.data_parallel import is_closed, is_ordinary
 from fxlib.runtime.guards.capture_facts import Change
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.lowering import over
@@ -152,9 +154,22 @@ def running_own_code(program: GraphModule, *, objects: bool = False) -> Iterator
             may_be_objects.add(node)
 
 
+def is_closed_graph(captured: Any) -> bool:
+    """Whether a forward that was just captured does nothing that its graph does not, and that may change anything.
+
+    So it is as long as the facts hold that its capture has found: it may decide by nothing besides.
+    """
+    state = captured._fxlib
+    if state.writes_out or not state.conditions.are_facts_alone:
+        return False
+    calls = any(is_call(node) or is_issue(node) or is_wait(node) for node in captured.graph.nodes)
+    return not calls and next(running_own_code(captured), None) is None
+
+
 def _runs_own_code(node: Node, program: GraphModule) -> bool:
     if node.op == "call_module":
-        return any(_has_own_code(each) for _, each in local_modules(submodule(program, str(node.target))))
+        called = submodule(program, str(node.target))
+        return not is_closed(called) and any(_has_own_code(each) for _, each in local_modules(called))
     if node.op == "call_method":  # of an argument that is no tensor
         given = node.args[0]
         return isinstance(given, Node) and given.op == "placeholder" and not hasattr(torch.Tensor, str(node.target))
@@ -166,6 +181,8 @@ def _has_own_code(module: nn.Module) -> bool:
     kind = type(module).__module__
     if module._forward_hooks or module._forward_pre_hooks or not kind.startswith("torch."):
         return True
+    if isinstance(module, DistributedDataParallel):
+        return not is_ordinary(module)  # as where it has a hook for its buffers
     return kind.startswith("torch.nn.modules.") and not all(map(is_torchs_value, vars(module).values()))
 
 

@@ -20,6 +20,7 @@ from fxlib.client.preflight import UnservedError, check_measurable
 from fxlib.errors import CaptureError, OpaqueError
 from fxlib.reasons import Reason
 from fxlib.runtime.data_parallel import DataParallel, DataParallelOptions, body_of
+from fxlib.runtime.own_code import running_own_code
 from tests.shared.process_group import process_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning")
@@ -77,6 +78,63 @@ def test_it_is_one_node_with_a_graph_of_its_module_beside_it() -> None:
     assert body is not None
     assert body.layer is model.dense.module.layer
     assert "_fxlib_body" not in vars(model.dense)
+
+
+class Prints(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("here")  # which a stream of the program's may take for anything
+        return self.layer(x)
+
+
+class AsksGradMode(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if torch.is_grad_enabled() else x
+
+
+class AsksArguments(Layers):
+    def forward(self, x: torch.Tensor | None = None) -> torch.Tensor:
+        assert x is not None
+        return self.layer(x)
+
+
+class AsksTensors(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if next(self.parameters()).dtype is torch.float32 else x
+
+
+class RunsAFunction(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(anything(x))
+
+
+@torch.fx.wrap
+def anything(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+OWN = (Decides, Prints, AsksGradMode, AsksArguments, AsksTensors, RunsAFunction)
+
+
+@pytest.mark.parametrize(
+    "inside, own", [(nn.Linear(4, 4), False), (Layers(), False), *((each(), True) for each in OWN)]
+)
+@pytest.mark.filterwarnings("ignore:.*the forward prints or logs")
+def test_it_is_code_of_the_program_s_own_unless_its_graph_says_all_that_it_does(inside: nn.Module, own: bool) -> None:
+    captured = fxlib.capture(Hybrid(inside))
+    assert [node.name for node in running_own_code(captured)] == (["dense"] if own else [])
+
+
+def test_it_is_code_of_the_program_s_own_where_hooks_see_its_buffers_or_it_is_captured_again_in_vain() -> None:
+    model = Hybrid()
+    captured = fxlib.capture(model)
+    assert not list(running_own_code(captured))
+    model.dense.module.__class__ = Decides
+    again = fxlib.capture(model)
+    assert body_of(model.dense) is None
+    assert list(running_own_code(again))
+    hooked = Hybrid()
+    registers_hook(hooked)
+    assert list(running_own_code(fxlib.capture(hooked)))
 
 
 def test_it_travels_as_data_and_the_answer_has_the_launcher_s_own() -> None:
@@ -165,7 +223,7 @@ def changes_buffers(model: Dense) -> None:
     model.dense.forward_sync_buffers = False
 
 
-def registers_hook(model: Dense) -> None:
+def registers_hook(model: Any) -> None:
     model.dense._register_buffer_comm_hook(None, lambda *_: None)
 
 

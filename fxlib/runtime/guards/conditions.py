@@ -267,6 +267,13 @@ class Conditions:
         return (self._watched or self._watch()).plain
 
     @property
+    def are_facts_alone(self) -> bool:
+        """Whether the forward decided by Python's state alone: nothing about arguments, grad mode, or tensors."""
+        asked = (self.asks_grad_mode, self._gradients, self.fixed, self._entries, self._recurrent)
+        reads = self._metadata is not None and self._metadata.reads
+        return not any(asked) and not reads and not self.python.asks_arguments
+
+    @property
     def training(self) -> bool:
         """The training flag of the root at capture."""
         return bool(self._facts[0].value)

@@ -188,6 +188,11 @@ class Facts:
     def __len__(self) -> int:
         return len(self._facts)
 
+    @property
+    def asks_arguments(self) -> bool:
+        """Whether the forward has asked what arguments are, or tensors of its model, or caches."""
+        return bool(self.arguments or self._state or self._cached_calls)
+
     def broken(self, module: nn.Module) -> str:
         """Return which fact does not hold now, in words; empty if all do.
 

@@ -55,6 +55,11 @@ class TensorMetadata:
         self._slots: tuple[list[dict[str, Any]], list[str]] | None = None
         self._known = self._metadata_of(self._tensors())
 
+    @property
+    def reads(self) -> bool:
+        """Whether attributes of tensors are compared."""
+        return self._read is not None
+
     def rebased(self, module: nn.Module) -> TensorMetadata:
         """Return the same record for another module that stands in for the same original."""
         copied = copy.copy(self)
