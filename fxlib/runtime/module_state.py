@@ -5,6 +5,7 @@ Parts that are replaced on the module or on the original, which have their state
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from types import CodeType
 from typing import Any, TypeAlias
 
 from torch import nn
+from torch._C._dynamo.guards import dict_version
 from torch.fx import Graph
 
 from fxlib.errors import FxlibWarning
@@ -58,23 +60,27 @@ class Mirror:
 
     def __init__(self, original: nn.Module) -> None:
         self._original = original
-        self._seen = {table: dict(original.__dict__[table]) for table in _TABLES}
+        self.note()
 
     def follow(self, module: nn.Module, constants: Iterable[str]) -> None:
         """Take over the parameters, buffers, modules and `constants` that were replaced on the original since."""
         held = self._original.__dict__
-        for table, seen in self._seen.items():
-            now = held[table]
-            if not (now or seen) or (list(now) == list(seen) and all(map(is_, now.values(), seen.values()))):
-                continue  # as nearly always
-            changed = {name: part for name, part in now.items() if part is not seen.get(name, _NEVER)}
-            if changed:
-                module.__dict__[table].update(changed)
-                seen.update(changed)
+        tables = [held["_parameters"], held["_buffers"], held["_modules"]]
+        versions = list(map(dict_version, tables))
+        if versions != self._versions or not all(map(is_, tables, self._tables)):  # as hardly ever
+            self._take_over(module, tables)
+            self._tables, self._versions = tables, versions
         own = module.__dict__
         for name in constants:
             if name in held and name in own:
                 own[name] = held[name]
+
+    def _take_over(self, module: nn.Module, tables: Iterable[Mapping[str, Any]]) -> None:
+        for (table, seen), now in zip(self._seen.items(), tables, strict=True):
+            changed = {name: part for name, part in now.items() if part is not seen.get(name, _NEVER)}
+            if changed:
+                module.__dict__[table].update(changed)
+                seen.update(changed)
 
     def replace(self, name: str, value: object) -> None:
         """Replace a part or an attribute of the original, as was done on the captured module."""
@@ -83,7 +89,16 @@ class Mirror:
 
     def note(self) -> None:
         """Take all that the original holds for seen."""
-        self._seen = {table: dict(self._original.__dict__[table]) for table in _TABLES}
+        self._tables = [self._original.__dict__[table] for table in _TABLES]
+        self._versions = list(map(dict_version, self._tables))
+        self._seen = {table: dict(now) for table, now in zip(_TABLES, self._tables, strict=True)}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mirror:
+        copied = Mirror.__new__(Mirror)
+        memo[id(self)] = copied
+        copied._original, copied._seen = copy.deepcopy((self._original, self._seen), memo)
+        copied._tables, copied._versions = [], []  # the copied original may not have all of its tables yet
+        return copied
 
 
 def constants_of(graph: Graph) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ graph's paths. Where the conditions of the capture have just been found to hold,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import chain
 from operator import is_
 from typing import Any, TypeVar
 
@@ -158,15 +158,19 @@ class _Ways:
         modules = [step._fxlib_module for path, step in steps.items() if path in called]
         is_closed = bool(watched) and _gives_no_hooks(graph) and all(_is_torchs(each, watched) for each in modules)
         direct = called - read - entered if is_closed else set[str]()
-        self._kinds: dict[type, Any] = {}
+        kinds: dict[type, Any] = {}
         for path, step in list(steps.items())[1:]:
             above, _, name = path.rpartition(".")
             child = step._fxlib_module
             stands: Any = step if path in parents else child
             if path in direct:
-                stands, self._kinds[type(child)] = child.forward, type(child).forward
+                stands, kinds[type(child)] = child.forward, type(child).forward
                 found.append((child.__dict__, "_compiled_call_impl", None))
             steps[above].__dict__[name] = stands
+        self._kinds = [kind for kind in kinds for _ in range(3)]
+        self._attributes = ["forward", "__call__", "_call_impl"] * len(kinds)
+        called = ((forward, _TORCHS_CALL, _TORCHS_IMPLEMENTATION) for forward in kinds.values())
+        self._functions = list(chain.from_iterable(called))
         self._tables: Sequence[dict[str, Any]] = [table for table, _, _ in found]
         self._names: Sequence[str] = [name for _, name, _ in found]
         self._values: Sequence[Any] = [value for _, _, value in found]
@@ -176,9 +180,7 @@ class _Ways:
         return (
             self.root._fxlib_module is module
             and all(map(is_, map(dict.get, self._tables, self._names), self._values))
-            and all(map(is_, map(getattr, self._kinds, repeat("forward")), self._kinds.values()))
-            and all(map(is_, map(getattr, self._kinds, repeat("__call__")), repeat(_TORCHS_CALL)))
-            and all(map(is_, map(getattr, self._kinds, repeat("_call_impl")), repeat(_TORCHS_IMPLEMENTATION)))
+            and all(map(is_, map(getattr, self._kinds, self._attributes), self._functions))
         )
 
 

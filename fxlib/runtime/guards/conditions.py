@@ -197,7 +197,8 @@ class Conditions:
         self._facts += [_Fact(each, "", name, each.__dict__[name]) for each in parts[1:] for name in tables]
         self._tied = list(_tied(parts))
         kinds: list[Any] = list(dict.fromkeys(self._kinds[1:]))
-        self._calls = [(each, each.__call__, each._call_impl) for each in kinds]
+        self._calls = [(each, name, getattr(each, name)) for each in kinds for name in ("__call__", "_call_impl")]
+        self._callers, self._calling, self._called = ([each[place] for each in self._calls] for place in range(3))
         self._recurrent = [each for each in parts if asked.strides and isinstance(each, nn.RNNBase) and _listed(each)]
         self._global_hooks = [(each, tuple(each.items())) for each in _GLOBAL_HOOKS] if parts else []
         self._gradients = [
@@ -317,9 +318,11 @@ class Conditions:
 
     def _replaced(self) -> str:
         """Return what has been put in the place of something that the graph found at capture, in words."""
-        for kind, call, implementation in self._calls:
-            if kind.__call__ is not call or kind._call_impl is not implementation:
-                return f"what calls a {kind.__name__} is not what it was at capture"
+        if not all(map(is_, map(getattr, self._callers, self._calling), self._called)):
+            changed = next(kind for kind, name, call in self._calls if getattr(kind, name) is not call)
+            return f"what calls a {changed.__name__} is not what it was at capture"
+        if not (self._tied or self._recurrent or self._entries or self._gradients):  # as mostly
+            return ""
         for one, table, name, other, its, key in self._tied:
             if one.__dict__[table].get(name) is not other.__dict__[its].get(key):
                 return f"{name} and {key} were one tensor at capture, and are not"

@@ -41,6 +41,7 @@ _WORDS: Mapping[str, str] = {
 }  # fmt: skip
 _DEVICES = ("cpu", "cuda")
 _PLAIN = frozenset({bool, int, float, str, type(None)})
+_TENSORS = frozenset({torch.Tensor})
 _METADATA = operator.attrgetter("layout", "shape", "dtype", "device", "requires_grad")
 _MAX_FITTED = 64
 """Number of combinations of shapes, strides, kinds and plain values of the arguments that are remembered to fit."""
@@ -97,6 +98,7 @@ class GuardedCodeGen(_PyTreeCodeGen):
     def __init__(self, info: _PyTreeInfo, guards: InputGuards) -> None:
         super().__init__(info)
         self.guards = guards
+        self._positional = info.in_spec.child(0).num_children
         self._flatten = _flattener(info.in_spec)
         self._fitted: set[Any] = set()
         """What is known of leaves that fitted: see `_metadata_of`. Conditions on values are asked at each call."""
@@ -116,19 +118,15 @@ class GuardedCodeGen(_PyTreeCodeGen):
         """Return what about these arguments the graph was not made for, in words; empty if it was made for them."""
         if (modes := autocast_modes()) != self.guards.autocast:
             return f"autocast is {_modes_in_words(modes)}, and was {_modes_in_words(self.guards.autocast)} at capture"
-        names, spec = self.pytree_info.orig_args, self.pytree_info.in_spec
-        positional = spec.child(0).num_children
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if len(args) > positional or len(given) < len(args) + len(kwargs):
-            return f"{len(args)} positional arguments were given, and {positional} at capture"
-        if given.keys() != set(names):
-            return f"the arguments {_listed(given)} were given, and {_listed(names)} at capture"
-        nest = (tuple(given[name] for name in names[:positional]), {name: given[name] for name in names[positional:]})
+        nest = self._nested(args, kwargs)
+        if isinstance(nest, str):
+            return nest
         leaves: list[Any] = []
         if self._flatten is None or not self._flatten(nest, leaves):
             leaves, found = pytree.tree_flatten(nest)
-            if not _alike(found, spec):
-                return f"the arguments are nested otherwise than at capture: {found} and not {spec}"
+            if not _alike(found, self.pytree_info.in_spec):
+                told = f"{found} and not {self.pytree_info.in_spec}"
+                return f"the arguments are nested otherwise than at capture: {told}"
         metadata = _metadata_of(leaves)
         if metadata is None or metadata not in self._fitted:
             try:
@@ -141,7 +139,22 @@ class GuardedCodeGen(_PyTreeCodeGen):
                 if len(self._fitted) >= _MAX_FITTED:
                     self._fitted.clear()
                 self._fitted.add(metadata)
+        if not self.guards.values:
+            return ""
         return next((problem for each in self.guards.values if (problem := each.misfit(leaves))), "")
+
+    def _nested(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | str:
+        """Return arguments as they were given at capture, by place and by name; or why they cannot be, in words."""
+        names, positional = self.pytree_info.orig_args, self._positional
+        if not kwargs and len(args) == positional == len(names):  # as nearly always
+            return tuple(args), {}
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if len(args) > positional or len(given) < len(args) + len(kwargs):
+            return f"{len(args)} positional arguments were given, and {positional} at capture"
+        if given.keys() != set(names):
+            return f"the arguments {_listed(given)} were given, and {_listed(names)} at capture"
+        by_place = tuple(given[name] for name in names[:positional])
+        return by_place, {name: given[name] for name in names[positional:]}
 
     def _unlike(self, leaves: Sequence[Any]) -> str:
         pairs = list(zip(leaves, self.guards.leaves, strict=True))
@@ -176,10 +189,12 @@ class GuardedCodeGen(_PyTreeCodeGen):
 def _metadata_of(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return all that guards ask of leaves, but for conditions on values; None where that is not simply told."""
     kinds = tuple(map(type, leaves))
-    tensors = [leaf for leaf in leaves if type(leaf) is torch.Tensor]
-    plain = [repr(leaf) for leaf in leaves if type(leaf) in _PLAIN] if len(tensors) < len(leaves) else []
-    if len(tensors) + len(plain) < len(leaves):
-        return None
+    tensors, plain = leaves, list[str]()
+    if not _TENSORS.issuperset(kinds):
+        tensors = [leaf for leaf in leaves if type(leaf) is torch.Tensor]
+        plain = [repr(leaf) for leaf in leaves if type(leaf) in _PLAIN]
+        if len(tensors) + len(plain) < len(leaves):
+            return None
     first: dict[int, int] = {}  # the first place of each tensor, which may be given twice
     places = list(map(first.setdefault, map(id, tensors), itertools.count()))
     own = tensors if len(first) == len(tensors) else [tensors[place] for place in first.values()]
@@ -206,15 +221,19 @@ def _flattener(spec: pytree.TreeSpec) -> Callable[[Any, list[Any]], bool] | None
     inner = [each for each in parts if each is not None]
     if len(inner) < len(parts):
         return None
-    kind, keys = spec.type, spec.context
+    kind, keys, many = spec.type, spec.context, len(inner)
+    are_leaves = all(part is _append for part in inner)
 
     def flatten(value: Any, leaves: list[Any]) -> bool:
-        if type(value) is not kind or len(value) != len(inner):
+        if type(value) is not kind or len(value) != many:
             return False
         if kind is dict:
             if list(value) != keys:
                 return False
             value = value.values()
+        if are_leaves and _TENSORS.issuperset(map(type, value)):
+            leaves.extend(value)
+            return True
         for part, each in zip(inner, value, strict=True):
             if type(each) is torch.Tensor and part is _append:
                 leaves.append(each)
@@ -254,6 +273,8 @@ def _append(value: Any, leaves: list[Any]) -> bool:
 
 def autocast_modes() -> tuple[tuple[str, str], ...]:
     """Return the kinds of devices that are under autocast here, and the dtypes."""
+    if not any(map(torch.is_autocast_enabled, _DEVICES)):  # as nearly always
+        return ()
     return tuple((kind, _dtype_of(kind)) for kind in _DEVICES if torch.is_autocast_enabled(kind))
 
 

@@ -104,7 +104,6 @@ class ForwardContext:
     tracked: list[Tracked] = field(default_factory=list)
     refused: list[Exception] = field(default_factory=list)
     """Errors of calls that could not be issued, kept for their waits."""
-    backward: Backward = field(default_factory=Backward)
     expects_objects: bool = True
     """Whether results whose classes are the program's own are taken as they are, as what runs checks behind their
     methods, or nobody checks."""
@@ -114,10 +113,22 @@ class ForwardContext:
     """The limits on what the forward may have in flight; None if there are none."""
     shares_nodes: bool = False
     """Whether results that came in one message may share a node: the program sees no hook of theirs."""
-    came_with: dict[int, Callable[[], Message | None]] = field(default_factory=dict)
-    """The message in which a result came, by its id; None once the graph has taken all results out of it."""
-    made: dict[int, Made] = field(default_factory=dict)
-    """What stands for results that may still be tracked, by their ids."""
+
+    # Made when they are first asked for: most forwards never do.
+    @functools.cached_property
+    def backward(self) -> Backward:
+        """Delivers gradients to the results of the forward."""
+        return Backward()
+
+    @functools.cached_property
+    def came_with(self) -> dict[int, Callable[[], Message | None]]:
+        """The message in which a result came, by its id; None once the graph has taken all results out of it."""
+        return {}
+
+    @functools.cached_property
+    def made(self) -> dict[int, Made]:
+        """What stands for results that may still be tracked, by their ids."""
+        return {}
 
     @functools.cached_property
     def in_distributed_autograd(self) -> bool:
