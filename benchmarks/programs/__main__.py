@@ -7,7 +7,8 @@ trial replays, and raced in its own launcher, blocks interleaved. What a program
 wrapped without the devices that it names, on two launchers. Arms: `original`, `fxlib` (what the service gave back)
 and, where a program makes more than one independent call, `hand` (an expert's forward) and `unprofiled` (the schedule
 that is made without a profile). Metrics: `captured`, `adopted` and `bitwise` (1 or 0: outputs, loss and gradients, here
-and on the servers), `step_seconds`, the `gain` over the original; of `ARM/hand` the ratio of their speeds. Of
+and on the servers), `decided_seconds` (how long the launcher waited for the service's answer), `step_seconds`, the
+`gain` over the original; of `ARM/hand` the ratio of their speeds. Of
 `predicted ARM/measured` and `bound/measured`, `seconds`: how the cost model's step, by the profile, and its bound stand
 beside the measured one; a bound is at most 1. `busy_cores` is
 the share of the machine's cores that launchers and servers kept busy: where it is near 1, the cores are what an arm
@@ -69,6 +70,18 @@ def rows(name: str, service_ms: float, came: Found) -> Iterator[Row]:
                 high=value,
                 runs=1,
             )
+    if came.asked_s:
+        yield Row(
+            benchmark=NAME,
+            case=case,
+            arm="fxlib",
+            metric="decided_seconds",
+            value=came.asked_s,
+            unit="s",
+            low=came.asked_s,
+            high=came.asked_s,
+            runs=1,
+        )
     for arm, seconds in came.seconds.items():
         yield row(benchmark=NAME, case=case, arm=arm, metric="step_seconds", unit="s", samples=seconds)
     for arm, share in came.busy.items():

@@ -405,6 +405,11 @@ def _name_fixed_arguments(graph: Graph, concrete: Mapping[str, Any]) -> dict[str
 
 
 def _check(model: Model, how: str, sample_inputs: object) -> None:
+    if not callable(model):
+        raise CaptureError(
+            f"there is no module to optimize: a {type(model).__name__} has no forward",
+            hint="Pass the torch.nn.Module that its step runs, if there is one.",
+        )
     if how not in ("auto", "trace", "export"):
         raise CaptureError(f"how={how!r} is no way to capture", hint='Choose "auto", "trace" or "export".')
     if how == "export" and sample_inputs is None:

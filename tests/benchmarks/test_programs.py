@@ -40,6 +40,13 @@ def test_a_case_that_was_not_adopted_says_why() -> None:
     assert captured.case == {"program": "sought", "service_ms": 2.0, "why": "there is nothing to overlap"}
 
 
+def test_how_long_the_answer_took_is_told_where_there_was_one() -> None:
+    (*_, decided) = rows("sought", 2.0, Found(captured=True, asked_s=2.5))
+
+    assert (decided.arm, decided.metric, decided.value, decided.unit) == ("fxlib", "decided_seconds", 2.5, "s")
+    assert "decided_seconds" not in {each.metric for each in rows("sought", 2.0, Found())}
+
+
 def test_a_gain_is_that_over_the_original_and_stands_beside_the_experts() -> None:
     seconds = {"original": [0.4] * 5, "fxlib": [0.1] * 5, "hand": [0.2] * 5}
     found = {(each.arm, each.metric): each.value for each in rows("sought", 2.0, Found(seconds=seconds))}

@@ -110,3 +110,12 @@ def test_what_holds_no_model_is_named() -> None:
     for entry in (as_graph, fxlib.optimize, lambda model: fxlib.verify(model, model, ARGS)):
         with pytest.raises(TypeError, match="a module or an exported program is wanted, not str"):
             entry(model)
+
+
+def test_what_has_no_forward_is_refused_with_a_reason() -> None:
+    class Trainer:
+        def train(self) -> None: ...
+
+    trainer: Any = Trainer()
+    with pytest.raises(fxlib.errors.CaptureError, match="there is no module to optimize: a Trainer has no forward"):
+        fxlib.capture(trainer)
