@@ -10,9 +10,9 @@ that is made without a profile). Metrics: `captured`, `adopted` and `bitwise` (1
 and on the servers), `decided_seconds` (how long the launcher waited for the service's answer), `step_seconds`, the
 `gain` over the original; of `ARM/hand` the ratio of their speeds. Of
 `predicted ARM/measured` and `bound/measured`, `seconds`: how the cost model's step, by the profile, and its bound stand
-beside the measured one; a bound is at most 1. `busy_cores` is
-the share of the machine's cores that launchers and servers kept busy: where it is near 1, the cores are what an arm
-waits for, which the cost model, made for servers with hosts of their own, does not know of. A case says why it was not
+beside the measured one; a bound is at most 1. `busy_cores` is the share of the machine's cores that launchers and
+servers kept busy: where it is near 1, the cores are what an arm waits for. A prediction is no shorter than what the
+profiled steps took of the cores; a bound is made for servers with hosts of their own. A case says why it was not
 adopted.
 """
 

@@ -52,7 +52,7 @@ class Found:
         asked_s: how long the answer of the service took.
         seconds: of a step, by arm, block after block.
         busy: share of the machine's cores that launchers and servers kept busy while an arm ran; from 0 to 1.
-        predicted_s: a step of an arm by the cost model.
+        predicted_s: a step of an arm by the cost model, its processes sharing this host's cores as they do.
         bound_s: the shortest step of any legal order by the cost model; None: it was not computed.
     """
 
@@ -141,9 +141,9 @@ def _run(program: Program, module: Any, asked: Asked, found: Found) -> None:
     found.why = "" if result.adopted else result.explanation
     arms: dict[str, Callable[..., Any]] = {ORIGINAL: model, "fxlib": result.module}
     found.bound_s = result.bound_s
-    found.predicted_s = {ORIGINAL: predict(graph, profile).step_s}
+    found.predicted_s = {ORIGINAL: predict(graph, profile).shared_s}
     if isinstance(result.module, GraphModule):
-        found.predicted_s["fxlib"] = predict(result.module, profile).step_s
+        found.predicted_s["fxlib"] = predict(result.module, profile).shared_s
     if program.hand is not None:
         arms["hand"] = program.hand(model)
         arms["unprofiled"] = fxlib.optimize(graph)

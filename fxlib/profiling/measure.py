@@ -35,6 +35,9 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, Spread, TensorShape
 from fxlib.utils.hardware import cores, processor
 
+SHARED = 0.25
+"""The share of a step from which on a profile's notes say for how long this host's cores were busy in it."""
+
 _NO_CONTRACTS: Mapping[str, Contract] = {}
 
 
@@ -125,7 +128,20 @@ def _calibrated(found: Profile, runs: Runs) -> Profile:
     pushes_s = median(each.spans_s["push"] for each in runs.whole)
     calls = _waking(found.calls, step_s - _parts_s(found) - pushes_s)
     both, _ = undisturbed([*runs.local, *cold])
-    return replace(found, calls=calls, step_s=step_s, least_share=_least_share(found, both, undisturbed(runs.whole)[0]))
+    share = _least_share(found, both, undisturbed(runs.whole)[0])
+    return _with_cores(replace(found, calls=calls, step_s=step_s, least_share=share), runs.used_s)
+
+
+def _with_cores(found: Profile, used_s: Sequence[float]) -> Profile:
+    """Add how long the processes of this host keep its cores busy in a step, launchers and servers among them."""
+    busy_s = min(median(used_s) / cores(), found.step_s) if used_s else 0.0
+    notes = list(found.notes)
+    if busy_s > SHARED * found.step_s:
+        notes.append(
+            f"this host's cores were busy for {busy_s * 1e3:.1f} ms of a step of {found.step_s * 1e3:.1f} ms: where "
+            "servers run here, too, a step that hides their calls is hardly shorter than that"
+        )
+    return replace(found, cores_s=busy_s, notes=tuple(notes))
 
 
 def _parts_s(found: Profile) -> float:

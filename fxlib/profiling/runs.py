@@ -26,6 +26,7 @@ from fxlib.runtime.ops.record import Recording, call_name, record
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.tracking.autograd_node import as_it_is
 from fxlib.runtime.tracking.forward_context import Tracked, current_forward
+from fxlib.utils import hardware
 
 _CALIBRATION = 1_000
 
@@ -80,6 +81,7 @@ class Runs:
         cold: samples of the first of each row of those: it runs with the caches and clock frequencies that waiting has
             left.
         unclocked_s: seconds of further steps that ran unchanged: wall-clock time, and the thread's processor time.
+        used_s: the processor time that all processes of this host took meanwhile, step by step, where it is known.
 
     Raises:
         FxlibError: the graph holds batches.
@@ -91,6 +93,7 @@ class Runs:
         self.local: list[StepSample] = []
         self.cold: list[StepSample] = []
         self.unclocked_s: list[tuple[float, float]] = []
+        self.used_s: list[float] = []
         self._module = module
         self._step = step
         self._instrumented = Instrumented(module)
@@ -150,9 +153,12 @@ class Runs:
         )
 
     def _seconds(self) -> tuple[float, float]:
-        start, cpu_s = time.perf_counter(), time.thread_time()
+        used_s, start, cpu_s = hardware.used_s(), time.perf_counter(), time.thread_time()
         self._step()
-        return time.perf_counter() - start, time.thread_time() - cpu_s
+        took_s, after_s = (time.perf_counter() - start, time.thread_time() - cpu_s), hardware.used_s()
+        if used_s is not None and after_s is not None:
+            self.used_s.append(after_s - used_s)
+        return took_s
 
 
 def batches_of(steps: int, warmups: int, *, calibrates: bool) -> list[int]:

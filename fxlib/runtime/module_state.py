@@ -60,6 +60,11 @@ class Mirror:
 
     def __init__(self, original: nn.Module) -> None:
         self._original = original
+        self._seen: dict[str, dict[str, Any]] = {}
+        self._tables: list[dict[str, Any]] = []
+        """The tables of the original's root when they were looked at last."""
+        self._versions: list[int] = []
+        """Their versions then: each write to a dict replaces its version."""
         self.note()
 
     def follow(self, module: nn.Module, constants: Iterable[str]) -> None:

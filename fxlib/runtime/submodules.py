@@ -169,8 +169,8 @@ class _Ways:
             steps[above].__dict__[name] = stands
         self._kinds = [kind for kind in kinds for _ in range(3)]
         self._attributes = ["forward", "__call__", "_call_impl"] * len(kinds)
-        called = ((forward, _TORCHS_CALL, _TORCHS_IMPLEMENTATION) for forward in kinds.values())
-        self._functions = list(chain.from_iterable(called))
+        functions = ((forward, _TORCHS_CALL, _TORCHS_IMPLEMENTATION) for forward in kinds.values())
+        self._functions = list(chain.from_iterable(functions))
         self._tables: Sequence[dict[str, Any]] = [table for table, _, _ in found]
         self._names: Sequence[str] = [name for _, name, _ in found]
         self._values: Sequence[Any] = [value for _, _, value in found]

@@ -178,6 +178,10 @@ class Profile:
     """The time of a whole step with no clock between its nodes, which the parts add up to; 0 if none was run."""
     least_share: float = 1.0
     """The least that was seen of each part of the local work, as a share of what the parts usually take."""
+    cores_s: float = 0.0
+    """The processor time that all processes of the launcher's host took in such a step, divided by its cores; 0 if it
+    is not known. Where servers and other launchers are on that host, it is theirs, too, and no order of calls makes it
+    less."""
     steps: int = 0
     """The number of steps that were measured."""
     hardware: str = ""
@@ -187,7 +191,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Refuse what no clock says."""
-        _check("Profile", (self.loss_s, self.backward_s, self.rest_s, self.step_s, self.least_share))
+        _check("Profile", (self.loss_s, self.backward_s, self.rest_s, self.step_s, self.least_share, self.cores_s))
 
     @cached_property
     def call_by_name(self) -> Mapping[str, CallProfile]:

@@ -33,6 +33,24 @@ def cores() -> int:
     return count if quota == "max" else min(count, max(1, int(quota) // int(period)))
 
 
+_USED: Final = (
+    (Path("/sys/fs/cgroup/cpu.stat"), 1e-6),
+    (Path("/sys/fs/cgroup/cpuacct/cpuacct.usage"), 1e-9),
+    (Path("/sys/fs/cgroup/cpuacct.usage"), 1e-9),
+)
+"""Where the kernel counts the processor time of all processes of a host, or of a container, and in what seconds."""
+
+
+def used_s() -> float | None:
+    """Return the processor time that all processes of this host, or of its container, have taken; None: not known."""
+    for path, unit_s in _USED:
+        try:
+            return int(path.read_text().split("usage_usec", 1)[-1].split()[0]) * unit_s
+        except (OSError, ValueError, IndexError):
+            continue
+    return None
+
+
 def memory_bytes() -> int:
     """Return how much memory this host has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

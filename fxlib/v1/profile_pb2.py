@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fxlib.v1 import graph_pb2 as fxlib_dot_v1_dot_graph__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66xlib/v1/profile.proto\x12\x08\x66xlib.v1\x1a\x14\x66xlib/v1/graph.proto\"\xb4\x02\n\x07Profile\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.fxlib.v1.CallProfile\x12$\n\x05nodes\x18\x02 \x03(\x0b\x32\x15.fxlib.v1.NodeProfile\x12(\n\x07servers\x18\x03 \x03(\x0b\x32\x17.fxlib.v1.ServerProfile\x12\x0e\n\x06loss_s\x18\x04 \x01(\x01\x12\x12\n\nbackward_s\x18\x05 \x01(\x01\x12\x0e\n\x06rest_s\x18\x06 \x01(\x01\x12\r\n\x05steps\x18\x07 \x01(\x05\x12\x10\n\x08hardware\x18\x08 \x01(\t\x12\x15\n\rtorch_version\x18\t \x01(\t\x12\r\n\x05notes\x18\n \x03(\t\x12\x0e\n\x06step_s\x18\x0b \x01(\x01\x12\x18\n\x0bleast_share\x18\x0c \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_least_share\"\x88\x02\n\x0b\x43\x61llProfile\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\t\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\n\n\x02to\x18\x03 \x01(\t\x12\x15\n\rrequest_bytes\x18\x04 \x01(\x03\x12\x16\n\x0eresponse_bytes\x18\x05 \x01(\x03\x12#\n\x07returns\x18\x06 \x01(\x0b\x32\x12.fxlib.v1.Returned\x12\x0f\n\x07issue_s\x18\x07 \x01(\x01\x12\x0e\n\x06wait_s\x18\x08 \x01(\x01\x12#\n\tservice_s\x18\t \x01(\x0b\x32\x10.fxlib.v1.Spread\x12#\n\x04push\x18\n \x01(\x0b\x32\x15.fxlib.v1.PushProfile\x12\x0e\n\x06wake_s\x18\x0b \x01(\x01\"}\n\x0bPushProfile\x12\x10\n\x08\x66unction\x18\x01 \x01(\t\x12\x15\n\rrequest_bytes\x18\x02 \x01(\x03\x12\x0f\n\x07issue_s\x18\x03 \x01(\x01\x12#\n\tservice_s\x18\x04 \x01(\x0b\x32\x10.fxlib.v1.Spread\x12\x0f\n\x07ready_s\x18\x05 \x01(\x01\"\xd5\x01\n\rServerProfile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cround_trip_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x63oncurrency\x18\x03 \x01(\x05\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\x12\x17\n\nper_item_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nper_call_s\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nper_turn_s\x18\x07 \x01(\x01H\x02\x88\x01\x01\x42\r\n\x0b_per_item_sB\r\n\x0b_per_call_sB\r\n\x0b_per_turn_s\"B\n\x0bNodeProfile\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x14\n\x0coutput_bytes\x18\x03 \x01(\x03\"*\n\x06Spread\x12\x11\n\tquantiles\x18\x01 \x03(\x01\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\"\xdc\x01\n\x08Returned\x12\'\n\x06tensor\x18\x01 \x01(\x0b\x32\x15.fxlib.v1.TensorShapeH\x00\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x0f.fxlib.v1.ValueH\x00\x12(\n\x05tuple\x18\x03 \x01(\x0b\x32\x17.fxlib.v1.ReturnedItemsH\x00\x12\'\n\x04list\x18\x04 \x01(\x0b\x32\x17.fxlib.v1.ReturnedItemsH\x00\x12*\n\x06\x66ields\x18\x05 \x01(\x0b\x32\x18.fxlib.v1.ReturnedFieldsH\x00\x42\x06\n\x04kind\"B\n\x0bTensorShape\x12\r\n\x05shape\x18\x01 \x03(\x03\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x15\n\rrequires_grad\x18\x03 \x01(\x08\"2\n\rReturnedItems\x12!\n\x05items\x18\x01 \x03(\x0b\x32\x12.fxlib.v1.Returned\"9\n\x0eReturnedFields\x12\'\n\x06\x66ields\x18\x01 \x03(\x0b\x32\x17.fxlib.v1.ReturnedField\"@\n\rReturnedField\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.fxlib.v1.Returnedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66xlib/v1/profile.proto\x12\x08\x66xlib.v1\x1a\x14\x66xlib/v1/graph.proto\"\xc5\x02\n\x07Profile\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.fxlib.v1.CallProfile\x12$\n\x05nodes\x18\x02 \x03(\x0b\x32\x15.fxlib.v1.NodeProfile\x12(\n\x07servers\x18\x03 \x03(\x0b\x32\x17.fxlib.v1.ServerProfile\x12\x0e\n\x06loss_s\x18\x04 \x01(\x01\x12\x12\n\nbackward_s\x18\x05 \x01(\x01\x12\x0e\n\x06rest_s\x18\x06 \x01(\x01\x12\r\n\x05steps\x18\x07 \x01(\x05\x12\x10\n\x08hardware\x18\x08 \x01(\t\x12\x15\n\rtorch_version\x18\t \x01(\t\x12\r\n\x05notes\x18\n \x03(\t\x12\x0e\n\x06step_s\x18\x0b \x01(\x01\x12\x18\n\x0bleast_share\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x63ores_s\x18\r \x01(\x01\x42\x0e\n\x0c_least_share\"\x88\x02\n\x0b\x43\x61llProfile\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\t\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\n\n\x02to\x18\x03 \x01(\t\x12\x15\n\rrequest_bytes\x18\x04 \x01(\x03\x12\x16\n\x0eresponse_bytes\x18\x05 \x01(\x03\x12#\n\x07returns\x18\x06 \x01(\x0b\x32\x12.fxlib.v1.Returned\x12\x0f\n\x07issue_s\x18\x07 \x01(\x01\x12\x0e\n\x06wait_s\x18\x08 \x01(\x01\x12#\n\tservice_s\x18\t \x01(\x0b\x32\x10.fxlib.v1.Spread\x12#\n\x04push\x18\n \x01(\x0b\x32\x15.fxlib.v1.PushProfile\x12\x0e\n\x06wake_s\x18\x0b \x01(\x01\"}\n\x0bPushProfile\x12\x10\n\x08\x66unction\x18\x01 \x01(\t\x12\x15\n\rrequest_bytes\x18\x02 \x01(\x03\x12\x0f\n\x07issue_s\x18\x03 \x01(\x01\x12#\n\tservice_s\x18\x04 \x01(\x0b\x32\x10.fxlib.v1.Spread\x12\x0f\n\x07ready_s\x18\x05 \x01(\x01\"\xd5\x01\n\rServerProfile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cround_trip_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x63oncurrency\x18\x03 \x01(\x05\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\x12\x17\n\nper_item_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nper_call_s\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nper_turn_s\x18\x07 \x01(\x01H\x02\x88\x01\x01\x42\r\n\x0b_per_item_sB\r\n\x0b_per_call_sB\r\n\x0b_per_turn_s\"B\n\x0bNodeProfile\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x14\n\x0coutput_bytes\x18\x03 \x01(\x03\"*\n\x06Spread\x12\x11\n\tquantiles\x18\x01 \x03(\x01\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\"\xdc\x01\n\x08Returned\x12\'\n\x06tensor\x18\x01 \x01(\x0b\x32\x15.fxlib.v1.TensorShapeH\x00\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x0f.fxlib.v1.ValueH\x00\x12(\n\x05tuple\x18\x03 \x01(\x0b\x32\x17.fxlib.v1.ReturnedItemsH\x00\x12\'\n\x04list\x18\x04 \x01(\x0b\x32\x17.fxlib.v1.ReturnedItemsH\x00\x12*\n\x06\x66ields\x18\x05 \x01(\x0b\x32\x18.fxlib.v1.ReturnedFieldsH\x00\x42\x06\n\x04kind\"B\n\x0bTensorShape\x12\r\n\x05shape\x18\x01 \x03(\x03\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x15\n\rrequires_grad\x18\x03 \x01(\x08\"2\n\rReturnedItems\x12!\n\x05items\x18\x01 \x03(\x0b\x32\x12.fxlib.v1.Returned\"9\n\x0eReturnedFields\x12\'\n\x06\x66ields\x18\x01 \x03(\x0b\x32\x17.fxlib.v1.ReturnedField\"@\n\rReturnedField\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.fxlib.v1.Returnedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,25 +33,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fxlib.v1.profile_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROFILE']._serialized_start=59
-  _globals['_PROFILE']._serialized_end=367
-  _globals['_CALLPROFILE']._serialized_start=370
-  _globals['_CALLPROFILE']._serialized_end=634
-  _globals['_PUSHPROFILE']._serialized_start=636
-  _globals['_PUSHPROFILE']._serialized_end=761
-  _globals['_SERVERPROFILE']._serialized_start=764
-  _globals['_SERVERPROFILE']._serialized_end=977
-  _globals['_NODEPROFILE']._serialized_start=979
-  _globals['_NODEPROFILE']._serialized_end=1045
-  _globals['_SPREAD']._serialized_start=1047
-  _globals['_SPREAD']._serialized_end=1089
-  _globals['_RETURNED']._serialized_start=1092
-  _globals['_RETURNED']._serialized_end=1312
-  _globals['_TENSORSHAPE']._serialized_start=1314
-  _globals['_TENSORSHAPE']._serialized_end=1380
-  _globals['_RETURNEDITEMS']._serialized_start=1382
-  _globals['_RETURNEDITEMS']._serialized_end=1432
-  _globals['_RETURNEDFIELDS']._serialized_start=1434
-  _globals['_RETURNEDFIELDS']._serialized_end=1491
-  _globals['_RETURNEDFIELD']._serialized_start=1493
-  _globals['_RETURNEDFIELD']._serialized_end=1557
+  _globals['_PROFILE']._serialized_end=384
+  _globals['_CALLPROFILE']._serialized_start=387
+  _globals['_CALLPROFILE']._serialized_end=651
+  _globals['_PUSHPROFILE']._serialized_start=653
+  _globals['_PUSHPROFILE']._serialized_end=778
+  _globals['_SERVERPROFILE']._serialized_start=781
+  _globals['_SERVERPROFILE']._serialized_end=994
+  _globals['_NODEPROFILE']._serialized_start=996
+  _globals['_NODEPROFILE']._serialized_end=1062
+  _globals['_SPREAD']._serialized_start=1064
+  _globals['_SPREAD']._serialized_end=1106
+  _globals['_RETURNED']._serialized_start=1109
+  _globals['_RETURNED']._serialized_end=1329
+  _globals['_TENSORSHAPE']._serialized_start=1331
+  _globals['_TENSORSHAPE']._serialized_end=1397
+  _globals['_RETURNEDITEMS']._serialized_start=1399
+  _globals['_RETURNEDITEMS']._serialized_end=1449
+  _globals['_RETURNEDFIELDS']._serialized_start=1451
+  _globals['_RETURNEDFIELDS']._serialized_end=1508
+  _globals['_RETURNEDFIELD']._serialized_start=1510
+  _globals['_RETURNEDFIELD']._serialized_end=1574
 # @@protoc_insertion_point(module_scope)

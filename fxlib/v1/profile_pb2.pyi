@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Profile(_message.Message):
-    __slots__ = ("calls", "nodes", "servers", "loss_s", "backward_s", "rest_s", "steps", "hardware", "torch_version", "notes", "step_s", "least_share")
+    __slots__ = ("calls", "nodes", "servers", "loss_s", "backward_s", "rest_s", "steps", "hardware", "torch_version", "notes", "step_s", "least_share", "cores_s")
     CALLS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class Profile(_message.Message):
     NOTES_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     LEAST_SHARE_FIELD_NUMBER: _ClassVar[int]
+    CORES_S_FIELD_NUMBER: _ClassVar[int]
     calls: _containers.RepeatedCompositeFieldContainer[CallProfile]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeProfile]
     servers: _containers.RepeatedCompositeFieldContainer[ServerProfile]
@@ -33,7 +34,8 @@ class Profile(_message.Message):
     notes: _containers.RepeatedScalarFieldContainer[str]
     step_s: float
     least_share: float
-    def __init__(self, calls: _Optional[_Iterable[_Union[CallProfile, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeProfile, _Mapping]]] = ..., servers: _Optional[_Iterable[_Union[ServerProfile, _Mapping]]] = ..., loss_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., rest_s: _Optional[float] = ..., steps: _Optional[int] = ..., hardware: _Optional[str] = ..., torch_version: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., step_s: _Optional[float] = ..., least_share: _Optional[float] = ...) -> None: ...
+    cores_s: float
+    def __init__(self, calls: _Optional[_Iterable[_Union[CallProfile, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeProfile, _Mapping]]] = ..., servers: _Optional[_Iterable[_Union[ServerProfile, _Mapping]]] = ..., loss_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., rest_s: _Optional[float] = ..., steps: _Optional[int] = ..., hardware: _Optional[str] = ..., torch_version: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., step_s: _Optional[float] = ..., least_share: _Optional[float] = ..., cores_s: _Optional[float] = ...) -> None: ...
 
 class CallProfile(_message.Message):
     __slots__ = ("call", "function", "to", "request_bytes", "response_bytes", "returns", "issue_s", "wait_s", "service_s", "push", "wake_s")

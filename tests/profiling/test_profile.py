@@ -75,6 +75,7 @@ def test_the_parts_of_a_step_add_up_to_the_whole(profiled: Profile) -> None:
     assert parts_s >= profiled.step_s * (1 - 1e-9)
     assert all(each.wake_s == 0.0 for each in profiled.calls) or parts_s == pytest.approx(profiled.step_s)
     assert 0.0 < profiled.least_share <= 1.0
+    assert 0.0 <= profiled.cores_s <= profiled.step_s  # the kernel may not tell
 
 
 def test_gradients_arrive_in_the_reverse_of_the_order_of_use(profiled: Profile) -> None:

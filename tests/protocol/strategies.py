@@ -266,6 +266,7 @@ profiles = st.builds(
     rest_s=seconds,
     step_s=seconds,
     least_share=st.floats(0, 1, exclude_min=True),
+    cores_s=seconds,
     steps=size,
     hardware=line,
     torch_version=line,

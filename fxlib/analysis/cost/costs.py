@@ -148,6 +148,8 @@ class Costs:
     loss_s: float
     backward_s: float
     rest_s: float
+    cores_s: float
+    """Seconds of a step for which the cores of the launcher's host are busy, whatever is hidden behind what."""
     measured: bool
     """Whether there is a profile."""
 
@@ -201,6 +203,7 @@ class _Ledger:
             loss_s=self._profile.loss_s,
             backward_s=self._profile.backward_s,
             rest_s=self._profile.rest_s,
+            cores_s=self._profile.cores_s,
             measured=self._measured,
         )
 

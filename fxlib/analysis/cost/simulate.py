@@ -73,6 +73,16 @@ class Simulation:
     peak_bytes: int
     """The most that the forward's values hold at once: `fxlib.analysis.cost.simulate`."""
     timeline: Timeline
+    cores_s: float = 0.0
+    """See `fxlib.spec.profile.Profile`."""
+
+    @property
+    def shared_s(self) -> float:
+        """How long the step takes where launchers and servers share the profiled host's cores, as they did there.
+
+        `step_s` is that of servers with hosts of their own.
+        """
+        return max(self.step_s, self.cores_s)
 
     @property
     def by_call(self) -> dict[str, SimulatedCall]:
@@ -93,7 +103,11 @@ def simulate(order: Sequence[Node], costs: Costs) -> Simulation:
     spans = tuple(sorted(step.spans, key=lambda span: span.start_s))
     timeline = Timeline(spans=spans, step_s=step.now_s)
     return Simulation(
-        step_s=step.now_s, calls=tuple(step.calls), peak_bytes=peak_bytes(order, costs), timeline=timeline
+        step_s=step.now_s,
+        calls=tuple(step.calls),
+        peak_bytes=peak_bytes(order, costs),
+        timeline=timeline,
+        cores_s=costs.cores_s,
     )
 
 
