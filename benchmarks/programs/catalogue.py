@@ -114,7 +114,7 @@ def _as_a_script(file: Path) -> Iterator[None]:
         sys.path[:] = before
 
 
-_UNUSED: Final = frozenset({"lightning", "pandas", "torchmetrics", "torchvision"})
+_UNUSED: Final = frozenset({"lightning", "pandas", "timm", "torchmetrics", "torchvision"})
 """Packages that programs import, and of which a step takes nothing: data sets, metrics, loops around the model."""
 
 
@@ -134,13 +134,25 @@ class _StandIns(MetaPathFinder, Loader):
         """Leave it empty."""
 
 
+def _nothing(name: str) -> type:
+    """Return a class that does nothing, or raise for a name of Python's own."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Nothing(name, (), {"__init__": lambda *_, **__: None, "__len__": lambda _: 1})
+
+
+class _Nothing(type):
+    """The type of classes that do nothing, and in which every name is another one: `transforms.ToTensor`."""
+
+    def __getattr__(cls, name: str) -> type:
+        return _nothing(name)
+
+
 class _StandIn(ModuleType):
     """A module in which every name is a class that does nothing."""
 
     def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {"__init__": lambda *_, **__: None, "__len__": lambda _: 1})
+        return _nothing(name)
 
 
 def _on_processors(module: nn.Module, device_ids: object = None) -> nn.Module:

@@ -129,17 +129,22 @@ def _calibrated(found: Profile, runs: Runs) -> Profile:
     calls = _waking(found.calls, step_s - _parts_s(found) - pushes_s)
     both, _ = undisturbed([*runs.local, *cold])
     share = _least_share(found, both, undisturbed(runs.whole)[0])
-    return _with_cores(replace(found, calls=calls, step_s=step_s, least_share=share), runs.used_s)
+    runs.stand_still()
+    return _with_cores(replace(found, calls=calls, step_s=step_s, least_share=share), runs)
 
 
-def _with_cores(found: Profile, used_s: Sequence[float]) -> Profile:
-    """Add how long the processes of this host keep its cores busy in a step, launchers and servers among them."""
-    busy_s = min(median(used_s) / cores(), found.step_s) if used_s else 0.0
+def _with_cores(found: Profile, runs: Runs) -> Profile:
+    """Add how long a step keeps the cores of this host busy that other processes leave, in whichever processes."""
+    if not runs.used_s:
+        return found
+    passed_s = median(passed_s for passed_s, _ in runs.unclocked_s)
+    used_s, left = median(runs.used_s) - runs.idle_cores * passed_s, cores() - runs.idle_cores
+    busy_s = min(max(used_s, 0.0) / left, found.step_s) if left > 0.0 else found.step_s
     notes = list(found.notes)
     if busy_s > SHARED * found.step_s:
         notes.append(
-            f"this host's cores were busy for {busy_s * 1e3:.1f} ms of a step of {found.step_s * 1e3:.1f} ms: where "
-            "servers run here, too, a step that hides their calls is hardly shorter than that"
+            f"a step kept this host's cores busy for {busy_s * 1e3:.1f} of {found.step_s * 1e3:.1f} ms: where its "
+            "servers run here, too, one that hides its calls is hardly shorter than that"
         )
     return replace(found, cores_s=busy_s, notes=tuple(notes))
 

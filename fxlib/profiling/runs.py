@@ -61,6 +61,7 @@ STEPS = 10
 WARMUPS = 2
 _BETWEEN = 2
 """Number of measured steps after which further ones are run."""
+_IDLE_S = 0.1
 _LOCAL_STEPS = 3
 """Number of further steps without calls that are run in a row."""
 
@@ -82,6 +83,7 @@ class Runs:
             left.
         unclocked_s: seconds of further steps that ran unchanged: wall-clock time, and the thread's processor time.
         used_s: the processor time that all processes of this host took meanwhile, step by step, where it is known.
+        idle_cores: how many cores they keep busy while the step stands still.
 
     Raises:
         FxlibError: the graph holds batches.
@@ -94,6 +96,7 @@ class Runs:
         self.cold: list[StepSample] = []
         self.unclocked_s: list[tuple[float, float]] = []
         self.used_s: list[float] = []
+        self.idle_cores = 0.0
         self._module = module
         self._step = step
         self._instrumented = Instrumented(module)
@@ -117,6 +120,14 @@ class Runs:
             if self.calibrates and count % _BETWEEN == 0:
                 self.unclocked_s.append(self._seconds())
                 self.local += self.run_locally()
+
+    def stand_still(self) -> None:
+        """See what the cores do meanwhile: what that is, no step is to be charged with."""
+        before_s, start = hardware.used_s(), time.perf_counter()
+        time.sleep(_IDLE_S)
+        passed_s, after_s = time.perf_counter() - start, hardware.used_s()
+        if before_s is not None and after_s is not None:
+            self.idle_cores = (after_s - before_s) / passed_s
 
     def run_locally(self) -> list[StepSample]:
         """Run steps that make no call; the first of them counts as cold, the rest is returned."""

@@ -29,7 +29,16 @@ from fxlib.runtime.guards.conditions import Conditions, Entry, FixedAnswers, par
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.fact_table import Facts
 from fxlib.runtime.guards.folded_weights import Mark
-from fxlib.runtime.module_state import Expected, Mirror, ModuleState, constants_of, lend_state, lent, share_state
+from fxlib.runtime.module_state import (
+    Expected,
+    Mirror,
+    ModuleState,
+    constants_of,
+    holds_the_same,
+    lend_state,
+    lent,
+    share_state,
+)
 from fxlib.runtime.ops.calls import is_issue, is_wait
 from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.record import current_recording
@@ -492,6 +501,11 @@ def _run_original(
 ) -> Any:
     if original.training is not module.training:
         original.training = module.training
+    if not module._program.tracks and holds_the_same(module, original):  # as mostly
+        try:
+            return original.forward(*args, **kwargs)
+        finally:
+            module._follow()  # if the forward has replaced something
     with lent(module, original):
         if not (module._program.tracks and torch.is_grad_enabled()):
             return original.forward(*args, **kwargs)

@@ -134,6 +134,15 @@ def lend_state(source: nn.Module, target: nn.Module) -> None:
         own.update({name: theirs[name] for name in own if name in theirs})
 
 
+def holds_the_same(source: nn.Module, target: nn.Module) -> bool:
+    """Whether `target` has what `source` would lend it."""
+    for table in ("_parameters", "_buffers"):
+        own, theirs = target.__dict__[table], source.__dict__[table]
+        if own and not all(map(is_, own.values(), map(theirs.get, own, own.values()))):
+            return False
+    return True
+
+
 @contextmanager
 def lent(source: nn.Module, target: nn.Module) -> Iterator[None]:
     """Let `target` have what `source` holds during the block; what the block replaces on it, both have afterwards."""

@@ -179,9 +179,9 @@ class Profile:
     least_share: float = 1.0
     """The least that was seen of each part of the local work, as a share of what the parts usually take."""
     cores_s: float = 0.0
-    """The processor time that all processes of the launcher's host took in such a step, divided by its cores; 0 if it
-    is not known. Where servers and other launchers are on that host, it is theirs, too, and no order of calls makes it
-    less."""
+    """How long such a step kept the cores of the launcher's host busy: the processor time of all its processes, without
+    what they take while the step stands still, divided by the cores that this leaves; 0 if it is not known. Where
+    servers and other launchers are on that host, it is theirs, too, and no order of calls makes it much less."""
     steps: int = 0
     """The number of steps that were measured."""
     hardware: str = ""

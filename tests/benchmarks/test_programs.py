@@ -28,6 +28,16 @@ def test_a_program_is_found_by_its_path_and_by_what_its_file_holds(tmp_path: Pat
         program(holds="class Absent").load(tmp_path)
 
 
+def test_what_no_step_takes_need_not_be_installed(tmp_path: Path) -> None:
+    file = tmp_path / "rpc" / "main.py"
+    file.parent.mkdir()
+    file.write_text(
+        "from timm.optim.adam import Adam\nfrom torchmetrics import Accuracy, transforms\n"
+        "class Sought:\n    made = Adam(1), transforms.Compose([transforms.ToTensor()])\n"
+    )
+    assert len(program().load(tmp_path).Sought.made) == 2
+
+
 def test_a_program_of_the_installed_torch_is_imported() -> None:
     module = program(path="torch/distributed/nn/api/remote_module.py").load(Path())
     assert module.__name__ == "torch.distributed.nn.api.remote_module"
