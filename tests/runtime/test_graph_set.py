@@ -199,6 +199,40 @@ def test_of_a_graph_that_gains_nothing_the_original_itself_runs_until_the_graph_
     assert torch.equal(bits(edited, X, MASK), -expected)
 
 
+class Replaces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + self.seen
+
+
+def test_a_kept_original_and_its_module_have_what_either_has_replaced() -> None:
+    model = Replaces()
+    module = fxlib.capture(model)
+    module.keep_original()
+    x = torch.ones(3)
+    assert torch.equal(module(x), x)
+    other = torch.full((3,), 2.0)
+    assert torch.equal(torch.func.functional_call(module, {"weight": other}, (x,)), other)
+    assert torch.equal(module(x), x)
+    with torch.no_grad():
+        model.seen = torch.full((3,), 5.0)
+    assert torch.equal(module(x), x + 5)
+    assert torch.equal(module.state_dict()["seen"], model.seen)
+
+    def replacing(given: torch.Tensor) -> torch.Tensor:
+        model.seen = given
+        return given
+
+    model.forward = replacing  # type: ignore[method-assign]
+    module(x)
+    assert module.seen is model.seen is x
+    assert fxlib.usage(module).graphs == {"main": 0}
+
+
 def test_a_graph_that_was_rewritten_is_not_passed_over_for_the_original() -> None:
     captured = fxlib.capture(Model())
     rewritten = captured.with_graph(copy.deepcopy(captured.graph))
