@@ -73,9 +73,7 @@ class Inputs:
 
     def _bound(self, given: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         names = [str(node.target).lstrip("*") for node in self._placeholders]
-        named = dict(given) if isinstance(given, Mapping) else dict(zip(names, given, strict=False))
-        if not isinstance(given, Mapping) and len(given) > len(names):
-            raise FxlibError(f"{len(given)} inputs were given, and the graph takes {len(names)}", where="inputs")
+        named = dict(given) if isinstance(given, Mapping) else self._by_position(given)
         if unknown := named.keys() - set(names):
             raise FxlibError(f"the graph has no input {', '.join(sorted(unknown))}", where="inputs")
         named |= {
@@ -86,6 +84,16 @@ class Inputs:
         if missing := [name for name in names if name not in named]:
             raise FxlibError(f"no input is given for {', '.join(missing)}", where="inputs", hint=_HINT)
         return [named[name] for name in names]
+
+    def _by_position(self, given: Sequence[Any]) -> dict[str, Any]:
+        names = [str(node.target) for node in self._placeholders]
+        ends = next((place for place, name in enumerate(names) if name.startswith("*")), len(names))
+        named = dict(zip(names[:ends], given, strict=False))
+        if ends < len(names) and not names[ends].startswith("**"):
+            named[names[ends].lstrip("*")] = tuple(given[ends:])
+        elif len(given) > ends:
+            raise FxlibError(f"{len(given)} inputs were given, and the graph takes {ends}", where="inputs")
+        return named | {name.lstrip("*"): {} for name in names if name.startswith("**")}
 
     def _as_captured(self) -> list[Any]:
         if not self._placeholders:

@@ -236,6 +236,8 @@ class ModuleState:
 
     def misfit(self, expected: Expected, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Whether the graph is not for one of the arguments."""
+        if refused := self.conditions.refuses(args, kwargs):
+            return refused
         if isinstance(expected, GuardedCodeGen):
             return expected.misfit(tuple(args), kwargs) or self._misfit_of_export(expected, args, kwargs)
         broken = self.conditions.misfit(expected, args, kwargs)

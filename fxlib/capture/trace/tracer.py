@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import sys
 from collections import OrderedDict
@@ -14,7 +15,8 @@ import torch
 from torch import nn
 from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import _RemoteModule
-from torch.fx import Node, Proxy, Tracer
+from torch.fx import Graph, Node, Proxy, Tracer
+from torch.fx.graph import _PyTreeCodeGen
 from torch.fx.immutable_collections import immutable_dict
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -193,10 +195,13 @@ class RemoteTracer(Tracer):
     # What torch.fx asks of a tracer.
 
     @override
-    def create_args_for_root(self, *args: Any, **kwargs: Any) -> Any:
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         if self.sizes is not None:
             self.sizes.root = self.root
-        made = super().create_args_for_root(*args, **kwargs)
+        _refuse_another_signature(root_fn)
+        made = super().create_args_for_root(root_fn, is_module, concrete_args)
+        if not isinstance(self.graph._codegen, _PyTreeCodeGen):
+            _in_order_of_signature(self.graph, inspect.unwrap(root_fn), is_module)
         self.recorder.forward_begins()
         return made
 
@@ -383,6 +388,52 @@ class RemoteTracer(Tracer):
             where=where,
             hint=_DECLARE if remote else _DECIDE,
         )
+
+
+def _refuse_another_signature(forward: Any) -> None:
+    """Refuse a decorator that takes arguments in another way than the function that it says it is.
+
+    torch.fx reads the names from the inner function, and hands them to the outer one by their places.
+
+    Raises:
+        CaptureError: it does.
+    """
+    outer, inner = forward.__code__, inspect.unwrap(forward).__code__
+    starred = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    if not (inner.co_kwonlyargcount or inner.co_flags & starred):
+        return  # then Python itself binds what the outer one is called with
+    taken = [
+        (code.co_argcount, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2], code.co_flags & starred)
+        for code in (outer, inner)
+    ]
+    if outer is not inner and taken[0] != taken[1]:
+        raise CaptureError(
+            "a decorator of the forward takes its arguments otherwise than the forward, some of which are keyword-only "
+            "or starred",
+            where=source.of_definition(forward),
+            hint="Give sample_inputs=, for torch.export, or capture a module that calls this one.",
+        )
+
+
+def _in_order_of_signature(graph: Graph, forward: Any, is_module: bool) -> None:
+    """Put the argument that takes further positional ones before those that are keyword-only, as Python writes them.
+
+    torch.fx has it behind them, where it leaves them open to be given by position. Where Python wrote no such argument,
+    and a keyword-only one that has to be given follows one with a default, the graph has one that is always empty.
+    """
+    code = forward.__code__
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    first = code.co_argcount - is_module
+    named = inputs[first : first + code.co_kwonlyargcount]
+    if not named:
+        return
+    further = [node for node in inputs if str(node.target).startswith("*") and not str(node.target).startswith("**")]
+    if further:
+        named[0].prepend(further[0])
+    elif any(node.args for node in inputs[: inputs.index(named[-1])]) and not all(node.args for node in named):
+        taken = {str(node.target) for node in inputs}
+        with graph.inserting_before(named[0]):
+            graph.placeholder("*" + next(name for name in ("_", "_more") if name not in taken))
 
 
 def tracer_for(tracer_class: Any) -> RemoteTracer:

@@ -339,6 +339,8 @@ def _bound(module: GraphModule, batch: Batch) -> Sequence[Any] | None:
     if getattr(module.graph._codegen, "pytree_info", None) is not None:
         return None if batch.kwargs else module.graph.process_inputs(*batch.inputs)
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    if any(str(node.target).startswith("*") for node in nodes):
+        return None
     given = dict(zip((str(node.target) for node in nodes), batch.inputs, strict=False)) | dict(batch.kwargs)
     values = [given.get(str(node.target), node.args[0] if node.args else None) for node in nodes]
     return values if given.keys() <= {str(node.target) for node in nodes} else None

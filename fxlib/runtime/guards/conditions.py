@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -188,6 +189,7 @@ class Conditions:
         """The numbers, flags and None that arguments had at capture; the graph is for these values."""
         self.asks_grad_mode = asked.grad_mode
         self._original = original
+        self._most, self._unnamed = _taken_by_position(original)
         self._parts, self._kinds = parts, list(map(type, parts))
         self._facts = [fact for each in parts for fact in _facts(each)]
         if parts:
@@ -354,6 +356,17 @@ class Conditions:
         """Return why the program can tell in which order backward runs; empty if it cannot."""
         return self.backward_order.shows(itertools.chain(arguments, self._tied_parameters.parameters()))
 
+    def refuses(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return why the original's forward refuses a call that the generated one may take; empty if it does not.
+
+        That takes by position what is keyword-only in the original, and by name what is positional-only.
+        """
+        if len(args) > self._most:
+            return f"{len(args)} positional arguments were given, and the forward takes {self._most}"
+        if self._unnamed and not self._unnamed.isdisjoint(kwargs):
+            return f"{', '.join(sorted(self._unnamed & kwargs.keys()))} was given by name, and is positional-only"
+        return ""
+
     def misfit(self, parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return which argument differs from its fixed value, or from what the graph assumes; empty if none does."""
         if not (self.python.arguments or self.fixed):
@@ -447,6 +460,23 @@ def shared_gradient(arguments: Iterable[Any]) -> str:
 def parameters_of(forward: Callable[..., Any]) -> tuple[Parameter, ...]:
     """Return a generated forward's parameters but for `self`."""
     return tuple(inspect.signature(forward).parameters.values())[1:]
+
+
+def _taken_by_position(original: nn.Module | None) -> tuple[float, frozenset[str]]:
+    """Return how many arguments the original's forward takes by position, and the names of those that it takes so only.
+
+    It is infinitely many where one of its parameters takes all further ones, or where nothing is known.
+    """
+    try:
+        parameters = [] if original is None else inspect.signature(original.forward).parameters.values()
+    except (TypeError, ValueError):
+        return math.inf, frozenset()
+    kinds = [each.kind for each in parameters]
+    if original is None or Parameter.VAR_POSITIONAL in kinds:
+        most: float = math.inf
+    else:
+        most = sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    return most, frozenset(each.name for each in parameters if each.kind is Parameter.POSITIONAL_ONLY)
 
 
 def _bound(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
