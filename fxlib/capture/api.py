@@ -278,7 +278,7 @@ def _traced_once(
     tracer = tracer_for(options.tracer_class)
     module = model if isinstance(model, nn.Module) else None
     places = RRefPlaces(nn.Module() if module is None else module)
-    calls = RemoteCalls(tracer, declarations)
+    calls = RemoteCalls(tracer, declarations, recorder)
     tracer.prepare(
         calls,
         places,

@@ -15,8 +15,16 @@ from tests.wire.support import round_trip
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
 CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-    *[((X,), {}), ((X, X), {}), ((X, X, X), {}), ((X,), {"flag": X}), ((X, X), {"scale": 3.0, "flag": X})],
-    *[((), {"x": X}), ((), {"x": X, "scale": 2.0}), ((X,), {"x": X}), ((X,), {"scale": X}), ((X, X), {"scale": X})],
+    ((X,), {}),
+    ((X, X), {}),
+    ((X, X, X), {}),
+    ((X,), {"flag": X}),
+    ((X, X), {"scale": 3.0, "flag": X}),
+    ((), {"x": X}),
+    ((), {"x": X, "scale": 2.0}),
+    ((X,), {"x": X}),
+    ((X,), {"scale": X}),
+    ((X, X), {"scale": X}),
 ]
 
 

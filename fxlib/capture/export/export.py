@@ -167,7 +167,7 @@ def export(
     module = model if isinstance(model, nn.Module) else FunctionModel(model)
     _check(module, samples)
     remote = ExportRecorder(module)
-    remote.calls, remote.end = RemoteCalls(remote, declarations), sys._getframe()
+    remote.calls, remote.end = RemoteCalls(remote, declarations, recorder), sys._getframe()
     export_checks = ExportChecks(ValueChecks(pytree.tree_leaves((samples.args, samples.kwargs))), recorder)
     program = _exported(module, samples, dynamic_shapes, _Around(remote, export_checks, recorder))
     flat = program.module(check_guards=False)

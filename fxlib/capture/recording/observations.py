@@ -9,7 +9,7 @@ import importlib.util
 import operator
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -51,7 +51,7 @@ _SEEN_THROUGH: tuple[type, ...] = (
     *(operator.itemgetter, operator.methodcaller),
 )
 _TABLES = ("_parameters", "_buffers", "_modules")
-_MACHINERY = frozenset(
+MACHINERY = frozenset(
     {"threading", "_thread", "queue", "_queue", "logging", "weakref", "_weakref", "concurrent", "socket", "_socket"}
     | {"io", "_io", "multiprocessing", "asyncio", "_asyncio", "warnings", "contextvars", "_contextvars"}
 )
@@ -351,7 +351,7 @@ class Observations:
         if kind in STATELESS or is_a(value, (*VALUES, ModuleType, nn.Module)):
             return
         seen = set() if seen is None else seen
-        if id(value) in seen or kind.__module__.partition(".")[0] in _MACHINERY:
+        if id(value) in seen or kind.__module__.partition(".")[0] in MACHINERY:
             return
         seen.add(id(value))
         self.class_of(value)
@@ -359,7 +359,7 @@ class Observations:
         known = self._record.knows(value)
         if is_container(value) and known and (fact := self.contents(value)) is not None:
             fact.where = fact.where or self.writer
-        for each in (*_elements(value), *_behind(value)):
+        for each in (*_elements(value), *behind(value)):
             self._record.see(each) if known else None
             self.deep(each, seen)
         for name in slots_of(kind):
@@ -371,6 +371,12 @@ class Observations:
             if known:
                 self._record.see(held)
             self.deep(held, seen)
+
+    def hold(self, values: Iterable[Any]) -> None:
+        """Handle objects that the forward has made, and whose parts shall be in each run what they are now."""
+        for value in values:
+            self._record.see(value)
+            self.deep(value, self._record.known_ids() - {id(value)})
 
     def _names(self, value: Any) -> None:
         """Note what the text of a class or a function is made of."""
@@ -531,7 +537,7 @@ def _elements(value: Any) -> Iterator[Any]:
         yield from value.flat
 
 
-def _behind(value: Any) -> Iterator[Any]:
+def behind(value: Any) -> Iterator[Any]:
     """Yield the objects behind a value of a class in C: the dict of a view, the function and arguments of a partial."""
     if is_a(value, _SEEN_THROUGH):
         yield from gc.get_referents(value)

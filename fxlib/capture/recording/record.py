@@ -173,6 +173,10 @@ class Record:
         """Whether a value was there before the capture."""
         return id(value) in self._tracked or id(value) in self.modules or is_a(value, (type, ModuleType))
 
+    def known_ids(self) -> set[int]:
+        """Return the ids of what was there before the capture, and was read."""
+        return {*self._tracked, *self.modules}
+
     def or_mark(self, value: Any) -> Any:
         """Return a value, or the mark of tensors for one that the graph reads at each run."""
         if not is_a(value, torch.Tensor):

@@ -26,6 +26,7 @@ from fxlib.capture.recording.called import Calls
 from fxlib.capture.recording.observations import Observations
 from fxlib.capture.recording.observers import ObservedFunctions, all_functions, functions_in, is_a
 from fxlib.capture.recording.record import ExportedTensors, Record, Tracer, modules_of
+from fxlib.capture.recording.sent_objects import SentObjects
 from fxlib.errors import CaptureError
 from fxlib.runtime.guards.capture_facts import Fact, Kind
 from fxlib.runtime.guards.fact_table import Facts
@@ -47,6 +48,7 @@ class Recorder:
         self._record = Record(model, self._functions)
         self._arguments = ArgumentAssumptions(model, self._record)
         self._observations = Observations(self._record, self._functions, self._arguments)
+        self._sent = SentObjects(self._record.knows)
         self._calls = Calls(model, self._record, self._functions, self._arguments, self._observations)
         forward = type(model).forward if isinstance(model, nn.Module) else model
         self._roots = set(functions_in(forward))
@@ -59,6 +61,7 @@ class Recorder:
         """Whether the forward is running."""
         self._stop_noting: Callable[[], None] | None = None
         self._changed: list[Fact] = []
+        self._changed_when_sent: CaptureError | None = None
         self._returned: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -66,6 +69,8 @@ class Recorder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._record.leave()
+        if error is None and self._changed_when_sent is not None:
+            raise self._changed_when_sent
         if error is None and self._changed:
             fact = self._changed[0]
             if fact.kind is Kind.MEMO:
@@ -108,7 +113,9 @@ class Recorder:
             self._stop_noting()
             self.active, self._stop_noting = False, None
             with self.unobserved(), suspended(), _disable_current_modes():
+                self._changed_when_sent = self._sent.changed()
                 self._changed, self.disturbed = self._record.restore()
+                self._observations.hold(self._sent.kept)
 
     def begin(self) -> None:
         """Look for functions where the model is."""
@@ -168,6 +175,24 @@ class Recorder:
                         hint="Return a copy of it, or a tuple.",
                     )
                 self._returned[id(container)] = container
+
+    def sent(self, value: Any, *, by_client: bool = False) -> None:
+        """Note what an object holds that is sent, and becomes part of the graph.
+
+        Args:
+            value: the object.
+            by_client: whether a registered client gets it, which may write to it, as no remote function can.
+
+        Raises:
+            CaptureError: what it holds cannot be known, and the forward has made it.
+        """
+        with self.unobserved(), suspended(), _disable_current_modes():
+            self._sent.note(value, by_client=by_client)
+
+    def taken_apart(self, container: Any) -> None:
+        """Note what a container holds whose elements become arguments of a call, one by one."""
+        with self.unobserved(), suspended(), _disable_current_modes():
+            self._observations.contents(container)
 
     def _is_running(self) -> bool:
         """Whether the forward is on its way, and has not returned."""
@@ -246,6 +271,7 @@ class Recorder:
             CaptureError: an object still refers to a stand-in.
         """
         self._returned.clear()
+        self._sent.forget()
         self._calls.forget()
         self._observations.forget()
         self._record.refuse_leaks()

@@ -250,7 +250,10 @@ def _emit(tracer: RemoteTracer, kind: CallKind, function: Any, given: tuple[tupl
     args, kwargs = given
     signature_of(function).bind(*args, **kwargs)  # a wrong call is an error now, as it would be without a tracer
     name = kind.function.rpartition(":")[2]
-    contract, values = tracer.calls.contract_of_client(kind), tracer.calls.values
+    contract = tracer.calls.contract_of_client(kind)
+    values = functools.partial(tracer.calls.values, by_client=True)
+    if function is not kind.blocking:
+        tracer.calls.in_flight((*args, *kwargs.values()))
     hint = name if function is kind.blocking else f"issue_{name}"
     return tracer.calls.emit(function, tuple(values(args)), hint, contract, dict(values(kwargs)))
 

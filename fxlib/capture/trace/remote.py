@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any, Literal, Protocol
 
 import torch
 from torch.distributed import rpc
 from torch.fx import Node, Proxy
-from torch.fx.node import map_aggregate
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.utils import _pytree as pytree
 
 from fxlib.capture.declarations import Declarations
 from fxlib.capture.handled_errors import capture_error, guarding_handler
 from fxlib.capture.intercept import suspended
+from fxlib.capture.recording.record import VALUES
 from fxlib.capture.trace.values import FutureValue, RRefCalls, StructuredValue, TracedValue, value_of
 from fxlib.errors import CaptureError, ContractError
 from fxlib.runtime import functions, is_wait, ops
@@ -27,6 +29,7 @@ from fxlib.spec.contract import Contract, contract_of
 Style = Literal["sync", "async", "remote"]
 METHOD_ARGUMENTS = "method_arguments"
 """Key of a call's `meta`: the index of the first argument of the method that the called helper calls."""
+_CONTAINERS = frozenset({list, tuple, dict, slice, immutable_list, immutable_dict})
 _OPERATORS = {"sync": ops.remote_call, "async": ops.start_call, "remote": ops.create}
 
 
@@ -48,11 +51,28 @@ class Recorder(Protocol):
         """Return the node that reads a live RRef."""
 
 
-class RemoteCalls:
-    """Records the remote calls of one capture."""
+class Watcher(Protocol):
+    """What is told of the objects among the arguments of calls."""
 
-    def __init__(self, tracer: Recorder, declarations: Declarations) -> None:
+    def sent(self, value: Any, *, by_client: bool = False) -> None:
+        """Note what an object holds that stays beside the graph."""
+
+    def taken_apart(self, container: Any) -> None:
+        """Note what a container holds whose elements become arguments, one by one."""
+
+
+class RemoteCalls:
+    """Records the remote calls of one capture.
+
+    Args:
+        tracer: makes the nodes.
+        declarations: the contracts.
+        watcher: is told of the objects among the arguments.
+    """
+
+    def __init__(self, tracer: Recorder, declarations: Declarations, watcher: Watcher) -> None:
         self._tracer = tracer
+        self._watcher = watcher
         self._declarations = declarations
         self._tracked = 0
         self._sent: dict[str, Proxy] = {}
@@ -66,6 +86,8 @@ class RemoteCalls:
         self, style: Style, to: Any, function: Any, args: Any = None, kwargs: Any = None, *, timeout: Any = None
     ) -> Any:
         """Record `rpc_sync`, `rpc_async` or `remote`, called with these arguments."""
+        for each in (args, kwargs):
+            self._watcher.taken_apart(each)
         function, args, kwargs = _unfold(function, _sequence(args), dict(kwargs or {}))
         if _is_remote_forward(function, args):
             return self.method_call(style, args[0], "forward", args[3:], kwargs, timeout=timeout)
@@ -215,22 +237,37 @@ class RemoteCalls:
                 return rpc.get_worker_info(to).name
         return self._value(to)
 
-    def values(self, values: Any) -> Any:
-        """Return the arguments of a call in the form in which a graph can hold them."""
-        return map_aggregate(values, self._value)
+    def values(self, values: Any, *, by_client: bool = False) -> Any:
+        """Return the arguments of a call in the form in which a graph can hold them.
 
-    def _value(self, value: Any) -> Any:
+        Args:
+            values: the arguments.
+            by_client: whether a registered client gets them.
+        """
+        function = functools.partial(self._value, by_client=by_client)
+        return _mapped(values, function, self._watcher.taken_apart)
+
+    def in_flight(self, values: Iterable[Any]) -> None:
+        """Note arguments that a client may read until it is waited for, where a graph has copies of containers."""
+        for each in values:
+            self._watcher.sent(each)
+
+    def _value(self, value: Any, *, by_client: bool = False) -> Any:
         if isinstance(value, str) and "Proxy(" in value:
             raise capture_error(
                 f"the text {value!r} was made from a traced value, whose run-time value is not in it",
                 hint="Send the value itself, or make the text before the capture.",
             )
-        if isinstance(value, _PLAIN):
+        if type(value) in _IMMEDIATE or isinstance(value, _PLAIN):
             return value
         if inspect.isroutine(value) or isinstance(value, type):
             return self._function_value(value)
-        if isinstance(value, torch.nn.Module) or hasattr(value, "__fx_create_arg__"):
+        if isinstance(value, torch.nn.Module):
+            self._watcher.sent(value, by_client=False)
             return value
+        if hasattr(value, "__fx_create_arg__"):
+            return value
+        self._watcher.sent(value, by_client=by_client)
         return self._tracer.constant(value, type(value).__name__)
 
     def _function_value(self, function: Any) -> Proxy:
@@ -251,10 +288,42 @@ def _meet_batched_form(name: str) -> None:
         raise _refused("the batched form of a remote function cannot be called", error) from error
 
 
+_IMMEDIATE = frozenset({str, int, float, bool, complex, type(None), type(...), range})
+"""Classes of which a value is a part of generated code; of a class of its own, it is kept as it is."""
 _PLAIN = (
-    *(Proxy, str, int, float, bool, complex, type(None), type(...), torch.Tensor, torch.dtype, torch.device),
-    *(torch.Size, torch.layout, torch.memory_format, rpc.PyRRef, rpc.WorkerInfo),
+    *(Proxy, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+    *(torch.SymInt, torch.SymFloat, torch.SymBool, rpc.PyRRef, rpc.WorkerInfo),
 )
+
+
+def _mapped(value: Any, function: Callable[[Any], Any], taken_apart: Callable[[Any], None]) -> Any:
+    """Apply a function to what a value consists of.
+
+    Of a container of a class of its own, a graph would make a plain one: it is a part as a whole, if it holds no value
+    of the graph.
+
+    Raises:
+        CaptureError: it holds some.
+    """
+    kind = type(value)
+    inner = functools.partial(_mapped, function=function, taken_apart=taken_apart)
+    if kind in _CONTAINERS or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        taken_apart(value)
+        if isinstance(value, dict):
+            return {key: inner(each) for key, each in value.items()}
+        if isinstance(value, slice):
+            return slice(*(inner(each) for each in (value.start, value.stop, value.step)))
+        parts = [inner(each) for each in value]
+        return parts if isinstance(value, list) else kind(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
+        held = value.values() if isinstance(value, dict) else value
+        if any(isinstance(each, VALUES) for each in pytree.tree_leaves(list(held))):
+            raise capture_error(
+                f"the forward sends a {kind.__name__} with tensors, of which a graph would make a plain "
+                f"{'dict' if isinstance(value, dict) else 'list' if isinstance(value, list) else 'tuple'}",
+                hint="Send a plain one, or its parts.",
+            )
+    return function(value)
 
 
 def _refused(what: str, error: ContractError) -> CaptureError:
